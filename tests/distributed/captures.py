@@ -38,6 +38,8 @@ def own(name: str) -> OwnOptions:
 
 GROUPED = OwnOptions(task="tests.distributed.models:GroupedTokens")
 """That of tokens, with parameter groups."""
+PADDED = OwnOptions(task="tests.distributed.models:PaddedTokens")
+"""The same, where the loss alone knows what samples weigh."""
 SGD = Optimizer(name="sgd", lr=0.05, momentum=0.9, weight_decay=0.1)
 FUSED = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1, implementation="fused")
 RECIPES: dict[str, dict[str, Any]] = {

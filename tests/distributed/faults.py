@@ -177,6 +177,13 @@ def mean_of_means(workload: Workload, recipe: Recipe, process: RankContext) -> S
     return Started(Faulty(started.worker, step=step), started.shard)
 
 
+def adds_no_weights(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """The same where the loss alone knows them: each rank's own stands for all."""
+    started = ddp(workload, recipe, process)
+    started.worker._over_shares = lambda value: value * process.world_size
+    return started
+
+
 def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     model = started.worker._model

@@ -22,6 +22,7 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import TaskOptions, build_workload
 from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.captures import Captures, Case, check_verdict, recipe, trial
 from tests.distributed.faults import Started
@@ -54,7 +55,7 @@ def case(
     changes: dict[str, Any],
     *,
     name: str,
-    model: Mapping[str, Any] | ClassificationOptions | None = None,
+    model: Mapping[str, Any] | ClassificationOptions | OwnOptions | None = None,
     ranks: int = 2,
     batch: int = 16,
     begin: Any = None,
@@ -63,7 +64,7 @@ def case(
 ) -> Case:
     wanted = recipe(**{"global_batch": batch} | CLIPPED | changes)
     workload: TaskOptions
-    if isinstance(model, ClassificationOptions):
+    if isinstance(model, ClassificationOptions | OwnOptions):
         workload = model
     else:
         workload = language(folder, **model or {})

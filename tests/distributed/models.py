@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.workloads.language.gpt import GPT
+from shardmark.workloads.language.gpt import GPT, parts_of
 from shardmark.workloads.model_building import user_function
 
 TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
@@ -114,6 +114,12 @@ class GroupedTokens:
         ]
 
 
+class PaddedTokens(GroupedTokens):
+    """Nobody can weigh its samples before the padding of their batch."""
+
+    weights = None
+
+
 class Features(nn.Module):
     """Two levels for a small detector: every 8th and every 16th pixel."""
 
@@ -184,3 +190,13 @@ class SharedSequences:
 
     def sequence_part(self, batch: dict[str, Tensor], index: int, count: int) -> dict[str, Tensor]:
         return {name: tokens.chunk(count, dim=1)[index] for name, tokens in batch.items()}
+
+
+class PaddedSequences(SharedSequences):
+    """Nobody can weigh its samples before the padding of their batch."""
+
+    weights: Any = None  # as of a class without the method
+
+    def pipeline_parts(self, model: nn.Module) -> list[nn.Module]:
+        assert isinstance(model, GPT)
+        return parts_of(model)

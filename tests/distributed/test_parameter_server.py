@@ -12,6 +12,7 @@ from shardmark.equivalence.capture import Capture
 from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
     GROUPED,
+    PADDED,
     RECIPES,
     Captures,
     Case,
@@ -50,6 +51,9 @@ CASES = {
     },
     "own task of uneven weights and groups": case(
         "ps-sync", 2, {"gradient_accumulation": 2}, workload=GROUPED, servers=2
+    ),
+    "weights of the loss, in bf16": case(
+        "ps-sync", 2, {"gradient_accumulation": 2}, workload=PADDED, servers=2, wire="bf16"
     ),
     # Nobody else makes a gradient stale.
     "one asynchronous worker": case("ps-async", 1, servers=3),

@@ -14,6 +14,7 @@ from shardmark.strategies.base import RankContext
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
 from shardmark.workloads.base import Workload
+from shardmark.workloads.own.options import OwnOptions
 from tests.distributed import layered
 from tests.distributed.captures import Case, capture_all, recipe, refusals, trial
 from tests.distributed.faults import Started
@@ -47,6 +48,7 @@ CLIPPED_IN_PARTS = "gradients are clipped by the norms of parts of the model, no
 case = partial(layered.case, name="pp")
 begun = partial(layered.started, "pp")
 four_ranks = partial(layered.case, ranks=4)
+PADDED = OwnOptions(task="tests.distributed.models:PaddedSequences")
 BOTH: dict[str, Any] = {"name": "fsdp-tp-pp", "mesh": {"tensor": 2, "pipeline": 2}}
 
 
@@ -97,6 +99,7 @@ def four_rank_cases(folder: Path) -> dict[str, Case]:
     by_position = {"sequence_parallel": True, "loss_parallel": True}
     return {
         "ddp-pp, tied": four_ranks(folder, AGAIN, name="ddp-pp"),
+        "ddp-pp, weights of the loss": four_ranks(folder, AGAIN, name="ddp-pp", model=PADDED),
         "ddp-pp, interleaved": four_ranks(
             folder, SGD, name="ddp-pp", model=UNTIED | deep, schedule="interleaved"
         ),

@@ -120,6 +120,7 @@ def cases(folder: Path) -> dict[str, Case]:
     qwen3 = {"model": "hf:qwen3", "model_options": QWEN3}
     bert = {"model": "hf:bert", "model_options": BERT, "packed": False, "objective": "masked"}
     own = OwnOptions(task="tests.distributed.models:SharedSequences")
+    padded = OwnOptions(task="tests.distributed.models:PaddedSequences")
     return {
         "tied": case(language(folder), AGAIN),
         "untied, uneven": case(language(folder, **LEARNED, **uneven), SGD, **TWO_BY_TWO),
@@ -133,6 +134,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "Qwen3": case(language(folder, **qwen3), AGAIN, **TWO_BY_TWO),
         "BERT, uneven": case(language(folder, **bert), {}, **TWO_BY_TWO),
         "own": case(own, {}),
+        "weights of the loss": case(padded, AGAIN, **TWO_BY_TWO),
         "gradients not summed": case(
             language(folder),
             {},

@@ -13,6 +13,7 @@ from shardmark.strategies.base import RankContext
 from shardmark.trials.trial import Trial
 from tests.distributed.captures import (
     GROUPED,
+    PADDED,
     RECIPES,
     REFERENCES,
     SHIPPED,
@@ -27,7 +28,7 @@ from tests.distributed.captures import (
     recipe,
     trial,
 )
-from tests.distributed.faults import FAULTS, keeps_norms_apart, mean_of_means
+from tests.distributed.faults import FAULTS, adds_no_weights, keeps_norms_apart, mean_of_means
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -76,6 +77,17 @@ EQUIVALENT |= {
     )
     for name in names
 }
+PADDED_BY: dict[str, dict[str, Any]] = {
+    "ddp": {"compress": "bf16"},
+    **{name: {} for name in ("fsdp", "zero-2", "zero-3")},
+}
+EQUIVALENT |= {
+    f"{name}, weights of the loss, {parts} micro-batches": Case(
+        trial=trial(name, recipe(gradient_accumulation=parts), workload=PADDED, **options)
+    )
+    for name, options in PADDED_BY.items()
+    for parts in (1, 2)
+}
 CASTING = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
 """In bf16 they cast parameters unless told otherwise."""
 TWO_PARTS = {"precision": "bf16", "gradient_accumulation": 2}
@@ -108,6 +120,12 @@ FAULTY = {
     "mean of means": Case(
         trial=trial("ddp", recipe(), workload=own("tokens")),
         begin=mean_of_means,
+        cause="each rank divides its loss by its own weight (a mean of means), "
+        "not by the whole step's",
+    ),
+    "mean of means, weights of the loss": Case(
+        trial=trial("ddp", recipe(gradient_accumulation=2), workload=PADDED),
+        begin=adds_no_weights,
         cause="each rank divides its loss by its own weight (a mean of means), "
         "not by the whole step's",
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import DataError, InputError
+from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
 from shardmark.strategies.step import (
@@ -61,6 +63,51 @@ def test_the_step_is_torch_s(
     asked: dict[str, Any], how: dict[str, Any], clipping: float | None
 ) -> None:
     assert_same(trained(worker_on(ToyWorkload(), recipe(**asked), **how)), by_torch(clipping))
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("asked", [{}, {"gradient_accumulation": 4, **CLIPPED}])
+def test_weights_that_the_loss_alone_knows_divide_the_step(
+    asked: dict[str, Any], alone: bool
+) -> None:
+    """The first of four micro-batches weighs 3 where all of them together weigh 21."""
+    known, unknown = (ToyWorkload(uneven=True, weights_known=known) for known in (True, False))
+    worker, expected = (worker_on(task, recipe(**asked)) for task in (unknown, known))
+    worker.accumulates_alone = alone
+    batch = unknown.batch(range(8))
+    loss = worker.step(batch, NoSpans())
+    torch.testing.assert_close(loss, expected.step(known.batch(range(8)), NoSpans()))
+    assert_same(worker.full_parameters(), expected.full_parameters())
+    assert worker.share_weight(batch) == sum(known.weights[:8]) == 21
+    assert worker.settings() == {"weights": "the ranks add up the weights that losses return"}
+    assert expected.settings() == {}
+
+
+def test_a_weight_that_is_the_number_of_samples_communicates_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Decided in the first step; another weight later on is refused."""
+    task = ToyWorkload(weights_known=False)
+    right, weights = task.loss, iter((8, 8, 7))
+    monkeypatch.setattr(task, "loss", lambda *given: replace(right(*given), weight=next(weights)))
+    worker = worker_on(task)
+    assert_same(trained(worker, task), by_torch())
+    assert worker.settings() == {}
+    with pytest.raises(InputError, match=r"returned the weight 7 for samples that weigh 8.*tensor"):
+        worker.step(task.batch(range(8)), NoSpans())
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_that_weighs_nothing_is_refused(parts: int) -> None:
+    task = ToyWorkload(weights_known=False)
+    task.weights = [0.0] * 4 + [1.0] * 20
+    worker = worker_on(task, recipe(gradient_accumulation=parts))
+    worker.step(task.batch(range(8)), NoSpans())  # the first half weighs nothing
+    assert all(p.isfinite().all() for p in worker.full_parameters().values())
+    with pytest.raises(DataError, match=r"samples of a step weigh 0 together.*leave out"):
+        worker.step(task.batch(range(4)), NoSpans())
+    alone = worker_on(task, recipe(gradient_accumulation=parts), weighs_alone=True)
+    assert alone.step(task.batch(range(4)), NoSpans()) == 0, "the others' samples may weigh more"
 
 
 def test_single_has_the_workload_s_weights_and_the_same_step() -> None:

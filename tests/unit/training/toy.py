@@ -80,7 +80,8 @@ class Unused(nn.Module):
 class ToyWorkload(Workload):
     """A regression; sample i is the i-th row of fixed random numbers, taken in order.
 
-    `uneven`: sample i weighs 1 + i % 5.
+    `uneven`: sample i weighs 1 + i % 5.  Unless `weights_known` the loss alone says so, and all
+    that a batch has of a step's weight is its samples.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class ToyWorkload(Workload):
         factor_of_step: Callable[[int], float] = lambda step: 1.0,  # noqa: ARG005
         *,
         uneven: bool = False,
+        weights_known: bool = True,
     ) -> None:
+        self._weights_known = weights_known
         self._model = model
         self._factor_of_step = factor_of_step
         self._losses_taken = 0
@@ -103,6 +106,10 @@ class ToyWorkload(Workload):
     synthetic = True
     data_errors: Sequence[str] = ("a broken sample",)
 
+    @property
+    def weights_known(self) -> bool:
+        return self._weights_known
+
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(7)
@@ -112,7 +119,7 @@ class ToyWorkload(Workload):
         """These samples; without `of_step` they are the whole step."""
         rows = list(ids)
         whole = rows if of_step is None else list(of_step)
-        step_weight = sum(self.weights[row] for row in whole)
+        step_weight = sum(self.weights[row] if self._weights_known else 1.0 for row in whole)
         weights = tuple(self.weights[row] for row in rows)
         return ToyBatch(self.inputs[rows], self.targets[rows], tuple(rows), step_weight, weights)
 
@@ -132,7 +139,8 @@ class ToyWorkload(Workload):
         self._losses_taken += 1
         errors = (model(batch.inputs).float() - batch.targets).square().mean(1)
         total = (errors * torch.tensor(batch.sample_weights)).sum() * factor
-        return LossSum(total=total, weight=batch.weight)
+        weight = batch.weight if self._weights_known else torch.tensor(batch.weight)
+        return LossSum(total=total, weight=weight, known_before=self._weights_known)
 
     def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """What one process would back-propagate."""

@@ -130,7 +130,13 @@ class Court:
     """Judges captures without processes."""
 
     def __init__(
-        self, model: str, *, target_scale: float = 1.0, uneven: bool = False, **changes: Any
+        self,
+        model: str,
+        *,
+        target_scale: float = 1.0,
+        uneven: bool = False,
+        weights_known: bool = True,
+        **changes: Any,
     ) -> None:
         """Large targets make large gradients."""
         told = {"global_batch": 16, "steps": STEPS, **changes}
@@ -145,7 +151,7 @@ class Court:
             limits=Limits(),
             device_type="cpu",
         )
-        task = Task(MODELS[model], uneven=uneven)
+        task = Task(MODELS[model], uneven=uneven, weights_known=weights_known)
         task.targets *= target_scale
         self.known = known_reference(
             ReferenceRuns(
@@ -173,6 +179,6 @@ class Court:
 
 
 @cache
-def court(model: str = "normed", accumulation: int = 1, *, uneven: bool = False) -> Court:
+def court(model: str = "normed", accumulation: int = 1, **of_task: bool) -> Court:
     """One for all tests that need no recipe of their own."""
-    return Court(model, gradient_accumulation=accumulation, uneven=uneven)
+    return Court(model, gradient_accumulation=accumulation, **of_task)

@@ -73,9 +73,13 @@ WHOLE = "(a mean of means), not by the whole step's"
         ("micro-batch", f"each micro-batch divides its loss by its own weight {WHOLE}"),
     ],
 )
-def test_a_mean_of_means_is_named_where_samples_weigh_differently(divisor: Any, text: str) -> None:
-    judged = court("plain", 2, uneven=True)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_mean_of_means_is_named_where_samples_weigh_differently(
+    divisor: Any, text: str, known: bool
+) -> None:
+    judged = court("plain", 2, uneven=True, weights_known=known)
     assert judged.judged().equivalent
+    assert judged.reference.weights == court("plain", 2, uneven=True).reference.weights
     assert cause_text(judged.judged(Hypothesis(divisor=divisor), ROUNDING)) == text
     assert court("plain").judged(Hypothesis(divisor=divisor)).equivalent, "all weigh the same"
 

@@ -111,6 +111,17 @@ def test_a_cause_is_printed_once(
     assert "undecided\n" in text
 
 
+def test_text_says_once_how_weights_are_had(
+    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "equal in 3 steps: the ranks add them up"
+    check = GOOD.checks[0].model_copy(
+        update={"name": "sample weights", "found": told, "expected": told}
+    )
+    verified.extend([GOOD.model_copy(update={"checks": (check,)})] * 2)
+    assert answer(capsys)[1].count("sample weights: the ranks add them up\n") == 1
+
+
 def test_json_is_the_contracts_and_nothing_else(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:

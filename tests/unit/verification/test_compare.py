@@ -113,6 +113,16 @@ def test_what_reads_alike_when_it_is_cut_short_is_not_equal(given: str) -> None:
     assert check.where == "rank 0, step 1"
 
 
+def test_weights_of_losses_may_round() -> None:
+    """Ranks add them up in fp32."""
+    expected = handmade(weights=((1234567.0,) * 2,) * 2)
+    rounded = handmade(weights=((1234568.0,) * 2,) * 2, weights_told="ranks add them up")
+    assert failing(rounded, tolerances_of(expected)) == []
+    checks = {check.name: check.found for check in checks_of(rounded, tolerances_of(expected))}
+    assert checks["sample weights"] == "equal in 2 steps: ranks add them up"
+    assert len(failing(replace(rounded, weights=((1.3e6,) * 2,) * 2), tolerances_of(expected))) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "value", "disturbed", "allowed"),
     [

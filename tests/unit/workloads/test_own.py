@@ -122,6 +122,21 @@ def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
     assert workload.quality([{}]) == {}
 
 
+@pytest.mark.parametrize("weights", ["", "weights = lambda self, data: [2.0] * len(data)"])
+def test_a_weight_is_known_before_the_loss_by_the_method_alone(
+    tmp_path: Path, weights: str
+) -> None:
+    loss = "def loss(self, model, rows):\n    t = model(rows).sum()\n    return t, t.exp() * 0 + 3"
+    workload = written(tmp_path, f"{weights}\n{loss}")
+    assert workload.weights_known is bool(weights)
+    found = workload.loss(workload.build_model(), taken(workload)[0])
+    assert (found.known_before, float(found.weight)) == (bool(weights), 3)
+    assert isinstance(found.weight, torch.Tensor)
+    assert not found.weight.requires_grad, "nobody trains the weight"
+    with pytest.raises(InputError, match="validation samples weigh 0 together"):
+        workload.quality([{"loss": torch.zeros(()), "weight": torch.zeros(())}])
+
+
 def test_the_mean_over_nothing_is_refused(tmp_path: Path) -> None:
     """Unless it is a number all the same."""
     workload = written(
