@@ -15,6 +15,15 @@ MEMORY_REMEDY = (
     "use a smaller batch, gradient_accumulation, activation_checkpointing, "
     "or a strategy that shards more (fsdp, zero-3)"
 )
+MISMATCHES = ("op.preamble.length <= op.nbytes", "collective mismatch")
+MISMATCH = (
+    "the ranks exchanged different tensors, which happens where they use different parts of the "
+    "model in one step (skipped layers, experts without a token)"
+)
+MISMATCH_REMEDY = (
+    "call every part on every rank, for example multiplied by zero, or use ddp with "
+    "find_unused_parameters: true"
+)
 PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
 """Signals that end a rank because another one has ended: the launcher's, and a library's own."""
 SAME_TIME_SECONDS = 1.0
@@ -161,6 +170,14 @@ def decide(
         return Outcome.UNAVAILABLE, _failure(*unavailable)
     failure = _exited(ending, errors, finished=len(ranks) - len(errors), processes=processes)
     return (Outcome.OK if failure is None else Outcome.FAILED), failure
+
+
+def with_cause(failure: Failure, log: Iterable[str]) -> Failure:
+    """The failure, explained where gloo's lines in the ranks' output tell its cause."""
+    if not any(text in line for line in (failure.reason, *log) for text in MISMATCHES):
+        return failure
+    reason = f"{failure.reason.partition(':')[0]}: {MISMATCH}"
+    return failure.model_copy(update={"reason": reason, "remedy": MISMATCH_REMEDY})
 
 
 def on_node(failure: Failure, node: int, host: str | None) -> Failure:

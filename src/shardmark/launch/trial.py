@@ -12,12 +12,12 @@ from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
+from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.core.wire import ModelSize, WireBytes
 from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
-from shardmark.launch.outcome import Ending, decide, on_node
+from shardmark.launch.outcome import Ending, decide, on_node, with_cause
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import (
     RankSampler,
@@ -123,6 +123,7 @@ class TrialRunner:
         if self.engine.samples:
             merge_samples(directory)
         if failure is not None:
+            failure = _explained(failure, directory)
             failure = _located(failure, trial, records, ending.restarts)
         result = self._store(launch, outcome, failure, ranks=records, restarts=ending.restarts)
         clear(directory)
@@ -239,7 +240,15 @@ def run_unmeasured(
     )
     if outcome is Outcome.FAILED:
         refuse_full(directory, records, ending)
+    if outcome is Outcome.FAILED and failure is not None:
+        merge_logs(directory)
+        failure = _explained(failure, directory)
     return outcome, failure, records
+
+
+def _explained(failure: Failure, directory: Path) -> Failure:
+    with (directory / LOG_FILE).open(errors="replace") as log:
+        return with_cause(failure, log)
 
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | None:

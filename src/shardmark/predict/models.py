@@ -65,21 +65,21 @@ class Models:
     def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
         """With what passes between ranks inside of the model, where the cell's strategy divides it.
 
-        Raises `StrategyUnavailable` for a model that it cannot divide.
+        Raises `StrategyUnavailable` for a model that it cannot train.
         """
         strategy = cell.built_strategy
+        self.check(cell, world_size, nodes)
         profile = self.profile(
             cell.workload, cell.recipe, device_type=device_type, division=strategy.division()
         )
         layout = strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile
-        self.check(cell, world_size, nodes)
         passing = self.passing(cell, world_size, nodes)
         return replace(profile, size=replace(profile.size, **passing))
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
-        """Raise `StrategyUnavailable` for a model that the cell's strategy cannot divide."""
+        """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
         workload, model, _ = self._model(cell.workload, cell.recipe)
         with _failures_told(cell.workload):
             cell.built_strategy.check_model(workload, model, world_size, nodes)

@@ -375,7 +375,7 @@ class Strategy(ABC):
     ) -> None:
         """Raise `StrategyUnavailable` for a model that it cannot train; changes nothing.
 
-        The model may be without data.  Only layouts with tensor ranks or stages are asked.
+        The model may be without data.
         """
         return
 

@@ -195,6 +195,14 @@ class DDP(Strategy):
             own["gradient_reduction_precision"] = self.mathematics(recipe).reduction
         return common_settings(recipe) | own
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        if self.compress == "powersgd":
+            check_parameters(self.name, model, scalars="torch's PowerSGD")
+
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.step import EagerWorker
 
@@ -212,6 +220,7 @@ class DDP(Strategy):
         from shardmark.strategies.replicas import DistributedReplicas
 
         model = build_on(context.device, workload, recipe, keeps_strides=self._keeps_strides())
+        self.check_model(workload, model, context.world_size, context.nodes)
         ddp = DistributedReplicas(model, **self.arguments())
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         trained = list(named.values())
@@ -270,13 +279,6 @@ class DDP(Strategy):
                 self.name,
                 "torch's PowerSGD asks a GPU that it sees to wait for the CPU",
                 "hide the GPUs: CUDA_VISIBLE_DEVICES=''",
-            )
-        scalar = next((name for name, p in named.items() if p.dim() == 0), None)
-        if scalar is not None:
-            raise StrategyUnavailable(
-                self.name,
-                f"torch's PowerSGD takes no single numbers, and {scalar} is one",
-                f"give {scalar} the shape (1,), or set compress: bf16",
             )
         from shardmark.strategies.powersgd import PowerSGDReduction
 

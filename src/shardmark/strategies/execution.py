@@ -17,6 +17,9 @@ from shardmark.workloads.base import Workload
 
 MOST_COMPILERS = 32
 """torch's own limit."""
+RECOMPILED = 4
+"""Versions of a block: training, evaluation, full and smaller batches.  Blocks of a class share
+torch's limit, and unlike sizes must not become dynamic: Inductor fails with those of FSDP."""
 
 
 def build_on(
@@ -64,12 +67,14 @@ def _compile(model: nn.Module, workload: Workload, recipe: Recipe) -> None:
         asked = f"compile: {recipe.compile}"
         remedy = "install it, or set recipe.compile to none"
         raise StrategyUnavailable(asked, f"there is no {compiler} to compile with", remedy)
+    import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
     inductor.fallback_random = True  # dropout draws as it does without the compiler
     inductor.compile_threads = min(MOST_COMPILERS, torch.get_num_threads())
+    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILED * len(parts))
     for part in parts:
-        part.forward = torch.compile(part.forward)
+        part.forward = torch.compile(part.forward, dynamic=False)
 
 
 def _use_channels_last(model: nn.Module, *, weights: bool) -> None:

@@ -33,6 +33,8 @@ from shardmark.strategies.base import (
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
@@ -275,6 +277,13 @@ class FSDP(Strategy):
             casts=Casts(precision=recipe.precision, units=self.wrap, gradients="fp32")
         )
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        check_parameters(self.name, model, scalars="FSDP2", sparse="FSDP2")
+
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.step import EagerWorker
 
@@ -316,6 +325,7 @@ class FSDP(Strategy):
             workload,
             recipe,
             context,
+            check=lambda model: self.check_model(workload, model, context.world_size),
             parts=lambda model: wrapped(model, self.wrap, workload.blocks(model)),
             shard=partial(
                 fully_shard,
@@ -338,6 +348,7 @@ class FSDP(Strategy):
             casts_of=self.name if native else None,
             large=large,
             replicated=False,
+            sharded_by=self.name,
         )
 
     def launch_configuration(

@@ -43,11 +43,12 @@ def build_in_parts(
     recipe: Recipe,
     context: RankContext,
     *,
+    check: Callable[[nn.Module], object],
     parts: Callable[[nn.Module], Iterable[nn.Module]],
     shard: Callable[[nn.Module], object],
     shards_small: bool = True,
 ) -> tuple[nn.Module, bool]:
-    """The model after `shard` was called with each of its parts, and with itself at last.
+    """The model after `check` was called with it, and `shard` with each of its parts and itself.
 
     The second value says whether it is too large to be held whole; else `shards_small` says
     whether `shard` is called at all.  Collective.
@@ -59,6 +60,7 @@ def build_in_parts(
     # Asked of every rank, whatever it has found: all have to go the same way.
     large = source is not None and _any_rank(too_large) and not _any_rank(hollow is None)
     model = hollow if large and hollow is not None else workload.build_model()
+    check(model)
     if recipe.sync_batch_norm:
         compiled = recipe.compile != "none"
         model = synchronise_batch_norms(model, context.device, compiled=compiled)

@@ -25,6 +25,7 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
+from shardmark.strategies.sharded_calls import equal_calls, refusal_of
 from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.workloads.model_building import user_function
 
@@ -109,6 +110,8 @@ class StepWorker(Worker):
     """Ranks that have the distinct shares of a step; None: all ranks."""
     weighs_alone: bool = False
     """Divides by a weight that the loss alone knows without the other ranks': no step waits."""
+    sharded_by: str | None = None
+    """The strategy whose library shards what is called; None: replicas."""
 
     def __post_init__(self) -> None:
         self._model = self.module if self.called is None else self.called
@@ -126,14 +129,27 @@ class StepWorker(Worker):
         self._skipped_on_device: Tensor | float = 0.0
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        with self._blaming_casts():
-            loss = self._forward_backward(batch, recorder)
+        units = {} if self._steps_called else self._sharded_units()
+        try:
+            with self._blaming_casts(), self._comparing(units) if units else nullcontext():
+                loss = self._forward_backward(batch, recorder)
+        except (RuntimeError, TypeError, IndexError) as error:
+            if (refusal := refusal_of(error, self.sharded_by)) is None:
+                raise
+            raise refusal from error
         told = self._tell(loss)
         with recorder.span("optimizer"):
             self._update()
         if told is not None:
             told.wait()
         return loss
+
+    def _sharded_units(self) -> dict[str, nn.Module]:
+        """Modules, by name, that all ranks have to call alike."""
+        return {}
+
+    def _comparing(self, units: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
+        return equal_calls(self.sharded_by or "", self.module, units, self.group.gather)
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
         """Have all ranks of the same samples know their loss; awaited after the update."""
@@ -279,7 +295,8 @@ class StepWorker(Worker):
         eager = torch.compiler.set_stance("force_eager") if compiles else nullcontext()
         try:
             with eager:
-                yield self.module.eval()
+                self.module.eval()  # a user's method may return nothing
+                yield self.module
         finally:
             for module, training in modes.items():
                 module.training = training
@@ -326,6 +343,14 @@ class EagerWorker(StepWorker):
         self._optimizer = self._built_optimizer()
         self._scaler = self._built_scaler()
         self._count_updates_of(self._optimizer)
+
+    def _sharded_units(self) -> dict[str, nn.Module]:
+        if self.sharded_by is None:
+            return {}
+        from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+        kinds = (FSDPModule, FullyShardedDataParallel)
+        return {n: m for n, m in self.module.named_modules() if n and isinstance(m, kinds)}
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that this rank holds, by the names that count."""

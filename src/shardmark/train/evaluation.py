@@ -55,7 +55,9 @@ def _on_whole_model(
     model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
     # The task sees one process: a collective of its own would wait for ranks with fewer batches.
     with world_of(alone()):
-        result = workload.evaluate(model.to(device).eval(), part, device)
+        model.to(device)
+        model.eval()  # a user's method may return nothing
+        result = workload.evaluate(model, part, device)
     by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
     return list(by_share.values()) if len(by_share) == len(present) else None
 

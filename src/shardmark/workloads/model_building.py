@@ -38,7 +38,8 @@ def build_model(
     constructor, own_options = _constructor(name, image_size)
     with seeded(seed):
         made = construct(name, constructor, own_options | {**model_options, "num_classes": classes})
-    return made.train()
+    made.train()  # a user's method may return nothing
+    return made
 
 
 @contextmanager

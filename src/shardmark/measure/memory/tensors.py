@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -86,13 +87,18 @@ def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) ->
     """
     counted = set() if seen is None else seen
     total = 0
-    for tensor in tensors:
-        storage = local(tensor).untyped_storage()
+    for tensor in chain.from_iterable(_dense_parts(local(tensor)) for tensor in tensors):
+        storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address and address not in counted:
             counted.add(address)
             total += storage.nbytes()
     return total
+
+
+def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensor, or the indices and values of a sparse one."""
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
 
 def is_on(device_type: str, tensor: Tensor) -> bool:
@@ -121,7 +127,7 @@ def _is_plain_tensor(item: object, device_type: str) -> bool:
             # A DTensor's local part is found by itself; a fake tensor has no memory.
             and not isinstance(item, DTensor | FakeTensor)
             and item.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
-            and item.layout is torch.strided  # type: ignore[attr-defined]
+            and item.layout in (torch.strided, torch.sparse_coo)  # type: ignore[attr-defined]
         )
     except (RuntimeError, ReferenceError, AttributeError):
         return False  # a fake or dying object is not held memory

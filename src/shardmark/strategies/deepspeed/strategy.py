@@ -37,6 +37,8 @@ from shardmark.strategies.base import (
 from shardmark.strategies.deepspeed.buckets import Reduced, kept_whole, reduced_in_buckets
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Optimizer, Recipe
     from shardmark.strategies.deepspeed.worker import ZeroWorker
     from shardmark.workloads.base import Workload
@@ -380,6 +382,13 @@ class Zero(Strategy):
         precision = recipe.precision
         return Mathematics(casts=Casts(precision=precision, units="root", gradients=precision))
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        check_parameters(self.name, model, scalars="DeepSpeed", sparse="DeepSpeed")
+
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
 
@@ -391,6 +400,7 @@ class Zero(Strategy):
             casts=self._is_native(recipe),
             scales_otherwise=self._scales_otherwise(recipe),
             cpu_adam=self.cpu_adam_settings(recipe.optimizer) if self.cpu_adam else None,
+            check=lambda model: self.check_model(workload, model, context.world_size),
         )
 
     def cpu_adam_settings(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import shardmark.strategies.deepspeed.preload  # noqa: F401  # isort: skip  (chooses its accelerator)
 import deepspeed
@@ -94,6 +94,7 @@ def start_engine(
     context: RankContext,
     *,
     config: dict[str, Any],
+    check: Callable[[nn.Module], object],
     casts: bool = False,
     scales_otherwise: bool = False,
     cpu_adam: Mapping[str, Any] | None = None,
@@ -110,12 +111,14 @@ def start_engine(
             workload,
             recipe,
             context,
+            check=check,
             parts=lambda model: wrapped(model, "blocks", workload.blocks(model)),
             shard=lambda part: _partition(part, config, context, dtype, first),
             shards_small=False,
         )
     else:
         model = build_on(context.device, workload, recipe, keeps_strides=False)
+        check(model)
         large = False
     if casts and not large:
         first = {p: p.detach().to("cpu", copy=True) for p in model.parameters()}
@@ -137,6 +140,8 @@ def start_engine(
         scale_losses(engine.optimizer)
     # DeepSpeed makes its fp32 parameters from 16-bit ones: all strategies begin with the same.
     for parameter, values in first.items():
+        if not parameter.requires_grad:
+            continue
         if stage == 3:
             own = values if large else _own_part(values, parameter, context.rank)
             safe_set_local_fp32_param(parameter, own)
@@ -156,6 +161,8 @@ def start_engine(
         shares=context.world_size,
         casts_of=f"zero-{stage}" if casts else None,
         large=large,
+        sharded_by=f"zero-{stage}" if stage else None,
+        frozen={p: values for p, values in first.items() if not p.requires_grad},
     )
 
 
@@ -211,10 +218,22 @@ def _own_part(values: Tensor, parameter: Any, rank: int) -> Tensor:
 class ZeroWorker(StepWorker):
     """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
 
+    frozen: Mapping[nn.Parameter, Tensor]
+    """The fp32 values of frozen parameters, of which a 16-bit engine stores rounded ones alone.
+
+    In a large model, the rank's flat part of them."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._engine: Any = self.called
         self._count_updates_of(self._base_optimizer())
+
+    def _sharded_units(self) -> dict[str, nn.Module]:
+        if self.sharded_by is None:
+            return {}
+        return {
+            n: m for n, m in self.module.named_modules() if n and [*m.parameters(recurse=False)]
+        }
 
     def _loss_scaler(self) -> Scaler | None:
         """None in fp32 and bf16, and for DeepSpeed's own 16-bit engines."""
@@ -255,10 +274,19 @@ class ZeroWorker(StepWorker):
         set_learning_rates(self._engine.optimizer.param_groups, learning_rate)
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        sharded = self._engine.zero_optimization()
         for name, parameter in sorted(self.module.named_parameters()):
-            value = safe_get_full_fp32_param(parameter) if sharded else parameter
-            yield name, lossless_copy(value)
+            yield name, self._full(parameter)
+
+    def _full(self, parameter: Any) -> Tensor:
+        if parameter.requires_grad and self._engine.zero_optimization():
+            return lossless_copy(safe_get_full_fp32_param(parameter))
+        if (values := self.frozen.get(parameter)) is None:
+            with deepspeed.zero.GatheredParameters([parameter]):
+                return lossless_copy(parameter)
+        if not self.large:
+            return lossless_copy(values)
+        parts = cast("list[Tensor]", self.group.gather(values))
+        return torch.cat(parts)[: parameter.ds_numel].view(parameter.ds_shape)
 
     def full_gradients(self) -> dict[str, Tensor]:
         sharded = self._engine.zero_optimization()

@@ -24,6 +24,8 @@ from shardmark.strategies.base import (
 from shardmark.strategies.fsdp import FSDP
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.fsdp1.worker import FullyShardedWorker
     from shardmark.workloads.base import Workload
@@ -129,6 +131,13 @@ class FullyShardedFirst(Strategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return {**self._arguments(), **common_settings(recipe)}
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        check_parameters(self.name, model, scalars="FSDP", sparse="FSDP")
+
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> FullyShardedWorker:
         from torch.distributed.fsdp import (
             BackwardPrefetch,
@@ -142,6 +151,7 @@ class FullyShardedFirst(Strategy):
         from shardmark.strategies.fsdp1.worker import FullyShardedWorker, unshared
 
         model = build_on(context.device, workload, recipe, keeps_strides=False)
+        self.check_model(workload, model, context.world_size, context.nodes)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         units = unshared(model, wrapped(model, self.wrap, workload.blocks(model)))
         arguments = self._arguments()
@@ -160,6 +170,7 @@ class FullyShardedFirst(Strategy):
             device=context.device,
             shares=context.world_size,
             shapes=shapes,
+            sharded_by=self.name,
         )
 
     def launch_configuration(

@@ -49,6 +49,9 @@ class FullyShardedWorker(EagerWorker):
         self.synchronise = self._synchronise
         super().__post_init__()
 
+    def _sharded_units(self) -> dict[str, nn.Module]:
+        return {n.replace(WRAPPED, ""): unit for n, unit in super()._sharded_units().items()}
+
     def _synchronise(self, last: bool) -> None:
         self._without_reduction.close()
         if not last:

@@ -449,12 +449,16 @@ class Layered(Strategy):
         """How layers are divided, and the parts of each stage; none of either where it is whole."""
         from shardmark.strategies.layers.divided import problems_with
         from shardmark.strategies.layers.stages import problems_of, staged
+        from shardmark.strategies.parameters import check_parameters
         from shardmark.workloads.base import TensorPlan, Undivided
 
         def refuse(problems: Iterable[Undivided]) -> None:
             for problem in problems:
                 raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
 
+        sharded = "FSDP2" if self._fully_sharded(factors) else None
+        divided = "tensor parallelism" if factors.tensor > 1 else sharded
+        check_parameters(self.name, model, scalars=sharded, sparse=divided)
         plan, stages = None, []
         if factors.tensor > 1:
             plan = workload.tensor_plan(model)
@@ -517,7 +521,12 @@ class Layered(Strategy):
         model.to(context.device)
         share(model, wrapped(model, "blocks", workload.blocks(model)))
         synchronise = getattr(model, "set_requires_gradient_sync", None)  # added by fully_shard
-        return DividedWorker(model, synchronise=synchronise, **common)
+        return DividedWorker(
+            model,
+            synchronise=synchronise,
+            sharded_by=self.name if shared else None,
+            **common,
+        )
 
     def _share(
         self, mesh: DeviceMesh, factors: Mesh, *, gathered: bool

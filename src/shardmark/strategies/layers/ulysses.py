@@ -161,7 +161,9 @@ class Ulysses(Strategy):
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        self._plan(workload, self.factors(world_size, nodes), model)
+        factors = self.factors(world_size, nodes)
+        self._plan(workload, factors, model)
+        self._reducing(factors).check_model(workload, model, world_size, nodes)
 
     def passing(
         self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1

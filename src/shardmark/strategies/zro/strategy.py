@@ -19,6 +19,8 @@ from shardmark.strategies.base import (
 from shardmark.strategies.ddp import DDP
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
@@ -83,6 +85,14 @@ class ZeroRedundancy(DDP):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         return {**DDP.settings(self, recipe), **SETTINGS}
+
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        DDP.check_model(self, workload, model, world_size, nodes)
+        check_parameters(self.name, model, sparse="ZeroRedundancyOptimizer")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.zro.worker import ZeroRedundancyWorker

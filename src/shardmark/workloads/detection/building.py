@@ -51,7 +51,8 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
             model = _from_published(options, options.weights, classes)
         else:
             model = _from_file(options, Path(options.weights).expanduser(), classes)
-    return model.train()
+    model.train()  # a user's method may return nothing
+    return model
 
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:

@@ -40,7 +40,8 @@ def check_causal(
     def before_last(tokens: Tensor) -> Tensor:
         """(1, length - 1, vocabulary); drawn alike each time, as the generators stay."""
         with torch.no_grad(), generators_kept():
-            tried = copy.deepcopy(model, dict(shared)).eval()
+            tried = copy.deepcopy(model, dict(shared))
+            tried.eval()  # a user's method may return nothing
             return logits(tried, tokens)[:, :-1].float()
 
     for length in sorted({min(_LENGTH, sequence_length), sequence_length}):

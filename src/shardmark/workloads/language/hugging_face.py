@@ -82,7 +82,8 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
             "use options of its configuration, or a folder that save_pretrained has written",
         ) from error
     model.config.use_cache = False  # type: ignore[union-attr]  # of all its models
-    return model.train()
+    model.train()  # a user's method may return nothing
+    return model
 
 
 def _configuration(options: LanguageOptions, vocabulary: int) -> Any:

@@ -115,7 +115,9 @@ class Language(SampledTask[Samples, TokenBatch]):
                 )
             sizes = {"vocabulary": vocabulary, "sequence_length": options.sequence_length}
             arguments = options.model_options | sizes
-            return construct(options.model, user_function(options.model), arguments).train()
+            model = construct(options.model, user_function(options.model), arguments)
+        model.train()  # a user's method may return nothing
+        return model
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         """The layers; embedding and head, which may share their weights, stay together."""

@@ -175,7 +175,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         check_fresh(f"{self._options.task}: model()", model)
         own = getattr(self._task, "parameter_groups", None)
         self._groups = self._named_groups(model, own(model)) if own else ()
-        return model.train()
+        model.train()  # a user's method may return nothing
+        return model
 
     @property
     def parameter_groups(self) -> tuple[ParameterGroup, ...]:

@@ -1,0 +1,92 @@
+"""Models whose calls do not fit sharded parameters: recognised, and explained with a remedy."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.strategies.parameters import listed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NOT_GATHERED = re.compile(r"storage of size 0|mat2 must be a matrix, got 1-D tensor")
+"""In what torch says of a parameter that is used while it is sharded."""
+COMPILERS = ("torch._dynamo.", "torch._inductor.")
+END = "the end of the model"
+
+
+@contextmanager
+def equal_calls(
+    strategy: str,
+    root: nn.Module,
+    units: Mapping[str, nn.Module],
+    gather: Callable[[object], list[object]],
+) -> Iterator[None]:
+    """Raise `StrategyUnavailable` where ranks call different units; all ranks enter.
+
+    Before the first call of a unit, and after each of the root, the ranks exchange its name: a
+    library's own exchange would end the process or wait for ever.
+    """
+    called: list[str] = []
+
+    def compare(name: str) -> None:
+        names = [str(value) for value in gather(name)]
+        if len(set(names)) > 1:
+            found = [f"rank {rank} calls {each}" for rank, each in enumerate(names)]
+            raise StrategyUnavailable(
+                strategy,
+                "the ranks use different parts of the model in one step, and this strategy needs "
+                f"the same ones on all: after {called[-1] if called else 'the start'}, "
+                f"{listed(found)}",
+                "call every part on every rank, for example multiplied by zero, or use ddp with "
+                "find_unused_parameters: true",
+            )
+        called.append(name)
+
+    def before(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            if name not in called:
+                compare(name)
+
+        return hook
+
+    handles = [
+        unit.register_forward_pre_hook(before(name), prepend=True)
+        for name, unit in units.items()
+        if unit is not root
+    ]
+    handles.append(root.register_forward_hook(lambda *_: compare(END)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def refusal_of(error: Exception, strategy: str | None) -> StrategyUnavailable | None:
+    """Explains an error of the compiler, or of a `strategy` that shards; None for others."""
+    if type(error).__module__.startswith(COMPILERS):
+        said = str(error).strip().partition("\n")[0]
+        return StrategyUnavailable(
+            strategy or "compile",
+            f"torch.compile cannot compile this model here ({said})",
+            "set recipe.compile to none",
+        )
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    in_deepspeed = any("/deepspeed/" in frame.filename for frame in last)
+    if strategy is None or not (
+        NOT_GATHERED.search(str(error)) or (isinstance(error, IndexError) and in_deepspeed)
+    ):
+        return None
+    return StrategyUnavailable(
+        strategy,
+        "the backward pass needs parameters that are sharded again: the model takes derivatives "
+        f"itself, or returns an object in which {strategy} sees no tensors ({error})",
+        "return tensors, a dictionary or a data class, and take derivatives inside of the model "
+        "under fsdp with wrap: root; or use ddp",
+    )
