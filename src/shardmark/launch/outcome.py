@@ -24,6 +24,7 @@ MISMATCH_REMEDY = (
     "call every part on every rank, for example multiplied by zero, or use ddp with "
     "find_unused_parameters: true"
 )
+SEE_LOG = "see log.txt"
 PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
 """Signals that end a rank because another one has ended: the launcher's, and a library's own."""
 SAME_TIME_SECONDS = 1.0
@@ -205,13 +206,13 @@ def _exited(
     if errors and (end is None or end.exit_code >= 0 or end.exit_code == -signal.SIGTERM):
         return _failure(*errors[0])
     if end is not None:
-        return Failure(reason=str(end), remedy="see log.txt", rank=end.rank)
+        return Failure(reason=str(end), remedy=SEE_LOG, rank=end.rank)
     if code == 0 and finished == processes:
         return None
     how = "did not tell how it ended" if code is None else describe(code)
     return Failure(
         reason=f"the launcher {how}; {finished} of {processes} ranks had finished",
-        remedy="see log.txt",
+        remedy=SEE_LOG,
     )
 
 
@@ -220,7 +221,7 @@ def _failure(rank: int, error: RankError, *, remedy: str | None = None) -> Failu
     lines = [line.strip()[:500] for line in error.message.splitlines() if line.strip()]
     return Failure(
         reason=f"rank {rank}: {lines[0] if lines else 'no message'}",
-        remedy=remedy or error.remedy or "see log.txt",
+        remedy=remedy or error.remedy or SEE_LOG,
         rank=rank,
     )
 

@@ -17,7 +17,7 @@ from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch.agenda import cell_of
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
-from shardmark.launch.outcome import Ending, decide
+from shardmark.launch.outcome import SEE_LOG, Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial import run_unmeasured
 from shardmark.launch.trial_artifacts import merge_logs, refuse_full
@@ -229,6 +229,8 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
         return None
     assert failure is not None, "of every other outcome there is one"
     text = f"{outcome}: {failure.reason}"
+    if failure.remedy != SEE_LOG:
+        text += f"; {failure.remedy}"
     if outcome is not Outcome.FAILED or all(record.error is None for record in records):
         return Problem(text=text)
     told = failure.reason.removeprefix(f"rank {failure.rank}: ")

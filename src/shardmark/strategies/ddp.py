@@ -201,7 +201,9 @@ class DDP(Strategy):
         from shardmark.strategies.parameters import check_parameters
 
         if self.compress == "powersgd":
-            check_parameters(self.name, model, scalars="torch's PowerSGD")
+            check_parameters(
+                self.name, model, scalars="torch's PowerSGD", instead="set compress: bf16"
+            )
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.step import EagerWorker

@@ -11,9 +11,14 @@ SHOWN = 3
 
 
 def check_parameters(
-    strategy: str, model: nn.Module, *, scalars: str | None = None, sparse: str | None = None
+    strategy: str,
+    model: nn.Module,
+    *,
+    scalars: str | None = None,
+    sparse: str | None = None,
+    instead: str = "use ddp",
 ) -> None:
-    """Raise `StrategyUnavailable` for parameters of no axes, and for sparse gradients.
+    """Raise `StrategyUnavailable` for scalar parameters, and for those with sparse gradients.
 
     `scalars` and `sparse` are the libraries that do not take these; None where they are taken.
     """
@@ -23,8 +28,8 @@ def check_parameters(
             which = listed(names)
             raise StrategyUnavailable(
                 strategy,
-                f"{scalars} takes no parameters without axes, such as {which}",
-                f"give {which} the shape (1,), or use ddp",
+                f"{scalars} takes no scalar parameters, which have the shape (), such as {which}",
+                f"give {which} the shape (1,), or {instead}",
             )
     if sparse is not None:
         names = [
@@ -37,8 +42,9 @@ def check_parameters(
         if names:
             raise StrategyUnavailable(
                 strategy,
-                f"{sparse} takes no sparse gradients, and {listed(names)} has sparse=True",
-                "set sparse=False, or use ddp",
+                f"{sparse} takes no sparse gradients, and sparse=True makes those of "
+                f"{listed(names)} sparse",
+                f"set sparse=False, or {instead}",
             )
 
 

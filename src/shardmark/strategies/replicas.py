@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardmark.core.errors import InputError
+from shardmark.strategies.parameters import listed
 
 UNUSED_REMEDY = (
     "use every parameter in the loss, freeze it, or write the strategy as "
@@ -97,16 +98,25 @@ class DistributedReplicas(DistributedDataParallel):
         try:
             return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            if "parameters that were not used in producing loss" not in str(error):
-                raise
-            raise InputError(
-                "strategy ddp", f"{self._unused(str(error))} got no gradient", UNUSED_REMEDY
-            ) from error
+            raise self._named(error) from error.__cause__
+
+    def check_reduced(self) -> None:
+        """Raise `InputError` after a backward pass in which DDP still waits for gradients."""
+        try:
+            self._check_reducer_finalized()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            raise self._named(error) from error.__cause__
+
+    def _named(self, error: RuntimeError) -> Exception:
+        """The error, or an `InputError` with the parameters that it is about."""
+        if "parameters that were not used in producing loss" not in str(error):
+            return error
+        found = f"{self._unused(str(error))} got no gradient"
+        return InputError("strategy ddp", found, UNUSED_REMEDY)
 
     def _unused(self, told: str) -> str:
         """The parameters whose numbers DDP's message tells."""
         numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         unused = [names[int(number)] for number in (numbers[1].split() if numbers else ())]
-        more = f" and {len(unused) - 3} more parameters" if len(unused) > 3 else ""
-        return f"{', '.join(unused[:3])}{more}" if unused else "some parameters"
+        return listed(unused) if unused else "some parameters"

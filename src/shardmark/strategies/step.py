@@ -25,6 +25,7 @@ from shardmark.strategies.checkpoint_state import (
     optimizer_tensors,
     restore_optimizer,
 )
+from shardmark.strategies.replicas import DistributedReplicas
 from shardmark.strategies.sharded_calls import equal_calls, refusal_of
 from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.workloads.model_building import user_function
@@ -394,6 +395,8 @@ class EagerWorker(StepWorker):
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
+        if isinstance(self.called, DistributedReplicas):
+            self.called.check_reduced()
         for name, parameter in sorted(self._named_parameters()):
             yield name, lossless_copy(whole(parameter))
 

@@ -86,7 +86,13 @@ def test_parameter_groups_that_deepspeed_would_mix_up(
     zero.deepspeed.initialize.return_value = (engine,)
     config = {"zero_optimization": {"stage": 1}}
     with pytest.raises(StrategyUnavailable, match="SGD anew, without its parameter groups"):
-        zero.start_engine(ToyWorkload(), recipe(), SimpleNamespace(device=CPU), config=config)
+        zero.start_engine(
+            ToyWorkload(),
+            recipe(),
+            SimpleNamespace(device=CPU),
+            config=config,
+            check=nn.Module.modules,
+        )
 
 
 def test_skipped_steps_are_those_without_an_update(zero: Any) -> None:
@@ -256,6 +262,7 @@ def test_deepspeed_s_own_adam_leaves_nothing_to_its_defaults(
             asked,
             SimpleNamespace(device=CPU),
             config=config,
+            check=nn.Module.modules,
             cpu_adam=settings["cpu_adam"],
         )
     (groups,), given = adam.call_args

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
@@ -218,7 +218,7 @@ def _own_part(values: Tensor, parameter: Any, rank: int) -> Tensor:
 class ZeroWorker(StepWorker):
     """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
 
-    frozen: Mapping[nn.Parameter, Tensor]
+    frozen: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
     """The fp32 values of frozen parameters, of which a 16-bit engine stores rounded ones alone.
 
     In a large model, the rank's flat part of them."""
