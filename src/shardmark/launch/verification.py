@@ -228,13 +228,13 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
         finished.touch()
         return None
     assert failure is not None, "of every other outcome there is one"
-    text = f"{outcome}: {failure.reason}"
+    own = failure.reason.removeprefix(f"rank {failure.rank}: ")
+    text = f"{outcome}: {own if outcome is Outcome.UNAVAILABLE else failure.reason}"
     if failure.remedy != SEE_LOG:
         text += f"; {failure.remedy}"
     if outcome is not Outcome.FAILED or all(record.error is None for record in records):
         return Problem(text=text)
-    told = failure.reason.removeprefix(f"rank {failure.rank}: ")
-    return Problem(text=text, error=told, traceback=_traceback(directory, failure.rank))
+    return Problem(text=text, error=own, traceback=_traceback(directory, failure.rank))
 
 
 def _traceback(directory: Path, rank: int | None) -> str:
