@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -95,6 +96,34 @@ class PartlyUsed(nn.Module):
         # By the samples, so that one process can play it.
         even = self.training and float(pictures.sum()) % 2 < 1
         return logits + self.sometimes(logits) if even else logits
+
+
+def frozen(num_classes: int) -> nn.Module:
+    model = small(num_classes)
+    model[0].requires_grad_(False)
+    model[4].bias.requires_grad_(False)
+    return model
+
+
+def scaled(num_classes: int) -> nn.Module:
+    model = small(num_classes)
+    model.register_parameter("scale", nn.Parameter(torch.ones(())))
+    return model
+
+
+class Routed(nn.Module):
+    """Rank r calls expert r alone; experts are blocks."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 3, stride=4)
+        self.experts = nn.ModuleList(Block(4) for _ in range(2))
+        self.last = nn.Linear(4, num_classes)
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        expert = self.experts[dist.get_rank()]
+        outputs: Tensor = self.last(expert(self.first(pictures)).mean((2, 3)))
+        return outputs
 
 
 class GroupedTokens:

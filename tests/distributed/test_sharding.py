@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.memory.tensors import live_tensor_bytes, storage_bytes
@@ -24,6 +24,7 @@ from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.train.probe import HeldSpans
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.distributed.captures import (
     SHIPPED,
     WORKLOAD,
@@ -31,6 +32,7 @@ from tests.distributed.captures import (
     capture_all,
     check_verdict,
     recipe,
+    refusals,
     trial,
 )
 from tests.distributed.ranks import run_ranks
@@ -217,6 +219,44 @@ def test_parameters_that_few_or_no_ranks_use(tmp_path: Path) -> None:
     check_verdict([captures for captures, _ in ranks], "told", UNUSED["told"])
     assert all("never.weight" in said for _, said in ranks)
     assert all("find_unused_parameters: true" in said for _, said in ranks)
+
+
+def model_of(name: str) -> ClassificationOptions:
+    return WORKLOAD.model_copy(update={"model": f"tests.distributed.models:{name}"})
+
+
+FROZEN = {
+    f"zero-{stage} {precision}": Case(
+        trial=trial(f"zero-{stage}", recipe(precision=precision), workload=model_of("frozen"))
+    )
+    for stage in (1, 2, 3)
+    for precision in ("fp32", "bf16")
+}
+SHARDING = ("fsdp", "fsdp-grad-op", "fsdp1", "zero-1", "zero-3")
+SCALED = {name: trial(name, recipe(), workload=model_of("scaled")) for name in SHARDING}
+ROUTED = {name: trial(name, recipe(), workload=model_of("Routed")) for name in SHARDING}
+
+
+def work_on_models(context: RankContext) -> tuple[dict[str, Capture | None], dict[str, str]]:
+    said = {f"{name} scaled": told for name, told in refusals(context, SCALED).items()}
+    for name, of in ROUTED.items():
+        try:
+            capture_all(context, {name: Case(trial=of)})
+        except StrategyUnavailable as error:
+            said[name] = str(error)
+    return capture_all(context, FROZEN), said
+
+
+def test_frozen_and_scalar_parameters_and_unlike_calls(tmp_path: Path) -> None:
+    ranks = run_ranks(work_on_models, world_size=2, directory=tmp_path)
+    for name, case in FROZEN.items():
+        check_verdict([captures for captures, _ in ranks], name, case)
+    for _, said in ranks:
+        for name in SHARDING:
+            assert "such as scale; give scale the shape (1,)" in said[f"{name} scaled"]
+            assert "rank 0 calls experts.0" in said[name]
+            assert "rank 1 calls experts.1" in said[name]
+            assert "multiplied by zero" in said[name]
 
 
 HYBRID = "two groups of two ranks"

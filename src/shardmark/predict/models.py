@@ -47,13 +47,15 @@ class Models:
         Raises `ShardmarkError` for one that cannot be built or traced.
         """
         from shardmark.predict.trace import trace
+        from shardmark.strategies.parameters import check_parameters
 
         chosen = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
         key = (options, *chosen, device_type, division)
         for known, profile in self._traced:
             if known == key:
                 return profile
-        workload, _, data_bytes = self._model(options, recipe)
+        workload, model, data_bytes = self._model(options, recipe)
+        check_parameters("plan", model, sparse="the prediction", instead="measure it with run")
         with _failures_told(options):
             profile = trace(workload, recipe, device_type=device_type, division=division)
         if device_type == "cpu":

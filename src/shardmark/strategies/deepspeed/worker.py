@@ -229,8 +229,8 @@ class ZeroWorker(StepWorker):
         self._count_updates_of(self._base_optimizer())
 
     def _sharded_units(self) -> dict[str, nn.Module]:
-        if self.sharded_by is None:
-            return {}
+        if self.sharded_by is None or self.recipe.compile != "none":
+            return {}  # a compiled part would be compiled with the hooks, and again without
         return {
             n: m for n, m in self.module.named_modules() if n and [*m.parameters(recurse=False)]
         }

@@ -1,0 +1,123 @@
+"""Models that a strategy refuses, before a library fails without a word that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shardmark.core.errors import StrategyUnavailable
+from shardmark.strategies import build_strategy
+from shardmark.strategies.parameters import check_parameters
+from shardmark.strategies.sharded_calls import END, equal_calls, refusal_of
+from tests.unit.training.toy import ToyWorkload
+
+
+class Bags(nn.Module):
+    """Sparse gradients, of which one table has none, and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.ModuleList(nn.EmbeddingBag(9, 4, sparse=True) for _ in range(5))
+        self.frozen = nn.Embedding(9, 4, sparse=True).requires_grad_(False)
+        self.temperature = nn.Parameter(torch.ones(()))
+
+
+NEITHER = ("fsdp", "fsdp-grad-op", "fsdp-hybrid", "fsdp1", "zero-1", "zero-2", "zero-3")
+
+
+@pytest.mark.parametrize("name", [*NEITHER, "zro"])
+def test_sharding_refuses_scalars_and_sparse_gradients_by_name(name: str) -> None:
+    strategy, workload = build_strategy(name, {}), ToyWorkload(Bags)
+    with pytest.raises(StrategyUnavailable) as refused:
+        strategy.check_model(workload, Bags(), 4)
+    sparse = "bags.0, bags.1, bags.2 and 2 more" in refused.value.reason
+    assert sparse == (name == "zro")
+    expected = "sparse=False" if sparse else "give temperature the shape (1,)"
+    assert expected in refused.value.remedy
+
+
+@pytest.mark.parametrize("name", ["single", "ddp", "ps-sync", "local-sgd"])
+def test_replicas_take_both(name: str) -> None:
+    build_strategy(name, {}).check_model(ToyWorkload(Bags), Bags(), 2)
+
+
+def test_a_frozen_table_has_no_sparse_gradient() -> None:
+    check_parameters("fsdp", nn.Embedding(9, 4, sparse=True).requires_grad_(False), sparse="FSDP2")
+
+
+class Calls(nn.Module):
+    """Calls layers of these numbers, in this order."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers, self.layers = numbers, nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for number in self.numbers:
+            inputs = self.layers[number](inputs)
+        return inputs
+
+
+def called(model: Calls, gather: Callable[[object], list[object]]) -> None:
+    units = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+    with equal_calls("fsdp", model, units, gather):
+        model(torch.ones(1, 2))
+    model(torch.ones(1, 2))  # nothing is exchanged any more
+
+
+@pytest.mark.parametrize(
+    ("numbers", "there", "found"),
+    [
+        ((0, 1), "layers.2", "after the start, rank 0 calls layers.0, rank 1 calls layers.2"),
+        ((), "layers.2", f"rank 0 calls {END}, rank 1 calls layers.2"),
+    ],
+)
+def test_ranks_that_call_other_parts_are_named(
+    numbers: tuple[int, ...], there: str, found: str
+) -> None:
+    with pytest.raises(StrategyUnavailable, match=found) as refused:
+        called(Calls(*numbers), lambda name: [name, there])
+    assert "multiplied by zero" in refused.value.remedy
+
+
+def test_equal_calls_are_compared_once() -> None:
+    exchanged: list[object] = []
+
+    def gather(name: object) -> list[object]:
+        exchanged.append(name)
+        return [name, name]
+
+    called(Calls(0, 2, 0), gather)
+    assert exchanged == ["layers.0", "layers.2", END]
+
+
+class InductorError(RuntimeError):
+    """A stand-in for the compiler's own."""
+
+
+InductorError.__module__ = "torch._inductor.exc"
+STORAGE = RuntimeError("setStorage: sizes [8, 16] are out of bounds for storage of size 0")
+PARTITIONED = RuntimeError("mat2 must be a matrix, got 1-D tensor")
+
+
+@pytest.mark.parametrize(
+    ("error", "strategy", "remedy"),
+    [
+        (STORAGE, "fsdp", "wrap: root"),
+        (PARTITIONED, "zero-3", "a dictionary or a data class"),
+        (InductorError("Cannot convert\nexpression"), None, "recipe.compile to none"),
+        (STORAGE, None, None),
+        (IndexError("list index out of range"), "zero-1", None),
+        (RuntimeError("shapes cannot be multiplied"), "fsdp", None),
+    ],
+)
+def test_what_libraries_say_of_sharded_models(
+    error: Exception, strategy: str | None, remedy: str | None
+) -> None:
+    refusal: Any = refusal_of(error, strategy)
+    assert (refusal is None) == (remedy is None)
+    assert remedy is None or (remedy in refusal.remedy and str(error)[:14] in refusal.reason)
