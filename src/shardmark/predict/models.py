@@ -55,7 +55,7 @@ class Models:
             if known == key:
                 return profile
         workload, model, data_bytes = self._model(options, recipe)
-        check_parameters("plan", model, sparse="the prediction", instead="measure it with run")
+        check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         with _failures_told(options):
             profile = trace(workload, recipe, device_type=device_type, division=division)
         if device_type == "cpu":

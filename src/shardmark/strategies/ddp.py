@@ -201,9 +201,8 @@ class DDP(Strategy):
         from shardmark.strategies.parameters import check_parameters
 
         if self.compress == "powersgd":
-            check_parameters(
-                self.name, model, scalars="torch's PowerSGD", instead="set compress: bf16"
-            )
+            instead = "set compress: bf16"
+            check_parameters(self.name, model, "torch's PowerSGD", "scalar", instead=instead)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.step import EagerWorker

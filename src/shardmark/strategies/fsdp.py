@@ -280,9 +280,9 @@ class FSDP(Strategy):
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        from shardmark.strategies.parameters import check_parameters
+        from shardmark.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
 
-        check_parameters(self.name, model, scalars="FSDP2", sparse="FSDP2")
+        check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.step import EagerWorker

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
 from torch import nn
 
 from shardmark.core.errors import StrategyUnavailable
@@ -9,43 +14,103 @@ from shardmark.core.errors import StrategyUnavailable
 SHOWN = 3
 """Names in a message."""
 
+Kind = Literal["scalar", "sparse", "empty", "mixed types", "mixed types, frozen", "other types"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A kind of parameters that some libraries do not take."""
+
+    named: Callable[[nn.Module], list[str]]
+    """The names of the model's parameters, or modules, of that kind."""
+    reason: str
+    remedy: str
+
+
+def _scalar(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.dim() == 0]
+
+
+def _empty(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if p.numel() == 0]
+
+
+def _sparse(model: nn.Module) -> list[str]:
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, tables) and module.sparse and module.weight.requires_grad
+    ]
+
+
+def _of_other_types(model: nn.Module) -> list[str]:
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return [f"{name} ({_type(p)})" for name, p in trained if p.dtype is not torch.float32]
+
+
+def _mixed(model: nn.Module) -> list[str]:
+    trained = {_type(p) for p in model.parameters() if p.requires_grad}
+    return _of_other_types(model) if len(trained) > 1 else []
+
+
+def _mixed_with_frozen(model: nn.Module) -> list[str]:
+    named = [*model.named_parameters()]
+    if len({p.dtype for _, p in named}) < 2:
+        return []
+    return [f"{name} ({_type(p)})" for name, p in named if p.dtype is not torch.float32]
+
+
+def _type(parameter: nn.Parameter) -> str:
+    return str(parameter.dtype).removeprefix("torch.")
+
+
+KINDS: dict[Kind, Refused] = {
+    "scalar": Refused(
+        _scalar,
+        "{library} takes no scalar parameters, which have the shape (), such as {names}",
+        "give {names} the shape (1,)",
+    ),
+    "sparse": Refused(
+        _sparse,
+        "{library} takes no sparse gradients, and sparse=True makes those of {names} sparse",
+        "set sparse=False",
+    ),
+    "empty": Refused(
+        _empty, "{library} takes no parameters without elements, such as {names}", "remove {names}"
+    ),
+    "mixed types": Refused(
+        _mixed,
+        "{library} takes trained parameters of one type, and beside float32 there are {names}",
+        "train parameters of one type",
+    ),
+    "mixed types, frozen": Refused(
+        _mixed_with_frozen,
+        "{library} takes parameters of one type, frozen ones too, and beside float32 there are "
+        "{names}",
+        "load the frozen parameters in float32",
+    ),
+    "other types": Refused(
+        _of_other_types,
+        "{library} trains float32 parameters here, and not {names}",
+        "train parameters in float32",
+    ),
+}
+
+
+REFUSED_BY_FSDP2: tuple[Kind, ...] = ("scalar", "sparse", "empty", "mixed types")
+
 
 def check_parameters(
-    strategy: str,
-    model: nn.Module,
-    *,
-    scalars: str | None = None,
-    sparse: str | None = None,
-    instead: str = "use ddp",
+    strategy: str, model: nn.Module, library: str, *kinds: Kind, instead: str = "use ddp"
 ) -> None:
-    """Raise `StrategyUnavailable` for scalar parameters, and for those with sparse gradients.
-
-    `scalars` and `sparse` are the libraries that do not take these; None where they are taken.
-    """
-    if scalars is not None:
-        names = [name for name, p in model.named_parameters() if p.dim() == 0]
-        if names:
-            which = listed(names)
-            raise StrategyUnavailable(
-                strategy,
-                f"{scalars} takes no scalar parameters, which have the shape (), such as {which}",
-                f"give {which} the shape (1,), or {instead}",
-            )
-    if sparse is not None:
-        names = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-            and module.sparse
-            and module.weight.requires_grad
-        ]
-        if names:
-            raise StrategyUnavailable(
-                strategy,
-                f"{sparse} takes no sparse gradients, and sparse=True makes those of "
-                f"{listed(names)} sparse",
-                f"set sparse=False, or {instead}",
-            )
+    """Raise `StrategyUnavailable` for parameters of a kind that the library does not take."""
+    for kind in kinds:
+        refused = KINDS[kind]
+        if names := refused.named(model):
+            words = {"library": library, "names": listed(names)}
+            remedy = f"{refused.remedy.format(**words)}, or {instead}"
+            raise StrategyUnavailable(strategy, refused.reason.format(**words), remedy)
 
 
 def listed(names: list[str]) -> str:

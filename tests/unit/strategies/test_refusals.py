@@ -45,8 +45,44 @@ def test_replicas_take_both(name: str) -> None:
     build_strategy(name, {}).check_model(ToyWorkload(Bags), Bags(), 2)
 
 
+class Mixed(nn.Module):
+    """A double head on a frozen 16-bit base, and parameters without elements."""
+
+    def __init__(self, *, empty: bool = False) -> None:
+        super().__init__()
+        self.base = nn.Linear(4, 4).to(torch.bfloat16).requires_grad_(False)
+        self.middle = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2).to(torch.float32 if empty else torch.float64)
+        self.prefix = nn.Parameter(torch.zeros(0, 4)) if empty else None
+
+
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [
+        ("fsdp", "head.weight (float64), head.bias (float64)"),
+        ("zro", "head.weight (float64)"),
+        ("zero-2", "head.weight (float64)"),
+        ("ps-sync", "head.weight (float64)"),
+        ("fsdp1", "base.weight (bfloat16), base.bias (bfloat16), head.weight (float64) and 1 more"),
+    ],
+)
+def test_types_that_a_library_does_not_take_are_named(name: str, which: str) -> None:
+    with pytest.raises(StrategyUnavailable) as refused:
+        build_strategy(name, {}).check_model(ToyWorkload(Mixed), Mixed(), 2)
+    assert which in refused.value.reason
+
+
+@pytest.mark.parametrize("name", ["fsdp", "zero-3"])
+def test_parameters_without_elements_are_named(name: str) -> None:
+    made = Mixed(empty=True)
+    with pytest.raises(StrategyUnavailable, match="without elements, such as prefix"):
+        build_strategy(name, {}).check_model(ToyWorkload(Mixed), made, 2)
+
+
 def test_a_frozen_table_has_no_sparse_gradient() -> None:
-    check_parameters("fsdp", nn.Embedding(9, 4, sparse=True).requires_grad_(False), sparse="FSDP2")
+    check_parameters(
+        "fsdp", nn.Embedding(9, 4, sparse=True).requires_grad_(False), "FSDP2", "sparse"
+    )
 
 
 class Calls(nn.Module):

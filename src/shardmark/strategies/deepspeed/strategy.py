@@ -385,9 +385,10 @@ class Zero(Strategy):
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        from shardmark.strategies.parameters import check_parameters
+        from shardmark.strategies.parameters import Kind, check_parameters
 
-        check_parameters(self.name, model, scalars="DeepSpeed", sparse="DeepSpeed")
+        kinds: tuple[Kind, ...] = ("scalar", "sparse", "empty", "other types")
+        check_parameters(self.name, model, "DeepSpeed", *kinds)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine

@@ -136,7 +136,7 @@ class FullyShardedFirst(Strategy):
     ) -> None:
         from shardmark.strategies.parameters import check_parameters
 
-        check_parameters(self.name, model, scalars="FSDP", sparse="FSDP")
+        check_parameters(self.name, model, "FSDP", "scalar", "sparse", "mixed types, frozen")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> FullyShardedWorker:
         from torch.distributed.fsdp import (

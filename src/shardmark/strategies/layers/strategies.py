@@ -449,16 +449,17 @@ class Layered(Strategy):
         """How layers are divided, and the parts of each stage; none of either where it is whole."""
         from shardmark.strategies.layers.divided import problems_with
         from shardmark.strategies.layers.stages import problems_of, staged
-        from shardmark.strategies.parameters import check_parameters
+        from shardmark.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
         from shardmark.workloads.base import TensorPlan, Undivided
 
         def refuse(problems: Iterable[Undivided]) -> None:
             for problem in problems:
                 raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
 
-        sharded = "FSDP2" if self._fully_sharded(factors) else None
-        divided = "tensor parallelism" if factors.tensor > 1 else sharded
-        check_parameters(self.name, model, scalars=sharded, sparse=divided)
+        if self._fully_sharded(factors):
+            check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
+        elif factors.tensor > 1:
+            check_parameters(self.name, model, "tensor parallelism", "sparse")
         plan, stages = None, []
         if factors.tensor > 1:
             plan = workload.tensor_plan(model)

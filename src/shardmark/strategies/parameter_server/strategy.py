@@ -174,6 +174,13 @@ class ParameterServer(Strategy):
             | changed
         )
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        from shardmark.strategies.parameters import check_parameters
+
+        check_parameters(self.name, model, "a parameter server", "other types")
+
     def start(
         self, workload: Workload, recipe: Recipe, context: RankContext
     ) -> PushPullWorker | Server:
@@ -185,6 +192,7 @@ class ParameterServer(Strategy):
 
         workers = context.world_size - self.servers
         model = build_on(context.device, workload, recipe, keeps_strides=False)
+        self.check_model(workload, model, context.world_size, context.nodes)
         partition = self._partition(model, workload.parameter_groups)
         # Every process has to call this.  A step's gradients are clipped by the norm of all parts.
         among_servers = dist.new_group(list(range(workers, context.world_size)))

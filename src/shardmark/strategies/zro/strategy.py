@@ -92,7 +92,7 @@ class ZeroRedundancy(DDP):
         from shardmark.strategies.parameters import check_parameters
 
         DDP.check_model(self, workload, model, world_size, nodes)
-        check_parameters(self.name, model, sparse="ZeroRedundancyOptimizer")
+        check_parameters(self.name, model, "ZeroRedundancyOptimizer", "sparse", "mixed types")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
         from shardmark.strategies.zro.worker import ZeroRedundancyWorker
