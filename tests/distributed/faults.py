@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from shardmark.core.recipe import Recipe
@@ -64,7 +64,7 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext)
 
     config = Zero(name="zero-1", stage=1).config(recipe, process.device.type)
     del config["gradient_clipping"]
-    worker = start_engine(workload, recipe, process, config=config)
+    worker = start_engine(workload, recipe, process, config=config, check=nn.Module.modules)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 

@@ -100,8 +100,8 @@ class PartlyUsed(nn.Module):
 
 def frozen(num_classes: int) -> nn.Module:
     model = small(num_classes)
-    model[0].requires_grad_(False)
-    model[4].bias.requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in ("0.weight", "0.bias", "4.bias"))
     return model
 
 

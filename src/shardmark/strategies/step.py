@@ -350,8 +350,10 @@ class EagerWorker(StepWorker):
             return {}
         from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-        kinds = (FSDPModule, FullyShardedDataParallel)
-        return {n: m for n, m in self.module.named_modules() if n and isinstance(m, kinds)}
+        def sharded(module: nn.Module) -> bool:
+            return isinstance(module, FSDPModule | FullyShardedDataParallel)
+
+        return {n: m for n, m in self.module.named_modules() if n and sharded(m)}
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Those that this rank holds, by the names that count."""

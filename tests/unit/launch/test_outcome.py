@@ -23,6 +23,7 @@ from shardmark.launch.outcome import (
     decide,
     first_causes,
     kernel_oom_kills,
+    with_cause,
 )
 from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
 from shardmark.results.schema import Outcome, RankError, RankRecord
@@ -250,6 +251,25 @@ def test_a_rank_s_own_remedy_is_told() -> None:
     _, failure = decide(FAILED_ENDING, [rank], processes=2, trial_seconds=60, progress=())
     assert failure is not None
     assert failure.remedy == "add some"
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("[enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 4 vs 2", True),
+        ("Is there a distributed collective mismatch in your code?", True),
+        ("Connection closed by peer", False),
+    ],
+)
+def test_gloo_s_mismatch_is_put_into_words(line: str, named: bool) -> None:
+    _, failure = decide(
+        ending("exited", 1, [(1, -6, 1.0)]), [], processes=2, trial_seconds=60, progress=()
+    )
+    assert failure is not None
+    told = with_cause(failure, ["loading", line])
+    assert told.reason.startswith("rank 1 was ended by SIGABRT")
+    assert ("different parts of the model" in told.reason) == named
+    assert ("multiplied by zero" in str(told.remedy)) == named
 
 
 def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.predict.made import MadeModels, made_profile
+from torch import nn
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
@@ -320,7 +321,7 @@ def test_a_model_that_fails_is_a_row_with_its_error(
 
     failing = SimpleNamespace(build_model=build_model)
     monkeypatch.setattr("shardmark.predict.trace.trace", trace)
-    monkeypatch.setattr(Models, "_model", lambda *_: (failing, None, 0))
+    monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity(), 0))
     monkeypatch.setattr(Models, "check", lambda *_: None)
     (row,) = planned(experiment([strategy]), models=Models()).rows
     assert "RuntimeError: shapes do not match" in (row.reason or "")

@@ -186,6 +186,7 @@ class Held:
 
     device: torch.device
     nbytes: int
+    is_sparse = False
 
     def untyped_storage(self) -> Any:
         return SimpleNamespace(data_ptr=lambda: id(self), nbytes=lambda: self.nbytes)

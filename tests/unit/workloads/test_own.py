@@ -62,6 +62,19 @@ def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnB
     return batches  # type: ignore[return-value]  # just asserted
 
 
+def test_a_model_whose_train_returns_nothing(tmp_path: Path) -> None:
+    """As detectors' backbones have it, which keep norms in evaluation."""
+    extra = """
+    class Quiet(nn.Linear):
+        def train(self, mode=True):
+            super().train(mode)
+
+    def model(self):
+        return self.Quiet(2, 1)
+    """
+    assert written(tmp_path, extra).build_model().training
+
+
 @pytest.mark.parametrize("draw", ["torch.rand(())", "random.random()", "np.random.random()"])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_validation_draws_the_same_whatever_the_number_of_ranks(
