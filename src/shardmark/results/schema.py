@@ -198,6 +198,8 @@ class RankRecord(Stored):
     """CUDA allocator, largest over the windows."""
     peak_reserved_bytes: int | None = None
     nonfinite_steps: int = 0
+    first_nonfinite: tuple[int, Literal["NaN", "infinite"]] | None = None
+    """The first step of the recipe, from 0 on, with such a loss, and what the loss was."""
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
     better: dict[str, Literal["lower", "higher"]] = {}
@@ -340,6 +342,37 @@ class TrialResult(Stored):
         """What else took so much of the machine that the times decide nothing; None if nothing."""
         worst = [each for kind in DISTURBING for each in self.stability if each.kind is kind]
         return worst[0].text if worst else None
+
+    @property
+    def twin(self) -> bool:
+        """Whether it is no repeat: its initial weights were changed by one rounding."""
+        return bool(self.trial.get("twin"))
+
+    @property
+    def diverged(self) -> str | None:
+        """Since when the loss is not finite, and on which rank; None where it is finite.
+
+        Steps that fp16's loss scaler skipped do not count, unless it skipped all.
+        """
+        failed = []
+        for rank in self.ranks:
+            steps = max((epoch.end_step for epoch in rank.epochs), default=0)
+            if rank.nonfinite_steps > rank.skipped_steps or 0 < steps <= rank.nonfinite_steps:
+                # Without a first step the file is an older version's.
+                first, kind = rank.first_nonfinite or (0, "not finite")
+                failed.append((first, rank.rank, kind, rank.nonfinite_steps, steps))
+        if not failed:
+            return None
+        first, number, kind, count, steps = min(failed)
+        counted = f"in {count} of {steps} steps"
+        if kind == "not finite":
+            since = counted
+        elif count == steps - first:
+            since = f"from step {first + 1} on"
+        else:
+            since = f"from step {first + 1} on, {counted}"
+        where = f" (rank {number})" if len(failed) < len(self.ranks) else ""
+        return f"the loss is {kind} {since}{where}"
 
 
 RankRecord.model_rebuild()

@@ -195,6 +195,7 @@ class RankReport:
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
             nonfinite_steps=sum(not math.isfinite(s.loss) for s in taken[: self.trained_steps]),
+            first_nonfinite=_first_nonfinite(taken[: self.trained_steps]),
             skipped_steps=self._skipped_steps(),
             data_errors=tuple(self.data_errors()),
             better=dict(self.workload.better) if self.workload else {},
@@ -265,6 +266,15 @@ class RankReport:
                 "started_at_seconds": step.started_at_seconds,
                 **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},
             }
+
+
+def _first_nonfinite(
+    taken: Sequence[TakenStep],
+) -> tuple[int, Literal["NaN", "infinite"]] | None:
+    for number, step in enumerate(taken):
+        if not math.isfinite(step.loss):
+            return number, "NaN" if math.isnan(step.loss) else "infinite"
+    return None
 
 
 def _kernel() -> str | None:

@@ -17,8 +17,9 @@ from shardmark.report.answers.answers import (
     answers,
     next_commands,
 )
-from shardmark.report.answers.overview import overview_json
-from shardmark.results.schema import Outcome
+from shardmark.report.answers.overview import overview, overview_json
+from shardmark.report.table.comparison import comparison_json
+from shardmark.results.schema import Outcome, TrialResult
 from tests.unit.recommendation.invented_rows import MIB, OTHERS, Cell, compared
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
@@ -191,3 +192,58 @@ def test_a_matrix_is_answered_along_its_axes(tmp_path: Path) -> None:
         "precision bf16 against fp32: 2.00x the samples/s.",
     )
     assert answer_grid(compared(tmp_path / "one", [DDP, FSDP])) is None
+
+
+def not_finite(result: TrialResult, **first: Any) -> TrialResult:
+    """The trial with a loss that is not finite from the second of twenty steps on, on rank 1."""
+    changes = {"nonfinite_steps": 19, "first_nonfinite": (1, "NaN")} | first
+    ranks = (*result.ranks[:-1], result.ranks[-1].model_copy(update=changes))
+    return result.model_copy(update={"ranks": ranks})
+
+
+def with_trials(comparison: Comparison, changed: str, **first: Any) -> Comparison:
+    rows = [
+        replace(row, trials=tuple(not_finite(trial, **first) for trial in row.trials))
+        if row.strategy == changed
+        else row
+        for row in comparison.rows
+    ]
+    return replace(comparison, rows=tuple(rows))
+
+
+def test_a_loss_that_is_not_finite_is_the_first_caution_and_never_wins(tmp_path: Path) -> None:
+    finite = compared(tmp_path, [SINGLE, DDP, FSDP])
+    comparison = with_trials(finite, "ddp")
+    caution, fastest, memory, _ = answers(comparison)
+    assert caution.question == "caution"
+    assert caution.text == "ddp on 2 ranks: the loss is NaN from step 2 on (rank 1)."
+    assert (fastest.strategy, memory.strategy) == ("fsdp", "fsdp")
+    text = overview(comparison)
+    assert text.index("loss is NaN") < text.index("Fastest")
+    assert "loss not finite" in text
+    (row,) = [row for row in comparison_json(comparison)["rows"] if row["strategy"] == "ddp"]
+    assert row["diverged"] == "the loss is NaN from step 2 on (rank 1)"
+
+
+def test_all_trainings_without_a_finite_loss_have_no_winner(tmp_path: Path) -> None:
+    comparison = with_trials(with_trials(compared(tmp_path, [SINGLE, DDP]), "ddp"), "single")
+    assert one_of(comparison, "fastest").text == "none: no training has a finite loss"
+    assert not any(line.startswith("Surer") for line in next_commands(comparison))
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ({"nonfinite_steps": 2, "skipped_steps": 3}, None),
+        ({"nonfinite_steps": 20, "skipped_steps": 20, "first_nonfinite": (0, "infinite")},
+         "the loss is infinite from step 1 on"),
+        ({"nonfinite_steps": 3}, "the loss is NaN from step 2 on, in 3 of 20 steps"),
+        ({"nonfinite_steps": 3, "first_nonfinite": None},
+         "the loss is not finite in 3 of 20 steps"),
+    ],
+)  # fmt: skip
+def test_skipped_steps_of_fp16_are_no_divergence(
+    tmp_path: Path, first: dict[str, Any], told: str | None
+) -> None:
+    comparison = with_trials(compared(tmp_path, [SINGLE]), "single", **first)
+    assert comparison.rows[0].diverged == told

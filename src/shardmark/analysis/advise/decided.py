@@ -40,7 +40,7 @@ def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
     """
     undecided: list[Row] = []
     for group in groups_of(rows):
-        measured = [row for row in group.rows if row.values.get(METRIC)]
+        measured = [row for row in group.rows if row.values.get(METRIC) and not row.diverged]
         effects = between_all([{} if r.disturbed else r.values[METRIC] for r in measured])
         corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
         shown = {pair for pair, e in corrected.items() if e.p_corrected <= STOPPING_LEVEL}

@@ -162,6 +162,11 @@ class Row:
         return sum(result.disturbed is not None for result in self.trials)
 
     @property
+    def diverged(self) -> str | None:
+        """Since when a trial's loss is not finite: such a row never wins."""
+        return next((told for result in self.ok_trials if (told := result.diverged)), None)
+
+    @property
     def seeds(self) -> int:
         """Different seeds of the trials that ended ok; repeats of one share their luck."""
         return len({trial.trial.get("recipe", {}).get("seed") for trial in self.ok_trials})

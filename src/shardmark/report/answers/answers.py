@@ -48,13 +48,16 @@ def answers(comparison: Comparison) -> list[Answer]:
         return []
     groups = _competing(comparison)
     labels = group_labels(groups)
+    no_group = "not decided: no strategy is shown to train what the reference trains"
+    if all(row.diverged for row in measured):
+        no_group = "none: no training has a finite loss"
     return [
         *(
             Answer(question="caution", decided=False, text=text)
             for text in _cautions(measured, groups)
         ),
-        _over_groups("fastest", list(map(_fastest, groups)), labels),
-        _over_groups("memory", list(map(_memory, groups)), labels),
+        _over_groups("fastest", list(map(_fastest, groups)), labels, no_group),
+        _over_groups("memory", list(map(_memory, groups)), labels, no_group),
         _equivalent(measured),
     ]
 
@@ -83,7 +86,9 @@ def next_commands(comparison: Comparison) -> list[str]:
     if marked or any(row.disturbed for row in measured):
         option = "--retry" if marked else "--remeasure"
         commands.append(f"Again, with other programs stopped:  {again} {option}")
-    elif any(not each.decided for each in given if each.question in ("fastest", "memory")):
+    elif any(
+        not each.decided for each in given if each.question in ("fastest", "memory")
+    ) and _competing(comparison):
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
         commands.append(f"Surer:  {again} --set measure.repeats={more}")
@@ -98,7 +103,11 @@ def _competing(comparison: Comparison) -> list[ComparableGroup]:
 
 def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> list[str]:
     disturbed = [row for row in measured if row.disturbed]
-    texts = []
+    diverged: dict[str, list[str]] = {}
+    for row in measured:
+        if row.diverged:
+            diverged.setdefault(row.diverged, []).append(name(row))
+    texts = [f"{listed(names)}: {told}." for told, names in diverged.items()]
     if disturbed:
         names = listed([name(row) for row in disturbed])
         whose = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
@@ -205,11 +214,12 @@ def _equivalent(measured: Sequence[Row]) -> Answer:
     return Answer(question="equivalent", decided=decided, text=text)
 
 
-def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
+def _over_groups(
+    question: Question, by_group: Sequence[Answer], labels: Sequence[str], no_group: str
+) -> Answer:
     """Of one group its answer; of several, who wins in how many and the exceptions."""
     if not by_group:
-        text = "not decided: no strategy is shown to train what the reference trains"
-        return Answer(question=question, decided=False, text=text)
+        return Answer(question=question, decided=False, text=no_group)
     if len(by_group) == 1:
         return by_group[0]
     winners = [answer.strategy if answer.decided else None for answer in by_group]

@@ -297,6 +297,7 @@ def identity_of(row: Row) -> dict[str, Any]:
         "equivalent": row.equivalent,
         "mathematics": list(row.mathematics),
         "deviation": row.deviation,
+        "diverged": row.diverged,
         "baseline": row.baseline,
         "verdict": row.verdict,
         "outcomes": dict(row.outcomes),
