@@ -146,7 +146,7 @@ def _delegated(
 
 
 def _print_results(folder: Path, *, quiet: bool) -> int:
-    """The answers and where they come from; the exit code: 1 where a trial failed or its loss is not finite."""
+    """The answers and where they come from; 1 where a trial failed or its loss is not finite."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.cli.compare import terminal_width
     from shardmark.report.answers.overview import overview

@@ -45,7 +45,7 @@ SCRATCH = ".verification"
 
 GROWING = (
     *("matrix", "placement", "engine", "limits", "measure.repeats", "measure.max_remeasure"),
-    *("measure.verify", "measure.link_seconds"),
+    *("measure.verify", "measure.link_seconds", "measure.twin"),
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 VERIFYING_SHARE = 0.2
@@ -273,7 +273,7 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     engine.load(modules_of(trials), machine.device_type)
     began = time.monotonic()
     if verify:
-        _verify(trials, runner)
+        _verify([trial for trial in trials if not trial.twin], runner)
     shutil.rmtree(runner.folder.path / SCRATCH, ignore_errors=True)  # of a killed command
     verified_seconds = time.monotonic() - began
     measure_run_links(
@@ -364,7 +364,7 @@ def _results(
     folder: RunFolder, plan: Plan, listener: ProgressListener, *, retry: bool
 ) -> Iterator[TrialResult]:
     """Those of the plan that are stored and stay."""
-    for trial in plan.trials:
+    for trial in plan.with_twin:
         stored = folder.read_result(trial.id, verify=True)
         if isinstance(stored, Damaged):
             folder.set_aside(folder.trial_folder(trial.id), "damaged")

@@ -102,7 +102,7 @@ def title(trial: Trial) -> str:
     parts = [trial.title]
     parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
     if trial.measure.repeats.at_most > 1:
-        parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")
+        parts += [] if trial.twin else [trial.repeat_title]
     return ", ".join(parts)
 
 

@@ -45,6 +45,7 @@ from shardmark.workloads import build_workload
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.measure.step.compilation import Compilation
+    from shardmark.workloads.base import Workload
 
 Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
@@ -89,8 +90,12 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
     return InitialWeights.forked(
         directory / INITIAL_WEIGHTS_FILE,
         leads=os.environ["LOCAL_RANK"] == "0",
-        build=lambda: build_workload(trial.workload, trial.recipe.seed).build_model(),
+        build=lambda: _workload(trial).build_model(),
     )
+
+
+def _workload(trial: Trial) -> Workload:
+    return build_workload(trial.workload, trial.recipe.seed, twin=trial.twin)
 
 
 def join_group(trial: Trial) -> RankContext:
@@ -155,7 +160,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
     warmup_seconds, window_seconds = trial.least_seconds
-    workload = build_workload(trial.workload, recipe.seed)
+    workload = _workload(trial)
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload

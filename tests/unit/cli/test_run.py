@@ -164,7 +164,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 1\n", r"ddp-w2-\S+ +ddp +2 ranks"):
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks (it runs on 1 rank): single is one" in printed
-    assert "2 trials, 2 cells left out" in printed
+    assert re.search(r"single-w1-fp32-twin-\S+ +single +1 rank +twin\n", printed)
+    assert "3 trials, 2 cells left out" in printed
     assert "at least" not in printed, "on a CPU steps count"
     assert "time: not known before a trial has run; each ends after 30 min at most" in printed
     assert calls == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rounding import rounding_of
 from shardmark.report.answers.answers import (
     Answer,
     answer_grid,
@@ -20,6 +21,7 @@ from shardmark.report.answers.answers import (
 from shardmark.report.answers.overview import overview, overview_json
 from shardmark.report.table.comparison import comparison_json
 from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import load_run
 from tests.unit.recommendation.invented_rows import MIB, OTHERS, Cell, compared
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
@@ -247,3 +249,56 @@ def test_skipped_steps_of_fp16_are_no_divergence(
 ) -> None:
     comparison = with_trials(compared(tmp_path, [SINGLE]), "single", **first)
     assert comparison.rows[0].diverged == told
+
+
+def test_what_rounding_alone_does_makes_verified_rows_the_same(tmp_path: Path) -> None:
+    cells = [
+        replace(SINGLE, qualities=(0.80,), twin=0.82),
+        replace(DDP, qualities=(0.79,)),
+        replace(FSDP, qualities=(0.84,)),
+        replace(ASYNC, qualities=(0.80,)),
+    ]
+    comparison = compared(tmp_path, cells)
+    (rounding,) = comparison.rounding
+    assert (rounding.metric, rounding.cell) == ("accuracy_top1", "single on 1 rank")
+    assert rounding.distance == pytest.approx(0.02)
+    assert rounding.same == ("ddp on 2 ranks",)
+    assert one_of(comparison, "equivalent").text.endswith(
+        "rounding alone: ± 2 % top-1, ddp on 2 ranks the same as single on 1 rank"
+    )
+    shown = json.loads(overview_json(comparison))
+    assert shown["rounding"][0]["same"] == ["ddp on 2 ranks"]
+    assert [row["outcomes"] for row in shown["rows"]] == [{"ok": 3}] * 4  # the twin is no repeat
+    assert "within it are the same: ddp on 2 ranks" in " ".join(overview(comparison).split())
+
+
+def test_nothing_is_said_of_rounding_without_a_quality_of_the_twin(tmp_path: Path) -> None:
+    cells = [replace(SINGLE, qualities=(0.80,), twin=0.82), replace(DDP, qualities=(0.79,))]
+    assert (
+        compared(tmp_path / "1", [replace(cells[0], equivalent=None), cells[1]]).rounding[0].same
+        == ()
+    )
+    failed = with_trials(compared(tmp_path / "2", cells), "single")
+    run = load_run(tmp_path / "2" / "run")
+    assert rounding_of([run], failed.rows) == ()
+
+
+def test_inherited_verdicts_are_counted_apart(tmp_path: Path) -> None:
+    comparison = compared(
+        tmp_path,
+        [
+            SINGLE,
+            DDP,
+            replace(DDP, world_size=4, inherits="2 ranks"),
+            replace(FSDP, world_size=4, inherits="2 ranks"),
+        ],
+    )
+    text = one_of(comparison, "equivalent").text
+    assert text == "yes: 2 of 4 verified, 2 inherit (ddp on 4 ranks from 2 ranks, ...)"
+
+
+def test_without_single_the_first_strategy_of_the_matrix_is_the_baseline(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [FSDP, DDP])
+    assert comparison.baseline == "ddp"  # the experiment of the invented run: single, ddp, fsdp
+    verdicts = {row.strategy: row.verdict for row in comparison.rows}
+    assert verdicts == {"ddp": "baseline", "fsdp": "slower"}

@@ -193,3 +193,21 @@ def test_names_read_from_source_are_those_that_the_libraries_register() -> None:
     assert registered_names("torchvision") == set(models.list_models(module=models))
     timm = pytest.importorskip("timm", reason="needs timm")
     assert registered_names("timm") == set(timm.list_models())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_twin_starts_one_rounding_beside(dtype: torch.dtype) -> None:
+    weights = torch.randn(1000, dtype=dtype)
+    model = nn.Module()
+    model.trained = nn.Parameter(weights.clone())
+    model.frozen = nn.Parameter(weights.clone(), requires_grad=False)
+    model_building.rounded_once(model, 7)
+    assert torch.equal(model.frozen, weights)
+    moved = torch.view_as_real(model.trained.detach()) if dtype.is_complex else model.trained
+    before = torch.view_as_real(weights) if dtype.is_complex else weights
+    neighbours = [
+        torch.nextafter(before, torch.full_like(before, end)) for end in (-torch.inf, torch.inf)
+    ]
+    counts = [int((moved == at).sum()) for at in (before, *neighbours)]
+    assert sum(counts) == before.numel()
+    assert min(counts) > before.numel() // 4

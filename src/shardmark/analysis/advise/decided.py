@@ -21,12 +21,14 @@ after the last one, keep their own level.  Sources: Haybittle, British J. Radiol
 793-797; Peto and others, British J. Cancer 34 (1976), 585-612."""
 
 
-def decided_cells(trials: Sequence[TrialResult], until: float) -> frozenset[str]:
+def decided_cells(
+    trials: Sequence[TrialResult], until: float, strategies: tuple[str, ...] = ()
+) -> frozenset[str]:
     """`cell_id` of those that need no more repeats; disturbed trials do not count.
 
-    A cell that never ended ok is decided, too.
+    A cell that never ended ok is decided, too.  `strategies` are in the order of the matrix.
     """
-    rows = compare([StoredRun(path=Path(), trials=tuple(trials))]).rows
+    rows = compare([StoredRun(path=Path(), trials=tuple(trials), strategies=strategies)]).rows
     undecided = [id(row) for row in undecided_rows(rows, until)]
     return frozenset(cell_id(row.trials[0].trial) for row in rows if id(row) not in undecided)
 

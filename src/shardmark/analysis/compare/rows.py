@@ -26,6 +26,7 @@ from shardmark.core.metrics import (
 from shardmark.core.text import with_options
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
+from shardmark.results.verification import Verdict
 from shardmark.trials.trial import cell_id
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
@@ -89,6 +90,8 @@ class Row:
     """What `speedup` and `memory_ratio` compare with."""
     equivalent: bool | None = None
     """Whether it trains what the reference trains; None where that was not verified."""
+    inherits: str | None = None
+    """The size that was verified in its place, where another one was."""
     deviation: str | None = None
     """The cause where it is not equivalent."""
     guarantee: str | None = None
@@ -313,8 +316,10 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     verified: dict[str, Any] = {}
     if run.verification is not None and "strategy" in first.trial:
         verdict = run.verification.of(cell_id(first.trial))
-    if verdict is not None:
+    if run.verification is not None and verdict is not None:
         verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
+        if verdict.tried_as and (source := run.verification.of(verdict.tried_as)) is not None:
+            verified["inherits"] = _other_sizes(source, verdict)
         if verdict.equivalent is False and verdict.cause:
             verified["deviation"] = verdict.cause.text
     return Row(
@@ -341,6 +346,18 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         folder=run.path,
         **verified,
     )
+
+
+def _other_sizes(source: Verdict, verdict: Verdict) -> str:
+    """The sizes of the verified cell that differ from the cell's that inherits."""
+    ranks = "1 rank" if source.world_size == 1 else f"{source.world_size} ranks"
+    parts = [ranks] if source.world_size != verdict.world_size else []
+    parts += [
+        f"{title_of(key)} {plain(value)}"
+        for key, value in source.varied.items()
+        if verdict.varied.get(key) != value and key not in OWN_COLUMNS
+    ]
+    return ", ".join(parts) or "another cell"
 
 
 def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:

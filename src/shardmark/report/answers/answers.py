@@ -12,11 +12,12 @@ from typing import Literal
 from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_design
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rounding import Rounding
 from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.compare.verdicts import LEAST_GAIN, common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
-from shardmark.report.answers.wording import listed, name, rate, size
+from shardmark.report.answers.wording import listed, name, rate, rounding_text, size
 from shardmark.report.table.table import Column, Table, metric_column, table_of
 
 Question = Literal["fastest", "memory", "equivalent", "caution"]
@@ -58,7 +59,7 @@ def answers(comparison: Comparison) -> list[Answer]:
         ),
         _over_groups("fastest", list(map(_fastest, groups)), labels, no_group),
         _over_groups("memory", list(map(_memory, groups)), labels, no_group),
-        _equivalent(measured),
+        _equivalent(measured, comparison.rounding),
     ]
 
 
@@ -192,7 +193,7 @@ def _winner(chosen: Selection) -> str | None:
     return chosen.best.strategy if chosen.state != "tie" else None
 
 
-def _equivalent(measured: Sequence[Row]) -> Answer:
+def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer:
     different = [row for row in measured if row.equivalent is False]
     by_design = list(dict.fromkeys(row.label for row in measured if is_by_design(row)))
     verified = [row for row in measured if row.equivalent is True]
@@ -205,12 +206,19 @@ def _equivalent(measured: Sequence[Row]) -> Answer:
     if not verified and not by_design:
         return Answer(question="equivalent", decided=False, text="not verified")
     decided = len(verified) + sum(map(is_by_design, measured)) == len(measured)
-    text = f"{'yes' if decided else 'partly'}, {len(verified)} of {len(measured)} verified"
+    inherit = [f"{name(row)} from {row.inherits}" for row in verified if row.inherits]
+    text = f"{'yes' if decided else 'partly'}{':' if inherit else ','} "
+    text += f"{len(verified) - len(inherit)} of {len(measured)} verified"
+    if inherit:
+        verb = "inherit" if len(inherit) > 1 else "inherits"
+        shown = ", ".join([*inherit[:1], *(["..."] if inherit[1:] else [])])
+        text += f", {len(inherit)} {verb} ({shown})"
     if by_design:
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
     own = list(dict.fromkeys(row.label for row in verified if row.mathematics))
     if own:
         text += f"; {listed(own)} by {'their' if len(own) > 1 else 'its'} own definition"
+    text += "".join(f"; {rounding_text(each)}" for each in rounding[:1])
     return Answer(question="equivalent", decided=decided, text=text)
 
 

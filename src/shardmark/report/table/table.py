@@ -295,6 +295,7 @@ def identity_of(row: Row) -> dict[str, Any]:
         "synthetic": row.synthetic,
         "weak_scaling": row.weak_scaling,
         "equivalent": row.equivalent,
+        "inherits": row.inherits,
         "mathematics": list(row.mathematics),
         "deviation": row.deviation,
         "diverged": row.diverged,
