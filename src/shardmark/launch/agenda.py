@@ -64,10 +64,10 @@ class Agenda:
         ]
 
     def _fails(self, twin: Trial) -> bool:
-        """Whether no trial of the twin's cell that has run has ended well."""
+        """Whether no trial of the twin's cell that has run has a quality to compare with."""
         cell = cell_of(twin)
         ran = [result for key, result in self.results.items() if self._cells.get(key) == cell]
-        return bool(ran) and all(result.outcome is not Outcome.OK for result in ran)
+        return bool(ran) and all(r.outcome is not Outcome.OK or r.diverged for r in ran)
 
     def next(self) -> tuple[int, Trial] | None:
         """The trial to run now; None where none is left, or no time for it."""

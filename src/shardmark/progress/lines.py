@@ -148,4 +148,5 @@ def ending(result: TrialResult) -> str:
     peak = result.metrics.get("peak_memory_bytes")
     memory = "" if peak is None else f", peak {size(peak.value)}"
     disturbed = f", disturbed: {result.disturbed}" if result.disturbed else ""
-    return f"ok in {seconds}{speed}{memory}{disturbed}"
+    diverged = f", {result.diverged}" if result.diverged else ""
+    return f"ok in {seconds}{speed}{memory}{disturbed}{diverged}"

@@ -116,7 +116,11 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
-    if len(disturbed) < len(measured) and max(len(row.ok_trials) for row in measured) == 1:
+    if (
+        groups
+        and len(disturbed) < len(measured)
+        and max(len(row.ok_trials) for row in measured) == 1
+    ):
         texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
     elif unpaired := list(dict.fromkeys(text for group in groups for text in _unpaired(group))):
         share = "share" if len(unpaired) > 1 else "shares"
