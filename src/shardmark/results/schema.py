@@ -198,8 +198,8 @@ class RankRecord(Stored):
     """CUDA allocator, largest over the windows."""
     peak_reserved_bytes: int | None = None
     nonfinite_steps: int = 0
-    first_nonfinite: tuple[int, Literal["NaN", "infinite"]] | None = None
-    """The first step of the recipe, from 0 on, with such a loss, and what the loss was."""
+    first_nonfinite: tuple[int, str] | None = None
+    """The first such step, from 0 on, and what its loss was: NaN or infinite."""
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
     better: dict[str, Literal["lower", "higher"]] = {}
@@ -350,29 +350,20 @@ class TrialResult(Stored):
 
     @property
     def diverged(self) -> str | None:
-        """Since when the loss is not finite, and on which rank; None where it is finite.
-
-        Steps that fp16's loss scaler skipped do not count, unless it skipped all.
-        """
+        """The first loss that is not finite; steps that the loss scaler skipped do not count."""
         failed = []
         for rank in self.ranks:
             steps = max((epoch.end_step for epoch in rank.epochs), default=0)
             if rank.nonfinite_steps > rank.skipped_steps or 0 < steps <= rank.nonfinite_steps:
-                # Without a first step the file is an older version's.
-                first, kind = rank.first_nonfinite or (0, "not finite")
-                failed.append((first, rank.rank, kind, rank.nonfinite_steps, steps))
+                first, kind = rank.first_nonfinite or (steps, "not finite")
+                since = f" from step {first + 1} on" if rank.first_nonfinite else ""
+                if rank.nonfinite_steps != steps - first:
+                    since += f" in {rank.nonfinite_steps} of {steps} steps"
+                failed.append((first, rank.rank, f"the loss is {kind}{since}"))
         if not failed:
             return None
-        first, number, kind, count, steps = min(failed)
-        counted = f"in {count} of {steps} steps"
-        if kind == "not finite":
-            since = counted
-        elif count == steps - first:
-            since = f"from step {first + 1} on"
-        else:
-            since = f"from step {first + 1} on, {counted}"
-        where = f" (rank {number})" if len(failed) < len(self.ranks) else ""
-        return f"the loss is {kind} {since}{where}"
+        _, number, text = min(failed)
+        return text if len(failed) == len(self.ranks) else f"{text} (rank {number})"
 
 
 RankRecord.model_rebuild()

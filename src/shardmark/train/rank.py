@@ -41,6 +41,7 @@ from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
+from shardmark.workloads.model_building import rounded_once
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -95,7 +96,11 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
 
 
 def _workload(trial: Trial) -> Workload:
-    return build_workload(trial.workload, trial.recipe.seed, twin=trial.twin)
+    workload = build_workload(trial.workload, trial.recipe.seed)
+    if trial.twin:
+        build, seed = workload.build_model, trial.recipe.seed
+        workload.build_model = lambda: rounded_once(build(), seed)  # type: ignore[method-assign]
+    return workload
 
 
 def join_group(trial: Trial) -> RankContext:

@@ -21,9 +21,9 @@ from shardmark.core.recipe import MOST_RANKS, Measure, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names
 from shardmark.strategies.base import Strategy
 from shardmark.trials.trial import (
+    DEFAULT_BASELINE,
     StrategySpec,
     Trial,
-    baseline_among,
     ranks_and_nodes,
     trial_id,
 )
@@ -138,10 +138,9 @@ def _with_id(trial: Trial) -> Trial:
 
 def _twin(cells: Sequence[Trial]) -> Trial | None:
     """The baseline's first cell from other initial weights; None where no quality is compared."""
-    baseline = baseline_among([cell.strategy.name for cell in cells])
-    cell = next(cell for cell in cells if cell.strategy.name == baseline)
-    measure = cell.measure
-    alone = sum(_conditions(other) == _conditions(cell) for other in cells) == 1
+    cell = min(cells, key=lambda cell: cell.strategy.name != DEFAULT_BASELINE)
+    measure, one_node = cell.measure, {NODES: 1}
+    alone = sum(cell.varied | one_node == other.varied | one_node for other in cells) == 1
     if alone or not (measure.twin and measure.verify) or measure.evaluate == "never":
         return None
     # Its quality alone counts: no time is spent on windows and the probe.
@@ -160,10 +159,6 @@ def cells_of_any_size(experiment: Experiment) -> tuple[list[Trial], list[LeftOut
     matrix = {key: values for key, values in experiment.matrix.items() if key not in SIZE_AXES}
     sizeless = experiment.model_copy(update={"matrix": matrix})
     return _cells(sizeless, "cuda", left_out, lambda _: [(1, 1)]), left_out
-
-
-def _conditions(cell: Trial) -> dict[str, Any]:
-    return {key: value for key, value in cell.varied.items() if key not in SIZE_AXES}
 
 
 def _cells(

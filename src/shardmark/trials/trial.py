@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -26,11 +26,6 @@ from shardmark.strategies.base import Strategy
 from shardmark.workloads import TaskOptions
 
 DEFAULT_BASELINE = "single"
-
-
-def baseline_among(strategies: Sequence[str]) -> str:
-    """Return `single` where it is one of them, else the first."""
-    return DEFAULT_BASELINE if DEFAULT_BASELINE in strategies else strategies[0]
 
 
 class StrategySpec(Model):

@@ -69,17 +69,9 @@ def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
     return (f"{_room(options)}.task", *options.loads())
 
 
-def build_workload(options: WorkloadOptions, seed: int, *, twin: bool = False) -> Workload:
-    """Read the data and make the task; all that is random in it comes from the seed.
-
-    The initial weights of a `twin` are changed by one rounding.
-    """
+def build_workload(options: WorkloadOptions, seed: int) -> Workload:
+    """Read the data and make the task; all that is random in it comes from the seed."""
     built: Workload = importlib.import_module(task_modules(options)[0]).build(options, seed)
-    if twin:
-        from shardmark.workloads.model_building import rounded_once
-
-        build = built.build_model
-        built.build_model = lambda: rounded_once(build(), seed)  # type: ignore[method-assign]
     return built
 
 

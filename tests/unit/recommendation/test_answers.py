@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_finite_is_the_first_caution_and_never_wins(tmp_path:
 
 def test_all_trainings_without_a_finite_loss_have_no_winner(tmp_path: Path) -> None:
     comparison = with_trials(with_trials(compared(tmp_path, [SINGLE, DDP]), "ddp"), "single")
-    assert one_of(comparison, "fastest").text == "none: no training has a finite loss"
+    assert "no strategy has a finite loss" in one_of(comparison, "fastest").text
     assert not any(line.startswith("Surer") for line in next_commands(comparison))
 
 
@@ -239,7 +239,7 @@ def test_all_trainings_without_a_finite_loss_have_no_winner(tmp_path: Path) -> N
         ({"nonfinite_steps": 2, "skipped_steps": 3}, None),
         ({"nonfinite_steps": 20, "skipped_steps": 20, "first_nonfinite": (0, "infinite")},
          "the loss is infinite from step 1 on"),
-        ({"nonfinite_steps": 3}, "the loss is NaN from step 2 on, in 3 of 20 steps"),
+        ({"nonfinite_steps": 3}, "the loss is NaN from step 2 on in 3 of 20 steps"),
         ({"nonfinite_steps": 3, "first_nonfinite": None},
          "the loss is not finite in 3 of 20 steps"),
     ],

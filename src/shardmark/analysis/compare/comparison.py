@@ -66,10 +66,9 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
 def _default_baseline(runs: Sequence[StoredRun], rows: Sequence[Row]) -> str:
     """`single` where it is a row, or nothing has a rival; else the first measured in a matrix."""
     measured = {row.strategy for row in rows if row.ok_trials}
-    if len(measured) < 2 or any(row.strategy == DEFAULT_BASELINE for row in rows):
-        return DEFAULT_BASELINE
+    rivals = len(measured) > 1 and all(row.strategy != DEFAULT_BASELINE for row in rows)
     ordered = [name for run in runs for name in run.strategies if name in measured]
-    return next(iter([*ordered, *sorted(measured)]), DEFAULT_BASELINE)
+    return ordered[0] if rivals and ordered else DEFAULT_BASELINE
 
 
 def _other_contents(runs: Sequence[StoredRun]) -> Iterator[str]:

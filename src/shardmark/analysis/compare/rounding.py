@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -50,17 +50,13 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
     distance = max(*values, summary.value) - min(*values, summary.value)
     close = (
         other.place
-        for other in _of_one_training(row, rows)
-        if (known := other.values.get(metric))
+        for other in rows
+        if other is not row
+        and row.equivalent
+        and other.equivalent
+        and row.comparable(other)
+        and not (row.weak_scaling and row.world_size != other.world_size)
+        and (known := other.values.get(metric))
         and abs(fmean(known.values()) - fmean(values)) <= distance
     )
     return Rounding(metric=metric, distance=distance, cell=row.place, same=tuple(close))
-
-
-def _of_one_training(row: Row, rows: Sequence[Row]) -> Iterator[Row]:
-    """Verified rows that train the row's samples in the row's steps."""
-    for other in rows:
-        if other is row or not (row.equivalent and other.equivalent and row.comparable(other)):
-            continue
-        if not (row.weak_scaling and row.world_size != other.world_size):
-            yield other

@@ -27,7 +27,7 @@ from shardmark.core.text import with_options
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.results.verification import Verdict
-from shardmark.trials.trial import cell_id
+from shardmark.trials.trial import cell_id, ranks_and_nodes
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
@@ -91,7 +91,7 @@ class Row:
     equivalent: bool | None = None
     """Whether it trains what the reference trains; None where that was not verified."""
     inherits: str | None = None
-    """The size that was verified in its place, where another one was."""
+    """The sizes that were verified in its place, where others were."""
     deviation: str | None = None
     """The cause where it is not equivalent."""
     guarantee: str | None = None
@@ -319,7 +319,8 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     if run.verification is not None and verdict is not None:
         verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
         if verdict.tried_as and (source := run.verification.of(verdict.tried_as)) is not None:
-            verified["inherits"] = _other_sizes(source, verdict)
+            other = [part for part in _sizes(source) if part not in _sizes(verdict)]
+            verified["inherits"] = ", ".join(other)
         if verdict.equivalent is False and verdict.cause:
             verified["deviation"] = verdict.cause.text
     return Row(
@@ -348,16 +349,9 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     )
 
 
-def _other_sizes(source: Verdict, verdict: Verdict) -> str:
-    """The sizes of the verified cell that differ from the cell's that inherits."""
-    ranks = "1 rank" if source.world_size == 1 else f"{source.world_size} ranks"
-    parts = [ranks] if source.world_size != verdict.world_size else []
-    parts += [
-        f"{title_of(key)} {plain(value)}"
-        for key, value in source.varied.items()
-        if verdict.varied.get(key) != value and key not in OWN_COLUMNS
-    ]
-    return ", ".join(parts) or "another cell"
+def _sizes(verdict: Verdict) -> list[str]:
+    varied = (f"{title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
+    return [ranks_and_nodes(verdict.world_size, 1), *varied]
 
 
 def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:

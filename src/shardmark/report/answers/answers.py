@@ -49,16 +49,13 @@ def answers(comparison: Comparison) -> list[Answer]:
         return []
     groups = _competing(comparison)
     labels = group_labels(groups)
-    no_group = "not decided: no strategy is shown to train what the reference trains"
-    if all(row.diverged for row in measured):
-        no_group = "none: no training has a finite loss"
     return [
         *(
             Answer(question="caution", decided=False, text=text)
             for text in _cautions(measured, groups)
         ),
-        _over_groups("fastest", list(map(_fastest, groups)), labels, no_group),
-        _over_groups("memory", list(map(_memory, groups)), labels, no_group),
+        _over_groups("fastest", list(map(_fastest, groups)), labels),
+        _over_groups("memory", list(map(_memory, groups)), labels),
         _equivalent(measured, comparison.rounding),
     ]
 
@@ -226,12 +223,11 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     return Answer(question="equivalent", decided=decided, text=text)
 
 
-def _over_groups(
-    question: Question, by_group: Sequence[Answer], labels: Sequence[str], no_group: str
-) -> Answer:
+def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
     """Of one group its answer; of several, who wins in how many and the exceptions."""
     if not by_group:
-        return Answer(question=question, decided=False, text=no_group)
+        text = "not decided: no strategy has a finite loss and trains what the reference trains"
+        return Answer(question=question, decided=False, text=text)
     if len(by_group) == 1:
         return by_group[0]
     winners = [answer.strategy if answer.decided else None for answer in by_group]
