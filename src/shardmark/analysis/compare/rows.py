@@ -318,9 +318,10 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         verdict = run.verification.of(cell_id(first.trial))
     if run.verification is not None and verdict is not None:
         verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
-        if verdict.tried_as and (source := run.verification.of(verdict.tried_as)) is not None:
-            other = [part for part in _sizes(source) if part not in _sizes(verdict)]
-            verified["inherits"] = ", ".join(other)
+        if verdict.tried_as:
+            source = run.verification.of(verdict.tried_as)
+            other = [part for part in _sizes(source or verdict) if part not in _sizes(verdict)]
+            verified["inherits"] = ", ".join(other) or "another cell"
         if verdict.equivalent is False and verdict.cause:
             verified["deviation"] = verdict.cause.text
     return Row(
