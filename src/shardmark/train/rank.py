@@ -91,11 +91,12 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
     return InitialWeights.forked(
         directory / INITIAL_WEIGHTS_FILE,
         leads=os.environ["LOCAL_RANK"] == "0",
-        build=lambda: _workload(trial).build_model(),
+        build=lambda: workload_of(trial).build_model(),
     )
 
 
-def _workload(trial: Trial) -> Workload:
+def workload_of(trial: Trial) -> Workload:
+    """The trial's task; a twin's models start one rounding beside those of its cell."""
     workload = build_workload(trial.workload, trial.recipe.seed)
     if trial.twin:
         build, seed = workload.build_model, trial.recipe.seed
@@ -165,7 +166,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
     warmup_seconds, window_seconds = trial.least_seconds
-    workload = _workload(trial)
+    workload = workload_of(trial)
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload

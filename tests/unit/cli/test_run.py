@@ -317,3 +317,19 @@ def test_ways_of_measuring_reach_the_run(
     assert code == 0
     assert calls[0]["remeasure"] is not queued_again
     assert calls[0]["budget_seconds"] == 5400.0
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_1(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(_: Experiment, out: Path, **__: Any) -> Path:
+        good = invented_trial("single", 1)
+        bad = {"nonfinite_steps": 15, "first_nonfinite": (7, "NaN")}
+        ranks = [rank.model_copy(update=bad) for rank in invented_trial("ddp", 2).ranks]
+        return write_run(out, [good, invented_trial("ddp", 2, ranks=tuple(ranks))])
+
+    monkeypatch.setattr(controller, "run_experiment", fake)
+    code, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
+    assert code == 1
+    assert "ddp on 2 ranks: the loss is NaN from step 8 on." in printed
+    assert "Fastest         single" in printed

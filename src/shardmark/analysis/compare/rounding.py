@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -21,7 +22,7 @@ class Rounding:
     distance: float
     """Largest difference between the twin and the repeats of its cell."""
     cell: str
-    """The cell that has the twin."""
+    """The cell that has the twin, by its strategy where that is enough."""
     same: tuple[str, ...]
     """Verified rows whose mean differs from the cell's by no more than the distance."""
 
@@ -48,15 +49,17 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
         return None
     values = row.values[metric].values()
     distance = max(*values, summary.value) - min(*values, summary.value)
+    rivals = [other for other in rows if row.comparable(other)]
+    labels = Counter(other.label for other in rivals)
+    names = {id(r): r.label if labels[r.label] == 1 else r.place for r in rivals}
     close = (
-        other.place
-        for other in rows
+        names[id(other)]
+        for other in rivals
         if other is not row
         and row.equivalent
         and other.equivalent
-        and row.comparable(other)
         and not (row.weak_scaling and row.world_size != other.world_size)
         and (known := other.values.get(metric))
         and abs(fmean(known.values()) - fmean(values)) <= distance
     )
-    return Rounding(metric=metric, distance=distance, cell=row.place, same=tuple(close))
+    return Rounding(metric=metric, distance=distance, cell=names[id(row)], same=tuple(close))

@@ -25,7 +25,7 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
 
 
 def rounding_text(rounding: Rounding) -> str:
-    """`rounding alone: ± 1.2 % top-1, ddp on 2 ranks the same as single on 1 rank`."""
+    """`rounding alone: ± 1.2 % top-1, ddp and fsdp the same as single`."""
     column = metric_column(rounding.metric)
     amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
     text = f"rounding alone: ± {amount} {column.title}"
