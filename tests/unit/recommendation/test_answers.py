@@ -222,7 +222,7 @@ def test_a_loss_that_is_not_finite_is_the_first_caution_and_never_wins(tmp_path:
     assert (fastest.strategy, memory.strategy) == ("fsdp", "fsdp")
     text = overview(comparison)
     assert text.index("loss is NaN") < text.index("Fastest")
-    assert "loss not finite" in text
+    assert text.index("\nsingle ") < text.index("loss not finite")  # below the finite ones
     (row,) = [row for row in comparison_json(comparison)["rows"] if row["strategy"] == "ddp"]
     assert row["diverged"] == "the loss is NaN from step 2 on (rank 1)"
 
