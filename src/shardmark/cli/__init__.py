@@ -55,8 +55,8 @@ def _shardmark(
 ) -> None:
     """Which way of distributing the training is best for my model on my machines?
 
-    Exit codes: 0 every trial has an outcome and none failed or timed out; 1 some did, or `compare
-    --regression` shows a regression; 2 bad input; 130 interrupted.
+    Exit codes: 0 every trial has an outcome and none failed or timed out; 1 some did, or a loss is
+    not finite, or `compare --regression` shows a regression; 2 bad input; 130 interrupted.
     """
 
 

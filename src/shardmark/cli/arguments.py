@@ -63,7 +63,8 @@ Baseline = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
-        help="Strategy that speed-up and memory ratio refer to; `single` by default.",
+        help="Strategy that speed-up and memory ratio refer to; by default `single`, or the "
+        "matrix's first without it.",
     ),
 ]
 

@@ -49,8 +49,9 @@ def print_plan(
     here = machine(experiment.device)
     plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
     goes_on = out if out is not None and is_run(out) and not remeasure else None
-    done = {result.id for result in load_run(goes_on).trials} if goes_on else set()
-    todo = [trial for trial in plan.trials if trial.id not in done]
+    stored = load_run(goes_on) if goes_on else None
+    done = {result.id for result in (*stored.trials, *stored.twins)} if stored else set()
+    todo = [trial for trial in plan.with_twin if trial.id not in done]
     say(*_trial_lines(plan), *_duration_lines(plan))
     say(*time_lines(todo, goes_on, budget_seconds, verify=experiment.measure.verify))
     command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
@@ -66,7 +67,7 @@ def _trial_lines(plan: Plan) -> Iterator[str]:
     Repeats that come only where they are needed are counted in one line.
     """
     repeats = plan.trials[0].measure.repeats
-    sure = [trial for trial in plan.trials if trial.repeat < repeats.at_least]
+    sure = [trial for trial in plan.with_twin if trial.repeat < repeats.at_least]
     rows = [_row(number, trial) for number, trial in enumerate(sure, start=1)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -77,8 +78,9 @@ def _trial_lines(plan: Plan) -> Iterator[str]:
         yield f"then up to {more} more repeats, until {known}"
     for cell in plan.left_out:
         yield f"left out: {cell}"
-    most = f" to {len(plan.trials)}" if repeats.adaptive else ""
-    trials = f"{len(sure)}{most} trial{'' if len(plan.trials) == 1 else 's'}"
+    count = len(plan.with_twin)
+    most = f" to {count}" if repeats.adaptive else ""
+    trials = f"{len(sure)}{most} trial{'' if count == 1 else 's'}"
     yield f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"
 
 
@@ -90,7 +92,7 @@ def _row(number: int, trial: Trial) -> list[str]:
         trial.id,
         trial.strategy.name,
         _counted(trial.world_size, "rank"),
-        f"repeat {trial.repeat + 1} of {trial.measure.repeats}",
+        trial.repeat_title,
         GAP.join(f"{key}={' '.join(shown(value).split())}" for key, value in varied.items()),
     ]
 

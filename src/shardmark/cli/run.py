@@ -146,7 +146,7 @@ def _delegated(
 
 
 def _print_results(folder: Path, *, quiet: bool) -> int:
-    """The answers and where they come from; the exit code by whether some trial failed."""
+    """The answers and where they come from; 1 where a trial failed or its loss is not finite."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.cli.compare import terminal_width
     from shardmark.report.answers.overview import overview
@@ -159,7 +159,9 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
         shown = shlex.quote(str(folder))
         say("", f"files: {folder}   again: shardmark compare {shown}")
         say(f"report: shardmark report {shown}")
-    failed = any(result.outcome in ("failed", "timed_out") for result in stored.trials)
+    failed = any(
+        result.outcome in ("failed", "timed_out") or result.diverged for result in stored.trials
+    )
     return SOME_FAILED if failed else 0
 
 

@@ -59,7 +59,9 @@ def verify(
     with scratch_folder() as folder:
         listener = Silent() if form is TextOrJson.JSON else Lines()
         scratch = folder / "verification"
-        verification = verify_experiment(resolved, scratch, plan=plan, progress=listener)
+        verification = verify_experiment(
+            resolved, scratch, plan=plan, progress=listener, store=True
+        )
     if form is TextOrJson.JSON:
         say_text(render_json(json.loads(verification.model_dump_json())))
     else:

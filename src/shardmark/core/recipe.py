@@ -306,6 +306,9 @@ class Measure(Model):
     """After the training, take untimed steps that count memory, collectives and communication."""
     verify: bool = True
     """Before the first trial, prove with a few steps that the strategies train the same thing."""
+    twin: bool = True
+    """Train the baseline's cell once more from initial weights that are changed by one rounding, to
+    measure what rounding alone does to the quality; where strategies are verified and evaluated."""
     evaluate: Literal["epoch", "end", "never"] = "epoch"
     """When the whole validation set is evaluated; never inside a measured window."""
     link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None

@@ -39,6 +39,7 @@ class Agenda:
         self.results = {result.id: result for result in results}
         self._plan = plan
         self._repeats = repeats
+        self._trials = plan.with_twin
         self._cells = {trial.id: cell_of(trial) for trial in plan.trials}
         self.known: frozenset[str] = frozenset()
         """Cells that are known well enough."""
@@ -56,10 +57,17 @@ class Agenda:
         ended = self.known | self.hopeless
         return [
             (order, trial)
-            for order, trial in enumerate(self._plan.trials)
+            for order, trial in enumerate(self._trials)
             if trial.id not in self.results
+            and not (trial.twin and self._fails(trial))
             and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in ended)
         ]
+
+    def _fails(self, twin: Trial) -> bool:
+        """Whether no trial of the twin's cell that has run has a quality to compare with."""
+        cell = cell_of(twin)
+        ran = [result for key, result in self.results.items() if self._cells.get(key) == cell]
+        return bool(ran) and all(r.outcome is not Outcome.OK or r.diverged for r in ran)
 
     def next(self) -> tuple[int, Trial] | None:
         """The trial to run now; None where none is left, or no time for it."""
@@ -94,7 +102,8 @@ class Agenda:
             for cell, results in by_cell.items()
             if 2 * sum(is_sound(result) for result in results) < len(results)
         )
-        decided = decided_cells([*self.results.values()], self._repeats.until)
+        repeats = [result for result in self.results.values() if not result.twin]
+        decided = decided_cells(repeats, self._repeats.until, self._plan.strategies)
         self.known = decided & by_cell.keys() - self.hopeless
 
 

@@ -6,13 +6,13 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.durations import duration
-from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.errors import InputError, StorageError, StrategyUnavailable
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.storage import storing
 from shardmark.launch import fingerprint
@@ -33,6 +33,7 @@ from shardmark.results.verification import (
     VERIFICATION_FILE,
     Verdict,
     Verification,
+    read_verification,
     write_verification,
 )
 from shardmark.train.checkpoint_folder import check_given
@@ -45,7 +46,7 @@ SCRATCH = ".verification"
 
 GROWING = (
     *("matrix", "placement", "engine", "limits", "measure.repeats", "measure.max_remeasure"),
-    *("measure.verify", "measure.link_seconds"),
+    *("measure.verify", "measure.link_seconds", "measure.twin"),
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 VERIFYING_SHARE = 0.2
@@ -140,10 +141,12 @@ def verify_experiment(
     plan: Plan | None = None,
     progress: ProgressListener | None = None,
     engine: Engine | None = None,
+    store: bool = False,
 ) -> Verification:
     """A verdict on every cell of the experiment; nothing is measured.
 
-    Raises `InputError` for an experiment that cannot be used.
+    Runs of the same content take over what it stores.  Raises `InputError` for an experiment that
+    cannot be used.
     """
     listener = progress or Silent()
     plan = plan or expand(experiment)
@@ -154,11 +157,22 @@ def verify_experiment(
         listener.doing("loading torch")
         machine = engine.machine(experiment.device)
         cells = cells_of(plan.on(machine.device_type).trials)
+        proofs = _proofs(plan, engine)
         engine.load(modules_of(cells), machine.device_type)
         verdicts = verify_cells(
             cells, engine=engine, machine=machine, scratch=scratch, listener=listener
         )
-        return verification_of(cells, verdicts)
+        made = verification_of(cells, verdicts)
+        if store and proofs == _proofs(plan, engine):  # nothing has changed meanwhile
+            with suppress(OSError, StorageError):
+                proofs.mkdir(parents=True, exist_ok=True)
+                every = {verdict.id: verdict for verdict in (*_proven(proofs), *made.verdicts)}
+                write_verification(proofs, made.model_copy(update={"verdicts": (*every.values(),)}))
+        return made
+
+
+def _proofs(plan: Plan, engine: Engine) -> Path:
+    return fingerprint.proofs_folder(plan.trials, [environment(), *engine.environments()])
 
 
 def check_plan(plan: Plan) -> None:
@@ -273,7 +287,8 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     engine.load(modules_of(trials), machine.device_type)
     began = time.monotonic()
     if verify:
-        _verify(trials, runner)
+        proofs = _proofs(plan, engine)
+        _verify([trial for trial in trials if not trial.twin], runner, proofs)
     shutil.rmtree(runner.folder.path / SCRATCH, ignore_errors=True)  # of a killed command
     verified_seconds = time.monotonic() - began
     measure_run_links(
@@ -328,21 +343,23 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
         listener.note(f"the budget has no time for {len(left)} trials: {listed}")
 
 
-def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
-    """Store a verdict on each cell that has none yet."""
+def _verify(trials: Sequence[Trial], runner: TrialRunner, proofs: Path) -> None:
+    """Store a verdict on each cell that has none yet, those of `verify` first."""
     folder, listener = runner.folder, runner.listener
     stored = folder.take_up(Verification, VERIFICATION_FILE, listener.note)
     known = stored.verdicts if stored is not None else ()
-    done = {v.id: v for v in known if v.equivalent is not None or v.guarantee is not None}
-    cells = cells_of(trials)
-    missing = [cell for cell in cells if cell_of(cell) not in done]
+    done = {verdict.id for verdict in known if _is_decided(verdict)}
+    missing = {cell_of(cell): cell for cell in cells_of(trials) if cell_of(cell) not in done}
     if not missing:
         return
-    fresh: list[Verdict] = []
+    fresh = [verdict for verdict in _proven(proofs) if verdict.id in missing]
+    if fresh:
+        listener.note(f"`shardmark verify` has verified {len(fresh)} of {len(missing)} cells")
+    taken_over = {verdict.id for verdict in fresh}
     began = time.monotonic()
     try:
         for verdict in verify_cells(
-            missing,
+            [cell for key, cell in missing.items() if key not in taken_over],
             engine=runner.engine,
             machine=runner.machine,
             scratch=folder.path / SCRATCH,
@@ -352,7 +369,7 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
             if verdict.equivalent is False and verdict.cause is not None and not verdict.tried_as:
                 listener.note(f"NOT EQUIVALENT: {verdict.strategy}: {verdict.cause.text}")
     finally:  # after Ctrl-C, too
-        made = verification_of(missing, fresh)
+        made = verification_of([*missing.values()], fresh)
         judged = {verdict.id for verdict in fresh}
         every = (*(v for v in known if v.id not in judged), *made.verdicts)
         seconds = time.monotonic() - began + ((stored and stored.seconds) or 0.0)
@@ -360,11 +377,22 @@ def _verify(trials: Sequence[Trial], runner: TrialRunner) -> None:
         write_verification(folder.path, made.model_copy(update=told))
 
 
+def _proven(proofs: Path) -> Sequence[Verdict]:
+    stored = None
+    with suppress(ValueError, InputError):
+        stored = read_verification(proofs)
+    return [*filter(_is_decided, stored.verdicts)] if stored else []
+
+
+def _is_decided(verdict: Verdict) -> bool:
+    return verdict.equivalent is not None or verdict.guarantee is not None
+
+
 def _results(
     folder: RunFolder, plan: Plan, listener: ProgressListener, *, retry: bool
 ) -> Iterator[TrialResult]:
     """Those of the plan that are stored and stay."""
-    for trial in plan.trials:
+    for trial in plan.with_twin:
         stored = folder.read_result(trial.id, verify=True)
         if isinstance(stored, Damaged):
             folder.set_aside(folder.trial_folder(trial.id), "damaged")

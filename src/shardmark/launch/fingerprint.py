@@ -11,6 +11,8 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import metadata
+from inspect import getfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from shardmark.results.fingerprint import (
     ModelRecord,
     SourceRecord,
 )
+from shardmark.results.runs_folder import RUNS
 from shardmark.results.schema import RankRecord
 from shardmark.results.store import RunFolder, has_results, is_run
 from shardmark.trials.trial import Trial
@@ -71,6 +74,17 @@ def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
             if version:
                 seen.setdefault(name, set()).add(str(version))
     return Fingerprint(versions={name: " and ".join(sorted(of)) for name, of in seen.items()})
+
+
+def proofs_folder(trials: Sequence[Trial], environments: Sequence[Mapping[str, Any]]) -> Path:
+    """Verdicts of `verify`, named by the code, data and versions that they hold for."""
+    trained = fingerprint_of(trials).merged(versions_of(environments))
+    packages = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
+    digest = hashlib.sha256("\n".join((trained.model_dump_json(), *packages)).encode())
+    strategies = {Path(getfile(type(trial.built_strategy))) for trial in trials}
+    for file in sorted({*PACKAGE.rglob("*.py"), *strategies}):
+        digest.update(file.read_bytes())
+    return RUNS / ".verified" / digest.hexdigest()[:16]
 
 
 def refuse_changes(folder: Path, now: Fingerprint) -> None:

@@ -102,7 +102,7 @@ def title(trial: Trial) -> str:
     parts = [trial.title]
     parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
     if trial.measure.repeats.at_most > 1:
-        parts.append(f"repeat {trial.repeat + 1} of {trial.measure.repeats}")
+        parts += [] if trial.twin else [trial.repeat_title]
     return ", ".join(parts)
 
 
@@ -148,4 +148,5 @@ def ending(result: TrialResult) -> str:
     peak = result.metrics.get("peak_memory_bytes")
     memory = "" if peak is None else f", peak {size(peak.value)}"
     disturbed = f", disturbed: {result.disturbed}" if result.disturbed else ""
-    return f"ok in {seconds}{speed}{memory}{disturbed}"
+    diverged = f", {result.diverged}" if result.diverged else ""
+    return f"ok in {seconds}{speed}{memory}{disturbed}{diverged}"

@@ -198,6 +198,8 @@ class RankRecord(Stored):
     """CUDA allocator, largest over the windows."""
     peak_reserved_bytes: int | None = None
     nonfinite_steps: int = 0
+    first_nonfinite: tuple[int, str] | None = None
+    """The first such step, from 0 on, and what its loss was: NaN or infinite."""
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
     better: dict[str, Literal["lower", "higher"]] = {}
@@ -340,6 +342,28 @@ class TrialResult(Stored):
         """What else took so much of the machine that the times decide nothing; None if nothing."""
         worst = [each for kind in DISTURBING for each in self.stability if each.kind is kind]
         return worst[0].text if worst else None
+
+    @property
+    def twin(self) -> bool:
+        """Whether it is no repeat: its initial weights were changed by one rounding."""
+        return bool(self.trial.get("twin"))
+
+    @property
+    def diverged(self) -> str | None:
+        """The first loss that is not finite; steps that the loss scaler skipped do not count."""
+        failed = []
+        for rank in self.ranks:
+            steps = max((epoch.end_step for epoch in rank.epochs), default=0)
+            if rank.nonfinite_steps > rank.skipped_steps or 0 < steps <= rank.nonfinite_steps:
+                first, kind = rank.first_nonfinite or (steps, "not finite")
+                since = f" from step {first + 1} on" if rank.first_nonfinite else ""
+                if rank.nonfinite_steps != steps - first:
+                    since += f" in {rank.nonfinite_steps} of {steps} steps"
+                failed.append((first, rank.rank, f"the loss is {kind}{since}"))
+        if not failed:
+            return None
+        _, number, text = min(failed)
+        return text if len(failed) == len(self.ranks) else f"{text} (rank {number})"
 
 
 RankRecord.model_rebuild()

@@ -74,6 +74,10 @@ class StoredRun:
     path: Path
     trials: tuple[TrialResult, ...]
     """In the order in which they were run."""
+    twins: tuple[TrialResult, ...] = ()
+    """Trials whose initial weights were changed by one rounding: no repeats."""
+    strategies: tuple[str, ...] = ()
+    """Names in the order of the experiment's matrix; none where it cannot be read."""
     damaged: tuple[Damaged, ...] = ()
     missing: tuple[str, ...] = ()
     """Ids of trials that were begun and left no result."""
@@ -320,12 +324,20 @@ class RunFolder:
             fingerprint = read_if_there(Fingerprint, self.path / FINGERPRINT_FILE)
         return StoredRun(
             path=self.path,
-            trials=tuple(trials),
+            trials=tuple(trial for trial in trials if not trial.twin),
+            twins=tuple(trial for trial in trials if trial.twin),
+            strategies=self._strategies(),
             damaged=tuple(damaged),
             missing=tuple(missing),
             verification=verification,
             fingerprint=fingerprint,
         )
+
+    def _strategies(self) -> tuple[str, ...]:
+        with suppress(InputError, KeyError, TypeError):
+            entries = self.read_experiment()["matrix"]["strategy"]
+            return tuple(str(e["name"] if isinstance(e, dict) else e) for e in entries)
+        return ()
 
     def _trial_folders(self) -> list[Path]:
         folder = self.path / TRIALS_FOLDER

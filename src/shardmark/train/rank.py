@@ -41,10 +41,12 @@ from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
+from shardmark.workloads.model_building import rounded_once
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.measure.step.compilation import Compilation
+    from shardmark.workloads.base import Workload
 
 Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
@@ -89,8 +91,17 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
     return InitialWeights.forked(
         directory / INITIAL_WEIGHTS_FILE,
         leads=os.environ["LOCAL_RANK"] == "0",
-        build=lambda: build_workload(trial.workload, trial.recipe.seed).build_model(),
+        build=lambda: workload_of(trial).build_model(),
     )
+
+
+def workload_of(trial: Trial) -> Workload:
+    """The trial's task; a twin's models start one rounding beside those of its cell."""
+    workload = build_workload(trial.workload, trial.recipe.seed)
+    if trial.twin:
+        build, seed = workload.build_model, trial.recipe.seed
+        workload.build_model = lambda: rounded_once(build(), seed)  # type: ignore[method-assign]
+    return workload
 
 
 def join_group(trial: Trial) -> RankContext:
@@ -155,7 +166,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
     warmup_seconds, window_seconds = trial.least_seconds
-    workload = build_workload(trial.workload, recipe.seed)
+    workload = workload_of(trial)
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload

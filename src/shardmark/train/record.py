@@ -170,6 +170,11 @@ class RankReport:
         counted = sample_ids if self.counts_samples else []
         trained = sample_ids[: self.trained_steps]
         measured = [counted[step] for step in self._measured_steps()] if counted else []
+        nonfinite = [
+            (number, "NaN" if math.isnan(step.loss) else "infinite")
+            for number, step in enumerate(taken[: self.trained_steps])
+            if not math.isfinite(step.loss)
+        ]
         return RankRecord(
             rank=self._rank,
             role=self.role,
@@ -194,7 +199,8 @@ class RankReport:
             recompilations=compilation.in_windows if compilation else None,
             peak_memory_bytes=peak.allocated_bytes if peak else None,
             peak_reserved_bytes=peak.reserved_bytes if peak else None,
-            nonfinite_steps=sum(not math.isfinite(s.loss) for s in taken[: self.trained_steps]),
+            nonfinite_steps=len(nonfinite),
+            first_nonfinite=next(iter(nonfinite), None),
             skipped_steps=self._skipped_steps(),
             data_errors=tuple(self.data_errors()),
             better=dict(self.workload.better) if self.workload else {},

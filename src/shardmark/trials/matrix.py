@@ -20,7 +20,13 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import MOST_RANKS, Measure, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names
 from shardmark.strategies.base import Strategy
-from shardmark.trials.trial import StrategySpec, Trial, ranks_and_nodes, trial_id
+from shardmark.trials.trial import (
+    DEFAULT_BASELINE,
+    StrategySpec,
+    Trial,
+    ranks_and_nodes,
+    trial_id,
+)
 from shardmark.workloads import TaskOptions
 
 DEFAULT_WORLD_SIZE = 2
@@ -68,6 +74,16 @@ class Plan:
     trials: tuple[Trial, ...]
     """In the order to run: each repeat takes all cells once, in an order drawn from the seed."""
     left_out: tuple[LeftOut, ...]
+    twin: Trial | None = None
+    """Measures what rounding alone does to the quality; runs after the first repeat."""
+    strategies: tuple[str, ...] = ()
+    """Names in the order of the matrix."""
+
+    @property
+    def with_twin(self) -> tuple[Trial, ...]:
+        """All trials in the order to run."""
+        twins = () if self.twin is None else (self.twin,)
+        return tuple(sorted((*self.trials, *twins), key=lambda trial: trial.repeat))
 
     @property
     def most_nodes(self) -> int:
@@ -75,9 +91,12 @@ class Plan:
 
     def on(self, device_type: DeviceType) -> Plan:
         """The same plan on that kind of device; strategies and layouts stay as they were built."""
-        placed = [t.model_copy(update={"device_type": device_type}) for t in self.trials]
-        trials = (trial.model_copy(update={"id": trial_id(trial)}) for trial in placed)
-        return replace(self, trials=tuple(trials))
+
+        def place(trial: Trial) -> Trial:
+            return _with_id(trial.model_copy(update={"device_type": device_type}))
+
+        twin = None if self.twin is None else place(self.twin)
+        return replace(self, trials=tuple(map(place, self.trials)), twin=twin)
 
 
 def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
@@ -104,8 +123,30 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     for repeat in range(experiment.measure.repeats.at_most):
         order = [cell.model_copy(update={"repeat": repeat}) for cell in cells]
         shuffle(order)
-        trials += (trial.model_copy(update={"id": trial_id(trial)}) for trial in order)
-    return Plan(trials=tuple(trials), left_out=tuple(left_out))
+        trials += map(_with_id, order)
+    return Plan(
+        trials=tuple(trials),
+        left_out=tuple(left_out),
+        twin=_twin(cells),
+        strategies=tuple(dict.fromkeys(cell.strategy.name for cell in cells)),
+    )
+
+
+def _with_id(trial: Trial) -> Trial:
+    return trial.model_copy(update={"id": trial_id(trial)})
+
+
+def _twin(cells: Sequence[Trial]) -> Trial | None:
+    """The baseline's first cell from other initial weights; None where no quality is compared."""
+    cell = min(cells, key=lambda cell: cell.strategy.name != DEFAULT_BASELINE)
+    measure, one_node = cell.measure, {NODES: 1}
+    alone = sum(cell.varied | one_node == other.varied | one_node for other in cells) == 1
+    if alone or not (measure.twin and measure.verify) or measure.evaluate == "never":
+        return None
+    # Its quality alone counts: no time is spent on windows and the probe.
+    shorter = {"warmup_seconds": 0.0, "window_seconds": 0.0, "probe": False, "max_remeasure": 0}
+    update = {"twin": True, "measure": measure.model_copy(update=shorter)}
+    return _with_id(cell.model_copy(update=update))
 
 
 def cells_of_any_size(experiment: Experiment) -> tuple[list[Trial], list[LeftOut]]:

@@ -25,6 +25,8 @@ from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 from shardmark.workloads import TaskOptions
 
+DEFAULT_BASELINE = "single"
+
 
 class StrategySpec(Model):
     """A strategy's name and its own options, already checked against the strategy."""
@@ -54,6 +56,8 @@ class Trial(Model):
     device_type: Literal["cuda", "cpu"]
     slow_ranks: dict[int, float] = Field(default_factory=dict)
     repeat: Annotated[int, Field(ge=0)] = 0
+    twin: bool = False
+    """The initial weights are changed by one rounding; the trial is no repeat of its cell."""
     varied: dict[str, Any] = Field(default_factory=dict)
     """The other axes' values in this cell, by dotted key, e.g. {"recipe.precision": "bf16"}."""
 
@@ -88,7 +92,13 @@ class Trial(Model):
     @property
     def title(self) -> str:
         """`fsdp-hybrid (shard_group=2) on 4 ranks of 2 nodes`."""
-        return f"{self.strategy} on {ranks_and_nodes(self.world_size, self.nodes)}"
+        twin = "twin of " if self.twin else ""
+        return f"{twin}{self.strategy} on {ranks_and_nodes(self.world_size, self.nodes)}"
+
+    @property
+    def repeat_title(self) -> str:
+        """`repeat 1 of 3 to 6`; a twin is none."""
+        return "twin" if self.twin else f"repeat {self.repeat + 1} of {self.measure.repeats}"
 
 
 def ranks_and_nodes(world_size: int, nodes: int) -> str:
@@ -97,7 +107,7 @@ def ranks_and_nodes(world_size: int, nodes: int) -> str:
 
 
 def trial_id(trial: Trial) -> str:
-    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, or `...-w4-n2-...` on two nodes.
+    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, `...-w4-n2-...` on two nodes, `...-twin-...`.
 
     The digits are a hash of all that defines the trial.  Its time limit and how often it is
     repeated do not: more of either keeps finished trials.
@@ -105,13 +115,14 @@ def trial_id(trial: Trial) -> str:
     content = trial.model_dump(
         mode="json",
         exclude={
-            **dict.fromkeys(("id", "experiment", "limits", "varied"), True),
-            "measure": {"repeats", "max_remeasure", "verify", "link_seconds"},
+            **dict.fromkeys(("id", "experiment", "limits", "varied", "twin"), True),
+            "measure": {"repeats", "max_remeasure", "verify", "link_seconds", "twin"},
         },
     )
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")
     size = f"w{trial.world_size}" + (f"-n{trial.nodes}" if trial.nodes > 1 else "")
-    return f"{name}-{size}-{trial.recipe.precision}-r{trial.repeat}-{_digest(content)[:8]}"
+    repeat = "twin" if trial.twin else f"r{trial.repeat}"
+    return f"{name}-{size}-{trial.recipe.precision}-{repeat}-{_digest(content)[:8]}"
 
 
 def cell_id(trial: Mapping[str, Any]) -> str:

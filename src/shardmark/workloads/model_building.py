@@ -75,6 +75,23 @@ def generators_kept() -> Iterator[None]:
         np.random.set_state(arrays)
 
 
+@torch.no_grad()
+def rounded_once(model: nn.Module, seed: int) -> nn.Module:
+    """Move each element of the trained parameters to a neighbouring number of its type, or not.
+
+    The seed decides.  Parameters without memory stay.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.is_meta or not parameter.requires_grad:
+            continue
+        numbers = torch.view_as_real(parameter) if parameter.is_complex() else parameter
+        ways = torch.randint(-1, 2, numbers.shape, generator=generator)
+        target = torch.where(ways == 0, numbers, ways * torch.inf)
+        numbers.copy_(torch.nextafter(numbers, target.to(numbers.dtype)))
+    return model
+
+
 def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
     """What `deepcopy` need not copy: parameters, which may be large, that a pass leaves alone.
 

@@ -164,7 +164,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 1\n", r"ddp-w2-\S+ +ddp +2 ranks"):
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks (it runs on 1 rank): single is one" in printed
-    assert "2 trials, 2 cells left out" in printed
+    assert re.search(r"single-w1-fp32-twin-\S+ +single +1 rank +twin\n", printed)
+    assert "3 trials, 2 cells left out" in printed
     assert "at least" not in printed, "on a CPU steps count"
     assert "time: not known before a trial has run; each ends after 30 min at most" in printed
     assert calls == []
@@ -316,3 +317,19 @@ def test_ways_of_measuring_reach_the_run(
     assert code == 0
     assert calls[0]["remeasure"] is not queued_again
     assert calls[0]["budget_seconds"] == 5400.0
+
+
+def test_a_loss_that_is_not_finite_is_exit_code_1(
+    answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fake(_: Experiment, out: Path, **__: Any) -> Path:
+        good = invented_trial("single", 1)
+        bad = {"nonfinite_steps": 15, "first_nonfinite": (7, "NaN")}
+        ranks = [rank.model_copy(update=bad) for rank in invented_trial("ddp", 2).ranks]
+        return write_run(out, [good, invented_trial("ddp", 2, ranks=tuple(ranks))])
+
+    monkeypatch.setattr(controller, "run_experiment", fake)
+    code, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
+    assert code == 1
+    assert "ddp on 2 ranks: the loss is NaN from step 8 on." in printed
+    assert "Fastest         single" in printed

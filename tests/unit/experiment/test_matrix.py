@@ -15,7 +15,7 @@ from shardmark.config.load import from_mapping, load_experiment
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Measure, Recipe
 from shardmark.trials.matrix import Plan, expand
-from shardmark.trials.trial import StrategySpec, Trial, trial_id
+from shardmark.trials.trial import StrategySpec, Trial, cell_id, trial_id
 from shardmark.workloads.vision.options import ClassificationOptions
 
 Make = Callable[..., Experiment]
@@ -336,3 +336,40 @@ def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
     assert "test: matrix.workload.model: unknown model 'resnet19'" in said
     tasks = expand(make("matrix.workload.name=[classification, detection]")).trials
     assert {trial.workload.name for trial in tasks} == {"classification", "detection"}
+
+
+def test_the_baseline_has_a_twin_where_a_quality_is_compared(make: Make) -> None:
+    plan = expand(make("matrix.strategy=[ddp,single,fsdp]", "measure.repeats=2"))
+    twin = plan.twin
+    assert twin is not None
+    (cell,) = [t for t in plan.trials if t.strategy.name == "single" and t.repeat == 0]
+    assert twin.title == "twin of single on 1 rank"
+    assert twin.id.startswith("single-w1-fp32-twin-")
+    assert cell_id(twin.model_dump(mode="json")) == cell_id(cell.model_dump(mode="json"))
+    assert [trial.repeat for trial in plan.with_twin] == [0] * 4 + [1] * 3
+    assert plan.with_twin[3] is twin
+    moved = plan.on("cuda").twin
+    assert moved is not None
+    assert moved.device_type == "cuda"
+    first = expand(make("matrix.strategy=[fsdp,ddp]")).twin
+    assert first is not None
+    assert first.strategy.name == "fsdp"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("measure.twin=false",),
+        ("measure.verify=false",),
+        ("measure.evaluate=never",),
+        ("matrix.strategy=[ddp]", "matrix.recipe.precision=[fp32,bf16]"),
+    ],
+)
+def test_nothing_to_compare_needs_no_twin(make: Make, changes: tuple[str, ...]) -> None:
+    assert expand(make("matrix.strategy=[single,ddp]", *changes)).twin is None
+
+
+def test_a_trial_keeps_its_name_with_or_without_twins(make: Make) -> None:
+    plans = (expand(make(f"measure.twin={on}")) for on in ("true", "false"))
+    first, second = ([trial.id for trial in plan.trials] for plan in plans)
+    assert first == second

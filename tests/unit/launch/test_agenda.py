@@ -121,3 +121,16 @@ def test_time_is_expected_from_the_same_cells_and_else_the_mean() -> None:
     broken = result_of(ddp, total_seconds=500.0, outcome=Outcome.FAILED)
     assert expected_seconds([single, ddp], [measured, broken]) == 16.0
     assert cell_of(single) != cell_of(ddp)
+
+
+def test_a_twin_runs_once_after_the_first_round_and_counts_as_no_repeat() -> None:
+    ran = carried_out("measure.verify=true", "measure.repeats=2")
+    assert [(trial.twin, trial.repeat) for trial in ran] == [
+        *((False, 0), (False, 0), (True, 0)),
+        *((False, 1), (False, 1)),
+    ]
+    failed = carried_out(
+        "measure.verify=true",
+        outcome=lambda t: Outcome.FAILED if t.strategy.name == "single" else Outcome.OK,
+    )
+    assert not any(trial.twin for trial in failed)

@@ -17,8 +17,9 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
 from shardmark.launch.agenda import cell_of
-from shardmark.launch.controller import check_folder, run_experiment
+from shardmark.launch.controller import check_folder, run_experiment, verify_experiment
 from shardmark.launch.fingerprint import fingerprint_of
+from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import Outcome, ProbeRecord, StabilityFinding, StabilityKind
 from shardmark.results.store import RunFolder, load_run
 from shardmark.results.verification import (
@@ -459,3 +460,29 @@ def test_verdicts_on_cells_of_a_larger_matrix_stay(
     assert stored.verdicts[:2] == (unproven, BAD)
     assert len(stored.verdicts) == 3
     assert not (out / ".verification").exists()
+
+
+def test_run_takes_over_what_verify_has_proven_of_the_same_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    judged: list[list[str]] = []
+
+    def judge(cells: Sequence[Trial], **_: Any) -> list[Verdict]:
+        judged.append([cell.strategy.name for cell in cells])
+        return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
+
+    monkeypatch.setattr("shardmark.launch.controller.verify_cells", judge)
+    small = experiment("measure.verify=true", "matrix.strategy=[ddp]")
+    verify_experiment(small, tmp_path / "scratch", engine=FakeEngine(), store=True)
+    both = "measure.verify=true", "measure.twin=false", "matrix.strategy=[single,ddp]"
+    told = run(tmp_path / "first", *both)[1]
+    assert judged == [["ddp"], ["single"]]
+    assert any("has verified 1 of 2 cells" in note for note in told.notes)
+    stored = read_verification(tmp_path / "first")
+    assert stored is not None
+    assert len(stored.verdicts) == 2
+    other = Fingerprint(versions={"torch": "another"})
+    monkeypatch.setattr("shardmark.launch.fingerprint.versions_of", lambda _: other)
+    run(tmp_path / "second", *both)
+    assert sorted(judged[2]) == ["ddp", "single"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.rounding import rounding_of
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import (
     Failure,
@@ -52,6 +53,9 @@ class Cell:
     varied: Mapping[str, Any] = field(default_factory=dict)
     precision: str = "fp32"
     exposed_by_rank: Sequence[float] | None = None
+    twin: float | None = None
+    """Quality of a trial whose initial weights were changed by one rounding."""
+    inherits: str | None = None
     disturbed: Sequence[int] = ()
     """Repeats beside which other programs ran."""
 
@@ -69,18 +73,26 @@ def steps(
 def compared(path: Path, cells: Sequence[Cell], *, repeats: int = 3) -> Comparison:
     """The cells as a stored run, compared; the verdicts are set afterwards."""
     trials = [_trial(cell, repeat) for cell in cells for repeat in range(repeats)]
-    comparison = compare([load_run(write_run(path / "run", trials))])
+    trials += [_twin(cell) for cell in cells if cell.twin is not None]
+    run = load_run(write_run(path / "run", trials))
+    comparison = compare([run])
     by_key = {_key(cell): cell for cell in cells}
     rows = []
     for row in comparison.rows:
         cell = by_key[row.strategy, row.world_size, row.precision, str(dict(row.varied))]
-        told = {key: getattr(cell, key) for key in ("equivalent", "deviation", "guarantee")}
-        rows.append(replace(row, **told))
-    return replace(comparison, rows=tuple(rows))
+        keys = ("equivalent", "deviation", "guarantee", "inherits")
+        rows.append(replace(row, **{key: getattr(cell, key) for key in keys}))
+    return replace(comparison, rows=tuple(rows), rounding=rounding_of([run], rows))
 
 
 def _key(cell: Cell) -> tuple[str, int, str, str]:
     return cell.strategy, cell.world_size, cell.precision, str(dict(cell.varied))
+
+
+def _twin(cell: Cell) -> TrialResult:
+    assert cell.twin is not None
+    made = _trial(replace(cell, qualities=(cell.twin,)), 0)
+    return made.model_copy(update={"id": f"{made.id}-twin", "trial": {**made.trial, "twin": True}})
 
 
 def _trial(cell: Cell, repeat: int) -> TrialResult:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rounding import rounding_of
 from shardmark.report.answers.answers import (
     Answer,
     answer_grid,
@@ -17,8 +18,10 @@ from shardmark.report.answers.answers import (
     answers,
     next_commands,
 )
-from shardmark.report.answers.overview import overview_json
-from shardmark.results.schema import Outcome
+from shardmark.report.answers.overview import overview, overview_json
+from shardmark.report.table.comparison import comparison_json
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import load_run
 from tests.unit.recommendation.invented_rows import MIB, OTHERS, Cell, compared
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
@@ -191,3 +194,111 @@ def test_a_matrix_is_answered_along_its_axes(tmp_path: Path) -> None:
         "precision bf16 against fp32: 2.00x the samples/s.",
     )
     assert answer_grid(compared(tmp_path / "one", [DDP, FSDP])) is None
+
+
+def not_finite(result: TrialResult, **first: Any) -> TrialResult:
+    """The trial with a loss that is not finite from the second of twenty steps on, on rank 1."""
+    changes = {"nonfinite_steps": 19, "first_nonfinite": (1, "NaN")} | first
+    ranks = (*result.ranks[:-1], result.ranks[-1].model_copy(update=changes))
+    return result.model_copy(update={"ranks": ranks})
+
+
+def with_trials(comparison: Comparison, changed: str, **first: Any) -> Comparison:
+    rows = [
+        replace(row, trials=tuple(not_finite(trial, **first) for trial in row.trials))
+        if row.strategy == changed
+        else row
+        for row in comparison.rows
+    ]
+    return replace(comparison, rows=tuple(rows))
+
+
+def test_a_loss_that_is_not_finite_is_the_first_caution_and_never_wins(tmp_path: Path) -> None:
+    finite = compared(tmp_path, [SINGLE, DDP, FSDP])
+    comparison = with_trials(finite, "ddp")
+    caution, fastest, memory, _ = answers(comparison)
+    assert caution.question == "caution"
+    assert caution.text == "ddp on 2 ranks: the loss is NaN from step 2 on (rank 1)."
+    assert (fastest.strategy, memory.strategy) == ("fsdp", "fsdp")
+    text = overview(comparison)
+    assert text.index("loss is NaN") < text.index("Fastest")
+    assert text.index("\nsingle ") < text.index("loss not finite")  # below the finite ones
+    (row,) = [row for row in comparison_json(comparison)["rows"] if row["strategy"] == "ddp"]
+    assert row["diverged"] == "the loss is NaN from step 2 on (rank 1)"
+
+
+def test_all_trainings_without_a_finite_loss_have_no_winner(tmp_path: Path) -> None:
+    comparison = with_trials(with_trials(compared(tmp_path, [SINGLE, DDP]), "ddp"), "single")
+    assert "no strategy has a finite loss" in one_of(comparison, "fastest").text
+    assert not any(line.startswith("Surer") for line in next_commands(comparison))
+
+
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ({"nonfinite_steps": 2, "skipped_steps": 3}, None),
+        ({"nonfinite_steps": 20, "skipped_steps": 20, "first_nonfinite": (0, "infinite")},
+         "the loss is infinite from step 1 on"),
+        ({"nonfinite_steps": 3}, "the loss is NaN from step 2 on in 3 of 20 steps"),
+        ({"nonfinite_steps": 3, "first_nonfinite": None},
+         "the loss is not finite in 3 of 20 steps"),
+    ],
+)  # fmt: skip
+def test_skipped_steps_of_fp16_are_no_divergence(
+    tmp_path: Path, first: dict[str, Any], told: str | None
+) -> None:
+    comparison = with_trials(compared(tmp_path, [SINGLE]), "single", **first)
+    assert comparison.rows[0].diverged == told
+
+
+def test_what_rounding_alone_does_makes_verified_rows_the_same(tmp_path: Path) -> None:
+    cells = [
+        replace(SINGLE, qualities=(0.80,), twin=0.82),
+        replace(DDP, qualities=(0.79,)),
+        replace(FSDP, qualities=(0.84,)),
+        replace(ASYNC, qualities=(0.80,)),
+    ]
+    comparison = compared(tmp_path, cells)
+    (rounding,) = comparison.rounding
+    assert (rounding.metric, rounding.cell) == ("accuracy_top1", "single")
+    assert rounding.distance == pytest.approx(0.02)
+    assert rounding.same == ("ddp",)
+    assert one_of(comparison, "equivalent").text.endswith(
+        "rounding alone: ± 2 % top-1, ddp the same as single"
+    )
+    shown = json.loads(overview_json(comparison))
+    assert shown["rounding"][0]["same"] == ["ddp"]
+    assert [row["outcomes"] for row in shown["rows"]] == [{"ok": 3}] * 4  # the twin is no repeat
+    assert "within it are the same: ddp." in " ".join(overview(comparison).split())
+
+
+def test_nothing_is_said_of_rounding_without_a_quality_of_the_twin(tmp_path: Path) -> None:
+    cells = [replace(SINGLE, qualities=(0.80,), twin=0.82), replace(DDP, qualities=(0.79,))]
+    assert (
+        compared(tmp_path / "1", [replace(cells[0], equivalent=None), cells[1]]).rounding[0].same
+        == ()
+    )
+    failed = with_trials(compared(tmp_path / "2", cells), "single")
+    run = load_run(tmp_path / "2" / "run")
+    assert rounding_of([run], failed.rows) == ()
+
+
+def test_inherited_verdicts_are_counted_apart(tmp_path: Path) -> None:
+    comparison = compared(
+        tmp_path,
+        [
+            SINGLE,
+            DDP,
+            replace(DDP, world_size=4, inherits="2 ranks"),
+            replace(FSDP, world_size=4, inherits="2 ranks"),
+        ],
+    )
+    text = one_of(comparison, "equivalent").text
+    assert text == "yes: 2 of 4 verified, 2 inherit (ddp on 4 ranks from 2 ranks, ...)"
+
+
+def test_without_single_the_first_strategy_of_the_matrix_is_the_baseline(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, [FSDP, DDP])
+    assert comparison.baseline == "ddp"  # the experiment of the invented run: single, ddp, fsdp
+    verdicts = {row.strategy: row.verdict for row in comparison.rows}
+    assert verdicts == {"ddp": "baseline", "fsdp": "slower"}

@@ -79,6 +79,16 @@ def test_what_became_of_a_cell(
     assert regression_table(result).cells("ratio")
 
 
+def test_a_loss_that_is_no_longer_finite_is_a_regression() -> None:
+    bad = {"nonfinite_steps": 20, "first_nonfinite": (2, "infinite")}
+    ranks = tuple(rank.model_copy(update=bad) for rank in invented_trial("ddp", 2).ranks)
+    now = trials({"ddp": STEADY}, ranks=ranks)
+    runs = [StoredRun(path=Path("none"), trials=tuple(t)) for t in (trials({"ddp": STEADY}), now)]
+    (cell,) = find_regressions(*runs, threshold=0.02).cells
+    assert cell.change == "fails now"
+    assert cell.reason == "the loss is infinite from step 3 on"
+
+
 def test_the_interval_is_welch_s() -> None:
     """That of `scipy.stats.ttest_ind`, on logarithms; its degrees are not rounded down."""
     before, after = (100.0, 103.0, 98.0, 101.0), (90.0, 92.0, 91.0, 95.0)

@@ -95,6 +95,7 @@ def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
     report.write()
     record, lines = read(tmp_path)
     assert (record.nonfinite_steps, record.error) == (2, ERROR)
+    assert record.first_nonfinite is not None
     assert [line["loss"] for line in lines] == [4.0, None, None, 1.0]
     assert [epoch.train_loss for epoch in record.epochs] == [4.0, None]
 

@@ -41,8 +41,14 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
     verdicts: list[Verdict] = []
 
     def fake(
-        experiment: Experiment, scratch: Path, *, plan: Plan, progress: ProgressListener
+        experiment: Experiment,
+        scratch: Path,
+        *,
+        plan: Plan,
+        progress: ProgressListener,
+        store: bool,
     ) -> Verification:
+        assert store
         assert plan.trials
         assert experiment.name == "quickstart"
         assert not scratch.exists(), "the controller makes it"

@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.unit.launch.fakes import experiment
 from torch import nn
 
 from shardmark.core.errors import InputError
 from shardmark.strategies.blocks import checkpoint_blocks
+from shardmark.train.rank import workload_of
+from shardmark.trials.matrix import expand
 from shardmark.workloads import model_building
 from shardmark.workloads.models import registered_names
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -193,3 +196,34 @@ def test_names_read_from_source_are_those_that_the_libraries_register() -> None:
     assert registered_names("torchvision") == set(models.list_models(module=models))
     timm = pytest.importorskip("timm", reason="needs timm")
     assert registered_names("timm") == set(timm.list_models())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+def test_a_twin_starts_one_rounding_beside(dtype: torch.dtype) -> None:
+    weights = torch.randn(1000, dtype=dtype)
+    model = nn.Module()
+    model.trained = nn.Parameter(weights.clone())
+    model.frozen = nn.Parameter(weights.clone(), requires_grad=False)
+    model_building.rounded_once(model, 7)
+    assert torch.equal(model.frozen, weights)
+    moved = torch.view_as_real(model.trained.detach()) if dtype.is_complex else model.trained
+    before = torch.view_as_real(weights) if dtype.is_complex else weights
+    neighbours = [
+        torch.nextafter(before, torch.full_like(before, end)) for end in (-torch.inf, torch.inf)
+    ]
+    counts = [int((moved == at).sum()) for at in (before, *neighbours)]
+    assert sum(counts) == before.numel()
+    assert min(counts) > before.numel() // 4
+
+
+def test_a_twins_ranks_build_the_rounded_model() -> None:
+    changes = ["workload.dataset=random", "workload.training_samples=64", "measure.verify=true"]
+    plan = expand(experiment(*changes))
+    assert plan.twin is not None
+    cell = plan.twin.model_copy(update={"twin": False})
+    start, twin, again = (
+        workload_of(trial).build_model().state_dict() for trial in (cell, plan.twin, plan.twin)
+    )
+    assert all(torch.equal(twin[name], again[name]) for name in twin)
+    assert not torch.equal(start["fc.weight"], twin["fc.weight"])
+    torch.testing.assert_close(start, twin, rtol=2e-7, atol=1e-7)

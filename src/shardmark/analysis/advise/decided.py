@@ -21,12 +21,14 @@ after the last one, keep their own level.  Sources: Haybittle, British J. Radiol
 793-797; Peto and others, British J. Cancer 34 (1976), 585-612."""
 
 
-def decided_cells(trials: Sequence[TrialResult], until: float) -> frozenset[str]:
+def decided_cells(
+    trials: Sequence[TrialResult], until: float, strategies: tuple[str, ...] = ()
+) -> frozenset[str]:
     """`cell_id` of those that need no more repeats; disturbed trials do not count.
 
-    A cell that never ended ok is decided, too.
+    A cell that never ended ok is decided, too.  `strategies` are in the order of the matrix.
     """
-    rows = compare([StoredRun(path=Path(), trials=tuple(trials))]).rows
+    rows = compare([StoredRun(path=Path(), trials=tuple(trials), strategies=strategies)]).rows
     undecided = [id(row) for row in undecided_rows(rows, until)]
     return frozenset(cell_id(row.trials[0].trial) for row in rows if id(row) not in undecided)
 
@@ -40,7 +42,7 @@ def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
     """
     undecided: list[Row] = []
     for group in groups_of(rows):
-        measured = [row for row in group.rows if row.values.get(METRIC)]
+        measured = [row for row in group.rows if row.values.get(METRIC) and not row.diverged]
         effects = between_all([{} if r.disturbed else r.values[METRIC] for r in measured])
         corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
         shown = {pair for pair, e in corrected.items() if e.p_corrected <= STOPPING_LEVEL}

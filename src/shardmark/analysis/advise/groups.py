@@ -16,7 +16,7 @@ class ComparableGroup:
 
     rows: tuple[Row, ...]
     candidates: tuple[Row, ...]
-    """Rows with a result that may win: shown to be equivalent, or nothing was verified."""
+    """Rows that may win: with a finite loss, and equivalent where anything was verified."""
     by_design: tuple[Row, ...]
     """Rows that are not meant to be equivalent, such as asynchronous servers."""
 
@@ -54,7 +54,9 @@ def is_by_design(row: Row) -> bool:
 
 
 def _group(rows: Sequence[Row]) -> ComparableGroup:
-    measured = [row for row in rows if row.ok_trials and not _lost_rank(row)]
+    measured = [
+        row for row in rows if row.ok_trials and not _lost_rank(row) and row.diverged is None
+    ]
     unverified = all(row.equivalent is None and row.guarantee is None for row in measured)
     return ComparableGroup(
         rows=tuple(rows),

@@ -8,14 +8,15 @@ from difflib import get_close_matches
 from itertools import chain, combinations
 from statistics import fmean
 
+from shardmark.analysis.compare.rounding import Rounding, rounding_of
 from shardmark.analysis.compare.rows import Row, rows_of
 from shardmark.analysis.compare.verdicts import METRIC, common_repeats, with_verdicts
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun
+from shardmark.trials.trial import DEFAULT_BASELINE
 
-DEFAULT_BASELINE = "single"
 MOST_EFFICIENCY = 1.5
 """Of perfect scaling: caches give a little more than 1, and never as much as this."""
 
@@ -33,29 +34,41 @@ class Comparison:
     """Stored trials that were not believed."""
     missing: tuple[str, ...]
     """Trials that were begun and left no result."""
+    rounding: tuple[Rounding, ...] = ()
+    """What rounding alone does to the quality, of each run that measured it."""
 
 
 def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Comparison:
     """Relate every row to the baseline strategy under the same conditions.
 
-    The default baseline is `single` on one rank; another one is taken at the row's world size where
-    that was measured, else at its smallest.  Runs are never related to one another.  Raises
-    `InputError` for a baseline that no run measured.
+    The default baseline is `single` on one rank, or the matrix's first strategy without it; another
+    one is taken at the row's world size where that was measured, else at its smallest.  Runs are
+    never related to one another.  Raises `InputError` for a baseline that no run measured.
     """
     rows = rows_of(runs)
     if baseline is not None:
         _check_baseline(baseline, rows)
-    strategy = baseline or DEFAULT_BASELINE
+    strategy = baseline or _default_baseline(runs, rows)
     rows = [_doubted(row, scaling_reference(row, rows)) for row in rows]
     bases = [_baseline_of(row, rows, strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
+    judged = with_verdicts([row for row, _ in related], bases)
     return Comparison(
-        rows=with_verdicts([row for row, _ in related], bases),
+        rows=judged,
         baseline=strategy,
         notes=tuple(dict.fromkeys(chain(_other_contents(runs), *(notes for _, notes in related)))),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),
         missing=tuple(trial_id for run in runs for trial_id in run.missing),
+        rounding=rounding_of(runs, judged),
     )
+
+
+def _default_baseline(runs: Sequence[StoredRun], rows: Sequence[Row]) -> str:
+    """`single` where it is a row, or nothing has a rival; else the first measured in a matrix."""
+    measured = {row.strategy for row in rows if row.ok_trials}
+    rivals = len(measured) > 1 and all(row.strategy != DEFAULT_BASELINE for row in rows)
+    ordered = [name for run in runs for name in run.strategies if name in measured]
+    return ordered[0] if rivals and ordered else DEFAULT_BASELINE
 
 
 def _other_contents(runs: Sequence[StoredRun]) -> Iterator[str]:

@@ -162,6 +162,8 @@ def _without_times(before: Row, after: Row) -> tuple[Change, str | None]:
         return Change.BROKEN, f"{broken[1][0].outcome}: {broken[1][0].reason}"
     if before.equivalent and after.equivalent is False:
         return Change.BROKEN, "it is shown to train something else"
+    if after.diverged and not before.diverged:
+        return Change.BROKEN, after.diverged
     if after.ok_trials and not before.ok_trials:
         return Change.MENDED, None
     if not before.ok_trials or not after.ok_trials:

@@ -26,7 +26,8 @@ from shardmark.core.metrics import (
 from shardmark.core.text import with_options
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
-from shardmark.trials.trial import cell_id
+from shardmark.results.verification import Verdict
+from shardmark.trials.trial import cell_id, ranks_and_nodes
 
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
@@ -89,6 +90,8 @@ class Row:
     """What `speedup` and `memory_ratio` compare with."""
     equivalent: bool | None = None
     """Whether it trains what the reference trains; None where that was not verified."""
+    inherits: str | None = None
+    """The sizes that were verified in its place, where others were."""
     deviation: str | None = None
     """The cause where it is not equivalent."""
     guarantee: str | None = None
@@ -160,6 +163,11 @@ class Row:
     @property
     def disturbed_trials(self) -> int:
         return sum(result.disturbed is not None for result in self.trials)
+
+    @property
+    def diverged(self) -> str | None:
+        """Since when a trial's loss is not finite: such a row never wins."""
+        return next((told for result in self.ok_trials if (told := result.diverged)), None)
 
     @property
     def seeds(self) -> int:
@@ -308,8 +316,12 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     verified: dict[str, Any] = {}
     if run.verification is not None and "strategy" in first.trial:
         verdict = run.verification.of(cell_id(first.trial))
-    if verdict is not None:
+    if run.verification is not None and verdict is not None:
         verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
+        if verdict.tried_as:
+            source = run.verification.of(verdict.tried_as)
+            other = [part for part in _sizes(source or verdict) if part not in _sizes(verdict)]
+            verified["inherits"] = ", ".join(other) or "another cell"
         if verdict.equivalent is False and verdict.cause:
             verified["deviation"] = verdict.cause.text
     return Row(
@@ -336,6 +348,11 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         folder=run.path,
         **verified,
     )
+
+
+def _sizes(verdict: Verdict) -> list[str]:
+    varied = (f"{title_of(key)}={plain(value)}" for key, value in verdict.varied.items())
+    return [ranks_and_nodes(verdict.world_size, 1), *varied]
 
 
 def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:

@@ -9,12 +9,12 @@ from typing import Literal
 
 from shardmark.analysis.advise.groups import ComparableGroup
 from shardmark.analysis.advise.selection import times_better
-from shardmark.analysis.compare.comparison import DEFAULT_BASELINE
 from shardmark.analysis.compare.rows import Row, rate_of
 from shardmark.analysis.compare.step_time import samples_per_step, step_time
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
 from shardmark.analysis.statistics.effects import between_all, holm
 from shardmark.analysis.statistics.intervals import middle_of
+from shardmark.trials.trial import DEFAULT_BASELINE
 
 Kind = Literal["slower", "little memory saved", "waits for a rank"]
 

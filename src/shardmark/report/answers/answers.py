@@ -12,11 +12,12 @@ from typing import Literal
 from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_design
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.compare.rounding import Rounding
 from shardmark.analysis.compare.rows import Row, main_rate, plain
 from shardmark.analysis.compare.verdicts import LEAST_GAIN, common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
-from shardmark.report.answers.wording import listed, name, rate, size
+from shardmark.report.answers.wording import listed, name, rate, rounding_text, size
 from shardmark.report.table.table import Column, Table, metric_column, table_of
 
 Question = Literal["fastest", "memory", "equivalent", "caution"]
@@ -55,7 +56,7 @@ def answers(comparison: Comparison) -> list[Answer]:
         ),
         _over_groups("fastest", list(map(_fastest, groups)), labels),
         _over_groups("memory", list(map(_memory, groups)), labels),
-        _equivalent(measured),
+        _equivalent(measured, comparison.rounding),
     ]
 
 
@@ -83,7 +84,9 @@ def next_commands(comparison: Comparison) -> list[str]:
     if marked or any(row.disturbed for row in measured):
         option = "--retry" if marked else "--remeasure"
         commands.append(f"Again, with other programs stopped:  {again} {option}")
-    elif any(not each.decided for each in given if each.question in ("fastest", "memory")):
+    elif any(
+        not each.decided for each in given if each.question in ("fastest", "memory")
+    ) and _competing(comparison):
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
         commands.append(f"Surer:  {again} --set measure.repeats={more}")
@@ -98,7 +101,11 @@ def _competing(comparison: Comparison) -> list[ComparableGroup]:
 
 def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> list[str]:
     disturbed = [row for row in measured if row.disturbed]
-    texts = []
+    diverged: dict[str, list[str]] = {}
+    for row in measured:
+        if row.diverged:
+            diverged.setdefault(row.diverged, []).append(name(row))
+    texts = [f"{listed(names)}: {told}." for told, names in diverged.items()]
     if disturbed:
         names = listed([name(row) for row in disturbed])
         whose = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
@@ -106,7 +113,11 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
-    if len(disturbed) < len(measured) and max(len(row.ok_trials) for row in measured) == 1:
+    if (
+        groups
+        and len(disturbed) < len(measured)
+        and max(len(row.ok_trials) for row in measured) == 1
+    ):
         texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
     elif unpaired := list(dict.fromkeys(text for group in groups for text in _unpaired(group))):
         share = "share" if len(unpaired) > 1 else "shares"
@@ -183,7 +194,7 @@ def _winner(chosen: Selection) -> str | None:
     return chosen.best.strategy if chosen.state != "tie" else None
 
 
-def _equivalent(measured: Sequence[Row]) -> Answer:
+def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer:
     different = [row for row in measured if row.equivalent is False]
     by_design = list(dict.fromkeys(row.label for row in measured if is_by_design(row)))
     verified = [row for row in measured if row.equivalent is True]
@@ -196,19 +207,26 @@ def _equivalent(measured: Sequence[Row]) -> Answer:
     if not verified and not by_design:
         return Answer(question="equivalent", decided=False, text="not verified")
     decided = len(verified) + sum(map(is_by_design, measured)) == len(measured)
-    text = f"{'yes' if decided else 'partly'}, {len(verified)} of {len(measured)} verified"
+    inherit = [f"{name(row)} from {row.inherits}" for row in verified if row.inherits]
+    text = f"{'yes' if decided else 'partly'}{':' if inherit else ','} "
+    text += f"{len(verified) - len(inherit)} of {len(measured)} verified"
+    if inherit:
+        verb = "inherit" if len(inherit) > 1 else "inherits"
+        shown = ", ".join([*inherit[:1], *(["..."] if inherit[1:] else [])])
+        text += f", {len(inherit)} {verb} ({shown})"
     if by_design:
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
     own = list(dict.fromkeys(row.label for row in verified if row.mathematics))
     if own:
         text += f"; {listed(own)} by {'their' if len(own) > 1 else 'its'} own definition"
+    text += "".join(f"; {rounding_text(each)}" for each in rounding[:1])
     return Answer(question="equivalent", decided=decided, text=text)
 
 
 def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
     """Of one group its answer; of several, who wins in how many and the exceptions."""
     if not by_group:
-        text = "not decided: no strategy is shown to train what the reference trains"
+        text = "not decided: no strategy has a finite loss and trains what the reference trains"
         return Answer(question=question, decided=False, text=text)
     if len(by_group) == 1:
         return by_group[0]

@@ -49,7 +49,9 @@ def overview_json(
     views: Mapping[str, object] | None = None,
     columns: Sequence[str] = (),
 ) -> str:
-    """`answers`, `rows` and `warnings`, then the views by name."""
+    """`answers`, `rows`, `warnings`, `rounding` where it was measured, then the views by name."""
     given = [asdict(answer) for answer in answers(comparison)]
+    twins = [asdict(each) for each in comparison.rounding]
+    rounding = {"rounding": twins} if twins else {}
     rows = comparison_json(comparison, columns)
-    return render_json({"answers": given, **rows, **(views or {})})
+    return render_json({"answers": given, **rows, **rounding, **(views or {})})

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardmark.analysis.advise.groups import conditions_of
+from shardmark.analysis.compare.rounding import Rounding
 from shardmark.analysis.compare.rows import Row, plain
-from shardmark.report.table.table import number
+from shardmark.report.table.table import metric_column, number
 
 _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
@@ -21,6 +22,14 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
     ]
     label = f"{row.label} on {ranks(row.world_size)}" if with_ranks else row.label
     return ", ".join([label, *varied])
+
+
+def rounding_text(rounding: Rounding) -> str:
+    """`rounding alone: ± 1.2 % top-1, ddp and fsdp the same as single`."""
+    column = metric_column(rounding.metric)
+    amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
+    text = f"rounding alone: ± {amount} {column.title}"
+    return f"{text}, {listed(rounding.same)} the same as {rounding.cell}" if rounding.same else text
 
 
 def ranks(count: int) -> str:

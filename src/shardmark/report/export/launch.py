@@ -109,7 +109,7 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
     if not best:
         raise InputError(
             str(run.path),
-            "no trial is verified to train what the reference trains",
+            "no trial with a finite loss is verified to train what the reference trains",
             "name the one to export: --trial ID",
         )
     if len(best) > 1:

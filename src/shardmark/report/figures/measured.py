@@ -47,14 +47,14 @@ def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
     drawn = [group for group in both if len(group.entries) > 1]
     entries = entries_in(drawn)
     unit, size = byte_unit(max((peak.value for peak in estimates_of(entries, _PEAK)), default=0.0))
-    different = any(e.row.equivalent is False or e.row.guarantee for e in entries)
+    different = any(e.row.equivalent is False or e.row.guarantee or e.row.diverged for e in entries)
     return figure(
         "speed-and-memory",
         "Speed against memory",
         [_trade_off(group, unit, size) for group in drawn],
         "Throughput against the peak memory of the fullest rank. Better is up and to the left:"
         " nothing measured beats the dashed frontier in both.",
-        "What trains something else is not on it." if different else "",
+        "What trains something else, or has no finite loss, is not on it." if different else "",
         reliability(entries),
     )
 
@@ -72,7 +72,9 @@ def _trade_off(group: Group, unit: str, size: float) -> Panel:
         same_training += [
             (peak, rate.value)
             for entry, peak, rate in zip(entries, peaks, rates, strict=True)
-            if entry.row.equivalent is not False and entry.row.guarantee is None
+            if entry.row.equivalent is not False
+            and entry.row.guarantee is None
+            and entry.row.diverged is None
         ]
     return trade_off_panel(group.title, cells, same_training, unit, METRICS[metric].unit)
 

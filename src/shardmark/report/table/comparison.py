@@ -41,14 +41,18 @@ WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficien
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
-    """One line a row, the fastest of each task first; programs get every metric.
+    """One line a row, the fastest of each task first, losses that are not finite last; programs get
+    every metric.
 
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
     `rate` and `quality` (the main ones), `recorded` (the user's own) and `predicted`; raises
     `InputError` for others.  Columns without any content are not shown.
     """
     tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
-    rows = sorted(comparison.rows, key=lambda row: (tasks.index(task_of(row)), -rate_of(row)))
+    rows = sorted(
+        comparison.rows,
+        key=lambda row: (tasks.index(task_of(row)), row.diverged is not None, -rate_of(row)),
+    )
     shown = {column.key: (column, of) for name in columns for column, of in _columns(name, rows)}
     if tuple(columns) == BRIEF:  # the interval beside it is that of the rate
         shown["speedup"] = metric("speedup", interval="")
@@ -181,7 +185,11 @@ def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]
 def _marks(row: Row) -> str:
     """What bars the row from being ranked with the others."""
     lost = any(rank.lost for trial in row.ok_trials for rank in trial.ranks)
-    marks = {"not equivalent": row.equivalent is False, "rank lost": lost}
+    marks = {
+        "loss not finite": row.diverged is not None,
+        "not equivalent": row.equivalent is False,
+        "rank lost": lost,
+    }
     return ", ".join(name for name, holds in marks.items() if holds)
 
 

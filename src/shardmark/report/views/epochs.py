@@ -165,8 +165,8 @@ def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
     for row in rows:
         bests = [_best(metric, _history(row, trial).epochs) for trial in row.ok_trials]
         known = [best for best in bests if best is not None]
-        # A row that never recorded the metric, or diverged at once, sets no target.
-        if known and len(known) == len(bests):
+        # A row that never recorded the metric, or whose loss is not finite, sets no target.
+        if known and len(known) == len(bests) and row.diverged is None:
             bounds.append(((min if _higher(metric) else max)(known), row.place))
     if not bounds:
         epochs = [epoch for row in rows for epoch in epochs_of(row).epochs]
@@ -197,6 +197,9 @@ def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
         value = _number(epoch, metric)
         return value is not None and (value >= target if _higher(metric) else value <= target)
 
+    if trial.diverged:
+        best = _best(metric, history.epochs)
+        return Reach(trial.repeat, epoch=None, seconds=None, best=best, reason=trial.diverged)
     first = next(filter(reached, history.epochs), None)
     recorded = [epoch for epoch in history.epochs if metric in epoch.metrics]
     last = first or (history.epochs[-1] if recorded else None)

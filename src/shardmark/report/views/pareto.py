@@ -76,7 +76,7 @@ def pareto_tables(comparison: Comparison) -> list[Table]:
 
 def _table(same_task: Sequence[Row], *, several: bool) -> Table:
     rows = [row for row in same_task if row.ok_trials]
-    goals = _goals([row for row in rows if row.equivalent is not False])
+    goals = _goals([row for row in rows if row.equivalent is not False and not row.diverged])
     standings = _standings(rows, goals)
     shown = ", ".join(f"{_words(name)} ({rows[0].better(name)})" for name in goals)
     return table_by_row(
@@ -120,6 +120,8 @@ def _standings(rows: Sequence[Row], goals: Sequence[str]) -> list[Standing]:
 def _not_eligible(row: Row, goals: Sequence[str]) -> str | None:
     if row.equivalent is False:
         return "trains something else"
+    if row.diverged:
+        return row.diverged
     lacking = [name for name in goals if not row.values.get(name)]
     return f"it has no {lacking[0]}: {row.missing.get(lacking[0], '')}" if lacking else None
 

@@ -1,0 +1,65 @@
+"""Measures what rounding alone does to a quality: a twin starts one rounding beside its cell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from shardmark.analysis.compare.rows import Row, main_quality
+from shardmark.core.metrics import METRICS
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun
+from shardmark.trials.trial import cell_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounding:
+    """A quality of trainings that differ by rounding alone, and the rows that lie as close."""
+
+    metric: str
+    distance: float
+    """Largest difference between the twin and the repeats of its cell."""
+    cell: str
+    """The cell that has the twin, by its strategy where that is enough."""
+    same: tuple[str, ...]
+    """Verified rows whose mean differs from the cell's by no more than the distance."""
+
+
+def rounding_of(runs: Sequence[StoredRun], rows: Sequence[Row]) -> tuple[Rounding, ...]:
+    """What each run's twin shows; nothing of a twin that failed or recorded no quality."""
+    return tuple(
+        rounding
+        for run in runs
+        for twin in run.twins
+        for row in rows
+        if row.folder == run.path and (rounding := _rounding(twin, row, rows)) is not None
+    )
+
+
+def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | None:
+    if twin.outcome is not Outcome.OK or twin.diverged or row.diverged or row.synthetic:
+        return None
+    if cell_id(twin.trial) not in {cell_id(result.trial) for result in row.ok_trials}:
+        return None
+    metric = next((name for name in row.values if name not in METRICS), main_quality([row]))
+    summary = twin.metrics.get(metric) if metric else None
+    if metric is None or summary is None:
+        return None
+    values = row.values[metric].values()
+    distance = max(*values, summary.value) - min(*values, summary.value)
+    rivals = [other for other in rows if row.comparable(other)]
+    labels = Counter(other.label for other in rivals)
+    names = {id(r): r.label if labels[r.label] == 1 else r.place for r in rivals}
+    close = (
+        names[id(other)]
+        for other in rivals
+        if other is not row
+        and row.equivalent
+        and other.equivalent
+        and not (row.weak_scaling and row.world_size != other.world_size)
+        and (known := other.values.get(metric))
+        and abs(fmean(known.values()) - fmean(values)) <= distance
+    )
+    return Rounding(metric=metric, distance=distance, cell=names[id(row)], same=tuple(close))
