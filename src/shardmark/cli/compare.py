@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PERCENT = 2.0
 """Smallest change that is called a regression."""
+REGRESSED, UNDECIDED = 1, 2
+"""Exit codes of `--regression`."""
 
 
 def compare(
@@ -93,7 +95,7 @@ def compare(
         typer.Option(
             "--regression",
             help="Hold the second run against the first instead: exit code 1 where a cell became"
-            " slower, or fails now.",
+            " slower or fails now, 2 where no cell is decided.",
         ),
     ] = False,
     threshold: Annotated[
@@ -154,7 +156,10 @@ def compare(
 
 
 def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
-    """Print what changed from the first run to the second; 1 where something regressed."""
+    """Print what changed from the first run to the second.
+
+    Returns the exit code: 1 where something regressed, 2 where nothing is decided.
+    """
     from shardmark.analysis.compare.regression import find_regressions
     from shardmark.report.table.formats import render_json, render_points, render_tables
     from shardmark.report.views.regression import (
@@ -174,7 +179,9 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
         if form is not Format.CSV:
             say_text(render_points(regression_lines(regression), form, width) + "\n")
         say_text(render_tables([regression_table(regression)], form, width))
-    return int(bool(regression.regressions))
+    if regression.regressions:
+        return REGRESSED
+    return 0 if regression.decided else UNDECIDED
 
 
 def _view(comparison: Comparison, name: str, value: str) -> Sequence[Table]:

@@ -18,6 +18,7 @@ from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.report.views.regression import regression_lines, regression_table
+from shardmark.results.fingerprint import Fingerprint, SourceRecord
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import invented_trial, write_run
@@ -149,6 +150,46 @@ def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixt
     document = json.loads(capsys.readouterr().out)["regression"]
     assert (document["regression"], document["threshold"]) == (True, 0.02)
     assert document["cells"][0]["ratio"]["value"] == pytest.approx(0.9, rel=0.01)
+
+
+def test_a_job_does_not_take_noise_for_a_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noisy = (63.8, 99.0, 110.0)
+    before = written(tmp_path / "before", {"ddp": STEADY})
+    after = written(tmp_path / "after", {"ddp": noisy})
+    assert main(["compare", before, after, "--regression"]) == 2
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("Nothing is decided: a change of 2 % is neither shown nor excluded")
+    assert "3 repeats show changes from about" in text
+    mixed = written(tmp_path / "mixed", {"ddp": noisy, "fsdp": STEADY})
+    steady = written(tmp_path / "steady", {"ddp": STEADY, "fsdp": STEADY})
+    assert main(["compare", steady, mixed, "--regression"]) == 0, "fsdp is shown to be the same"
+
+
+def test_what_would_decide_a_noisy_cell() -> None:
+    result = regression({"ddp": STEADY}, {"ddp": (98.0, 101.5, 100.0)})
+    assert result.surer() == (
+        "3 repeats show changes from about 3 % on here: 5 repeats, or --threshold 3, would decide"
+    )
+    assert regression({"ddp": STEADY}, {"ddp": STEADY}).surer() is None
+
+
+def test_changed_code_is_named() -> None:
+    """Where the environment is the same, the runs need not be."""
+    sources = [{"task": SourceRecord(file="task.py", sha256=sha)} for sha in ("a", "b")]
+    runs = [
+        StoredRun(
+            path=Path("none"),
+            trials=tuple(trials({"ddp": STEADY})),
+            fingerprint=Fingerprint(sources=source),
+        )
+        for source in sources
+    ]
+    notes = " ".join(regression_table(find_regressions(*runs, threshold=0.02)).notes)
+    assert "Changed between the runs: the source of task.py." in notes
+    same = regression_table(find_regressions(runs[0], runs[0], threshold=0.02)).notes
+    assert "Code, data and environment are the same." in same
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from shardmark.analysis.statistics.intervals import (
     Middle,
     middle_of,
     ratio_of,
+    t_quantile,
 )
 from shardmark.core.errors import InputError
 from shardmark.results.schema import Outcome
@@ -28,6 +29,8 @@ MACHINE_KEYS = ("host", "os", "kernel", "architecture", "python", "cpu.model", "
                 "libraries", "packages", "variables", "git.commit", "git.dirty")  # fmt: skip
 """Of `environment.json`: what can change a speed."""
 FEW_REPEATS = "fewer than two repeats"
+MOST_REPEATS = 50
+"""Repeats that are still proposed to decide a cell."""
 PLACES = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")
 """Of a trial: what two runs of one experiment may differ in."""
 
@@ -78,10 +81,29 @@ class Regression:
     only_after: tuple[str, ...]
     differences: Mapping[str, tuple[str, str]]
     """Key of `environment.json` -> before, after."""
+    content: tuple[str, ...]
+    """Code, data and models that were trained and changed, in words."""
 
     @property
     def regressions(self) -> tuple[ChangedCell, ...]:
         return tuple(cell for cell in self.cells if cell.change.is_regression)
+
+    @property
+    def decided(self) -> bool:
+        """Whether anything is known of at least one cell."""
+        return any(cell.change is not Change.OPEN for cell in self.cells)
+
+    def surer(self) -> str | None:
+        """Return what would decide the cells that are too noisy; None where none is."""
+        noisy = [cell for cell in self.cells if cell.change is Change.OPEN and cell.ratio]
+        if not noisy:
+            return None
+        needs = [_repeats_for(cell, self.threshold) for cell in noisy]
+        repeats = min(min(len(_logs(row)) for row in (c.before, c.after)) for c in noisy)
+        shown = math.ceil(100 * max(_half_width(cell, repeats) for cell in noisy))
+        more = f"{max(n for n in needs if n)} repeats" if all(needs) else "quieter machines"
+        here = f"{repeats} repeats show changes from about {shown} % on here"
+        return f"{here}: {more}, or --threshold {shown}, would decide"
 
 
 def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -> Regression:
@@ -105,6 +127,10 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         if not cells:
             reason = f"it has no cell of {before.path}"
         raise InputError(str(after.path), reason, "run both with measure.repeats=3 or more")
+    content: tuple[str, ...] = ()
+    if before.fingerprint is not None and after.fingerprint is not None:
+        same = {"versions": before.fingerprint.versions}  # the environment has them
+        content = tuple(before.fingerprint.changes(after.fingerprint.model_copy(update=same)))
     told = [_environment(run) for run in (before, after)]
     said = {key: [each.get(key, "none") for each in told] for key in (*told[0], *told[1])}
     return Regression(
@@ -115,7 +141,21 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         only_before=tuple(row.place for key, row in rows[0].items() if key not in rows[1]),
         only_after=tuple(row.place for key, row in rows[1].items() if key not in rows[0]),
         differences={key: (old, new) for key, (old, new) in said.items() if old != new},
+        content=content,
     )
+
+
+def _half_width(cell: ChangedCell, repeats: int) -> float:
+    """Return half of the ratio's 95 % interval with so many repeats of each run, as a change."""
+    logs = [_logs(row) for row in (cell.before, cell.after)]
+    variance = sum(middle_of(each).standard_error ** 2 * len(each) for each in logs)
+    return math.expm1(t_quantile(2 * repeats - 2) * math.sqrt(variance / repeats))
+
+
+def _repeats_for(cell: ChangedCell, threshold: float) -> int | None:
+    """Return the fewest repeats whose interval is as narrow as the threshold; None for too many."""
+    counts = range(2, MOST_REPEATS + 1)
+    return next((n for n in counts if _half_width(cell, n) <= threshold), None)
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -23,18 +23,24 @@ NAMED = 3
 
 
 def regression_lines(regression: Regression) -> list[str]:
-    """The answer: what regressed, or that nothing is shown to."""
+    """Return the answer: what regressed, that nothing is shown to, or that nothing is decided."""
     cells, regressed = regression.cells, regression.regressions
     lines = [f"REGRESSION: {cell.after.place}, {_how(cell)}." for cell in regressed[:NAMED]]
     if len(regressed) > NAMED:
         lines.append(f"REGRESSION: {len(regressed) - NAMED} more.")
     if not lines:
         percent = f"{100 * regression.threshold:g} %"
-        lines.append(f"No regression beyond {percent} shown in {len(cells)} cells.")
+        answer = "No regression beyond {} shown in {} cells."
+        if not regression.decided:
+            answer = "Nothing is decided: a change of {} is neither shown nor excluded in {} cells."
+        lines.append(answer.format(percent, len(cells)))
     open_ = [cell for cell in cells if cell.change is Change.OPEN]
     if open_:
         reasons = "; ".join(dict.fromkeys(cell.reason for cell in open_ if cell.reason))
         lines.append(f"Not decided: {len(open_)} of {len(cells)} ({reasons}).")
+    surer = regression.surer()
+    if surer is not None:
+        lines.append(f"{surer}.")
     return lines
 
 
@@ -78,9 +84,9 @@ def regression_table(regression: Regression) -> Table:
         [
             f"before, after: {METRICS[rate].unit}. ratio: after over before, 95 % interval."
             " peak: of the memory.",
-            f"Differs: {'; '.join(differences)}."
-            if differences
-            else "The environments are the same.",
+            f"Changed between the runs: {'; '.join((*regression.content, *differences))}."
+            if differences or regression.content
+            else "Code, data and environment are the same.",
             *(f"Only {side}: {'; '.join(places)}." for side, places in only.items() if places),
         ],
     )
@@ -89,6 +95,9 @@ def regression_table(regression: Regression) -> Table:
 def regression_json(regression: Regression) -> dict[str, Any]:
     return {
         "regression": bool(regression.regressions),
+        "decided": regression.decided,
+        "surer": regression.surer(),
+        "content": list(regression.content),
         "threshold": regression.threshold,
         "cells": records(regression_table(regression)),
         "only_before": list(regression.only_before),
