@@ -162,7 +162,7 @@ def test_quiet_repeats_raise_few_alarms(repeats: int) -> None:
 def test_drift_within_a_trial(last: float, direction: str) -> None:
     steps = quiet_steps(random.Random(2), spread=0.001)
     warning = only(measured([each * last ** (index / 99) for index, each in enumerate(steps)]))
-    assert (warning.kind, warning.place) == (Kind.TRIAL_DRIFT, "ddp-2-0")
+    assert (warning.kind, warning.place) == (Kind.TRIAL_DRIFT, "ddp on 2 ranks, repeat 1")
     assert direction in warning.text
 
 
@@ -191,7 +191,7 @@ def test_slow_steps_have_one_line_in_the_notes() -> None:
     assert worst.text.startswith("5 of 100 steps took over 2 times the median")
     unstable = [note.text for note in notes_of(comparison) if note.kind is NoteKind.UNSTABLE]
     assert len(unstable) == 2
-    assert unstable[0].startswith(f"UNSTABLE: {worst.place}: {worst.text} (2 more)")
+    assert unstable[0].startswith(f"Unstable: {worst.place}: {worst.text} (2 more)")
     assert unstable[0].endswith(f"{worst.remedy}.")
 
 
@@ -207,7 +207,10 @@ def test_drift_over_repeats_and_an_outlying_repeat() -> None:
     assert "10 % slower" in warning.text
     quiet = {f"strategy-{index}": rates((1, 1, 1)) for index in range(8)}
     warning = only(with_rates(quiet | {"strategy-2": rates((1, 0.7, 1))}))
-    assert (warning.kind, warning.place) == (Kind.OUTLYING_REPEAT, "strategy-2-2-1")
+    assert (warning.kind, warning.place) == (
+        Kind.OUTLYING_REPEAT,
+        "strategy-2 on 2 ranks, repeat 2",
+    )
     assert warning.text.startswith(("29 %", "30 %", "31 %"))
     assert kinds(with_rates({"ddp": [100.0, 115.0, 90.0]})) == [], "nobody tells the odd one of 3"
 

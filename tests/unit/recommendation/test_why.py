@@ -54,6 +54,11 @@ def test_small_and_uncertain_differences_are_no_surprise(
     assert why(tmp_path, fast, Cell(strategy="zero-0", world_size=2, rates=rates)) == []
 
 
+def test_one_repeat_shows_no_difference_to_explain(tmp_path: Path) -> None:
+    slow = steps(data=0.21, forward=0.1, backward=0.2, optimizer=0.01)
+    assert why(tmp_path, cell("ddp", 2, FAST), cell("zero-0", 2, slow), repeats=1) == []
+
+
 def test_parts_that_explain_nothing_are_not_named(tmp_path: Path) -> None:
     fast = Cell(strategy="ddp", world_size=2, rates=(100.0, 101.0, 99.5))
     slow = Cell(
@@ -80,10 +85,12 @@ def memory_cell(strategy: str, state: float, activations: float, rest: float = 0
         (memory_cell("ddp", 1, 97), memory_cell("fsdp", 0.5, 97), ["only 1.5 %", "97 % of ddp's"]),
         (memory_cell("ddp", 20, 40), memory_cell("zero-3", 10, 40, rest=35),
          ["zero-3 save no memory", "30 MiB less model state, 35 MiB more other memory"]),
+        (memory_cell("ddp", 20, 40), memory_cell("zero-3", 48, 40),
+         ["zero-3 save no memory", "  84 MiB more model state"]),
         (memory_cell("ddp", 30, 10), memory_cell("zero-0", 30, 10), None),
         (memory_cell("ddp", 30, 10), memory_cell("fsdp", 15, 10), None),
     ],
-    ids=["activations are most", "the rest grew", "a replica", "a good saver"],
+    ids=["activations are most", "the rest grew", "state grew", "a replica", "a good saver"],
 )  # fmt: skip
 def test_little_memory_saved(
     tmp_path: Path, whole: Cell, other: Cell, said: list[str] | None

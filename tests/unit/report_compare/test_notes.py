@@ -70,7 +70,7 @@ def test_a_missing_rate_or_baseline_is_told_and_other_gaps_are_not() -> None:
     (gap,) = texts(invented_trial(metrics=silent), kind=NoteKind.GAP)
     assert "ddp on 2 ranks: no samples_per_second" in gap
     (note,) = texts(invented_trial(), kind=NoteKind.RELATION)
-    assert note.startswith("No speed-up: invented has no `single`")
+    assert note.startswith("No speed-up where `single` has no trial under the same")
 
 
 def test_mathematics_of_its_own_are_named() -> None:

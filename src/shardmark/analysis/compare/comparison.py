@@ -107,8 +107,8 @@ def _relate(
     metrics = dict(row.metrics)
     notes: list[str] = []
     if base is None:
-        notes = [_no_baseline(row, baseline)]
-        missing["speedup"] = missing["memory_ratio"] = notes[0]
+        missing["speedup"] = missing["memory_ratio"] = _no_baseline(row, baseline)
+        notes = [f"no speed-up where `{baseline}` has no trial under the same conditions"]
     else:
         for name, of in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
             metrics[name] = ratio_between(row, base, of)

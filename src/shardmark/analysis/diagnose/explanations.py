@@ -47,10 +47,7 @@ class Explanation:
 
 
 def explain(group: ComparableGroup) -> list[Explanation]:
-    """Every surprise of the group: a difference that matters, and that the repeats show.
-
-    With one repeat nothing is shown, and every difference is explained.
-    """
+    """Return every surprise of the group: a difference that matters, and that the repeats show."""
     return [*_slower(group), *_memory(group), *_waits(group)]
 
 
@@ -71,7 +68,7 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
             verdict = verdict_between(row, other) or verdict_between(other, row) or effect
             if ratio is None or ratio.value <= 1 + NOTEWORTHY:
                 continue
-            if verdict is None or is_different(verdict):
+            if verdict is not None and is_different(verdict):
                 yield _where_the_time_went(row, other, ratio.value)
 
 

@@ -42,7 +42,7 @@ class Instability:
 
     kind: StabilityKind
     place: str
-    """The trial's id; of the run, its folder."""
+    """The row and the repeat; of the run, its folder."""
     text: str
     severity: float
     """For the order within the kind."""
@@ -55,15 +55,19 @@ class Instability:
 def warnings_of(comparison: Comparison) -> tuple[Instability, ...]:
     """By kind, the worst first, of the trials that ended `ok`."""
     rows = comparison.rows
-    trials = [trial for row in rows for trial in row.ok_trials]
+    trials = [(row, trial) for row in rows for trial in row.ok_trials]
     warnings = [*_run_drifts(rows), *_outlying_repeats(rows)]
-    for trial in trials:
-        warnings += _of_trial(trial, len(trials))
+    for row, trial in trials:
+        warnings += _of_trial(trial, _place(row, trial.repeat), len(trials))
     order = list(StabilityKind)
     return tuple(sorted(warnings, key=lambda w: (order.index(w.kind), -w.severity, w.place)))
 
 
-def _of_trial(trial: TrialResult, num_trials: int) -> Iterator[Instability]:
+def _place(row: Row, repeat: int) -> str:
+    return f"{row.place}, repeat {repeat + 1}"
+
+
+def _of_trial(trial: TrialResult, place: str, num_trials: int) -> Iterator[Instability]:
     """What was stored; of a tested kind the first finding that all trials together allow."""
     tested = set()
     for finding in trial.stability:
@@ -72,7 +76,7 @@ def _of_trial(trial: TrialResult, num_trials: int) -> Iterator[Instability]:
                 continue
             tested.add(finding.kind)
         yield Instability(
-            kind=finding.kind, place=trial.id, text=finding.text, severity=finding.severity
+            kind=finding.kind, place=place, text=finding.text, severity=finding.severity
         )
 
 
@@ -123,11 +127,11 @@ def _outlying_repeats(rows: Sequence[Row]) -> Iterator[Instability]:
                 error = math.sqrt(without / left)
                 p_value = t_probability(distance / error, degrees) if error > 0 else 0.0
                 off = math.expm1(distance)
-                text = f"{percent(abs(off))} {_faster(off)} than the other repeats of {row.place}"
+                text = f"{percent(abs(off))} {_faster(off)} than the other repeats"
                 if abs(off) >= OUTLYING and p_value * count <= FALSE_ALARM_RATE:
                     yield Instability(
                         kind=StabilityKind.OUTLYING_REPEAT,
-                        place=next(t.id for t in row.ok_trials if t.repeat == repeat),
+                        place=_place(row, repeat),
                         text=text,
                         severity=abs(off),
                     )

@@ -57,9 +57,11 @@ def _memory(each: Explanation) -> str:
     )
     grown = {part: -saved for part, saved in each.parts.items() if part != "model state"}
     part, bytes_more = max(grown.items(), key=lambda item: item[1])
-    if bytes_more > LEAST_SHARE * each.parts["model state"]:
-        state = size(each.parts["model state"])
-        return f"{question}  {state} less model state, {size(bytes_more)} more {part}"
+    state = each.parts["model state"]
+    if bytes_more > LEAST_SHARE * state:
+        held = f"{size(abs(state))} {'less' if state > 0 else 'more'} model state"
+        grown_too = f", {size(bytes_more)} more {part}" if bytes_more > 0 else ""
+        return f"{question}  {held}{grown_too}"
     activations = percent(each.facts["activation_share"])
     return f"{question}  {activations} of {other}'s peak is activations"
 

@@ -16,6 +16,8 @@ from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.results.verification import as_defined
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
+MOST_NAMED = 3
+"""Rows that a note names; of more it says how many."""
 """Metrics whose absence is worth a note; the reasons of all others are in JSON."""
 
 
@@ -84,7 +86,7 @@ def notes_of(
             )
         ],
         NoteKind.RESTARTED: [
-            f"RESTARTED: {place}: trial {trial.id} {_counted(len(trial.restarts), 'time')}, lost"
+            f"RESTARTED: {place}, repeat {trial.repeat + 1}, {_counted(len(trial.restarts), 'time')}, lost"
             f" {lost.value:.3g} s; the first time because {trial.restarts[0].reason}."
             for place, trial in trials
             if trial.restarts and (lost := trial.metrics.get("lost_seconds")) is not None
@@ -154,7 +156,7 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
     counts = Counter(warning.kind for warning in warnings)
     worst = {warning.kind: warning for warning in reversed(warnings)}
     return [
-        f"UNSTABLE: {worst[kind].place}: {worst[kind].text}"
+        f"Unstable: {worst[kind].place}: {worst[kind].text}"
         f"{f' ({count - 1} more)' if count > 1 else ''}; {worst[kind].remedy}."
         for kind, count in counts.items()
     ]
@@ -170,9 +172,11 @@ def _gaps(measured: Sequence[Row]) -> list[str]:
     steps = {
         row.place: min(row.values.get("measured_steps", {}).values(), default=0) for row in measured
     }
-    short = "; ".join(place for place, count in steps.items() if 0 < count < FEW_STEPS)
+    few = [place for place, count in steps.items() if 0 < count < FEW_STEPS]
+    more = f" and {len(few) - MOST_NAMED} more" if len(few) > MOST_NAMED else ""
+    short = "; ".join(few[:MOST_NAMED]) + more if len(few) < len(steps) else "all rows"
     notes = [f"{text}." for text in _by_place(missing)]
-    return [*notes, f"Fewer than {FEW_STEPS} measured steps: {short}."] if short else notes
+    return [*notes, f"Fewer than {FEW_STEPS} measured steps: {short}."] if few else notes
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
