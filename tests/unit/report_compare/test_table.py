@@ -19,7 +19,7 @@ from shardmark.report.table.formats import (
     render_points,
     render_tables,
 )
-from shardmark.report.table.table import Column, Missing, Table, Value, table_of
+from shardmark.report.table.table import Column, Missing, Table, Value, number, table_of
 from tests.unit.report_compare.tex import check_tex
 
 HOSTILE = '\x1b[31mred\n=1+2 a&b_c%$#{}\\~^<b>|`"[*'
@@ -186,3 +186,17 @@ def test_programs_get_base_units_and_reasons() -> None:
     assert json.loads(render_tables([made, other], Format.JSON))[2] == {"more": True}
     with pytest.raises(ValueError, match="Out of range"):
         render_json([math.inf])
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "shown"),
+    [
+        (1.2345e30, None, "1.23e+30"),
+        (-2.5e12, 1, "-2.50e+12"),
+        (1_309_273.0, 0, "1309273"),
+        (0.04631, None, "0.04631"),
+    ],
+)
+def test_huge_numbers_are_powers_of_ten(value: float, decimals: int | None, shown: str) -> None:
+    """A loss that diverges must not burst its column."""
+    assert number(value, decimals=decimals) == shown

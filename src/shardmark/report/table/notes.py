@@ -86,8 +86,9 @@ def notes_of(
             )
         ],
         NoteKind.RESTARTED: [
-            f"RESTARTED: {place}, repeat {trial.repeat + 1}, {_counted(len(trial.restarts), 'time')}, lost"
-            f" {lost.value:.3g} s; the first time because {trial.restarts[0].reason}."
+            f"RESTARTED: {place}, repeat {trial.repeat + 1},"
+            f" {_counted(len(trial.restarts), 'time')}, lost {lost.value:.3g} s; the first time"
+            f" because {trial.restarts[0].reason}."
             for place, trial in trials
             if trial.restarts and (lost := trial.metrics.get("lost_seconds")) is not None
         ],

@@ -176,8 +176,14 @@ def byte_unit(largest_bytes: float) -> tuple[str, float]:
     return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
+HUGE = 1e9
+"""From here on a table shows a power of ten."""
+
+
 def number(value: float, *, decimals: int | None = None) -> str:
-    """Fixed decimals, or about four significant digits; never an exponent for everyday sizes."""
+    """Fixed decimals, or about four significant digits; an exponent for huge numbers alone."""
+    if abs(value) >= HUGE:  # what diverges would burst its column
+        return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
     for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3)):
