@@ -20,6 +20,7 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.series import MOST_POINTS, loss_curve, sampled, thinned
 from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
+from shardmark.report.figures.drawing import _x_channel
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 
 MEBIBYTE = 2**20
@@ -326,3 +327,24 @@ def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
     known = step_time(row)
     assert known is not None
     assert known.spans["forward"] == 2.0
+
+
+def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> None:
+    quality = (
+        {"accuracy_top1": 0.001, "recall_at_5": 0.2},
+        {"accuracy_top1": 0.9, "recall_at_5": 0.4},
+    )
+
+    def rank(number: int) -> RankRecord:
+        made = two_epochs(number)
+        pairs = zip(made.epochs, quality, strict=True)
+        epochs = tuple(epoch.model_copy(update={"quality": values}) for epoch, values in pairs)
+        return made.model_copy(update={"epochs": epochs})
+
+    trial = invented_trial("ddp", 2, ranks=(rank(0), rank(1)))
+    figures = figures_by_name(comparison_of(tmp_path, [trial]))
+    by_epoch = figures["accuracy-top1"].panels[0]
+    assert not by_epoch.y_logarithmic, "a factor of 900 between two shares is no reason"
+    assert by_epoch.y_from_zero
+    assert _x_channel(by_epoch)["axis"]["values"] == [1, 2]
+    assert series_of(figures["recall-at-5"].panels[0], "ddp").y == pytest.approx((0.2, 0.4))

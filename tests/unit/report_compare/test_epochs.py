@@ -200,3 +200,36 @@ def test_bad_input_names_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(InputError, match=r"^--time-to") as error:
         time_to(text, learning_trial())
     assert message in str(error.value)
+
+
+def with_own_metric(values: tuple[float, float], better: str | None = "higher") -> TrialResult:
+    """Two epochs with a metric that the user's task defines."""
+    trial = detection_trial()
+    made = changed(trial, better={"recall_at_5": better} if better else {})
+    ranks = tuple(
+        rank.model_copy(
+            update={
+                "epochs": tuple(
+                    epoch.model_copy(update={"quality": {"recall_at_5": value}})
+                    for epoch, value in zip(rank.epochs, values, strict=True)
+                )
+            }
+        )
+        for rank in made.ranks
+    )
+    summary = next(s for s in trial.metrics.values() if s is not None)
+    metrics = {**trial.metrics, "recall_at_5": summary.model_copy(update={"value": values[-1]})}
+    return made.model_copy(update={"ranks": ranks, "metrics": metrics})
+
+
+def test_a_task_s_own_metric_is_shown_by_epoch_and_has_a_time_to_target() -> None:
+    trial = with_own_metric((0.2, 0.6))
+    table = by_epoch(trial)
+    (column,) = [column for column in table.columns if column.key == "recall_at_5"]
+    assert column.shown_to == "all"
+    (row,) = records(time_to("recall_at_5=0.5", trial))
+    assert (row["reached"], row["repeats"][0]["epoch"]) == (1, 2)
+    (row,) = records(time_to("recall_at_5=0.15", trial))
+    assert row["repeats"][0]["epoch"] == 1
+    with pytest.raises(InputError, match=r"does not say which values .* better = "):
+        time_to("recall_at_5=0.5", with_own_metric((0.2, 0.6), better=None))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from html import escape, unescape
 from itertools import pairwise
-from math import isfinite, log
+from math import ceil, floor, isfinite, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -382,7 +382,8 @@ def _x_channel(panel: Panel) -> Spec:
     if panel.kind == "points" and panel.x_from_zero:
         scale["domain"] = [0, high * 1.08]
     if panel.x_whole:
-        axis |= {"tickMinStep": 1, "format": "d"}
+        axis |= {"values": [*range(ceil(low), floor(high) + 1, ceil((high - low) / 6) or 1)]}
+        axis |= {"format": "d"}
     if panel.x_ticks:
         axis["values"] = list(panel.x_ticks)
     return {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}

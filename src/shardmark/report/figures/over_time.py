@@ -11,6 +11,7 @@ from typing import Any
 from shardmark.analysis.compare.epochs import Epoch
 from shardmark.analysis.compare.series import LossCurve, OverTime, loss_curve, sampled
 from shardmark.analysis.network.traffic import traffic_of
+from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit, readable
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
@@ -44,25 +45,31 @@ _BY_EPOCH = {
 
 def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
     """By epoch and by training time, save what is a time itself; made-up data have no quality."""
-    return [drawn for metric in _BY_EPOCH for drawn in _epoch_figure(groups, metric)]
+    recorded = (
+        name for e in entries_in(groups) for epoch in e.epochs.epochs for name in epoch.metrics
+    )
+    own = dict.fromkeys(name for name in recorded if name not in METRICS)
+    return [drawn for metric in (*_BY_EPOCH, *own) for drawn in _epoch_figure(groups, metric)]
 
 
 def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
-    title, unit, scale = _BY_EPOCH[metric]
+    title, unit, scale = _BY_EPOCH.get(metric, (metric, "", 1))
+    known = METRICS.get(metric)
+    is_fraction = known is not None and known.unit == "fraction"
     is_time = metric == "epoch_seconds"
     is_quality = not is_time and metric != "train_loss"
 
     def line(entry: Entry, x_of: Callable[[Epoch], float | None]) -> list[Series]:
-        known = [
+        points = [
             (x, estimate)
             for epoch in entry.epochs.epochs
             if (x := x_of(epoch)) is not None
             and (estimate := epoch.metrics.get(metric)) is not None
             and isfinite(estimate.value)
         ]
-        if not known:
+        if not points:
             return []
-        xs, estimates = zip(*known, strict=True)
+        xs, estimates = zip(*points, strict=True)
         return [estimates_series([entry], xs, estimates, scale)]
 
     def panel(facet: Group, x_of: Callable[[Epoch], float | None]) -> Panel:
@@ -77,7 +84,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
             y_unit=unit,
             x_whole=by_epoch,
             x_from_zero=not by_epoch,
-            y_from_zero=is_time,
+            y_from_zero=is_time or is_fraction,
         )
 
     shown = having(
@@ -86,10 +93,11 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     )
     facets = facets_of(shown)
     axes = (_epoch_number,) if is_time else (_epoch_number, _epoch_end)
+    panels = [panel(facet, x_of) for facet in facets for x_of in axes]
     return figure(
         metric.replace("_", "-"),
         title,
-        readable(panel(facet, x_of) for facet in facets for x_of in axes),
+        panels if is_fraction else readable(panels),
         "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
         reliability(entries_in(facets)),

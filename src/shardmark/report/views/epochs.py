@@ -54,7 +54,7 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
         [
             (Column("epoch", "epoch", names_row=True), lambda epoch: epoch.number),
             *(
-                metric(name, interval="±", shown_to="all" if name in SHOWN else "programs")
+                metric(name, interval="±", shown_to="all" if _is_shown(name) else "programs")
                 for name in names
             ),
         ],
@@ -65,6 +65,11 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
         ],
     )
     return [table]
+
+
+def _is_shown(name: str) -> bool:
+    """Return whether people see it: a task's own metrics are all shown."""
+    return name in SHOWN or name not in METRICS
 
 
 def _epoch_notes(known: Sequence[EpochsOfRow]) -> list[str]:
@@ -115,8 +120,9 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
     can have, and a metric that no row recorded.
     """
     metric, target, note = _target(comparison.rows, text)
+    higher = _higher(metric, comparison.rows)
     times = [
-        (row, [_reach(row, trial, metric, target) for trial in row.ok_trials])
+        (row, [_reach(row, trial, metric, target, higher=higher) for trial in row.ok_trials])
         for row in comparison.rows
         if row.ok_trials
     ]
@@ -128,7 +134,7 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
         return shown.show(_seconds(repeats)) if bound is None else f"> {number(bound)}"
 
     table = table_by_row(
-        f"Training time to {metric} {'≥' if _higher(metric) else '≤'} {target:g}",
+        f"Training time to {metric} {'≥' if higher else '≤'} {target:g}",
         times,
         [
             (for_programs("metric"), lambda _: metric),
@@ -144,7 +150,7 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (for_programs("reached"), _reached),
             (
                 Column("best", "best", decimals=4),
-                lambda repeats: _worst(metric, (reach.best for reach in repeats)),
+                lambda repeats: _worst((reach.best for reach in repeats), higher=higher),
             ),
             (for_programs("repeats"), lambda repeats: [reach._asdict() for reach in repeats]),
         ],
@@ -156,49 +162,59 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
 def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
     """Metric, value, and where a value comes from that was not given."""
     metric, equals, given = (part.strip() for part in text.partition("="))
-    if metric not in TARGET_METRICS:
-        allowed = f"allowed are {', '.join(TARGET_METRICS)}"
-        raise InputError(OPTION, f"{metric!r} is no loss or quality", allowed)
+    own = {name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name)}
+    if metric not in {*TARGET_METRICS, *own}:
+        allowed = f"allowed are {', '.join((*TARGET_METRICS, *sorted(own)))}"
+        found = f"{metric!r} is no loss or quality"
+        if any(metric in row.values for row in rows):
+            found = f"the task does not say which values of {metric!r} are better"
+            allowed = f'better = {{"{metric}": "higher"}} or "lower" in its class'
+        raise InputError(OPTION, found, allowed)
+    higher = _higher(metric, rows)
     if equals:
         return metric, _value(metric, given), []
     bounds = []
     for row in rows:
-        bests = [_best(metric, _history(row, trial).epochs) for trial in row.ok_trials]
+        bests = [
+            _best(metric, _history(row, trial).epochs, higher=higher) for trial in row.ok_trials
+        ]
         known = [best for best in bests if best is not None]
         # A row that never recorded the metric, or whose loss is not finite, sets no target.
         if known and len(known) == len(bests) and row.diverged is None:
-            bounds.append(((min if _higher(metric) else max)(known), row.place))
+            bounds.append(((min if higher else max)(known), row.place))
     if not bounds:
         epochs = [epoch for row in rows for epoch in epochs_of(row).epochs]
         recorded = [n for n in TARGET_METRICS if any(epoch.metrics.get(n) for epoch in epochs)]
         allowed = f"recorded by epoch: {', '.join(recorded) or 'none'}"
         raise InputError(OPTION, f"no trial has {metric} by epoch", allowed)
-    value, place = (min if _higher(metric) else max)(bounds, key=itemgetter(0))
+    value, place = (min if higher else max)(bounds, key=itemgetter(0))
     return metric, value, [f"Target: the best value that every row reached; {place} bounds it."]
 
 
 def _value(metric: str, given: str) -> float:
-    fraction = METRICS[metric].unit == "fraction"
+    known = METRICS.get(metric)
+    fraction = known is not None and known.unit == "fraction"
     try:
         value = float(given)
     except ValueError:
         value = math.nan
-    if 0 <= value <= (1 if fraction else math.inf) and value != math.inf:
+    least = 0 if known else -math.inf
+    if least <= value <= (1 if fraction else math.inf) and math.isfinite(value):
         return value
-    allowed = "a fraction from 0 to 1" if fraction else "a number from 0"
+    allowed = "a fraction from 0 to 1" if fraction else "a number from 0" if known else "a number"
     raise InputError(f"{OPTION} {metric}", repr(given), f"must be {allowed}")
 
 
-def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
+def _reach(row: Row, trial: TrialResult, metric: str, target: float, *, higher: bool) -> Reach:
     """To the end of the first epoch whose value is at least that good: nothing is interpolated."""
     history = _history(row, trial)
 
     def reached(epoch: Epoch) -> bool:
         value = _number(epoch, metric)
-        return value is not None and (value >= target if _higher(metric) else value <= target)
+        return value is not None and (value >= target if higher else value <= target)
 
     if trial.diverged:
-        best = _best(metric, history.epochs)
+        best = _best(metric, history.epochs, higher=higher)
         return Reach(trial.repeat, epoch=None, seconds=None, best=best, reason=trial.diverged)
     first = next(filter(reached, history.epochs), None)
     recorded = [epoch for epoch in history.epochs if metric in epoch.metrics]
@@ -208,7 +224,7 @@ def _reach(row: Row, trial: TrialResult, metric: str, target: float) -> Reach:
         repeat=trial.repeat,
         epoch=None if first is None else first.number,
         seconds=None if last is None else _number(last, "elapsed_seconds"),
-        best=_best(metric, history.epochs),
+        best=_best(metric, history.epochs, higher=higher),
         reason=reason if first is None else first.missing.get("elapsed_seconds"),
     )
 
@@ -222,18 +238,18 @@ def _number(epoch: Epoch, name: str) -> float | None:
     return None if estimate is None or not math.isfinite(estimate.value) else estimate.value
 
 
-def _higher(metric: str) -> bool:
-    return METRICS[metric].better == "higher"
+def _higher(metric: str, rows: Sequence[Row]) -> bool:
+    return any(row.better(metric) == "higher" for row in rows)
 
 
-def _best(metric: str, epochs: Sequence[Epoch]) -> float | None:
+def _best(metric: str, epochs: Sequence[Epoch], *, higher: bool) -> float | None:
     values = [value for epoch in epochs if (value := _number(epoch, metric)) is not None]
-    return (max if _higher(metric) else min)(values, default=None)
+    return (max if higher else min)(values, default=None)
 
 
-def _worst(metric: str, values: Iterable[float | None]) -> float | None:
+def _worst(values: Iterable[float | None], *, higher: bool) -> float | None:
     known = [value for value in values if value is not None]
-    return (min if _higher(metric) else max)(known, default=None)
+    return (min if higher else max)(known, default=None)
 
 
 def _reached(repeats: Sequence[Reach]) -> int:
