@@ -6,7 +6,7 @@ import os
 import shlex
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,20 +85,20 @@ def run(
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import fresh_folder, removed_if_empty
 
-    folder = out if out is not None else fresh_folder(resolved.name)
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]
     options = [option for option, on in (("--retry", retry), ("--quiet", quiet)) if on]
     options += [] if budget is None else ["--budget", budget]
+    _name_other_runs(resolved, plan, None if out is not None else [*words, *options])
+    folder = out if out is not None else fresh_folder(resolved.name)
     again = shlex.join([*words, *options, "--out", str(folder)])
     options += ["--remeasure"] if remeasure else []
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: it goes on; --remeasure counted for its first start alone", error=True)
         remeasure = False
     try:
-        fresh = folder if out is None else None
-        with _terminable(), storing(folder), removed_if_empty(fresh):
+        with _terminable(), storing(folder), removed_if_empty(None if out else folder):
             done = _delegated(resolved, plan, folder, options, quiet=quiet)
             if done is None:
                 with listener(folder, quiet=quiet, budget_seconds=budget_seconds) as progress:
@@ -126,6 +126,30 @@ def run(
         done = _print_results(folder, quiet=quiet)
     if done:
         raise typer.Exit(done)
+
+
+def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
+    """Say which runs are measured now and, for a command without `--out`, which is unfinished."""
+    from shardmark.core.errors import ShardmarkError
+    from shardmark.results.runs_folder import measured_now, runs_of
+    from shardmark.results.schema import Outcome
+    from shardmark.results.store import RunFolder, load_run
+
+    in_use, wanted = measured_now(), experiment.model_dump(mode="json")
+    for folder in in_use:
+        found = f"another command measures into {folder} now, and both disturb each other"
+        say(f"{found}; end one of them, or expect disturbed trials", error=True)
+    least = sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
+    for folder in runs_of(experiment.name) if command else ():
+        with suppress(ShardmarkError, OSError):
+            if folder not in in_use and RunFolder(folder).read_experiment() == wanted:
+                outcomes = [trial.outcome for trial in load_run(folder).trials]
+                ended = len(outcomes) - outcomes.count(Outcome.INTERRUPTED)
+                if ended < max(least, len(outcomes)):
+                    found = f"{folder} is unfinished, and this command begins anew"
+                    there = shlex.join([*(command or ()), "--out", str(folder)])
+                    say(f"{found}; to go on with {folder}: {there}", error=True)
+                return
 
 
 def _delegated(

@@ -14,6 +14,8 @@ from shardmark.core.storage import storage_error
 
 RUNS = Path("runs")
 LATEST = "latest"
+LOCK_FILE = ".lock"
+"""Locked in a run's folder while a command measures into it."""
 
 
 def fresh_folder(name: str) -> Path:
@@ -46,6 +48,19 @@ def runs_of(name: str) -> list[Path]:
     ours = re.compile(rf"{re.escape(name)}(-\d+)?")
     runs = [path for path in RUNS.glob(f"{name}*") if ours.fullmatch(path.name) and path.is_dir()]
     return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+
+
+def measured_now() -> list[Path]:
+    """The folders in `runs/` that commands of this machine measure into now.
+
+    Takes no lock: a command that starts at this moment would fail.
+    """
+    with suppress(OSError):
+        locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        inodes = {words[-3].rpartition(":")[2] for words in locks if "FLOCK" in words}
+        files = [path for path in RUNS.glob(f"*/{LOCK_FILE}") if not path.parent.is_symlink()]
+        return [path.parent for path in files if str(path.stat().st_ino) in inodes]
+    return []
 
 
 def point_latest_to(folder: Path) -> None:

@@ -33,7 +33,7 @@ from shardmark.results.files import (
 )
 from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.network import NETWORK_FILE
-from shardmark.results.runs_folder import point_latest_to
+from shardmark.results.runs_folder import LOCK_FILE, point_latest_to
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import (
     VERIFICATION_FILE,
@@ -48,7 +48,6 @@ LINKS_REASON = "links_missing"
 TRIALS_FOLDER = "trials"
 ASIDE_FOLDER = "set-aside"
 """What was measured and is no result of the run any more."""
-LOCK_FILE = ".lock"
 RUN_FILES = (
     TRIALS_FOLDER,  # first: what a crash leaves behind is then no result
     *(VERIFICATION_FILE, NETWORK_FILE, FINGERPRINT_FILE, ENVIRONMENT_FILE, EXPERIMENT_FILE),

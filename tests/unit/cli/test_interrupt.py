@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -136,3 +137,27 @@ def test_a_result_that_is_there_already_stays(
     out = tmp_path / "run"
     assert cli.main(["run", "quickstart", *CHANGES, "--out", str(out)]) == cli.INTERRUPTED
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
+
+
+def test_the_same_command_again_names_the_unfinished_run(
+    engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """And a run that another command measures at that moment."""
+    monkeypatch.chdir(tmp_path)
+    command = ["run", "quickstart", *CHANGES]
+    engine.ends.update(single=INTERRUPTED)
+    assert cli.main(command) == cli.INTERRUPTED
+    engine.ends.clear()
+    capsys.readouterr()
+    with RunFolder(Path("runs/quickstart")).locked(print):
+        assert cli.main(command) == 0
+    assert "another command measures into runs/quickstart now" in capsys.readouterr().err
+    shutil.rmtree("runs/quickstart-2")
+    assert cli.main(command) == 0
+    _, found, words = capsys.readouterr().err.partition("to go on with runs/quickstart: shardmark ")
+    assert found
+    assert cli.main(shlex.split(words)) == 0, "it goes on there"
+    assert len(load_run(Path("runs/quickstart")).trials) == 2
+    capsys.readouterr()
+    assert cli.main(command) == 0
+    assert capsys.readouterr().err == "", "the newest run of this experiment is finished"
