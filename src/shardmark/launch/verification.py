@@ -238,21 +238,22 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
 
 
 def _traceback(directory: Path, rank: int | None) -> str:
-    """The user's own frames of the last one that the rank printed."""
+    """The user's own frames of the last one that the rank printed, without the error below them."""
     merge_logs(directory)
     head = f"[rank {rank} stderr] "
     own: deque[str] = deque(maxlen=TRACEBACK_LINES)
     begun = foreign = False
     with (directory / LOG_FILE).open() as log:
         for line in (text.removeprefix(head) for text in log if text.startswith(head)):
-            if line.startswith("Traceback"):
-                own.clear()
-                begun, foreign = True, False
-            if line.startswith('  File "'):
+            if not line.startswith(" "):
+                begun, foreign = line.startswith("Traceback"), False
+                if begun:
+                    own.clear()
+            elif line.startswith('  File "'):
                 foreign = "site-packages" in line or PACKAGE in line
-            if begun and not (foreign and line.startswith(" ")):
+            if begun and line.startswith(" ") and not foreign:
                 own.append(line.rstrip("\n"))
-    return "\n".join(own)
+    return "\n".join(["in your code:", *own]) if own else ""
 
 
 def _judged(

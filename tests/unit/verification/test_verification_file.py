@@ -295,9 +295,10 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
     with pytest.raises(InputError, match="it fails in its first steps") as caught:
         list(verdicts)
     assert engine.names == tried
-    *_, own, line, last = str(caught.value).splitlines()
-    assert "my_model.py" in own, "its own frames are enough"
-    assert (line.strip(), last) == ("x @ y", errors[tried[-1]])
+    first, head, own, line = str(caught.value).splitlines()
+    assert errors[tried[-1]] in first
+    assert "my_model.py" in own, "its own frames are enough, and the error is named once"
+    assert (head, line.strip()) == ("in your code:", "x @ y")
     assert not (tmp_path / "scratch").exists()
 
 

@@ -264,11 +264,40 @@ def beside(part: str, sign: str = "") -> str:
     return f"head = {part}\nloss = lambda self, model, rows: {call}.square().mean()"
 
 
+FORWARD = "def loss(self, model, rows):\n    out = model(rows)\n"
+TEACHER = f"""
+def model(self):
+    student = nn.Linear(2, 1)
+    student.teacher = nn.Linear(2, 1).requires_grad_(False)
+    return student
+
+{FORWARD}
+    with torch.no_grad():
+        model.teacher.weight.lerp_(model.weight, 0.1)
+    return out.mean()
+"""
+
+
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
         ("model = lambda self: 3", "model() made a int"),
         ("train_data = lambda self: iter([1])", "train_data() gives a list_iterator without"),
+        ("train_data = lambda self: torch.utils.data.DataLoader([1])", "its argument dataset"),
+        ("train_data = lambda self: {'x': [1], 'y': [2]}", "gives a dict with the keys x, y"),
+        ("train_data = lambda self: (torch.ones(16, 2), torch.ones(16))", "TensorDataset(X, y)"),
+        (
+            "train_data = lambda self: [(torch.ones(2 + i % 2), i) for i in range(16)]",
+            "of a batch differ in shape ((",
+        ),
+        ("train_data = lambda self: [nn.Module()] * 16", "default collate cannot join the samples"),
+        (
+            f"{FORWARD}    return out.mean(), out",
+            "the second, a Tensor of shape (8, 1), is no weight",
+        ),
+        (f"{FORWARD}    return out.mean(), {{'logits': out}}", "the second, a dict, is no weight"),
+        (TEACHER, "loss changes teacher.weight, a frozen parameter of the model (a teacher"),
+        ("def __init__(self, *, kind):\n    pass", "its arguments are (*, kind)"),
         ("loss = 1", "has no method loss"),
         ("configure_optimizers = lambda self: []", "several cannot be shared out"),
         ("parameter_groups = lambda self, model: []", "has weight 0 times"),
@@ -317,6 +346,13 @@ def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     with pytest.raises((InputError, DataError)) as caught:
         first_loss()
     assert found in str(caught.value)
+
+
+def test_errors_of_torch_name_the_remedy(tmp_path: Path) -> None:
+    workload = written(tmp_path, "loss = lambda self, model, rows: model(rows.half()).mean()")
+    model, (batch, *_) = workload.build_model(), taken(workload)
+    with pytest.raises(RuntimeError, match=r"Half.*; .*recipe\.precision casts them"):
+        workload.loss(model, batch)
 
 
 def test_a_frozen_teacher_is_no_part_of_the_model(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ from shardmark.results.schema import RankRecord, TrialResult
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
 TOO_FAST = "more than the peak: the table's peak, or the count of operations, is wrong"
 NO_EVALUATION = "the validation set was not evaluated"
+EMPTY_EVALUATION = "the validation set is empty, or the task's metrics are"
 
 _QUANTILES = {
     "step_seconds": ("step_seconds", 0.5),
@@ -344,6 +345,8 @@ def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
     def last(name: str) -> Value:
         if not evaluated:
             return NO_EVALUATION
+        if not any(evaluated):
+            return EMPTY_EVALUATION
         values = [quality[name] for quality in evaluated if name in quality]
         if not values:
             return NO_SUCH_METRIC

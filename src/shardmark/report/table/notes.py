@@ -12,6 +12,7 @@ from shardmark.analysis.compare.rows import Row, main_quality
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
+from shardmark.analysis.trial.rank_metrics import EMPTY_EVALUATION
 from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.results.verification import as_defined
 
@@ -164,12 +165,12 @@ def _unstable(warnings: Sequence[Instability]) -> list[str]:
 
 
 def _gaps(measured: Sequence[Row]) -> list[str]:
-    missing = (
+    missing = [
         (f"no {name}: {row.missing[name]}", row.place)
         for row in measured
-        for name in EXPECTED
-        if name in row.missing
-    )
+        for name in (*EXPECTED, "validation_loss")
+        if name in row.missing and (name in EXPECTED or row.missing[name] == EMPTY_EVALUATION)
+    ]
     steps = {
         row.place: min(row.values.get("measured_steps", {}).values(), default=0) for row in measured
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from shardmark.core.errors import InputError
+from shardmark.core.errors import InputError, error_kind
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import (
     BatchPlan,
@@ -55,6 +57,14 @@ TAKEN_OVER = {
 """Methods that a strategy could not follow -> why."""
 GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
 """Others change what state an optimizer keeps of a parameter, which all share."""
+
+
+_REMEDIES = {
+    "NVIDIA driver|with CUDA enabled|tensors to be on the same device": "Shardmark moves the model"
+    " and the batch: leave out .cuda(), and make tensors on the batch's device",
+    r"\b(Half|BFloat16)\b": "leave model and data in fp32: recipe.precision casts them",
+}
+"""Pattern in an error of torch's -> what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +120,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._validation_weights = self._validation.told(task, "weights")
         self._tokens = self._training.told(task, "tokens")
         self._model_calls = int(getattr(task, "model_calls", 1))
-        self._collate = getattr(task, "collate", default_collate)
+        self._collate = getattr(task, "collate", _collated)
         self._groups: tuple[ParameterGroup, ...] = ()
         self._loss_checked = False
 
@@ -139,6 +149,17 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def _selection(self, method: str) -> Selection:
         data = getattr(self._task, method)()
+        if isinstance(data, DataLoader):
+            found = f"{method}() gives a DataLoader: shardmark makes the batches"
+            raise self._refusal(found, "return its data set, which is its argument dataset")
+        if isinstance(data, Mapping):
+            found = f"{method}() gives a {type(data).__name__} with the keys {', '.join(data)}"
+            raise self._refusal(found, "a list of samples, or a map-style Dataset")
+        if isinstance(data, tuple) and {type(part) for part in data} <= {Tensor, np.ndarray}:
+            sizes = {len(part) for part in data if part.ndim}
+            if len(sizes) == 1 and max(sizes) > len(data):
+                found = f"{method}() gives a tuple of {len(data)} tensors, which counts as samples"
+                raise self._refusal(found, "torch.utils.data.TensorDataset(X, y)")
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise self._refusal(
                 f"{method}() gives a {type(data).__name__} without length or index",
@@ -169,7 +190,11 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     def build_model(self) -> nn.Module:
         with generators_kept():
             seed_generators(self._seed)
-            model = self._task.model()
+            try:
+                model = self._task.model()
+            except (RuntimeError, AssertionError) as error:
+                _add_remedy(error)
+                raise
         if not isinstance(model, nn.Module):
             raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
         check_fresh(f"{self._options.task}: model()", model)
@@ -302,16 +327,30 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         training = torch.is_grad_enabled() and model.training
         first = training and not self._loss_checked
         parameters = tuple(model.parameters()) if first else ()
+        names = [n.removeprefix("module.") for n, _ in model.named_parameters()] if first else []
         before = _marks(parameters)
         counting = model.register_forward_pre_hook(count)
         try:
             returned = self._task.loss(model, content)
+        except RuntimeError as error:
+            _add_remedy(error)
+            raise
         finally:
             counting.remove()
-        if _marks(parameters) != before:
+        after = _marks(parameters)
+        changed = [i for i, marks in enumerate(after) if marks != before[i]]
+        if changed and not any(parameters[i].requires_grad for i in changed):
             raise self._refusal(
-                "loss changes the model's parameters or gradients (a backward pass, an optimizer,"
-                " max_norm of an embedding), which cannot be shared out",
+                f"loss changes {names[changed[0]]}, a frozen parameter of the model (a teacher, or"
+                " a moving average), which strategies may hold in parts or rounded",
+                "make it buffers, which forward may change in training mode: see 'Teachers' in the"
+                " guide docs/guides/own-task.md",
+            )
+        if changed:
+            raise self._refusal(
+                f"loss changes the parameter {names[changed[0]]} of the model or its gradient (a"
+                " backward pass, an optimizer, max_norm of an embedding), which cannot be shared"
+                " out",
                 "compute the loss and return it: the strategy takes the step with recipe.optimizer",
             )
         if calls != self._model_calls:
@@ -357,15 +396,19 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             return LossSum(total=returned.reshape(()).float() * weight, weight=weight)
         if isinstance(returned, tuple) and len(returned) == 2:
             total, own = returned
-            single = isinstance(own, int | float | np.number)
-            if isinstance(own, Tensor) and own.numel() == 1:
-                own, single = own.detach().reshape(()), True
-            if isinstance(total, Tensor) and total.numel() == 1 and single:
+            if isinstance(total, Tensor) and total.numel() == 1:
+                single = isinstance(own, int | float | np.number)
+                if isinstance(own, Tensor) and own.numel() == 1:
+                    own, single = own.detach().reshape(()), True
+                if not single:
+                    raise self._refusal(
+                        f"loss returned two values, and the second, {_described(own)}, is no weight",
+                        "(sum, weight), both scalars; or the mean alone, without the model's outputs",
+                    )
                 total = total.reshape(()).float()
                 return LossSum(total=total, weight=own, known_before=self.weights_known)
-        shape = f" of shape {tuple(returned.shape)}" if isinstance(returned, Tensor) else ""
         raise self._refusal(
-            f"loss returned a {type(returned).__name__}{shape}",
+            f"loss returned {_described(returned)}",
             "(sum, weight), both scalars; or the mean as a scalar tensor",
         )
 
@@ -427,7 +470,7 @@ def _made(options: OwnOptions) -> Any:
         raise InputError(
             "workload.options",
             f"{options.task} cannot be made with {listed or 'no arguments'}: {error}",
-            "keyword arguments of its __init__",
+            f"its arguments are {inspect.signature(create)}",
         ) from error
     missing = [name for name in NEEDED if not callable(getattr(task, name, None))]
     if missing:
@@ -446,6 +489,45 @@ def _made(options: OwnOptions) -> Any:
             "metrics(sums) -> dictionary of numbers",
         )
     return task
+
+
+def _collated(samples: list[Any]) -> Any:
+    """torch's default; `InputError` in place of its words where it cannot join the samples."""
+    try:
+        return default_collate(samples)
+    except (RuntimeError, TypeError, ValueError, KeyError) as error:
+        if error_kind(error) == "out_of_memory":
+            raise
+        first, *others = map(_shapes, samples)
+        found = f"torch's default collate cannot join the samples: {error}"
+        for at, other in enumerate(others, start=1):
+            if differing := [pair for pair in zip(first, other, strict=False) if len({*pair}) > 1]:
+                one, two = differing[0]
+                found = f"samples 0 and {at} of a batch differ in shape ({one} and {two})"
+                break
+        allowed = "write collate(samples), which pads, packs or converts them"
+        raise InputError("workload.task", found, allowed) from error
+
+
+def _shapes(sample: Any) -> list[object]:
+    """The shape of every array in the sample, in order; of other values the type."""
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    if isinstance(sample, list | tuple):
+        return [shape for part in sample for shape in _shapes(part)]
+    return [tuple(sample.shape) if isinstance(sample, Tensor | np.ndarray) else type(sample)]
+
+
+def _add_remedy(error: Exception) -> None:
+    """Append what to do to an error of torch's, which keeps the user's line in its traceback."""
+    for pattern, remedy in _REMEDIES.items():
+        if re.search(pattern, str(error)):
+            error.args = (f"{error}; {remedy}",)
+
+
+def _described(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
+    return f"a {type(value).__name__}{shape}"
 
 
 def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[bool, int]]:
