@@ -35,6 +35,8 @@ SHORTENED = (*SECTIONS, "workload")
 NOT_VARIED = ("measure.repeats", "measure.max_remeasure", "measure.link_seconds")
 MOST_CELLS = 4_000
 """A matrix of more was not meant: the largest preset has 132."""
+OWN_AXES = ("strategy", "world_size")
+"""Keys that exist as axes only."""
 NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -11,23 +12,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.config.axes import assigned, full_key, named
+from shardmark.config.axes import OWN_AXES, assigned, full_key, named
 from shardmark.config.experiment import Experiment
 from shardmark.config.messages import Location, dotted, nearest, show
 from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import EXCLUSIVE
 from shardmark.core.strict_yaml import format_yaml, parse_yaml
+from shardmark.core.text import say
+from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.models import is_user_function
 
 PRESETS = files("shardmark.config").joinpath("presets")
 MOST_BYTES = 2**18
 """No experiment is as large: something else was given."""
 ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
-OWN_AXES = ("strategy", "world_size")
-"""Keys that exist as axes only."""
 USER_CODE = ("task", "model", "path")
 """Keys, and ends of axes, that may name a class or function of the user's."""
+FILES = ("model", "tokenizer", "weights")
+"""Keys, and ends of axes, that may name a file, beside `data_dir`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ def load_experiment(source: str | Path, overrides: Sequence[str | Override] = ()
     data = parse_yaml(text, where)
     if data is None:
         raise InputError(where, "it is empty", ALLOWED)
-    folder = Path(where).expanduser().parent.resolve()
-    if folder != Path.cwd():
-        data = _found_beside(data, folder)
-    return from_mapping(data, overrides, where=where)
+    return from_mapping(data, overrides, where=where, folder=Path(where).expanduser().parent)
 
 
 def _found_beside(data: Any, folder: Path, key: str = "") -> Any:
-    """Modules that lie in the folder, named by their files: another folder's have equal names."""
+    """Modules and files that lie in the folder by their paths.
+
+    A module there comes before one of the current folder, other files come after it.
+    """
     if isinstance(data, Mapping):
         return {
             name: value
@@ -69,21 +72,43 @@ def _found_beside(data: Any, folder: Path, key: str = "") -> Any:
         }
     if isinstance(data, list):
         return [_found_beside(value, folder, key) for value in data]
-    if key not in USER_CODE or not isinstance(data, str) or not is_user_function(data):
+    if not isinstance(data, str):
         return data
-    module, _, name = data.rpartition(":")
-    beside = folder / f"{module.removesuffix('.py')}.py"
-    return f"{beside}:{name}" if module != "hf" and beside.is_file() else data
+    if key in USER_CODE and is_user_function(data):
+        module, _, name = data.rpartition(":")
+        file = folder / f"{module.removesuffix('.py')}.py"
+        return f"{file}:{name}" if file.is_file() else data
+    prefix = "hf:" if data.startswith("hf:") and data not in HUGGING_FACE else ""
+    path = Path(data.removeprefix(prefix)).expanduser()
+    named = key == "data_dir" or (key in FILES and (prefix or path.suffix))
+    return (
+        f"{prefix}{folder / path}" if named and not _there(path) and _there(folder / path) else data
+    )
+
+
+def _there(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # no path that a file system takes: nothing is there
+        return path.exists()
+    return False
 
 
 def from_mapping(
-    data: object, overrides: Sequence[str | Override] = (), *, where: str = "experiment"
+    data: object,
+    overrides: Sequence[str | Override] = (),
+    *,
+    where: str = "experiment",
+    folder: Path | None = None,
 ) -> Experiment:
-    """The experiment of data such as a YAML file has; `where` names them in messages."""
+    """The experiment of data such as a YAML file has; `where` names them in messages.
+
+    Relative paths are looked for in the folder, too.
+    """
     if not isinstance(data, Mapping):
         raise InputError(where, f"found {show(data)}", ALLOWED)
     parsed = [each if isinstance(each, Override) else parse_override(each) for each in overrides]
     changed = _overridden(_plain(data, where), parsed)
+    if folder is not None and folder.resolve() != Path.cwd():
+        changed = _found_beside(changed, folder.resolve())
     if changed.keys().isdisjoint(("workload", "recipe", "matrix")):
         raise InputError(where, "it is no experiment: no workload, recipe or matrix", ALLOWED)
 
@@ -203,11 +228,14 @@ def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str
     if not isinstance(recipe, Mapping) or ("recipe",) in given:
         return data
     dropped = {
-        excluded
+        excluded: kept
         for pair in EXCLUSIVE
         for kept, excluded in (pair, pair[::-1])
         if given.get(("recipe", kept)) is not None and ("recipe", excluded) not in given
     }
+    for excluded, kept in dropped.items():
+        if recipe.get(excluded) is not None:
+            say(f"--set recipe.{kept} replaces recipe.{excluded}: {recipe[excluded]}", error=True)
     return {**data, "recipe": {k: v for k, v in recipe.items() if k not in dropped}}
 
 

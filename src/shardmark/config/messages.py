@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
@@ -15,6 +16,64 @@ Location = tuple[str | int, ...]
 
 _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 20
+_MOST_LISTED_NAMES = 60
+_SYNONYMS = {
+    alias: name
+    for name, aliases in {
+        "global_batch": "batch batchsize globalbatchsize trainbatchsize",
+        "per_rank_batch": "perdevicebatchsize perdevicetrainbatchsize microbatchsize",
+        "epochs": "numepochs numtrainepochs maxepochs nepochs",
+        "steps": "maxsteps numsteps trainsteps totalsteps iterations maxiters",
+        "optimizer": "optim",
+        "lr": "learningrate",
+        "weight_decay": "wd",
+        "schedule": "scheduler lrscheduler lrschedule",
+        "warmup_steps": "warmup numwarmupsteps",
+        "precision": "amp dtype mixedprecision torchdtype",
+        "gradient_accumulation": "accumulategradbatches gradientaccumulationsteps gradaccumsteps"
+        " accumulation",
+        "gradient_clipping": "clip gradclip maxgradnorm gradientclipval clipgradnorm",
+        "activation_checkpointing": "gradientcheckpointing checkpointing recompute",
+        "sync_batch_norm": "syncbn syncbatchnorm",
+        "compile": "torchcompile",
+        "threads_per_rank": "threads numthreads ompnumthreads",
+        "strategy": "strategies",
+        "world_size": "worldsizes gpus ngpus numgpus devices ndevices ranks nprocs numprocesses",
+        "nodes": "nnodes numnodes machines nummachines",
+        "ranks_per_node": "nprocpernode gpuspernode devicespernode",
+        "repeats": "repeat repetitions runs numruns trials",
+        "trial_seconds": "timeout",
+        "loader_workers": "numworkers dataloadernumworkers",
+        "dataset data_dir": "data",
+        "data_dir": "dataroot datapath datasetpath root",
+        "layers": "numlayers nlayer nlayers numhiddenlayers",
+        "heads": "numheads nhead nheads numattentionheads",
+        "width": "hiddensize dmodel nembd embeddim",
+        "vocabulary": "vocabsize",
+        "sequence_length": "seqlen maxlength maxseqlen blocksize contextlength",
+        "reshard_after_forward": "shardingstrategy",
+        "wrap": "autowrappolicy",
+        "fp32": "32 float float32 full 32true",
+        "fp16": "16 half float16 16mixed",
+        "bf16": "bfloat16 bf16mixed bf16true",
+        "cuda": "gpu",
+        "dp": "dataparallel",
+        "ddp": "distributeddataparallel ddpspawn horovod allreduce",
+        "fsdp": "fsdp2 fullyshard fullyshardeddataparallel",
+        "fsdp-hybrid": "hsdp hybridshard",
+        "zero-1 zero-2 zero-3": "zero deepspeed",
+        "zero-1": "deepspeedzero1 deepspeedstage1",
+        "zero-2": "deepspeedzero2 deepspeedstage2",
+        "zero-3": "deepspeedzero3 deepspeedstage3",
+        "tp": "tensorparallel",
+        "pp": "pipeline pipelineparallel gpipe",
+        "ulysses": "sequenceparallel contextparallel",
+        "ps-sync": "ps parameterserver",
+        "own": "custom mine",
+    }.items()
+    for alias in aliases.split()
+}
+"""What other libraries call it, folded -> what it is called here; several names have blanks."""
 
 
 def show(value: object) -> str:
@@ -27,11 +86,25 @@ def show(value: object) -> str:
 
 def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
     """` (nearest: 'fsdp')`, or nothing where no name is near."""
-    known = list(names)
-    near = [name for name in known if name.endswith(f".{value}")] or difflib.get_close_matches(
-        str(value), known, n=count, cutoff=0.5
-    )
+    near = near_names(value, names, count)
     return f" (nearest: {', '.join(map(repr, near))})" if near else ""
+
+
+def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]:
+    """The names that were meant: the same but for case and signs, a synonym's, or similar ones."""
+    known, text = list(names), str(value)
+    for given in (_folded(text), _folded(text.rpartition(".")[2])):
+        for meant in ([given], [*map(_folded, _SYNONYMS.get(given, "").split())]):
+            for sections in (0, -1):  # with the sections before it, and without
+                if same := [n for n in known if _folded(n.split(".", sections)[-1]) in meant]:
+                    return same
+    folded = {_folded(name): name for name in known}
+    similar = difflib.get_close_matches(_folded(text), folded, n=count, cutoff=0.5) if count else []
+    return [folded[each] for each in similar]
+
+
+def _folded(text: str) -> str:
+    return re.sub(r"[-_ ]", "", text.lower())
 
 
 def choices(value: object, names: Sequence[str]) -> str:
@@ -39,6 +112,8 @@ def choices(value: object, names: Sequence[str]) -> str:
     near = nearest(value, names, 3)
     if near and len(names) > _LISTED_NAMES:
         return near.strip(" ()")
+    if len(names) > _MOST_LISTED_NAMES:
+        return "`shardmark schema` lists those that there are"
     return f"allowed are {', '.join(names)}{nearest(value, names)}" if names else "remove it"
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardmark.config.experiment import experiment_schema
-from shardmark.config.messages import Location, choices, dotted, join, show
+from shardmark.config.axes import OWN_AXES, axis_keys
+from shardmark.config.experiment import Experiment, experiment_schema
+from shardmark.config.messages import Location, choices, dotted, join, near_names, show
 from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,11 +70,19 @@ def _found_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, str
             found, allowed = "missing", "this key is required"
         case "extra_forbidden":
             what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
-            found, allowed = f"no such {what}", choices(place[-1], _keys_at(place[:-1]))
-            if len(location) == 1:
+            names = _keys_at(place[:-1])
+            here = near_names(place[-1], names, 0)
+            there = [] if here else near_names(place[-1], _all_keys(), 0)
+            found, allowed = f"no such {what}", choices(place[-1], names)
+            if there:
+                found, allowed = f"no such {what} here", f"nearest: {', '.join(map(repr, there))}"
+            elif len(location) == 1:
                 allowed += "; keys of your own, for anchors, begin with x-"
         case "union_tag_not_found":
-            found, allowed = "missing", choices("", _names_at(place))
+            names, keys = _names_at(place), list(value) if isinstance(value, Mapping) else []
+            found, allowed = "missing", choices("", names)
+            if len(keys) == 1 and keys[0] in names:
+                allowed = f"write {{name: {keys[0]}, ...}}, its options beside the name"
         case "union_tag_invalid":
             found = f"found {show(context['tag'])}"
             allowed = choices(context["tag"], _quoted(context["expected_tags"]))
@@ -89,12 +98,29 @@ def _allowed(item: ErrorDetails, location: Location) -> str:
         allowed = choices(value, _quoted(item["ctx"]["expected"]))
     elif kind == "string_pattern_mismatch":
         allowed = "allowed are letters, digits, '.', '_' and '-', a letter or digit first"
+        allowed += f", e.g. {re.sub('[^A-Za-z0-9]+', '-', str(value)).strip('-') or 'mine'}"
     else:
         allowed = f"allowed is {_WANTED.get(kind) or item['msg'].removeprefix('Input should be ')}"
-    if isinstance(value, list) and location[0] in ("recipe", "measure", "placement", "workload"):
-        key = dotted(location)
-        allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
+    wants_mapping = "type" in kind and kind.startswith(("model", "dict"))
+    if wants_mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
+        allowed += f", e.g. {{name: {value}}}"
+    elif kind == "list_type" and isinstance(value, str | int):
+        allowed = f"allowed is a list in brackets: [{value}]"
+    key, items = dotted(location), value if isinstance(value, list) else [None]
+    if key in axis_keys() and (not wants_mapping or all(isinstance(v, Mapping) for v in items)):
+        if isinstance(value, list):
+            allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
+    elif wants_mapping and all(isinstance(item, Mapping) for item in items):
+        allowed += ", its keys without dashes"
     return allowed
+
+
+def _all_keys() -> list[str]:
+    """Every key of the file with its sections, those of axes without `matrix` left out."""
+    sections = [(name,) for name in Experiment.model_fields if name != "matrix"]
+    inner = [("recipe", "optimizer"), ("recipe", "schedule")]
+    listed = [dotted((*at, key)) for at in (*sections, *inner) for key in _keys_at(at)]
+    return [*listed, *(f"matrix.{axis}" for axis in OWN_AXES)]
 
 
 def _quoted(text: object) -> list[str]:

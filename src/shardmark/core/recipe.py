@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
 
 from pydantic import (
     BaseModel,
@@ -58,6 +58,7 @@ class Model(BaseModel):
                 if isinstance(value, bool)
                 and key in cls.model_fields
                 and cls.model_fields[key].annotation not in (bool, Any)
+                and get_origin(cls.model_fields[key].annotation) is not Literal  # which lists them
             ]
             if mistakes:
                 raise ValidationError.from_exception_data(cls.__name__, mistakes)

@@ -98,6 +98,15 @@ class _Loader(yaml.SafeLoader):
             lines[key.value] = line
 
 
+_REMEDIES = {
+    "\\t": "indent with spaces, not tabs",
+    "mapping values": "put text with a colon in quotes, and indent the keys of a mapping alike",
+    "expected ',' or": "close every bracket, and put text with : , [ ] { } in quotes",
+    "expected <block end>": "indent the keys of a mapping alike",
+    "alias": "put text that begins with * or & in quotes",
+    "cannot start any token": "put it in quotes",
+}
+"""What a problem of PyYAML's contains -> what to do."""
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int")
 """Text, and the numbers of ranks; `on` and `1.5` were meant as something else."""
 
@@ -170,7 +179,7 @@ def parse_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark or error.context_mark
         place = f"{where}, line {mark.line + 1}" if mark else where
         problem = " ".join(filter(None, (error.context, error.problem)))
-        remedy = "indent with spaces, not tabs" if "\\t" in problem else "allowed is plain YAML"
+        remedy = next((r for text, r in _REMEDIES.items() if text in problem), "see that line")
         raise InputError(place, problem, remedy) from None
     except (yaml.YAMLError, ValueError, LookupError) as error:
         problem = " ".join(str(error).split())

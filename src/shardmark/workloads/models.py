@@ -110,13 +110,11 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
     if module.endswith(".py"):
         origin: str | None = str(Path(module).expanduser())
         if not Path(str(origin)).is_file():
-            return f"no file {module!r}"
+            return f"no file {module!r}{looked_in(module)}"
     else:
         spec = find_without_import(module)
         if spec is None:
-            return (
-                f"no module {module!r}, neither installed nor below the current folder {Path.cwd()}"
-            )
+            return f"no module {module!r} is installed, or lies{looked_in(module)}"
         origin = spec.origin
     if origin is None or not origin.endswith(".py"):
         return None
@@ -126,9 +124,19 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
         return f"{origin} is no Python source: {error}"
     names = _bound_names(tree)
     if function not in names and names.isdisjoint(("*", "__getattr__")):
-        return f"{origin} has no {function!r}"
+        defined = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
+        by_case = {name.lower(): name for name in defined}
+        near = [by_case[n] for n in get_close_matches(function.lower(), by_case, n=1)]
+        listed = f"nearest: {near[0]}" if near else f"it has {', '.join(defined) or 'none at all'}"
+        return f"{origin} has no {function!r}; {listed}"
     missing, needed = ", ".join(_missing_methods(tree, function, methods)), ", ".join(methods)
     return f"{origin}: class {function} has no {missing}; needed are {needed}" if missing else None
+
+
+def looked_in(path: str | Path) -> str:
+    """` in the current folder ... or beside the experiment file`, for a relative path."""
+    relative = not Path(path).expanduser().is_absolute()
+    return f" in the current folder {Path.cwd()} or beside the experiment file" if relative else ""
 
 
 def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:

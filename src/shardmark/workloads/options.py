@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Model
-from shardmark.workloads.models import is_user_function
+from shardmark.workloads.models import is_user_function, looked_in
 
 
 class WorkloadOptions(Model):
@@ -96,6 +96,11 @@ class ModelOptions(WorkloadOptions):
             reason = getattr(error, "strerror", None) or str(error)
             raise DataError(self.data_dir[:60], reason, "name another data_dir") from None
         return folder
+
+    def no_folder(self, remedy: str, what: str = "no such folder") -> DataError:
+        """The error of a `data_dir` that is missing, or no folder."""
+        found = "is not a folder" if self.folder.exists() else f"{what}{looked_in(self.folder)}"
+        return DataError(f"workload.data_dir: {self.folder}", found, remedy)
 
     def user_modules(self) -> tuple[str, ...]:
         return (self.model.rpartition(":")[0],) if is_user_function(self.model) else ()

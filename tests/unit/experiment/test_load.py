@@ -16,9 +16,10 @@ from pydantic import ValidationError
 from shardmark.config.engines import LocalOptions, TorchrunOptions
 from shardmark.config.experiment import Experiment, experiment_schema
 from shardmark.config.load import from_mapping, load_experiment, preset_names, presets, to_yaml
-from shardmark.core.errors import InputError
+from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Optimizer, Schedule
 from shardmark.trials.matrix import expand
+from shardmark.workloads import check_data
 
 Make = Callable[..., Experiment]
 
@@ -163,6 +164,36 @@ def test_a_module_beside_the_file_comes_before_the_current_folders(
         assert load_experiment("experiment.yaml").recipe.optimizer.path == "mine.py:Rule"
 
 
+def test_files_beside_the_experiment_are_found_and_both_places_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--set` names them, too; the current folder's come first."""
+    below, file = tmp_path / "exp", "exp/e.yaml"
+    (below / "data").mkdir(parents=True)
+    (below / "x.json").write_text('{"model_type": "gpt2"}')
+    (below / "mine.py").write_text("class Task: model = train_data = validation_data = loss = len")
+    told = "{name: language, model: 'hf:x.json', dataset: text, data_dir: data, tokenizer: x.json}"
+    text = f"name: e\nworkload: {told}\nrecipe: {{global_batch: 8, steps: 2}}\n"
+    (tmp_path / file).write_text(f"{text}matrix: {{strategy: [single]}}\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_experiment(file).workload.model_dump()
+    assert loaded["model"] == f"hf:{below / 'x.json'}"
+    assert (loaded["data_dir"], loaded["tokenizer"]) == (str(below / "data"), str(below / "x.json"))
+    own = load_experiment(file, ["workload={name: own, task: 'mine:Task'}"]).workload
+    assert own.model_dump()["task"] == f"{below / 'mine.py'}:Task"
+    (tmp_path / "data").mkdir()
+    assert load_experiment(file).workload.model_dump()["data_dir"] == "data"
+    for name, near in (("Taks", "nearest: Task"), ("Other", "it has Task")):
+        with pytest.raises(InputError, match=f"has no '{name}'; {near}"):
+            load_experiment(file, [f"workload={{name: own, task: 'mine:{name}'}}"])
+    both = f"in the current folder {tmp_path} or beside the experiment file"
+    for wrong in ("workload.model=hf:y.json", "workload={name: own, task: 'none.py:Task'}"):
+        with pytest.raises(InputError, match=both):
+            load_experiment(file, [wrong])
+    with pytest.raises(DataError, match=both):
+        check_data(load_experiment(file, ["workload.data_dir=nowhere"]).workload)
+
+
 def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
     data: dict[str, Any] = {
         "name": "test",
@@ -180,10 +211,13 @@ def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
         experiment.name = "other"
 
 
-def test_overrides_drop_what_they_exclude_and_the_last_holds(make: Make) -> None:
+def test_overrides_drop_what_they_exclude_and_the_last_holds(
+    make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = make("steps=10", "recipe.per_rank_batch=8", "seed=1", "recipe.seed=2").recipe
     assert (recipe.steps, recipe.epochs) == (10, None)
     assert (recipe.per_rank_batch, recipe.global_batch) == (8, None)
+    assert "--set recipe.steps replaces recipe.epochs: 2\n" in capsys.readouterr().err
     assert recipe.seed == 2
     assert make("recipe.steps=null").recipe.epochs == 2
     experiment = make("matrix.precision=[bf16]", "matrix.recipe.precision=[fp32, bf16]")

@@ -102,7 +102,7 @@ def test_wrong_layout(coco_folder: Path, below: str, where: str, message: str) -
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(DataError, match=message) as caught:
         data.check(options(coco_folder))
-    assert caught.value.args[0] == str(coco_folder / where)
+    assert caught.value.args[0].endswith(str(coco_folder / where))
 
 
 def test_another_year_and_subfolders(coco_folder: Path) -> None:

@@ -128,8 +128,7 @@ def _splits(options: ClassificationOptions) -> tuple[PictureFolder, PictureFolde
     """The training and the validation split; `DataError` for any other layout."""
     folder, skip = options.folder, options.on_broken == "skip"
     if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "no such folder"
-        raise DataError(str(folder), what, LAYOUT)
+        raise options.no_folder(LAYOUT)
     training = _split(folder / "train", BrokenPictures(skip=skip, replace=True))
     validation = _split(_validation_folder(folder), BrokenPictures(skip=skip, replace=False))
     differing = "; ".join(

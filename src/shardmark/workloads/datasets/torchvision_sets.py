@@ -84,12 +84,11 @@ class TorchvisionSet:
         folder = options.folder
         missing = [name for name in self.files if not (folder / name).is_file()]
         if missing and not options.download:
-            what = f"no {', '.join(missing)}" if folder.is_dir() else "no such folder"
-            raise DataError(
-                str(folder),
-                f"{what} for {options.dataset}",
-                f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them",
-            )
+            remedy = f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them"
+            if not folder.is_dir():
+                raise options.no_folder(remedy, f"no such folder for {options.dataset}")
+            found = f"no {', '.join(missing)} for {options.dataset}"
+            raise DataError(str(folder), found, remedy)
         return missing
 
 

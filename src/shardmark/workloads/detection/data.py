@@ -171,6 +171,8 @@ def load(options: DetectionOptions) -> AnnotatedPictures:
 def _folder(options: DetectionOptions) -> Path:
     """The data in COCO's layout; digits are drawn there first."""
     if options.dataset == "coco":
+        if not options.folder.is_dir():
+            raise options.no_folder(LAYOUT)
         return options.folder
     folder = options.folder if options.data_dir else digits_detection.default_folder()
     digits_detection.make(folder)
@@ -196,9 +198,6 @@ def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSplit:
 
 def _find(folder: Path, name: str) -> tuple[Path, Path]:
     """Annotation file and picture folder of the split `train` or `val`."""
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "no such folder"
-        raise DataError(str(folder), what, LAYOUT)
     annotations, pattern = folder / "annotations", f"instances_{name}*.json"
     files = sorted(annotations.glob(pattern))
     if len(files) != 1:

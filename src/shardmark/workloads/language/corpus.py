@@ -87,7 +87,7 @@ def corpus_of(options: LanguageOptions) -> Corpus:
         return Corpus(files=dict.fromkeys(files), read=_whole)
     folder = options.folder
     if not folder.is_dir():
-        raise DataError(str(folder), "no such folder", "set workload.data_dir to one that is there")
+        raise options.no_folder("set it to one that is there")
     endings, read = _READERS[options.dataset]
     files = files_below(folder, *endings) if endings else _arrow_folders(folder)
     by_name = _by_name(folder, files)

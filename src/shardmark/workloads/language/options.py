@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.workloads.models import check_model_name, is_user_function
+from shardmark.workloads.models import check_model_name, is_user_function, looked_in
 from shardmark.workloads.options import ModelOptions
 
 HUGGING_FACE: dict[str, str] = {
@@ -89,7 +89,7 @@ class LanguageOptions(ModelOptions):
                     " hf:FILE.json, package.module:function of your own"
                 )
             if not path.exists():
-                raise ValueError(f"model {name!r}: no such file")
+                raise ValueError(f"model {name!r}: no such file{looked_in(path)}; name another")
         return name
 
     @field_validator("tokenizer")

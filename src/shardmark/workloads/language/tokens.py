@@ -30,6 +30,7 @@ from shardmark.workloads.language.corpus import (
 )
 from shardmark.workloads.language.options import EMBEDDED
 from shardmark.workloads.language.tokenizers import tokenizer_of
+from shardmark.workloads.models import looked_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -152,7 +153,9 @@ def _tokenizer_file(options: LanguageOptions) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(
-            str(path), f"cannot be read ({error.strerror})", "set workload.tokenizer to a file"
+            f"workload.tokenizer: {path}",
+            f"cannot be read ({error.strerror}{looked_in(path)})",
+            "set it to a JSON file that tokenizers has saved",
         ) from error
 
 
