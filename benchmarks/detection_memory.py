@@ -56,6 +56,7 @@ def experiment_of(options: argparse.Namespace) -> dict[str, Any]:
         "matrix": {"strategy": list(options.strategies), "world_size": [1, RANKS]},
         # Nothing is timed, so that resident memory can be looked at often.
         "measure": {
+            "repeats": 1,
             **{"warmup_steps": 1, "sample_seconds": 0.1},
             **{"evaluate": "never", "verify": False},
         },

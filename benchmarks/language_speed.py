@@ -37,7 +37,12 @@ def experiment_of(bare: Bare, steps: int) -> dict[str, Any]:
     experiment: dict[str, Any] = yaml.safe_load(PRESET.read_text(encoding="utf-8"))
     experiment["recipe"]["steps"] = steps
     experiment["matrix"] = {"strategy": [bare.strategy], "world_size": [bare.ranks]}
-    experiment["measure"] = {"warmup_steps": WARMUP_STEPS, "probe": True, "evaluate": "never"}
+    experiment["measure"] = {
+        "repeats": 1,
+        "warmup_steps": WARMUP_STEPS,
+        "probe": True,
+        "evaluate": "never",
+    }
     return experiment | {"limits": {"trial_seconds": 900}, "device": "cpu"}
 
 

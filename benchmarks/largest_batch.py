@@ -48,7 +48,13 @@ def experiment_of(model: str, strategies: list[str]) -> dict[str, Any]:
             "threads_per_rank": 1,
         },
         "matrix": {"strategy": strategies, "world_size": [1, 2]},
-        "measure": {"warmup_steps": 1, "evaluate": "never", "verify": False, "max_remeasure": 0},
+        "measure": {
+            "repeats": 1,
+            "warmup_steps": 1,
+            "evaluate": "never",
+            "verify": False,
+            "max_remeasure": 0,
+        },
         "limits": {"trial_seconds": 300},
         "device": "cpu",
     }

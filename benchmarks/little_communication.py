@@ -62,6 +62,7 @@ def experiment(
             "recipe.seed": list(seeds),
         },
         "measure": {
+            "repeats": 1,
             "max_remeasure": 0,
             "probe": False,
             "verify": False,

@@ -80,7 +80,7 @@ def held_by_trials(model: str, strategies: tuple[str, ...]) -> dict[str, dict[st
             "workload": workload_of(model),
             "recipe": recipe_of(),
             "matrix": {"strategy": list(strategies), "world_size": [RANKS]},
-            "measure": {"warmup_steps": 1, "evaluate": "never"},
+            "measure": {"repeats": 1, "warmup_steps": 1, "evaluate": "never"},
             "device": "cpu",
         }
     )

@@ -34,6 +34,7 @@ def run(out: Path, measure: dict[str, Any] | None = None, **changes: Any) -> lis
         "recipe": {"global_batch": 64, "steps": 8, "optimizer": {"lr": 0.01, "momentum": 0.9}},
         "matrix": {"strategy": ["single"]},
         "measure": {
+            "repeats": 1,
             **{"warmup_steps": 3, "warmup_seconds": 0, "window_seconds": 0},
             **{"evaluate": "end", **(measure or {})},
         },

@@ -54,7 +54,7 @@ def test_what_a_run_says_of_the_machine(tmp_path_factory: pytest.TempPathFactory
         "workload": {"name": "classification", "model": "resnet18", "dataset": "digits"},
         "recipe": {"global_batch": 64, "steps": 8, "optimizer": {"lr": 0.01}},
         "matrix": {"strategy": ["single"]},
-        "measure": {"warmup_seconds": 0, "window_seconds": 0, "verify": False},
+        "measure": {"repeats": 1, "warmup_seconds": 0, "window_seconds": 0, "verify": False},
         "device": "cuda",
     }
     run_experiment(from_mapping(mapping), out)

@@ -18,6 +18,7 @@ def experiment(*models: str, **changes: Any) -> dict[str, Any]:
         "recipe": {"global_batch": 16, "steps": 6, "threads_per_rank": 1},
         "matrix": {"strategy": ["ddp"], "world_size": [2], **several},
         "measure": {
+            "repeats": 1,
             **{"warmup_steps": 1, "sample_seconds": 0.1, "evaluate": "never", "verify": False},
             "max_remeasure": 0,  # other tests disturb it
         },

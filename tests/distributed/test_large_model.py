@@ -26,7 +26,13 @@ EXPERIMENT = {
         "strategy": ["ddp", "fsdp", ZERO_3, IN_BF16, ZERO_3 | IN_BF16 | {"name": "zero-3"}],
         "world_size": [4],
     },
-    "measure": {"warmup_steps": 0, "verify": False, "probe": False, "max_remeasure": 0},
+    "measure": {
+        "repeats": 1,
+        "warmup_steps": 0,
+        "verify": False,
+        "probe": False,
+        "max_remeasure": 0,
+    },
     "device": "cpu",
 }
 

@@ -28,7 +28,7 @@ def ended(kept_engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory) -> 
     before = descendants()
     everyone = {"strategy": ["ps-sync", *ASYNCHRONOUS]}
     alone = {"strategy": ["ps-async"]}
-    slow: dict[str, Any] = {"measure": {"evaluate": "end"}, "slow_ranks": {1: 3.0}}
+    slow: dict[str, Any] = {"measure": {"repeats": 1, "evaluate": "end"}, "slow_ranks": {1: 3.0}}
     told = {
         "killed": experiment("misbehaving:killed", matrix=everyone),
         "server_dies": experiment("misbehaving:server_dies", matrix=alone, recipe={"steps": 200}),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -12,13 +11,21 @@ import typer
 from shardmark.core.errors import InputError
 from shardmark.core.text import say
 
-KINDS = ("strategies", "workloads", "models", "datasets", "metrics", "experiments", "studies")
+KINDS = {
+    "strategies": "ways to share the work between ranks, with their fixed options",
+    "workloads": "tasks: classification, detection, language, your own",
+    "models": "models by name",
+    "datasets": "data sets by name",
+    "metrics": "metrics with unit and definition",
+    "experiments": "presets that `shardmark run NAME` runs",
+    "studies": "published studies that `compare` shows beside your run",
+}
 
 
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}"),
+        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without, these kinds."),
     ] = "",
 ) -> None:
     """List what there is, one line each."""
@@ -29,9 +36,10 @@ def list_(
 
 
 def listing(kind: str) -> Mapping[str, str]:
-    """Name -> one line about it.  Raises `InputError` for an unknown kind."""
+    """Name -> one line about it; of the kinds, without one.  `InputError` for an unknown kind."""
     from shardmark.analysis.studies.study import studies
     from shardmark.config.load import presets
+    from shardmark.config.messages import choices
     from shardmark.core.metrics import METRICS
     from shardmark.workloads import WORKLOADS
     from shardmark.workloads.datasets import DATASETS
@@ -39,12 +47,10 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.workloads.language.options import LANGUAGE_MODELS
     from shardmark.workloads.models import MODELS, OTHER_MODELS
 
-    if kind not in KINDS:
-        near = get_close_matches(kind, KINDS, n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        found = f"unknown kind {kind!r}" if kind else "no kind is named"
-        raise InputError("list", found, f"allowed: {', '.join(KINDS)}{hint}")
+    if kind not in KINDS and kind:
+        raise InputError("list", f"unknown kind {kind!r}", choices(kind, tuple(KINDS)))
     listings: dict[str, Mapping[str, str]] = {
+        "": KINDS,
         "strategies": _strategies(),
         "workloads": {name: _summary(options) for name, options in WORKLOADS.items()},
         "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **OTHER_MODELS},

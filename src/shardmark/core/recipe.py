@@ -233,7 +233,7 @@ class Recipe(Model):
 
 
 MOST_REPEATS = 1000
-_REPEATS_ALLOWED = "allowed is a whole number, or {at_least: 3, at_most: 20, until: 0.05}"
+_REPEATS_ALLOWED = "allowed is a whole number, or {at_least: 3, at_most: 6, until: 0.05}"
 
 
 class Repeats(Model):
@@ -241,7 +241,7 @@ class Repeats(Model):
 
     at_least: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 3
     """Two give an interval, three one that is of use."""
-    at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 20
+    at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 6
     until: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """A cell ends once half the 95 % interval of its rate is below this share of it, or
     once its comparisons are decided."""
@@ -258,7 +258,7 @@ class Repeats(Model):
     @model_validator(mode="after")
     def _in_order(self) -> Repeats:
         if self.at_least > self.at_most:
-            raise ValueError(f"found at_least {self.at_least} above at_most {self.at_most}; swap")
+            raise ValueError(f"at_least {self.at_least} above at_most {self.at_most}; raise at_most")
         return self
 
     @model_serializer(mode="wrap")
@@ -278,7 +278,7 @@ class Repeats(Model):
         return self.at_least < self.at_most
 
     def __str__(self) -> str:
-        """`3`, or `3 to 20`."""
+        """`3`, or `3 to 6`."""
         return f"{self.at_least} to {self.at_most}" if self.adaptive else str(self.at_least)
 
 
@@ -297,8 +297,9 @@ class Measure(Model):
     window_seconds: Annotated[float, Field(ge=0, le=86400)] | None = None
     """So long is measured at least: where the recipe is shorter, steps are added after its end.
     null: 15 on a GPU, 0 on a CPU."""
-    repeats: Repeats = Repeats(at_least=1, at_most=1)
-    """How often each cell is measured, in random order each time."""
+    repeats: Repeats = Repeats()
+    """How often each cell is measured, in random order each time: by default until it is known, 3
+    to 6 times."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
     """How often a trial that other work disturbed is measured again, before it stays marked."""
     sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5

@@ -132,7 +132,7 @@ def test_exit_code_tells_of_failures(
         (["quickstart", "--dry-run", "--set", "recipe.global_batch=2048"], "1437 to train on"),
         (["cifar10-strategies", "--dry-run", "--set", "data_dir=nowhere"], "nowhere: no such fol"),
         (["quickstart", "--budget", "half an hour"], "--budget: found 'half an hour'"),
-        (["quickstart", "--set", "measure.repeats=often"], "{at_least: 3, at_most: 20, until: "),
+        (["quickstart", "--set", "measure.repeats=often"], "{at_least: 3, at_most: 6, until: "),
         (["quickstart", "--set", "measure.repeats=0"], "measure.repeats"),
         (["quickstart", "--set", "measure.repeats={at_most: 2}"], "at_least 3 above at_most 2"),
     ],
@@ -161,11 +161,11 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     file.write_text(json.dumps(mapping))
     code, printed, err = answer(str(file), "--dry-run")
     assert (code, err) == (0, "")
-    for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 1\n", r"ddp-w2-\S+ +ddp +2 ranks"):
+    for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 3 to 6\n", r"ddp-w2-\S+ +ddp +2 ranks"):
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks (it runs on 1 rank): single is one" in printed
     assert re.search(r"single-w1-fp32-twin-\S+ +single +1 rank +twin\n", printed)
-    assert "3 trials, 2 cells left out" in printed
+    assert "7 to 13 trials, 2 cells left out" in printed
     assert "at least" not in printed, "on a CPU steps count"
     assert "time: not known before a trial has run; each ends after 30 min at most" in printed
     assert calls == []

@@ -16,6 +16,7 @@ BASE: dict[str, Any] = {
     "workload": {"name": "classification"},
     "recipe": {"global_batch": 64, "epochs": 2},
     "matrix": {"strategy": ["single", "ddp"], "world_size": [2]},
+    "measure": {"repeats": 1},
 }
 
 

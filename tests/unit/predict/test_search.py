@@ -119,7 +119,7 @@ def test_the_winner_is_an_experiment_to_run(tmp_path: Path) -> None:
     assert (plan.search.ranks, plan.search.nodes) == (16, 2)
     file = tmp_path / "best.yaml"
     file.write_text(to_yaml(plan.winner))
-    (trial,) = expand(load_experiment(str(file)), "cuda").trials
+    trial, *_ = expand(load_experiment(str(file)), "cuda").trials
     assert (trial.world_size, trial.nodes, trial.strategy.name) == (16, 2, best.strategy)
     assert trial.recipe.activation_checkpointing is best.activation_checkpointing
     layout = trial.layout

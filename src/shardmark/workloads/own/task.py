@@ -401,10 +401,9 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 if isinstance(own, Tensor) and own.numel() == 1:
                     own, single = own.detach().reshape(()), True
                 if not single:
-                    raise self._refusal(
-                        f"loss returned two values, and the second, {_described(own)}, is no weight",
-                        "(sum, weight), both scalars; or the mean alone, without the model's outputs",
-                    )
+                    found = f"loss returned two values, and the second, {_described(own)},"
+                    allowed = "(sum, weight), both scalars; or the mean alone, without outputs"
+                    raise self._refusal(f"{found} is no weight", allowed)
                 total = total.reshape(()).float()
                 return LossSum(total=total, weight=own, known_before=self.weights_known)
         raise self._refusal(
