@@ -101,17 +101,16 @@ def _allowed(item: ErrorDetails, location: Location) -> str:
         allowed += f", e.g. {re.sub('[^A-Za-z0-9]+', '-', str(value)).strip('-') or 'mine'}"
     else:
         allowed = f"allowed is {_WANTED.get(kind) or item['msg'].removeprefix('Input should be ')}"
-    wants_mapping = "type" in kind and kind.startswith(("model", "dict"))
-    if wants_mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
+    key, listed = dotted(location), isinstance(value, list)
+    mapping = _WANTED.get(kind) == _WANTED["dict_type"]
+    if mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
         allowed += f", e.g. {{name: {value}}}"
     elif kind == "list_type" and isinstance(value, str | int):
         allowed = f"allowed is a list in brackets: [{value}]"
-    key, items = dotted(location), value if isinstance(value, list) else [None]
-    if key in axis_keys() and (not wants_mapping or all(isinstance(v, Mapping) for v in items)):
-        if isinstance(value, list):
-            allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
-    elif wants_mapping and all(isinstance(item, Mapping) for item in items):
-        allowed += ", its keys without dashes"
+    elif listed and key in axis_keys() and not mapping:
+        allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
+    elif listed and mapping:
+        allowed += ": write its keys without brackets and dashes"
     return allowed
 
 

@@ -258,7 +258,8 @@ class Repeats(Model):
     @model_validator(mode="after")
     def _in_order(self) -> Repeats:
         if self.at_least > self.at_most:
-            raise ValueError(f"at_least {self.at_least} above at_most {self.at_most}; raise at_most")
+            found = f"found at_least {self.at_least} above at_most {self.at_most}"
+            raise ValueError(f"{found}; raise at_most")
         return self
 
     @model_serializer(mode="wrap")

@@ -45,6 +45,15 @@ UNKNOWN_STEPS = 1000
 JUDGE_SECONDS = 3600.0
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
+MEND = "mend it and run again"
+_ON_DEVICE = (
+    "leave out .cuda(), make tensors on the batch's device: Shardmark moves model and batch"
+)
+REMEDIES = {
+    **dict.fromkeys(("NVIDIA driver", "with CUDA enabled", "on the same device"), _ON_DEVICE),
+    **dict.fromkeys(("Half", "BFloat16"), "leave the model in fp32: recipe.precision casts it"),
+}
+"""Words in an error of torch's -> what to do about it in a task."""
 
 SIZES = {"global_batch", "per_rank_batch", "steps", "epochs", "schedule", "seed"}
 """Keys of the recipe that change how much is computed, and not how."""
@@ -139,7 +148,7 @@ def _refuse_broken_model(
         raise InputError(
             f"{trial.experiment}: workload",
             f"it fails in its first steps ({trial.title}): {problem.error}",
-            "mend it and run again",
+            next((r for words, r in REMEDIES.items() if words in str(problem.error)), MEND),
             *map(ShardmarkError, problem.traceback.splitlines()),
         )
 

@@ -161,7 +161,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(
     file.write_text(json.dumps(mapping))
     code, printed, err = answer(str(file), "--dry-run")
     assert (code, err) == (0, "")
-    for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 3 to 6\n", r"ddp-w2-\S+ +ddp +2 ranks"):
+    for fact in (r"single-w1-\S+ +single +1 rank +repeat 1 of 3 to 6\n", r"w2-\S+ +ddp +2 ranks"):
         assert re.search(fact, printed)
     assert "left out: single on 2 ranks (it runs on 1 rank): single is one" in printed
     assert re.search(r"single-w1-fp32-twin-\S+ +single +1 rank +twin\n", printed)

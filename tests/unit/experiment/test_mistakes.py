@@ -53,7 +53,10 @@ IN_THE_BASE = [
     ("recipe.max_grad_norm=1", "(nearest: 'gradient_clipping')"),
     ("recipe.lr=0.1", "no such key here; nearest: 'recipe.optimizer.lr'"),
     ("recipe.compile=true", "found true; allowed are none, blocks, model"),
-    ("recipe=[{steps: 1}]", "allowed is a mapping (key: value), its keys without dashes"),
+    (
+        "recipe=[{steps: 1}]",
+        "allowed is a mapping (key: value): write its keys without brackets and dashes",
+    ),
     ("num_epochs=3", "no such key here; nearest: 'recipe.epochs'"),
     ("strategies=[ddp]", "no such key here; nearest: 'matrix.strategy'"),
     ("world_sizes=[2]", "no such key here; nearest: 'matrix.world_size'"),

@@ -276,10 +276,11 @@ SHAPES, UNUSED = "RuntimeError: shapes (3, 4) and (5, 6)", "RuntimeError: unused
     ("errors", "tried"),
     [
         ({"single": SHAPES}, ["single"]),
+        ({"single": "RuntimeError: must have the same dtype, but got Float and Half"}, ["single"]),
         ({"ddp": SHAPES, "fsdp": SHAPES}, ["ddp", "fsdp"]),
         ({"ddp": UNUSED, "fsdp": SHAPES, "zero-1": "AssertionError"}, ["ddp", "fsdp", "zero-1"]),
     ],
-    ids=["alone", "two strategies alike", "all"],
+    ids=["alone", "half", "two strategies alike", "all"],
 )
 def test_failure_of_the_model_is_told_once_and_ends_it(
     tmp_path: Path, errors: dict[str, str], tried: list[str]
@@ -297,6 +298,9 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
     assert engine.names == tried
     first, head, own, line = str(caught.value).splitlines()
     assert errors[tried[-1]] in first
+    assert first.endswith(
+        "recipe.precision casts it" if "Half" in first else "mend it and run again"
+    )
     assert "my_model.py" in own, "its own frames are enough, and the error is named once"
     assert (head, line.strip()) == ("in your code:", "x @ y")
     assert not (tmp_path / "scratch").exists()

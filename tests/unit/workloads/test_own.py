@@ -348,13 +348,6 @@ def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     assert found in str(caught.value)
 
 
-def test_errors_of_torch_name_the_remedy(tmp_path: Path) -> None:
-    workload = written(tmp_path, "loss = lambda self, model, rows: model(rows.half()).mean()")
-    model, (batch, *_) = workload.build_model(), taken(workload)
-    with pytest.raises(RuntimeError, match=r"Half.*; .*recipe\.precision casts them"):
-        workload.loss(model, batch)
-
-
 def test_a_frozen_teacher_is_no_part_of_the_model(tmp_path: Path) -> None:
     frozen = beside("nn.Linear(1, 1).requires_grad_(False)")
     workload = written(tmp_path, f"spare = nn.Linear(1, 1)\n{frozen}")

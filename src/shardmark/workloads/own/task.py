@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,12 +58,7 @@ GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
 """Others change what state an optimizer keeps of a parameter, which all share."""
 
 
-_REMEDIES = {
-    "NVIDIA driver|with CUDA enabled|tensors to be on the same device": "Shardmark moves the model"
-    " and the batch: leave out .cuda(), and make tensors on the batch's device",
-    r"\b(Half|BFloat16)\b": "leave model and data in fp32: recipe.precision casts them",
-}
-"""Pattern in an error of torch's -> what to do."""
+_ARRAY = (Tensor, np.ndarray)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,20 +143,21 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def _selection(self, method: str) -> Selection:
         data = getattr(self._task, method)()
+        kind = type(data).__name__
         if isinstance(data, DataLoader):
-            found = f"{method}() gives a DataLoader: shardmark makes the batches"
-            raise self._refusal(found, "return its data set, which is its argument dataset")
+            raise self._refusal(
+                f"{method}() gives a DataLoader", "give its data set, its argument dataset"
+            )
         if isinstance(data, Mapping):
-            found = f"{method}() gives a {type(data).__name__} with the keys {', '.join(data)}"
+            found = f"{method}() gives a {kind} with the keys {', '.join(data)}"
             raise self._refusal(found, "a list of samples, or a map-style Dataset")
-        if isinstance(data, tuple) and {type(part) for part in data} <= {Tensor, np.ndarray}:
-            sizes = {len(part) for part in data if part.ndim}
-            if len(sizes) == 1 and max(sizes) > len(data):
-                found = f"{method}() gives a tuple of {len(data)} tensors, which counts as samples"
-                raise self._refusal(found, "torch.utils.data.TensorDataset(X, y)")
+        arrays = isinstance(data, tuple) and all(isinstance(part, _ARRAY) for part in data)
+        if arrays and len(data) < min((len(part) for part in data if part.ndim), default=0):
+            found = f"{method}() gives a tuple of {len(data)} arrays, which counts as samples"
+            raise self._refusal(found, "torch.utils.data.TensorDataset(X, y)")
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
             raise self._refusal(
-                f"{method}() gives a {type(data).__name__} without length or index",
+                f"{method}() gives a {kind} without length or index",
                 "a sequence, or a map-style Dataset: every rank has to find its own samples",
             )
         return Selection(data)
@@ -190,11 +185,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     def build_model(self) -> nn.Module:
         with generators_kept():
             seed_generators(self._seed)
-            try:
-                model = self._task.model()
-            except (RuntimeError, AssertionError) as error:
-                _add_remedy(error)
-                raise
+            model = self._task.model()
         if not isinstance(model, nn.Module):
             raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
         check_fresh(f"{self._options.task}: model()", model)
@@ -332,25 +323,21 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         counting = model.register_forward_pre_hook(count)
         try:
             returned = self._task.loss(model, content)
-        except RuntimeError as error:
-            _add_remedy(error)
-            raise
         finally:
             counting.remove()
-        after = _marks(parameters)
-        changed = [i for i, marks in enumerate(after) if marks != before[i]]
-        if changed and not any(parameters[i].requires_grad for i in changed):
+        marks = zip(parameters, names, before, _marks(parameters), strict=True)
+        changed = [(parameter, name) for parameter, name, was, now in marks if was != now]
+        if changed and not any(parameter.requires_grad for parameter, _ in changed):
             raise self._refusal(
-                f"loss changes {names[changed[0]]}, a frozen parameter of the model (a teacher, or"
-                " a moving average), which strategies may hold in parts or rounded",
+                f"loss changes {changed[0][1]}, a frozen parameter of the model (a teacher, or a"
+                " moving average), which strategies may hold in parts or rounded",
                 "make it buffers, which forward may change in training mode: see 'Teachers' in the"
-                " guide docs/guides/own-task.md",
+                " guide 'Train your own task'",
             )
         if changed:
             raise self._refusal(
-                f"loss changes the parameter {names[changed[0]]} of the model or its gradient (a"
-                " backward pass, an optimizer, max_norm of an embedding), which cannot be shared"
-                " out",
+                f"loss changes {changed[0][1]}, a parameter of the model, or its gradient (a"
+                " backward pass, an optimizer, max_norm of an embedding): it cannot be shared out",
                 "compute the loss and return it: the strategy takes the step with recipe.optimizer",
             )
         if calls != self._model_calls:
@@ -514,18 +501,11 @@ def _shapes(sample: Any) -> list[object]:
         sample = list(sample.values())
     if isinstance(sample, list | tuple):
         return [shape for part in sample for shape in _shapes(part)]
-    return [tuple(sample.shape) if isinstance(sample, Tensor | np.ndarray) else type(sample)]
-
-
-def _add_remedy(error: Exception) -> None:
-    """Append what to do to an error of torch's, which keeps the user's line in its traceback."""
-    for pattern, remedy in _REMEDIES.items():
-        if re.search(pattern, str(error)):
-            error.args = (f"{error}; {remedy}",)
+    return [tuple(sample.shape) if isinstance(sample, _ARRAY) else type(sample)]
 
 
 def _described(value: object) -> str:
-    shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
+    shape = f" of shape {tuple(value.shape)}" if isinstance(value, _ARRAY) else ""
     return f"a {type(value).__name__}{shape}"
 
 
