@@ -57,7 +57,6 @@ TAKEN_OVER = {
 GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
 """Others change what state an optimizer keeps of a parameter, which all share."""
 
-
 _ARRAY = (Tensor, np.ndarray)
 
 
@@ -145,11 +144,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         data = getattr(self._task, method)()
         kind = type(data).__name__
         if isinstance(data, DataLoader):
-            raise self._refusal(
-                f"{method}() gives a DataLoader", "give its data set, its argument dataset"
-            )
-        if isinstance(data, Mapping):
-            found = f"{method}() gives a {kind} with the keys {', '.join(data)}"
+            found = f"{method}() gives a DataLoader"
+            raise self._refusal(found, "give its data set, its argument dataset")
+        if isinstance(data, Mapping) and 0 not in data:
+            found = f"{method}() gives a {kind} with the keys {', '.join(map(str, data))}"
             raise self._refusal(found, "a list of samples, or a map-style Dataset")
         arrays = isinstance(data, tuple) and all(isinstance(part, _ARRAY) for part in data)
         if arrays and len(data) < min((len(part) for part in data if part.ndim), default=0):
