@@ -98,7 +98,7 @@ def test_regressions_and_exports(run: Path, printed: Printed, tmp_path: Path) ->
         for name in ("before", "after")
     ]
     for form in ("text", "markdown", "csv"):
-        assert "FORGED" in printed("compare", *both, "--regression", "--format", form)
+        assert "FORGED" in printed("compare", *both, "--regression", "--format", form, code=2)
     printed("export", run, "--to", "csv", "--out", tmp_path / "tables")
     for file in (tmp_path / "tables").iterdir():
         rows = list(csv.reader(io.StringIO(check_text(file.read_text()))))
