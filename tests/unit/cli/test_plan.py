@@ -143,10 +143,8 @@ def test_several_machines_are_compared(capsys: pytest.CaptureFixture[str], file:
     fastest, _, cheapest = " ".join(answers.split()).partition("Cheapest:")
     assert "of h100x8" in fastest.partition("Least memory")[0]
     assert "of a100-80x8" in cheapest, "a quarter of the price for a third of the speed"
-    assert [line.split()[1] for line in tables.splitlines() if line.startswith("ddp")][:2] == [
-        "h100x8",
-        "a100-80x8",
-    ]
+    rows = [line.split()[:3] for line in tables.splitlines() if line.startswith("ddp")]
+    assert rows[:2] == [["ddp", "8", "h100x8"], ["ddp", "8", "a100-80x8"]]
     document = json.loads(printed(capsys, file, *machines, "--format", "json"))
     assert {row["on"] for row in document["rows"]} == {"h100x8", "a100-80x8"}
     assert main(["plan", file, *machines, "--search"]) == 2

@@ -321,9 +321,11 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
     axes = dict.fromkeys(key for row in rows for key in row.varied)
-    machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
-    several = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
-    return [(name, label), *several, (ranks, attrgetter("ranks")), *map(axis, axes)]
+    columns: Columns[Prediction] = [(name, label), (ranks, attrgetter("ranks"))]
+    if any(row.on for row in rows):
+        machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
+        columns.append((machines, attrgetter("on")))
+    return [*columns, *map(axis, axes)]
 
 
 def _rate_name(row: Prediction) -> str:
@@ -331,10 +333,8 @@ def _rate_name(row: Prediction) -> str:
 
 
 def _speed(plan: Plan) -> Columns[Prediction]:
-    metric, unit = (
-        (_rate_name(plan.rows[0]), _unit(plan.rows[0])) if plan.rows else ("samples_per_second", "")
-    )
-    work = plan.work
+    first, work = plan.rows[0], plan.work
+    metric, unit = _rate_name(first), _unit(first)
 
     def rate(row: Prediction) -> Value:
         step = row.samples * (row.tokens_per_sample or 1)
@@ -378,7 +378,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         (
             Column(
                 "recipe",
-                "recipe takes" if work is None else f"{_amount(plan.rows[0])} take",
+                "recipe takes" if work is None else f"{_amount(first)} take",
                 shown_to="people",
             ),
             time_taken,
@@ -386,7 +386,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         (Column("cost", "dollars", decimals=2, shown_to="people"), cost),
         (for_programs("hours"), lambda row: _known(row, row.hours)),
         (for_programs("dollars"), lambda row: priced(row, row.dollars)),
-        (for_programs(f"trained_{unit or 'samples'}"), lambda row: _known(row, row.work)),
+        (for_programs(f"trained_{unit}"), lambda row: _known(row, row.work)),
     ]
 
 
