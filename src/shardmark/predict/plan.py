@@ -250,7 +250,8 @@ def compare_machines(
     `prices_per_hour` has one price for all kinds, or one for each.  Raises `InputError` as
     `make_plan` does, and for a search on several kinds.
     """
-    kinds, prices = [*dict.fromkeys(machines)], [*prices_per_hour] or [None]
+    kinds = [*dict.fromkeys(machines)]
+    prices: list[float | None] = [*prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
         found = f"found {len(prices)} prices for {len(kinds)} kinds of machines"
         raise InputError("--price-per-hour", found, "give one for all, or one for each --on")

@@ -36,9 +36,8 @@ def wrap(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Modu
         return DistributedDataParallel(model, **arguments)
     names = arguments["mesh"]
     mesh = init_device_mesh(settings["device"], (*names.values(),), mesh_dim_names=(*names,))
-    policy = MixedPrecisionPolicy(
-        **{key: TYPES[name] for key, name in arguments["mp_policy"].items()}
-    )
+    dtypes = {key: TYPES[name] for key, name in arguments["mp_policy"].items()}
+    policy = MixedPrecisionPolicy(dtypes["param_dtype"], dtypes["reduce_dtype"])
     offloads = arguments["offload_policy"] == "CPUOffloadPolicy"
     shard = partial(
         fully_shard,
@@ -49,5 +48,5 @@ def wrap(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Modu
     for part in wrapped(model, settings["options"].get("wrap", "blocks"), blocks):
         shard(part, mp_policy=policy)
     returned = torch.float32 if policy.param_dtype else None  # every loss is summed in fp32
-    sharded: nn.Module = shard(model, mp_policy=replace(policy, output_dtype=returned))
-    return sharded
+    shard(model, mp_policy=replace(policy, output_dtype=returned))
+    return model

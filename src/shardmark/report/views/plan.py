@@ -105,7 +105,9 @@ def text_of(best: Best) -> str:
     """One answer in sentences: where others are close, and where it is another training."""
     row, exact = best.row, best.exact
     cost = partial(_cost_text, work=best.work)
-    figure = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}[best.question]
+    figures: dict[str, Callable[[Prediction], str]]
+    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
+    figure = figures[best.question]
     text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
     if close := [_rival(each) for each in _close(best)]:
         text += f" Too close to tell from {listed(close)}."
@@ -321,11 +323,9 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
     axes = dict.fromkeys(key for row in rows for key in row.varied)
-    columns: Columns[Prediction] = [(name, label), (ranks, attrgetter("ranks"))]
-    if any(row.on for row in rows):
-        machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
-        columns.append((machines, attrgetter("on")))
-    return [*columns, *map(axis, axes)]
+    machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
+    on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
+    return [(name, label), (ranks, attrgetter("ranks")), *on, *map(axis, axes)]
 
 
 def _rate_name(row: Prediction) -> str:
