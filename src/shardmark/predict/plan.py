@@ -103,30 +103,37 @@ class Prediction:
         return None if self.time is None else self.samples / self.time.seconds
 
     @property
-    def work_per_second(self) -> float | None:
-        """Tokens of a language model, else samples."""
-        rate = self.samples_per_second
-        return None if rate is None else rate * (self.tokens_per_sample or 1)
+    def unit(self) -> str:
+        return "tokens" if self.tokens_per_sample else "samples"
 
     @property
-    def work(self) -> float | None:
+    def step_work(self) -> int:
+        """Tokens of a language model, else samples."""
+        return self.samples * (self.tokens_per_sample or 1)
+
+    @property
+    def work_per_second(self) -> float:
+        return 0.0 if self.time is None else self.step_work / self.time.seconds
+
+    @property
+    def work(self) -> int | None:
         """Tokens or samples that the recipe's steps train."""
-        return self.steps and self.steps * self.samples * (self.tokens_per_sample or 1)
+        return None if self.steps is None else self.steps * self.step_work
 
     @property
     def hours(self) -> float | None:
         """Duration of the recipe's steps, without evaluations and start."""
-        return None if self.work is None else self.hours_for(self.work)
+        return self.hours_for(self.work)
 
     @property
     def dollars(self) -> float | None:
-        return None if self.work is None else self.dollars_for(self.work)
+        return self.dollars_for(self.work)
 
-    def hours_for(self, work: float) -> float | None:
+    def hours_for(self, work: float | None) -> float | None:
         rate = self.work_per_second
-        return None if rate is None else work / rate / HOUR_SECONDS
+        return work / rate / HOUR_SECONDS if work is not None and rate else None
 
-    def dollars_for(self, work: float) -> float | None:
+    def dollars_for(self, work: float | None) -> float | None:
         hours = self.hours_for(work)
         if hours is None or self.price_per_hour is None:
             return None
@@ -172,6 +179,10 @@ class Plan:
         return tuple(_best(question, fitting, self.work) for question in COSTS if fitting)
 
     @property
+    def unit(self) -> str:
+        return self.rows[0].unit if self.rows else "samples"
+
+    @property
     def answered(self) -> bool:
         """Whether something fits whose speed is predicted."""
         return bool(self.best or (self.search is not None and self.search.front))
@@ -186,7 +197,7 @@ class Plan:
         works = [row.work for row in self.rows if row.time is not None and row.work]
         if not works or max(works) <= ALIKE * min(works):
             return None
-        return 1e9 if self.rows[0].tokens_per_sample else 1e6
+        return 1e9 if self.unit == "tokens" else 1e6
 
 
 def _best(question: Question, rows: Sequence[Prediction], work: float | None) -> Best:
@@ -198,7 +209,7 @@ def _best(question: Question, rows: Sequence[Prediction], work: float | None) ->
 
 
 def _seconds_of_work(row: Prediction) -> float:
-    return 1 / (row.work_per_second or 1.0)
+    return 1 / row.work_per_second
 
 
 def _device_bytes(row: Prediction) -> float:
@@ -206,9 +217,9 @@ def _device_bytes(row: Prediction) -> float:
 
 
 def _cost_of_work(row: Prediction) -> float:
-    """Dollars, or seconds of a card where no price is given."""
-    price = HOUR_SECONDS if row.price_per_hour is None else row.price_per_hour
-    return price * row.devices * _seconds_of_work(row) / HOUR_SECONDS
+    """Hours of a card, or dollars where its price is given."""
+    price = 1.0 if row.price_per_hour is None else row.price_per_hour
+    return price * row.devices * (row.hours_for(1) or 0.0)
 
 
 COSTS: Mapping[Question, Callable[[Prediction], float]] = {

@@ -120,7 +120,7 @@ def text_of(best: Best) -> str:
 
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
-    return f"{number(row.work_per_second or 0.0)} {_unit(row)}/s, bound by {row.time.bound}"
+    return f"{number(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
 
 
 def _memory_text(row: Prediction) -> str:
@@ -131,10 +131,12 @@ def _memory_text(row: Prediction) -> str:
 
 
 def _cost_text(row: Prediction, work: float | None) -> str:
-    hours = row.hours if work is None else row.hours_for(work)
-    dollars = row.dollars if work is None else row.dollars_for(work)
+    hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
     if dollars is not None and hours is not None:
-        took, of = duration(hours * HOUR_SECONDS), "the recipe" if work is None else _amount(row)
+        took, of = (
+            duration(hours * HOUR_SECONDS),
+            "the recipe" if work is None else _amount(row.unit),
+        )
         return f"{number(dollars, decimals=2)} dollars and {took} for {of}"
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
@@ -145,13 +147,9 @@ def _rival(row: Prediction) -> str:
     return row.label if row.on is None else f"{row.label} on {row.on}"
 
 
-def _unit(row: Prediction) -> str:
-    return "tokens" if row.tokens_per_sample else "samples"
-
-
-def _amount(row: Prediction) -> str:
+def _amount(unit: str) -> str:
     """Work that costs are compared for, as `Plan.work` has it."""
-    return "1 B tokens" if row.tokens_per_sample else "1 M samples"
+    return "1 B tokens" if unit == "tokens" else "1 M samples"
 
 
 def _answers(plan: Plan) -> Iterator[str]:
@@ -185,7 +183,7 @@ def _layout_text(each: Candidate, row: Prediction) -> str:
     told += ["recomputing activations"] if each.activation_checkpointing else []
     told += ["offloading"] if each.cpu_offload else []
     needed = number(each.device_bytes / 2**30)
-    told += [f"{number(each.samples_per_second * (row.tokens_per_sample or 1))} {_unit(row)}/s"]
+    told += [f"{number(each.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"]
     return f"{', '.join(told)}, {number(1000 * each.step_seconds)} ms a step in {needed} GiB"
 
 
@@ -223,8 +221,8 @@ def speed_table(plan: Plan) -> Table:
     notes = [_range_note(plan), naive]
     if plan.work is not None:
         notes.append(
-            f"Rows train unequal numbers of {_unit(plan.rows[0])} in the recipe's steps: time and"
-            f" dollars are for {_amount(plan.rows[0])}."
+            f"Rows train unequal numbers of {plan.unit} in the recipe's steps: time and"
+            f" dollars are for {_amount(plan.unit)}."
         )
     return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
 
@@ -254,7 +252,7 @@ def search_tables(plan: Plan) -> list[Table]:
         (Column("cpu_offload", "offloads"), _offloads),
         (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
         (
-            Column(_rate_name(row), f"{_unit(row)}/s"),
+            Column(f"{row.unit}_per_second", f"{row.unit}/s"),
             lambda each: each.samples_per_second * (row.tokens_per_sample or 1),
         ),
         (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
@@ -328,36 +326,24 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     return [(name, label), (ranks, attrgetter("ranks")), *on, *map(axis, axes)]
 
 
-def _rate_name(row: Prediction) -> str:
-    return f"{_unit(row)}_per_second"
-
-
 def _speed(plan: Plan) -> Columns[Prediction]:
-    first, work = plan.rows[0], plan.work
-    metric, unit = _rate_name(first), _unit(first)
+    unit, work = plan.unit, plan.work
 
     def rate(row: Prediction) -> Value:
-        step = row.samples * (row.tokens_per_sample or 1)
-        return _estimate(row, lambda seconds: step / seconds)
+        return _estimate(row, lambda seconds: row.step_work / seconds)
 
     def naive(row: Prediction) -> Value:
         known = row.naive_samples_per_second
         return Missing(row.reason or "") if known is None else known * (row.tokens_per_sample or 1)
 
-    def hours(row: Prediction) -> float | None:
-        return row.hours if work is None else row.hours_for(work)
-
     def time_taken(row: Prediction) -> str | None:
-        taken = hours(row)
-        return None if taken is None else duration(taken * HOUR_SECONDS)
+        hours = row.hours_for(work or row.work)
+        return None if hours is None else duration(hours * HOUR_SECONDS)
 
     def priced(row: Prediction, dollars: float | None) -> Value:
         if row.price_per_hour is None:
             return Missing(row.reason or "no price was given: --price-per-hour")
         return _known(row, dollars)
-
-    def cost(row: Prediction) -> Value:
-        return priced(row, row.dollars if work is None else row.dollars_for(work))
 
     return [
         (
@@ -367,10 +353,16 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             lambda row: _estimate(row, lambda seconds: seconds),
         ),
         (
-            Column(metric, f"{unit}/s", interval="to", estimated=True, base_unit=f"{unit}/s"),
+            Column(
+                f"{unit}_per_second",
+                f"{unit}/s",
+                interval="to",
+                estimated=True,
+                base_unit=f"{unit}/s",
+            ),
             rate,
         ),
-        (Column(f"naive_{metric}", "naive"), naive),
+        (Column(f"naive_{unit}_per_second", "naive"), naive),
         (
             Column("bound", "bound by", numeric=False),
             lambda row: _known(row, None if row.time is None else row.time.bound),
@@ -378,12 +370,15 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         (
             Column(
                 "recipe",
-                "recipe takes" if work is None else f"{_amount(first)} take",
+                "recipe takes" if work is None else f"{_amount(unit)} take",
                 shown_to="people",
             ),
             time_taken,
         ),
-        (Column("cost", "dollars", decimals=2, shown_to="people"), cost),
+        (
+            Column("cost", "dollars", decimals=2, shown_to="people"),
+            lambda row: priced(row, row.dollars_for(work or row.work)),
+        ),
         (for_programs("hours"), lambda row: _known(row, row.hours)),
         (for_programs("dollars"), lambda row: priced(row, row.dollars)),
         (for_programs(f"trained_{unit}"), lambda row: _known(row, row.work)),
