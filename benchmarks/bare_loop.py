@@ -187,6 +187,7 @@ def main() -> None:
         "steps_at_seconds": started_at,
         "threads": torch.get_num_threads(),
         "last_loss": float(losses[-1]),
+        "allocator": {n: value for n, value in os.environ.items() if n.startswith("MALLOC_")},
     }
     (options.out / f"{rank}.json").write_text(json.dumps(report))
     dist.barrier()

@@ -33,7 +33,7 @@ import psutil
 import yaml
 
 from recording import Table, options_of, spread, store, surroundings
-from shardmark.launch.local.fork_server import ENVIRONMENT
+from shardmark.core.environment_variables import ALLOCATOR
 from sides import (
     GLOBAL_BATCH,
     WARMUP_STEPS,
@@ -41,6 +41,7 @@ from sides import (
     bare_command,
     experiment_of,
     ranks_of,
+    script_variables,
 )
 
 NAME = "overhead"
@@ -68,12 +69,10 @@ def check_same_settings() -> None:
 class Side:
     """A command with all processes that it starts, which can be stopped and go on."""
 
-    def __init__(self, command: Sequence[str], log: Path, variables: dict[str, str]) -> None:
+    def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
         self._log = log
         with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                command, stdout=output, stderr=output, env={**os.environ, **variables}
-            )
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
         self.turns: list[Turn] = []
         self.spent: list[float] = []
         """Processor seconds of all its processes, by turn."""
@@ -132,7 +131,7 @@ class Side:
 
 
 @contextmanager
-def side(command: Sequence[str], log: Path, variables: dict[str, str]) -> Iterator[Side]:
+def side(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Iterator[Side]:
     started = Side(command, log, variables)
     try:
         yield started
@@ -195,14 +194,11 @@ def pair_of(
         (folder / "overhead.yaml").write_text(yaml.safe_dump(experiment))
         (folder / "bare").mkdir()
         command = [sys.executable, "-m", "shardmark", "run", str(folder / "overhead.yaml")]
-        bare_variables = {
-            **{name: value for name, value in ENVIRONMENT.items() if name not in os.environ},
-            "OMP_NUM_THREADS": str(threads),
-            "DS_ACCELERATOR": "cpu",
-        }
-        with side([*command, "--out", str(folder / "run")], folder / "run.log", {}) as ours:
+        with side([*command, "--out", str(folder / "run")], folder / "run.log", os.environ) as ours:
             ours.run_until(lambda: steps_taken(folder / "run") > WARMUP_STEPS)
-            with side(bare(folder / "bare"), folder / "bare.log", bare_variables) as other:
+            with side(
+                bare(folder / "bare"), folder / "bare.log", script_variables(threads)
+            ) as other:
                 other.run_until((folder / "bare" / "0.warm").exists)
                 first, second = (ours, other) if pair % 2 == 0 else (other, ours)
                 while ours.runs and other.runs:
@@ -211,15 +207,19 @@ def pair_of(
                     first, second = second, first
                 ours.finish()
                 other.finish()
+        recorded = json.loads((folder / "run" / "environment.json").read_text())["variables"]
+        report = json.loads((folder / "bare" / "0.json").read_text())
+        allocator = {name: recorded[name] for name in ALLOCATOR}
+        assert report.get("allocator", allocator) == allocator, "both sides have one allocator"
         told = [json.loads(line) for line in next((folder / "run").rglob("steps.jsonl")).open()]
         our_starts = [line["started_at_seconds"] for line in told if line["rank"] == 0]
-        starts = json.loads((folder / "bare" / "0.json").read_text())["steps_at_seconds"]
+        starts = report["steps_at_seconds"]
         times = {
             "shardmark": step_seconds(our_starts, ours.turns),
             "bare": step_seconds(starts, other.turns),
         }
         # In the last turn either side may have ended, and what it spent is not known.
-        whole = len(ours.turns) - 1
+        whole = max(1, len(ours.turns) - 1)
         spent_ratio = spent_a_step(other, starts, whole) / spent_a_step(ours, our_starts, whole)
     turns = [turn for turn in zip(*times.values(), strict=True) if all(turn)]
     means = [[statistics.fmean(seconds) for seconds in turn] for turn in turns]
@@ -240,6 +240,7 @@ def pair_of(
         "steps": counted,
         "turns": [math.exp(value) for value in logs],
         "first": "shardmark" if pair % 2 == 0 else "bare",
+        "allocator": allocator,
     }
 
 

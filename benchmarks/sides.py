@@ -66,6 +66,15 @@ def script_command(script: str, *arguments: str, ranks: int, threads: int, out: 
     ]
 
 
+def script_variables(threads: int) -> dict[str, str]:
+    """The environment of a bare script: that of a trial's ranks, glibc's allocator included.
+
+    As in a run, what the user has set holds; threads are those of the ranks.
+    """
+    set_here = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
+    return {**ENVIRONMENT, **os.environ, **set_here}
+
+
 def run_bare(strategy: str, *, steps: int) -> Bare:
     """Start `torchrun benchmarks/bare_loop.py` with the threads and environment of a trial."""
     ranks = ranks_of(strategy)
@@ -84,11 +93,10 @@ def run_script(
     """Start `torchrun benchmarks/SCRIPT` with its arguments and a trial's environment."""
     with tempfile.TemporaryDirectory() as folder:
         command = script_command(script, *arguments, ranks=ranks, threads=threads, out=Path(folder))
-        variables = {"OMP_NUM_THREADS": str(threads), "DS_ACCELERATOR": "cpu"}
         launched = time.time()
         done = subprocess.run(
             command,
-            env={**ENVIRONMENT, **variables, **os.environ},
+            env=script_variables(threads),
             check=False,
             text=True,
             stdout=subprocess.PIPE,

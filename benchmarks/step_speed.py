@@ -31,7 +31,6 @@ from bare_language import STRATEGIES, Bare, drawn_batches, take_step
 from language_speed import UNIT, experiment_of
 from overhead import measure, options_from, threads_of
 from shardmark.config.load import from_mapping
-from shardmark.launch.local.fork_server import ENVIRONMENT
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.strategies.base import RankContext
 from shardmark.train.epochs import BatchSource
@@ -42,7 +41,7 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.language.tokens import token_data
-from sides import add_sources_to_path, script_command
+from sides import add_sources_to_path, script_command, script_variables
 
 NAME = "step_speed"
 PAIRS = 15
@@ -156,10 +155,9 @@ def measure_start(strategy: str, start: int, *, options: argparse.Namespace) -> 
             threads=threads_of(bare.ranks),
             out=Path(folder),
         )
-        variables = {"OMP_NUM_THREADS": str(threads_of(bare.ranks)), "DS_ACCELERATOR": "cpu"}
         done = subprocess.run(
             command,
-            env={**ENVIRONMENT, **variables, **os.environ},
+            env=script_variables(threads_of(bare.ranks)),
             check=False,
             text=True,
             stdout=subprocess.PIPE,

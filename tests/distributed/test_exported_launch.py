@@ -17,16 +17,20 @@ OVERRIDES = ("recipe.gradient_accumulation=2", "recipe.seed=7")
 TORCHRUN = """
 import json
 import os
+import runpy
+import sys
 import warnings
 from argparse import ArgumentParser
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 warnings.simplefilter("error", FutureWarning)  # arguments that the next torch will not take
+
+
+class Block(nn.Sequential):
+    pass
 
 
 def steps(model, train, settings):
@@ -45,15 +49,18 @@ ranks = dist.get_world_size()
 
 ddp = settings_of("ddp")
 assert ddp["micro_batch"] * ranks * ddp["gradient_accumulation"] == ddp["global_batch"]
-wrapper = getattr(nn.parallel, ddp["wrapper"].rpartition(".")[2])
-steps(wrapper(nn.Linear(3, 2), **ddp["arguments"]), lambda loss: loss.backward(), ddp)
-
-fsdp = settings_of("fsdp")
-mesh = fsdp["arguments"]["mesh"]
-mesh = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-again = fsdp["arguments"]["reshard_after_forward"]
-model = fully_shard(nn.Linear(3, 2), mesh=mesh, reshard_after_forward=again)
-steps(model, lambda loss: loss.backward(), fsdp)
+sys.path.insert(0, "fsdp")
+gradients = []
+for strategy in ("ddp", "fsdp"):
+    torch.manual_seed(0)
+    layers = nn.Linear(3, 4), Block(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    model = runpy.run_path(f"{strategy}/wrap.py")["wrap"](nn.Sequential(*layers))
+    torch.manual_seed(dist.get_rank())
+    steps(model, lambda loss: loss.backward(), settings_of(strategy))
+    found = [parameter.grad for parameter in layers[1].parameters()]
+    gradients.append([getattr(grad, "full_tensor", lambda grad=grad: grad)() for grad in found])
+assert type(layers[1]).__name__ == "FSDPBlock", "blocks are units of their own"
+torch.testing.assert_close(*gradients)
 
 import deepspeed.ops
 

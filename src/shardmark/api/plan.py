@@ -13,18 +13,19 @@ if TYPE_CHECKING:
 
 def plan(
     experiment: str | Path | Mapping[str, Any] | Experiment,
-    on: str,
+    on: str | Sequence[str],
     *,
     nodes: int | str | Sequence[int] = 1,
     run: str | Path | None = None,
-    price_per_hour: float | None = None,
+    price_per_hour: float | Sequence[float] | None = None,
     search: bool = False,
     **overrides: Any,
 ) -> Plan:
     """Predict what each strategy of the experiment needs and reaches; start none.
 
-    `on` is a node type, so many of a card (`"h100x8"`), or a YAML file; `nodes` a number, several,
-    or `"1..128"`.  `run` is a stored run to start from, `price_per_hour` that of one card.
+    `on` is a node type, so many of a card (`"h100x8"`), or a YAML file; a list compares several
+    machines.  `nodes` is a number, several, or `"1..128"`, `run` a stored run to start from,
+    `price_per_hour` that of one card, or of each machine's.
     `search` compares all layouts of the most ranks: `Plan.search` has the best ones, and
     `Plan.winner` the fastest as an experiment.  Experiment and overrides are those of `run`.
 
@@ -34,7 +35,7 @@ def plan(
     from shardmark.config.experiment import Experiment
     from shardmark.config.load import resolve
     from shardmark.predict.models import Models
-    from shardmark.predict.plan import make_plan, parse_nodes
+    from shardmark.predict.plan import compare_machines, parse_nodes
     from shardmark.results.runs_folder import RUNS
     from shardmark.results.store import load_run
 
@@ -42,12 +43,13 @@ def plan(
         experiment = by_name(experiment, RUNS / "models")
     resolved = resolve(experiment, by_name(overrides, RUNS / "models"))
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
-    return make_plan(
+    prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
+    return compare_machines(
         resolved,
-        str(on),
+        [str(on)] if isinstance(on, str | Path) else [*map(str, on)],
         parse_nodes(str(counts)),
         Models(),
         run=None if run is None else load_run(Path(run).expanduser()),
-        price_per_hour=price_per_hour,
+        prices_per_hour=prices,
         search=search,
     )

@@ -192,7 +192,7 @@ def strategy_availability(here: Machine) -> list[Availability]:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies import STRATEGIES, build_strategy
 
-    recipe = Recipe(global_batch=64, steps=1)
+    recipe = Recipe(global_batch=64, epochs=1)  # as long as any strategy needs
     answers = []
     for name in STRATEGIES:
         strategy = build_strategy(name, {})

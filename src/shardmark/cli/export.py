@@ -56,7 +56,11 @@ def export(
     ] = None,
     trial: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="The trial that a launcher gets, instead of the fastest."),
+        typer.Option(
+            metavar="NAME",
+            help="What a launcher gets instead of the fastest: a strategy such as fsdp or"
+            " 'fsdp on 4 ranks', or a trial's id.",
+        ),
     ] = None,
 ) -> None:
     """Hand finished runs to a tracker, write them as tables, or one trial as a launch command."""

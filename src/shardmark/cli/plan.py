@@ -26,11 +26,12 @@ def plan(
     experiment: ExperimentName,
     *,
     on: Annotated[
-        str,
+        list[str],
         typer.Option(
             "--on",
             metavar="HARDWARE",
-            help="A node type such as dgx-h100, so many of a card such as h100x8, or a YAML file.",
+            help="A node type such as dgx-h100, so many of a card such as h100x8, or a YAML file."
+            " Repeat it to compare machines.",
         ),
     ],
     nodes: Annotated[
@@ -48,8 +49,13 @@ def plan(
         ),
     ] = None,
     price_per_hour: Annotated[
-        float | None,
-        typer.Option(metavar="DOLLARS", min=0, help="Of one card; adds what the recipe costs."),
+        list[float] | None,
+        typer.Option(
+            metavar="DOLLARS",
+            min=0,
+            help="Of one card; adds what the recipe costs. With several --on, one for all or one"
+            " for each.",
+        ),
     ] = None,
     search: Annotated[
         bool,
@@ -72,11 +78,14 @@ def plan(
         PlanFormat, typer.Option("--format", help="json holds every figure, in base units.")
     ] = PlanFormat.TEXT,
 ) -> None:
-    """Predict memory, speed and cost of every strategy on machines that you do not have."""
+    """Predict memory, speed and cost of every strategy on machines that you do not have.
+
+    Exit code 1 where nothing fits, or nothing could be predicted.
+    """
     from shardmark.cli.compare import terminal_width
     from shardmark.config.load import load_experiment, to_yaml
     from shardmark.predict.models import Models
-    from shardmark.predict.plan import make_plan, parse_nodes
+    from shardmark.predict.plan import compare_machines, parse_nodes
     from shardmark.report.table.formats import Format
     from shardmark.report.views.plan import render_plan
     from shardmark.results.store import load_run
@@ -85,13 +94,13 @@ def plan(
         raise InputError(f"--write {write}", "its folder is not there", "make it first")
     if write is not None and write.exists():
         raise InputError(f"--write {write}", "it is there already", "name another file")
-    made = make_plan(
+    made = compare_machines(
         load_experiment(experiment, overrides or ()),
         on,
         parse_nodes(nodes),
         Models(),
         run=None if run is None else load_run(run),
-        price_per_hour=price_per_hour,
+        prices_per_hour=price_per_hour or (),
         search=search or write is not None,
     )
     say_text(render_plan(made, Format(form.value), terminal_width() or 80))
@@ -103,3 +112,5 @@ def plan(
         with storing(write):
             write.write_text(to_yaml(made.winner), encoding="utf-8")
         say(f"written: {write}   measure it: shardmark run {write}", error=form is PlanFormat.JSON)
+    if not made.answered:
+        raise typer.Exit(1)

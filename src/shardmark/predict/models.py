@@ -61,6 +61,9 @@ class Models:
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)
+        if profile.unused:
+            names = ", ".join(profile.unused)
+            self.notes[f"The traced step skips {names}: steps that use them take longer."] = None
         self._traced.append((key, profile))
         return profile
 

@@ -32,6 +32,8 @@ from shardmark.trials.trial import Trial, ranks_and_nodes
 
 GiB = 2**30
 HOUR_SECONDS = 3600.0
+ALIKE = 1.1
+"""Factor up to which recipes train equally much: epochs leave out what is less than a step."""
 Question = Literal["fastest", "memory", "cost"]
 
 
@@ -69,6 +71,8 @@ class Prediction:
     price_per_hour: float | None = None
     """Of one card."""
     reason: str | None = None
+    on: str | None = None
+    """Machines, in a plan of several kinds."""
 
     @property
     def label(self) -> str:
@@ -82,7 +86,9 @@ class Prediction:
             f", {title_of(key).rpartition('.')[2]} {as_text(value)}"
             for key, value in self.varied.items()
         )
-        return f"{self.label} on {ranks_and_nodes(self.ranks, self.nodes)}{''.join(varied)}"
+        on = "" if self.on is None else f" of {self.on}"
+        ranks = ranks_and_nodes(self.ranks, self.nodes)
+        return f"{self.label} on {ranks}{on}{''.join(varied)}"
 
     @property
     def fits(self) -> bool | None:
@@ -97,22 +103,41 @@ class Prediction:
         return None if self.time is None else self.samples / self.time.seconds
 
     @property
+    def unit(self) -> str:
+        return "tokens" if self.tokens_per_sample else "samples"
+
+    @property
+    def step_work(self) -> int:
+        """Tokens of a language model, else samples."""
+        return self.samples * (self.tokens_per_sample or 1)
+
+    @property
+    def work_per_second(self) -> float:
+        return 0.0 if self.time is None else self.step_work / self.time.seconds
+
+    @property
+    def work(self) -> int | None:
+        """Tokens or samples that the recipe's steps train."""
+        return None if self.steps is None else self.steps * self.step_work
+
+    @property
     def hours(self) -> float | None:
-        """Of the recipe's steps, evaluations and start left out."""
-        if self.time is None or self.steps is None:
-            return None
-        return self.steps * self.time.seconds / HOUR_SECONDS
+        """Duration of the recipe's steps, without evaluations and start."""
+        return self.hours_for(self.work)
 
     @property
     def dollars(self) -> float | None:
-        if self.hours is None or self.price_per_hour is None:
-            return None
-        return self.hours * self.devices * self.price_per_hour
+        return self.dollars_for(self.work)
 
-    @property
-    def card_seconds_per_sample(self) -> float | None:
-        """What it costs, whatever a card does."""
-        return None if self.time is None else self.devices * self.time.seconds / self.samples
+    def hours_for(self, work: float | None) -> float | None:
+        rate = self.work_per_second
+        return work / rate / HOUR_SECONDS if work is not None and rate else None
+
+    def dollars_for(self, work: float | None) -> float | None:
+        hours = self.hours_for(work)
+        if hours is None or self.price_per_hour is None:
+            return None
+        return hours * self.devices * self.price_per_hour
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +146,8 @@ class Best:
     row: Prediction
     rivals: tuple[Prediction, ...]
     """Other strategies, each where it is best, the next best first."""
+    work: float | None = None
+    """Tokens or samples that the cost is for; None: the recipe's."""
 
     @property
     def exact(self) -> Prediction | None:
@@ -149,33 +176,56 @@ class Plan:
     def best(self) -> tuple[Best, ...]:
         """For speed, for memory and for cost, of what fits."""
         fitting = [row for row in self.rows if row.fits and row.time is not None]
-        return tuple(_best(question, fitting) for question in COSTS if fitting)
+        return tuple(_best(question, fitting, self.work) for question in COSTS if fitting)
+
+    @property
+    def unit(self) -> str:
+        return self.rows[0].unit if self.rows else "samples"
+
+    @property
+    def answered(self) -> bool:
+        """Whether something fits whose speed is predicted."""
+        return bool(self.best or (self.search is not None and self.search.front))
+
+    @property
+    def work(self) -> float | None:
+        """Tokens or samples that hours and dollars are for; None: those of the recipe.
+
+        With a batch of each rank and so many steps, more ranks train more: their dollars for the
+        recipe cannot be compared.
+        """
+        works = [row.work for row in self.rows if row.time is not None and row.work]
+        if not works or max(works) <= ALIKE * min(works):
+            return None
+        return 1e9 if self.unit == "tokens" else 1e6
 
 
-def _best(question: Question, rows: Sequence[Prediction]) -> Best:
-    by_label: dict[str, Prediction] = {}
+def _best(question: Question, rows: Sequence[Prediction], work: float | None) -> Best:
+    by_label: dict[tuple[str, str | None], Prediction] = {}
     for row in sorted(rows, key=COSTS[question]):
-        by_label.setdefault(row.label, row)
+        by_label.setdefault((row.label, row.on), row)
     first, *rivals = by_label.values()
-    return Best(question=question, row=first, rivals=tuple(rivals))
+    return Best(question=question, row=first, rivals=tuple(rivals), work=work)
 
 
-def _seconds_per_sample(row: Prediction) -> float:
-    return 1 / (row.samples_per_second or 1.0)
+def _seconds_of_work(row: Prediction) -> float:
+    return 1 / row.work_per_second
 
 
 def _device_bytes(row: Prediction) -> float:
     return row.device_bytes or 0.0
 
 
-def _card_seconds_per_sample(row: Prediction) -> float:
-    return row.card_seconds_per_sample or 0.0
+def _cost_of_work(row: Prediction) -> float:
+    """Hours of a card, or dollars where its price is given."""
+    price = 1.0 if row.price_per_hour is None else row.price_per_hour
+    return price * row.devices * (row.hours_for(1) or 0.0)
 
 
 COSTS: Mapping[Question, Callable[[Prediction], float]] = {
-    "fastest": _seconds_per_sample,
+    "fastest": _seconds_of_work,
     "memory": _device_bytes,
-    "cost": _card_seconds_per_sample,
+    "cost": _cost_of_work,
 }
 """What an answer is the least of, among predicted rows that fit."""
 
@@ -194,6 +244,43 @@ def parse_nodes(text: str) -> tuple[int, ...]:
             counts.add(first)
             first *= 2
     return tuple(sorted(counts))
+
+
+def compare_machines(
+    experiment: Experiment,
+    machines: Sequence[str],
+    nodes: Sequence[int],
+    models: Models,
+    *,
+    prices_per_hour: Sequence[float] = (),
+    run: StoredRun | None = None,
+    search: bool = False,
+) -> Plan:
+    """`make_plan` on machines of one or several kinds; then each row names its machines.
+
+    `prices_per_hour` has one price for all kinds, or one for each.  Raises `InputError` as
+    `make_plan` does, and for a search on several kinds.
+    """
+    kinds = [*dict.fromkeys(machines)]
+    prices: list[float | None] = [*prices_per_hour] or [None]
+    if len(prices) not in {1, len(kinds)}:
+        found = f"found {len(prices)} prices for {len(kinds)} kinds of machines"
+        raise InputError("--price-per-hour", found, "give one for all, or one for each --on")
+    if search and len(kinds) > 1:
+        raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
+    plans = [
+        make_plan(experiment, on, nodes, models, run=run, price_per_hour=price, search=search)
+        for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
+    ]
+    if len(plans) == 1:
+        return plans[0]
+    return replace(
+        plans[0],
+        on=" and ".join(kinds),
+        rows=tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows),
+        doubts=tuple(dict.fromkeys(doubt for plan in plans for doubt in plan.doubts)),
+        notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
+    )
 
 
 def make_plan(

@@ -96,6 +96,8 @@ class Profile:
     """Temporary ones, for each element that is updated at once."""
     updates_together: bool = False
     """All parameters; else one after the other."""
+    unused: tuple[str, ...] = ()
+    """Blocks that the traced step did not pass: a draw or a condition skipped them."""
     native: Profile | None = None
     """The same computed with parameters in 16 bits, where the recipe's precision and the model
     allow it, for strategies whose library casts them; this one is under autocast."""

@@ -54,8 +54,14 @@ class Candidate:
     gradient_accumulation: int
     micro_batch: int
     """Samples that a rank computes at once."""
+    samples: int
+    """Of a step, over all ranks."""
     step_seconds: float
     device_bytes: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.step_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +75,7 @@ class Search:
     seconds: float
     """That the search took, with the model traced already."""
     front: tuple[Candidate, ...]
-    """What nothing beats in step time and memory together, the fastest first."""
+    """What nothing beats in samples per second and memory together, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +115,10 @@ class _Columns:
         """Ranks that see the same samples."""
         return self.tensor * self.stages
 
+    def step_samples(self, ranks: int) -> Array:
+        """Samples of a step over all ranks: with a batch of each rank, they differ."""
+        return self.samples * ranks / self.parts
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searcher:
@@ -126,13 +136,13 @@ class Searcher:
     factors: Factors
 
     def search(self, room_bytes: float) -> Search:
-        """All layouts whose memory fits into the room."""
+        """Compare all layouts whose memory fits into the room, by the samples that they train."""
         began = time.perf_counter()
         kinds, columns = self._columns()
         seconds, least = self._seconds(columns), self._least_bytes(columns)
         front: list[Candidate] = []
         best = room_bytes / GAIN
-        for at in np.lexsort((least, seconds)):
+        for at in np.lexsort((least, seconds / columns.step_samples(self.ranks))):
             if least[at] > GAIN * best:
                 continue
             candidate = self._candidate(kinds[at], columns, int(at), float(seconds[at]))
@@ -482,6 +492,7 @@ class Searcher:
             cpu_offload=recipe.cpu_offload,
             gradient_accumulation=recipe.gradient_accumulation,
             micro_batch=int(of.samples[at]) // count,
+            samples=int(of.samples[at]) * mesh.data * mesh.shard,
             step_seconds=seconds,
             device_bytes=memory.device_bytes(self.node.card.device_type),
         )

@@ -21,6 +21,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
+from shardmark.core.errors import InputError
 from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
@@ -35,6 +36,7 @@ from shardmark.strategies.layers.divided import styled_modules
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
 from shardmark.workloads.flops import convolution_backward_flops
+from shardmark.workloads.model_building import generators_kept, seed_generators
 from shardmark.workloads.sampled_task import with_tensors
 
 logger = logging.getLogger(__name__)
@@ -179,6 +181,7 @@ class _Step(_Live):
         self._backward_at: int | None = None
         self._owners: dict[int, _Part] = {}
         names = {module: name for name, module in model.named_modules()}
+        self.block_names = [names[block] for block in blocks]
         own = set(blocks)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
@@ -257,7 +260,7 @@ class _Step(_Live):
         assert parameter.grad is not None
         part = self._owners.get(id(parameter), self.parts[0])
         part.moments["gradient"].append((self._live, part.gradient_bytes))
-        size = self.release(parameter.grad)
+        size = sum(map(self.release, _tensors(parameter.grad)))
         part.gradient_bytes += size
         part.reduced_bytes = self._live
 
@@ -322,14 +325,15 @@ def trace(
     Raises what the model or its loss raises in a real step.
     """
     traced = partial(_profile, workload, recipe, device_type, division)
-    profile = traced(None)
-    if recipe.precision == "fp32":
-        return profile
-    try:
-        native = traced(AUTOCAST_DTYPES[recipe.precision])
-    except Exception as error:  # as its strategies would refuse it
-        logger.info("the model does not compute with 16-bit parameters: %s", error)
-        return profile
+    with generators_kept():
+        profile = traced(None)
+        if recipe.precision == "fp32":
+            return profile
+        try:
+            native = traced(AUTOCAST_DTYPES[recipe.precision])
+        except Exception as error:  # as its strategies would refuse it
+            logger.info("the model does not compute with 16-bit parameters: %s", error)
+            return profile
     return replace(profile, native=native)
 
 
@@ -351,6 +355,11 @@ def _profile(
     except Exception as error:  # shapes or values that are not known
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
         model, first, second = taken(fake=None)
+    passed, again = ([part.name for part in step.parts] for step in (first, second))
+    if passed != again:
+        other = next(a or b for a, b in zip_longest(passed, again) if a != b)
+        found = f"two steps with the same seed use different parts of it: {other}"
+        raise InputError("the model", found, "draw from torch's, numpy's or random's generators")
     line = partial(_line, sizes[0], sizes[1])
     units = tuple(_unit(a, b, line) for a, b in zip(first.parts, second.parts, strict=True))
     state, temporary, together = _of_update(recipe.optimizer, device_type)
@@ -369,6 +378,7 @@ def _profile(
         state_values=state,
         update_values=temporary,
         updates_together=together,
+        unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(passed).keys()),
     )
 
 
@@ -406,6 +416,7 @@ def _steps(
         divided = None if styled is None else Division(styled, division)
         step = _Step(model, blocks, batch, device_type, divided)
         kernels = _kernels_of_gpus() if device_type == "cuda" and fake else nullcontext()
+        seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         with fake or nullcontext(), kernels, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
@@ -485,7 +496,10 @@ def vars_of(batch: Batch) -> list[Any]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+    """Tensors with storage: a sparse one is its indices and values."""
+    leaves = [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
+    parts = ([t._indices(), t._values()] if t.is_sparse else [t] for t in leaves)
+    return [each for of_leaf in parts for each in of_leaf]
 
 
 def _line(first_samples: int, second_samples: int, first: _Sum, second: _Sum) -> Amount:
@@ -537,7 +551,8 @@ def _moments(
     """Those that can be the fullest; where operations depend on values, the fullest of each."""
     pairs = [*zip_longest(first.moments[in_pass], second.moments[in_pass])]
     if any(a is None or b is None for a, b in pairs):
-        pairs = [(max(first.moments[in_pass]), max(second.moments[in_pass]))]
+        one, other = first.moments[in_pass], second.moments[in_pass]
+        pairs = [(max(one or other), max(other or one))]
     front: list[tuple[float, float, float, float]] = []
     for a, b in pairs:
         amount = line(a[0], b[0])

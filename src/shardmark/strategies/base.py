@@ -111,8 +111,12 @@ class LaunchConfiguration:
     """The wrapper's under Accelerate, where that names them otherwise."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration; None where the strategy is not DeepSpeed's."""
+    importable: bool = False
+    """`strategies/wrap.py` wraps a model in this way."""
     notes: tuple[str, ...] = ()
     """What a file cannot say, or says differently from what was measured."""
+    accelerate_notes: tuple[str, ...] = ()
+    """The same of Accelerate's files alone."""
 
 
 class UnitSize(Protocol):

@@ -294,9 +294,10 @@ class DDP(Strategy):
             # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
             accelerate={"distributed_type": "MULTI_GPU"},
             accelerate_arguments=self.arguments("broadcast_buffers") | self._accelerate_hook(),
-            notes=(
+            importable=self.compress == "none",
+            notes=self._hook_notes(),
+            accelerate_notes=(
                 "Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",
-                *self._hook_notes(),
             ),
         )
 

@@ -44,20 +44,18 @@ DEFAULT_GROUP = 2
 WRAPS = {
     "blocks": (
         "TRANSFORMER_BASED_WRAP",
-        "Wrap each repeated block, then the model; Accelerate takes the blocks' class as"
-        " fsdp_transformer_layer_cls_to_wrap.",
+        ("Accelerate takes the blocks' class as fsdp_transformer_layer_cls_to_wrap.",),
     ),
-    "layers": ("SIZE_BASED_WRAP", "Wrap each layer, then the model."),
-    "root": ("NO_WRAP", "Wrap the model alone."),
+    "layers": ("SIZE_BASED_WRAP", ()),
+    "root": ("NO_WRAP", ()),
 }
-"""What Accelerate calls them, and what one's own code has to do."""
+"""What Accelerate calls them, and what a user has to add there."""
 CASTS_NOTE = (
     "Batch norms computed with fp32 copies of their weights: PyTorch refuses 16-bit ones beside"
     " fp32 statistics. What the model returned became fp32."
 )
 AUTOCAST_NOTE = (
     "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
-    " Accelerate's own mixed precision casts the parameters too."
 )
 
 
@@ -356,7 +354,7 @@ class FSDP(Strategy):
     ) -> LaunchConfiguration:
         mesh = {"replicate": layout.data} if layout.data > 1 else {}
         mesh["shard"] = layout.shard
-        wrap_policy, wrap_note = WRAPS[self.wrap]
+        wrap_policy, accelerate_notes = WRAPS[self.wrap]
         native = is_native(self.mixed_precision, recipe)
         fsdp_config: dict[str, Any] = {
             "fsdp_version": 2,
@@ -373,14 +371,14 @@ class FSDP(Strategy):
             accelerate["parallelism_config"] = {
                 f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
             }
-        notes = [wrap_note]
-        if recipe.precision != "fp32":
-            notes.append(f"Accelerate reduces gradients in {recipe.precision}; measured was fp32.")
+        notes: tuple[str, ...] = ()
         if native:
-            notes.append(CASTS_NOTE)
+            notes = (CASTS_NOTE,)
+            reduced = f"Accelerate reduces gradients in {recipe.precision}; measured was fp32."
+            accelerate_notes = (*accelerate_notes, reduced)
         elif recipe.precision != "fp32":
-            accelerate["mixed_precision"] = "no"
-            notes[-1] = AUTOCAST_NOTE
+            notes = (AUTOCAST_NOTE,)
+            accelerate["mixed_precision"] = "no"  # its own casts the parameters, too
         return LaunchConfiguration(
             wrapper="torch.distributed.fsdp.fully_shard",
             arguments={
@@ -394,7 +392,9 @@ class FSDP(Strategy):
             },
             # On a CPU it would train replicas, or each rank alone, without a word.
             accelerate=None if device_type == "cpu" else accelerate,
-            notes=tuple(notes),
+            importable=True,
+            notes=notes,
+            accelerate_notes=accelerate_notes,
         )
 
 

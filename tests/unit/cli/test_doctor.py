@@ -84,6 +84,8 @@ def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks["torch"].state is State.MISSING
     assert checks["torchvision"].state is checks["deepspeed"].state is State.OK
     assert checks["timm"].state is State.NOTE
+    assert checks["transformers"].remedy == "pip install transformers"
+    assert "export --to parquet" in checks["pyarrow"].found
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,8 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, "ps-sync", 2, True),
         (CPU, "ddp", 2, True),
         (CPU, "dp", 2, False),
+        (CPU, "local-sgd", 2, True),
+        (CPU, "diloco", 2, True),
         (CPU, "fsdp-hybrid", 4, True),
     ],
 )

@@ -32,8 +32,8 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(["plan", *arguments]) == 0
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    assert main(["plan", *arguments]) == code
     return capsys.readouterr().out
 
 
@@ -103,9 +103,9 @@ def test_a_card_without_the_precision_is_the_answer(
     capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
     text = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16",
-                   "--set", "matrix.strategy=[ddp, ddp]")  # fmt: skip
+                   "--set", "matrix.strategy=[ddp, ddp]", code=1)  # fmt: skip
     assert text.startswith("No speed could be predicted: recipe.precision: 'Tesla T4' has no bf16")
-    several = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16")
+    several = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16", code=1)
     assert several.startswith("No speed could be predicted; each reason is below.")
 
 
@@ -131,5 +131,23 @@ def test_from_python(file: str) -> None:
 
 def test_nothing_fits(capsys: pytest.CaptureFixture[str], file: str) -> None:
     text = printed(capsys, file, "--on", "t4x1", "--set", "per_rank_batch=4096",
-                   "--set", "precision=fp16")  # fmt: skip
+                   "--set", "precision=fp16", code=1)  # fmt: skip
     assert text.startswith("Nothing fits")
+
+
+def test_several_machines_are_compared(capsys: pytest.CaptureFixture[str], file: str) -> None:
+    machines = ("--on", "h100x8", "--on", "a100-80x8")
+    prices = ("--price-per-hour", "4", "--price-per-hour", "1")
+    text = printed(capsys, file, *machines, *prices)
+    answers, _, tables = text.partition("Speed on h100x8 and a100-80x8")
+    fastest, _, cheapest = " ".join(answers.split()).partition("Cheapest:")
+    assert "of h100x8" in fastest.partition("Least memory")[0]
+    assert "of a100-80x8" in cheapest, "a quarter of the price for a third of the speed"
+    rows = [line.split()[:3] for line in tables.splitlines() if line.startswith("ddp")]
+    assert rows[:2] == [["ddp", "8", "h100x8"], ["ddp", "8", "a100-80x8"]]
+    document = json.loads(printed(capsys, file, *machines, "--format", "json"))
+    assert {row["on"] for row in document["rows"]} == {"h100x8", "a100-80x8"}
+    assert main(["plan", file, *machines, "--search"]) == 2
+    assert "--search: found 2 kinds of machines; give one --on" in capsys.readouterr().err
+    assert main(["plan", file, "--on", "h100x8", *prices]) == 2
+    assert "2 prices for 1 kinds" in capsys.readouterr().err

@@ -26,6 +26,8 @@ CLUSTER_KEYS = {
     *("fsdp_config", "deepspeed_config", "parallelism_config"),
 }
 """Of accelerate's `ClusterConfig`, which refuses any other key."""
+OF_ONE_MACHINE = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA",
+                  "NCCL_TOPO_FILE", "OMP_PROC_BIND", "OPENBLAS_NUM_THREADS")  # fmt: skip
 
 
 @cache
@@ -56,7 +58,13 @@ def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = (
         )
         for number, trial in enumerate(trials.values())
     ]
-    variables = {"NCCL_ALGO": "Ring; touch hacked", "x; touch hacked": "1", "TORCH_HOME": "***"}
+    variables = {
+        "NCCL_ALGO": "Ring; touch hacked",
+        "x; touch hacked": "1",
+        "TORCH_HOME": "***",
+        "MALLOC_TRIM_THRESHOLD_": "-1",
+        **dict.fromkeys(OF_ONE_MACHINE, "here"),
+    }
     write_run(folder, results, environment={"variables": variables})
     verdicts = tuple(
         Verdict(
@@ -84,8 +92,8 @@ def exported(tmp_path: Path, to: str, strategy: str, *overrides: str) -> dict[st
     out = tmp_path / "out"
     arguments = ["export", run, "--to", to, "--trial", trial.id, "--out", str(out)]
     assert main(arguments) == 0
-    readers: dict[str, Any] = {".json": json.loads, ".yaml": yaml.safe_load, ".sh": str}
-    return {path.name: readers[path.suffix](path.read_text()) for path in out.iterdir()}
+    readers: dict[str, Any] = {".json": json.loads, ".yaml": yaml.safe_load}
+    return {path.name: readers.get(path.suffix, str)(path.read_text()) for path in out.iterdir()}
 
 
 AUTOCAST = "matrix.strategy=[{name: fsdp, mixed_precision: autocast}]"
@@ -167,7 +175,10 @@ def test_deepspeed_is_the_strategy_s_own_configuration(tmp_path: Path) -> None:
 
 def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) -> None:
     files = exported(tmp_path, "torchrun", "ddp")
-    assert set(files) == {"launch.sh", "settings.json"}
+    assert set(files) == {"launch.sh", "settings.json", "wrap.py", "wrap_blocks.py"}
+    assert "shardmark" not in "".join(
+        line for line in files["wrap.py"].splitlines() if "import" in line
+    )
     settings = files["settings.json"]
     assert settings["wrapper"] == "torch.nn.parallel.DistributedDataParallel"
     assert settings["arguments"]["bucket_cap_mb"] == 25
@@ -176,7 +187,13 @@ def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) ->
     script = files["launch.sh"].splitlines()
     assert script[-1] == 'exec torchrun --nproc-per-node 4 --standalone "$@"'
     exports = [shlex.split(line)[1:] for line in script if line.startswith("export ")]
-    assert exports == [["NCCL_ALGO=Ring; touch hacked"], ["OMP_NUM_THREADS=2"]], "it is text"
+    assert exports[1:] == [
+        ["NCCL_ALGO=Ring; touch hacked"],  # it is text
+        ["MALLOC_TRIM_THRESHOLD_=-1"],
+        ["OMP_NUM_THREADS=2"],
+    ]
+    assert "glibc keeps freed memory" in files["launch.sh"]
+    assert "Accelerate" not in files["launch.sh"], "notes are the target's alone"
     overrides = ("matrix.world_size=[4]", "placement.nodes=2")
     several = exported(tmp_path / "several", "torchrun", "ddp", *overrides)["launch.sh"]
     assert "--nproc-per-node 2 --nnodes 2" in several
@@ -194,7 +211,20 @@ def test_the_fastest_verified_trial_is_the_default(
     assert json.loads((tmp_path / "out" / "settings.json").read_text())["strategy"] == "ddp"
     none = stored(tmp_path / "none", trials)
     assert main(["export", none, "--to", "torchrun"]) == BAD_INPUT
-    assert "--trial ID" in capsys.readouterr().err
+    assert "--trial NAME" in capsys.readouterr().err
+
+
+def test_a_strategy_names_its_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fewer, more = planned(ranks=2)["fsdp"], planned(ranks=4)["fsdp"]
+    again = fewer.model_copy(update={"repeat": 1, "id": f"{fewer.id}-again"})
+    run = stored(tmp_path / "run", {"fsdp": fewer, "more": more, "again": again})
+    command = ["export", run, "--to", "torchrun", "--out", str(tmp_path / "out"), "--trial"]
+    assert main([*command, "fsdp"]) == BAD_INPUT
+    said = capsys.readouterr().err
+    assert "has 2 different trials of 'fsdp'" in said
+    assert f"fsdp on 2 ranks ({fewer.id}), fsdp on 4 ranks ({more.id})" in said
+    assert main([*command, "fsdp on 2 ranks"]) == 0
+    assert fewer.id in (tmp_path / "out" / "launch.sh").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +244,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("accelerate", "zero-3", "on a CPU; it goes to torchrun or deepspeed"),
         ("accelerate", "ps-async", "ps-async runs on Shardmark's own processes"),
         ("torchrun", "ps-async", "ps-async runs on Shardmark's own processes"),
-        ("torchrun", "none", "has no 'none'; it has single-w1"),
+        ("torchrun", "none", "has no 'none'; it has single on 1 rank (single-w1"),
         ("csv", "ddp", "--trial: is for torchrun, accelerate, deepspeed"),
     ],
 )

@@ -10,6 +10,7 @@ from typing import Literal
 
 import pytest
 
+from shardmark.core.environment_variables import ALLOCATOR
 from shardmark.measure.system import environment as module
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
 from shardmark.measure.system.environment import (
@@ -36,6 +37,9 @@ def test_is_json(tmp_path: Path) -> None:
     assert found["packages"]["psutil"]
     assert found["git"] is None
     assert len(found["load"]["average"]) == 3
+    assert {**ALLOCATOR, **os.environ}["MALLOC_TRIM_THRESHOLD_"] == (
+        found["variables"]["MALLOC_TRIM_THRESHOLD_"]
+    ), "as ranks have it"
 
 
 def test_no_secret_is_stored() -> None:

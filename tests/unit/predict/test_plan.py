@@ -161,6 +161,23 @@ def test_costs_follow_from_the_price_of_a_card() -> None:
     assert unknown.hours is None
 
 
+def test_unequal_work_is_compared_by_its_rate() -> None:
+    """Twice the ranks train twice the samples in as many steps: dollars are for a million."""
+    of = experiment(["ddp"])
+    plan = planned(of, "dgx-h100", nodes="1,2", price_per_hour=2.0)
+    one, two = plan.rows
+    assert (one.work, two.work) == (1000 * 512, 1000 * 1024)
+    assert one.dollars_for(1e6) == pytest.approx((one.dollars or 0) / 0.512)
+    cheapest = next(best for best in plan.best if best.question == "cost")
+    assert (cheapest.work, cheapest.row) == (1e6, one)
+    assert "for 1 M samples" in text_of(cheapest)
+    text = " ".join(render_plan(plan, Format.TEXT, 80).split())
+    assert "unequal numbers of samples" in text
+    assert "recipe takes" not in text
+    equal = planned(experiment(["ddp"], steps=None, epochs=4), "dgx-h100", nodes="1,2")
+    assert equal.work is None
+
+
 def test_the_best_is_of_what_fits() -> None:
     models = MadeModels(made_profile(million_parameters=6_000.0))
     plan = planned(experiment(["ddp", "fsdp"]), nodes="4", models=models)

@@ -42,7 +42,11 @@ def partly_whole(made: Profile) -> Profile:
     return replace(made, units=tuple(units))
 
 
-def searcher(global_batch: int = 64, million_parameters: float = 2000.0) -> Searcher:
+def searcher(
+    global_batch: int | None = 64,
+    million_parameters: float = 2000.0,
+    per_rank_batch: int | None = None,
+) -> Searcher:
     profile, less = (
         replace(
             partly_whole(
@@ -63,7 +67,9 @@ def searcher(global_batch: int = 64, million_parameters: float = 2000.0) -> Sear
     return Searcher(
         profiles={False: profile, True: less},
         sizes=dict.fromkeys(product((False, True), (1, 2, 4, 8), (1, 2, 4)), size),
-        recipe=Recipe(global_batch=global_batch, steps=1, precision="bf16"),
+        recipe=Recipe(
+            global_batch=global_batch, per_rank_batch=per_rank_batch, steps=1, precision="bf16"
+        ),
         node=load_node("dgx-h100"),
         ranks=RANKS,
         nodes=NODES,
@@ -104,6 +110,20 @@ def test_no_layout_beats_the_front(room_gib: int) -> None:
         if memory <= room_gib * GiB:
             assert faster, (name, options, "is faster than the front")
             assert memory >= GAIN * min(faster) * (1 - 1e-9), (name, options, recipe)
+
+
+def test_layouts_that_train_fewer_samples_are_not_faster() -> None:
+    """With a batch of each share, tensor ranks and stages train a part of what shards do."""
+    of = searcher(global_batch=None, per_rank_batch=1)
+    found = of.search(80 * GiB).front[0]
+    layouts = [*of.layouts()]
+    samples = [
+        STRATEGIES[name](**options).layout(RANKS, NODES).shares for name, options, *_ in layouts
+    ]
+    rates = [count / seconds for count, (*_, seconds, _) in zip(samples, layouts, strict=True)]
+    assert found.samples_per_second == pytest.approx(max(rates))
+    assert found.samples == RANKS
+    assert found.step_seconds > 1.5 * min(seconds for *_, seconds, _ in layouts), "less work"
 
 
 def test_nothing_fits() -> None:

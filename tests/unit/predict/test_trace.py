@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tests.unit.training.toy import ALONE, ToyWorkload, recipe
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from shardmark.core.errors import InputError
 from shardmark.core.layout import LayerDivision
 from shardmark.measure.memory.tensors import allocator_rise_bytes
 from shardmark.measure.step.recorder import NoSpans
@@ -49,6 +52,30 @@ class LooksAtValues(nn.Module):
         return outputs if float(outputs.detach().sum()) < 1e9 else outputs + 1
 
 
+class Skips(LooksAtValues):
+    """A block is skipped by chance."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers.children():
+            skipped = isinstance(layer, Block) and self.draw() < 0.5
+            inputs = inputs if skipped else layer(inputs)
+        return inputs
+
+
+class Looked(nn.Module):
+    def __init__(self, *, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, WIDTH, sparse=sparse)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows: Tensor = self.table(inputs.abs().long() % 50)
+        return rows.sum(1)
+
+
 class Divisible(ToyWorkload):
     def tensor_plan(self, model: nn.Module) -> TensorPlan:  # noqa: ARG002
         styles = {"*.layers.0": "column", "*.layers.2": "row", "3": "gathered"}
@@ -86,6 +113,33 @@ def test_units_are_blocks_and_what_is_between() -> None:
     assert found.size.parameters == sum(p.numel() for p in blocks().parameters())
     # Inputs of two layers of products, tanh's outputs among them, and the sum that goes on.
     assert named["2"].saved_bytes.of(10) == 10 * 4 * WIDTH * 2
+
+
+def test_a_model_that_draws_is_traced_with_the_same_draws() -> None:
+    before = random.getstate()
+    drawing = ToyWorkload(lambda: Skips(random.random))
+    found = [trace(drawing, recipe(seed=seed)) for seed in (0, 0, 1, 2, 3)]
+    assert random.getstate() == before
+    assert found[0] == found[1]
+    assert {each.unused for each in found} > {("layers.1",)}
+    draws = iter([0.0, 1.0, 1.0, 0.0] * 9)  # no seed reaches it
+    with pytest.raises(InputError, match="use different parts of it: layers"):
+        trace(ToyWorkload(lambda: Skips(lambda: next(draws))), recipe())
+
+
+def test_sparse_gradients_are_not_counted_as_dense_ones() -> None:
+    sparse, dense = (
+        trace(
+            ToyWorkload(lambda: nn.Sequential(Looked(sparse=kind), nn.Linear(WIDTH, 2))),  # noqa: B023
+            recipe(),
+            device_type="cpu",
+        )
+        for kind in (True, False)
+    )
+    assert sparse.size == dense.size
+    whole, few = (sum(unit.gradient_bytes for unit in each.units) for each in (dense, sparse))
+    assert whole == 4 * dense.size.parameters
+    assert few < whole - 4 * 34 * WIDTH, "at most 16 of 50 rows are looked up"
 
 
 def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:

@@ -26,7 +26,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE, FOLDER_VARIABLE
+from shardmark.core.environment_variables import (
+    ALLOCATOR,
+    DEVICE_TYPE_VARIABLE,
+    FOLDER_VARIABLE,
+)
 from shardmark.core.errors import STORAGE_EXIT, InputError, ShardmarkError, error_kind
 from shardmark.core.machine import Machine
 from shardmark.core.processes import die_with_parent
@@ -74,10 +78,7 @@ ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",  # importing the compiler must not start processes
     "TORCH_WARM_POOL": "0",  # nor using it on a CPU, where only Triton's kernels need them
-    # By default glibc learns both as it goes, so that by chance some processes hand their freed
-    # tensors back to the system in every step and fault them in again: one was 8 % slower.
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that it learns, and allows
-    "MALLOC_TRIM_THRESHOLD_": "-1",  # freed memory is kept for the next step
+    **ALLOCATOR,
 }
 """Set for the ranks unless the user has set them."""
 

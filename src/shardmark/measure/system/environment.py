@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import psutil
 
+from shardmark.core.environment_variables import ALLOCATOR
 from shardmark.core.machine import Machine
 from shardmark.core.version import __version__
 from shardmark.measure.kernel_files import read_kernel_file
@@ -50,11 +51,12 @@ PACKAGES = (
 """Those whose version can change what is measured."""
 
 _STEERING = re.compile(
-    r"(CUBLAS|CUDA|DS|GLOO|GOMP|KMP|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR)_"
+    r"(CUBLAS|CUDA|DS|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR)_"
 )
 """Beginnings of the names of variables that steer threads, devices or communication."""
 _SETTINGS = re.compile(
-    r"(CUBLAS|GLOO|GOMP|KMP|MKL|NCCL|OMP|OPENBLAS|DS_BUILD|TORCH_CUDNN|TORCH_NCCL|TORCHINDUCTOR)_\w+"
+    r"(CUBLAS|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|OMP|OPENBLAS|DS_BUILD|TORCH_CUDNN|TORCH_NCCL"
+    r"|TORCHINDUCTOR)_\w+"
     r"|CUDA_(CACHE_\w+|DEVICE_\w+|HOME|LAUNCH_BLOCKING|MODULE_LOADING|PATH|VISIBLE_DEVICES)"
     r"|DS_(ACCELERATOR|SKIP_CUDA_CHECK)|NVIDIA_(TF32_OVERRIDE|VISIBLE_DEVICES)"
     r"|PYTORCH_(\w*ALLOC_CONF|JIT|NO_CUDA_MEMORY_CACHING)"
@@ -98,7 +100,7 @@ def environment(
         "cuda": _cuda(),
         "shardmark": __version__,
         "packages": {name: package_version(name) for name in PACKAGES},
-        "variables": relevant_variables(os.environ),
+        "variables": relevant_variables({**ALLOCATOR, **os.environ}),  # as ranks have them
         "git": git_state(folder or Path.cwd()),
         "load": {
             "average": list(os.getloadavg()),

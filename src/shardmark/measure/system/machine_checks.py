@@ -33,7 +33,19 @@ MINIMUM_PYTHON = "3.11"
 MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
 ESSENTIAL = ("operating system", "python", "torch", "torchvision")
 """Without one of them nothing can be measured."""
-OPTIONAL = {"timm": "its models", "triton": "compiled kernels on CUDA devices"}
+OPTIONAL = {
+    "timm": "its models",
+    "transformers": "its models",
+    "tokenizers": "language models with a tokenizer file",
+    "triton": "compiled kernels on CUDA devices",
+    "submitit": "--engine slurm",
+    "ray": "--engine ray",
+    **{
+        name: f"export --to {name.removesuffix('-skinny')}"
+        for name in ("mlflow-skinny", "tensorboard", "wandb")
+    },
+    "pyarrow": "export --to parquet",
+}
 AMD_REFUSED = "this torch is built for AMD's GPUs, which Shardmark cannot use yet"
 MINIMUM_SHARED_MEMORY_BYTES = 2**30
 MINIMUM_OPEN_FILES = 4096

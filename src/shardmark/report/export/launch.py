@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from shardmark.analysis.advise.selection import select
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.verdicts import METRIC
+from shardmark.core.environment_variables import ALLOCATOR
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml
-from shardmark.core.text import one_line
+from shardmark.core.text import one_line, with_options
 from shardmark.core.version import __version__
 from shardmark.measure.system.environment import MASK
 from shardmark.report.table.formats import render_json
@@ -27,15 +29,21 @@ from shardmark.results.files import write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.strategies.base import LaunchConfiguration
-from shardmark.trials.trial import Trial
+from shardmark.trials.trial import Trial, cell_id, ranks_and_nodes
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
+WRAP, BLOCKS = "wrap.py", "wrap_blocks.py"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
           "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
           "tf32", "seed")  # fmt: skip
 """Of the recipe: what the user's own code has to set."""
+OF_MACHINE = re.compile(
+    r"(CUDA_(CACHE|DEVICE_ORDER|HOME|PATH|VISIBLE)|DS_|GLOO_|GOMP_|MKL_|NVIDIA_VISIBLE|OMP_|OPENBLAS_"
+    r"|TORCH_CUDA_ARCH|TORCHINDUCTOR_)\w*|\w+_(AFFINITY|DIR|FILE|HCA|HOSTID|IFNAME|PATH)"
+)
+"""Variables that describe the machine of the run: its devices, threads, interfaces and folders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +53,9 @@ class Chosen:
     result: TrialResult
     trial: Trial
     configuration: LaunchConfiguration
+    notes: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables that steered threads, devices or communication."""
+    """Variables that steered threads, memory or communication."""
 
     @property
     def micro_batch(self) -> int:
@@ -77,31 +86,44 @@ def export_launch(
         raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
     run = runs[0]
     result = _trial_of(run, trial_id) if trial_id is not None else _fastest_verified(run)
-    chosen = _chosen(run, result)
+    chosen = _chosen(run, result, to)
     folder = Path(out or f"exports/{to}").expanduser()
     contents = {SETTINGS: render_json(_settings(to, chosen))}
     if to != "torchrun":
         contents |= _files_of(to, chosen, folder)
+    elif chosen.configuration.importable:
+        contents |= _wrapping()
     contents[SCRIPT] = _script(to, chosen, run)
     write_files({folder / name: content.encode() for name, content in contents.items()})
     return ExportedLaunch(
         title=chosen.trial.title,
         where=str(folder),
-        notes=chosen.configuration.notes,
+        notes=chosen.notes,
         command=f"sh {shlex.quote(str(folder / SCRIPT))} train.py",
     )
 
 
-def _trial_of(run: StoredRun, trial_id: str) -> TrialResult:
-    for result in run.trials:
-        if result.id == trial_id:
-            if result.outcome is not Outcome.OK:
-                reason = f"{trial_id} ended as {result.outcome}"
-                raise InputError("--trial", reason, "name one that ended ok")
-            return result
-    known = [result.id for result in run.trials if result.outcome is Outcome.OK]
+def _trial_of(run: StoredRun, name: str) -> TrialResult:
+    """The trial with that id, or the first of a strategy: `fsdp`, or `fsdp on 4 ranks`."""
+    named = [result for result in run.trials if name in (result.id, *_titles(result))]
+    ended = {cell_id(r.trial): r for r in reversed(named) if r.outcome is Outcome.OK}
+    if len(ended) == 1:
+        return ended.popitem()[1]
+    if named and not ended:
+        reason = f"{name} ended as {named[0].outcome}"
+        raise InputError("--trial", reason, "name one that ended ok")
+    ok = {cell_id(r.trial): r for r in reversed(run.trials) if r.outcome is Outcome.OK}
+    known = [f"{_titles(r)[-1]} ({r.id})" for r in reversed((ended or ok).values())]
     shown = ", ".join([*known[:5], *([f"{len(known) - 5} more"] if len(known) > 5 else [])])
-    raise InputError("--trial", f"{run.path} has no {trial_id!r}", f"it has {shown or 'none'}")
+    found = f"{len(ended)} different trials of {name!r}" if ended else f"no {name!r}"
+    raise InputError("--trial", f"{run.path} has {found}", f"it has {shown or 'none'}")
+
+
+def _titles(result: TrialResult) -> tuple[str, str]:
+    """`fsdp`, and `fsdp-hybrid (shard_group=2) on 4 ranks`."""
+    label = with_options(result.strategy, result.strategy_options)
+    ranks = ranks_and_nodes(result.world_size, result.trial.get("nodes", 1))
+    return result.strategy, f"{label} on {ranks}"
 
 
 def _fastest_verified(run: StoredRun) -> TrialResult:
@@ -110,7 +132,7 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
         raise InputError(
             str(run.path),
             "no trial with a finite loss is verified to train what the reference trains",
-            "name the one to export: --trial ID",
+            "name the one to export: --trial NAME",
         )
     if len(best) > 1:
         ids = ", ".join(row.ok_trials[0].id for row in best)
@@ -118,7 +140,7 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
         raise InputError(str(run.path), reason, f"name one: --trial; the fastest are {ids}")
     if best[0].disturbed:
         reason = f"no trial is known to be the fastest: {best[0].disturbed}"
-        raise InputError(str(run.path), reason, "name the one to export: --trial ID")
+        raise InputError(str(run.path), reason, "name the one to export: --trial NAME")
     return best[0].ok_trials[0]
 
 
@@ -129,13 +151,13 @@ def _winner(group: ComparableGroup) -> Row | None:
     return None if chosen is None else chosen.best
 
 
-def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
+def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
     try:
         trial = Trial.model_validate(result.trial)
     except ValidationError as error:
         first = error.errors()[0]
         reason = f"its {'.'.join(map(str, first['loc']))} cannot be read: {first['msg']}"
-        raise InputError(f"trial {result.id}", reason, "name another: --trial ID") from None
+        raise InputError(f"trial {result.id}", reason, "name another: --trial NAME") from None
     configuration = trial.built_strategy.launch_configuration(
         trial.recipe, trial.layout, trial.device_type
     )
@@ -143,7 +165,7 @@ def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
         raise InputError(
             f"trial {result.id}",
             f"{trial.strategy.name} runs on Shardmark's own processes, and nowhere else",
-            "name a trial of another strategy: --trial ID",
+            "name a trial of another strategy: --trial NAME",
         )
     stored = RunFolder(run.path).read_environment().get("variables")
     stored = stored if isinstance(stored, dict) else {}
@@ -151,10 +173,32 @@ def _chosen(run: StoredRun, result: TrialResult) -> Chosen:
         name: str(value)
         for name, value in stored.items()
         if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) and MASK not in str(value)
+        if not OF_MACHINE.fullmatch(name)
     }
     threads = max(rank.threads for rank in result.ranks)
     environment["OMP_NUM_THREADS"] = str(threads)
-    return Chosen(result=result, trial=trial, configuration=configuration, environment=environment)
+    notes = configuration.notes
+    if to == "accelerate":
+        notes += configuration.accelerate_notes
+    elif to == "torchrun" and configuration.importable:
+        notes += (f"`from wrap import wrap` wraps your model as it was measured: {WRAP}.",)
+    return Chosen(
+        result=result,
+        trial=trial,
+        configuration=configuration,
+        notes=notes,
+        environment=environment,
+    )
+
+
+def _wrapping() -> dict[str, str]:
+    """The module that wraps a model, and the one that finds its blocks."""
+    sources = files("shardmark.strategies")
+    code = (sources / "wrap.py").read_text()
+    return {
+        WRAP: code.replace("shardmark.strategies.blocks", BLOCKS.removesuffix(".py")),
+        BLOCKS: (sources / "blocks.py").read_text(),
+    }
 
 
 def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
@@ -172,7 +216,7 @@ def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
         "global_batch": trial.batch_per_step,
         "micro_batch": chosen.micro_batch,
         **{key: recipe[key] for key in RECIPE},
-        "notes": list(configuration.notes),
+        "notes": list(chosen.notes),
     }
 
 
@@ -221,7 +265,7 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
         "#!/bin/sh",
         f"# {chosen.trial.title}, as measured in trial {chosen.result.id} of {run.path.name}.",
         f"# Written by shardmark {__version__}.  Usage: sh {SCRIPT} train.py [ARGUMENT...]",
-        *(f"# {note}" for note in chosen.configuration.notes),
+        *(f"# {note}" for note in chosen.notes),
     ]
     if len(nodes) > 1:
         both = to == "accelerate"
@@ -235,6 +279,10 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
             # Its launcher passes `use_cpu` to one process.
             environment["ACCELERATE_USE_CPU"] = "true"
     lines.append('folder=$(dirname "$0")')
+    if to == "torchrun" and chosen.configuration.importable:
+        lines.append('export PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"')
+    if environment.keys() & ALLOCATOR.keys():
+        lines.append("# Measured with MALLOC_*: glibc keeps freed memory for the next step.")
     lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     torchrun = f"torchrun --nproc-per-node {len(nodes[0])}"
     if len(nodes) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -103,9 +104,12 @@ def _off(row: Prediction) -> float:
 def text_of(best: Best) -> str:
     """One answer in sentences: where others are close, and where it is another training."""
     row, exact = best.row, best.exact
-    figure = {"fastest": _speed_text, "memory": _memory_text, "cost": _cost_text}[best.question]
+    cost = partial(_cost_text, work=best.work)
+    figures: dict[str, Callable[[Prediction], str]]
+    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
+    figure = figures[best.question]
     text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
-    if close := [rival.label for rival in _close(best)]:
+    if close := [_rival(each) for each in _close(best)]:
         text += f" Too close to tell from {listed(close)}."
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
@@ -116,9 +120,7 @@ def text_of(best: Best) -> str:
 
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
-    _, unit, each = _rate_of(row)
-    rate = number((row.samples_per_second or 0.0) * each)
-    return f"{rate} {unit}/s, bound by {row.time.bound}"
+    return f"{number(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
 
 
 def _memory_text(row: Prediction) -> str:
@@ -128,12 +130,26 @@ def _memory_text(row: Prediction) -> str:
     return f"{told} of {number(card)} GiB of each card"
 
 
-def _cost_text(row: Prediction) -> str:
-    if row.dollars is not None and row.hours is not None:
-        took = duration(row.hours * HOUR_SECONDS)
-        return f"{number(row.dollars, decimals=2)} dollars and {took} for the recipe"
-    seconds = row.card_seconds_per_sample or 0.0
-    return f"{number(seconds * 1e6 / HOUR_SECONDS)} GPU-hours for a million samples"
+def _cost_text(row: Prediction, work: float | None) -> str:
+    hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
+    if dollars is not None and hours is not None:
+        took, of = (
+            duration(hours * HOUR_SECONDS),
+            "the recipe" if work is None else _amount(row.unit),
+        )
+        return f"{number(dollars, decimals=2)} dollars and {took} for {of}"
+    million = 1e6 * (row.tokens_per_sample or 1)
+    hours = row.devices * (row.hours_for(million) or 0.0)
+    return f"{number(hours)} GPU-hours for a million samples"
+
+
+def _rival(row: Prediction) -> str:
+    return row.label if row.on is None else f"{row.label} on {row.on}"
+
+
+def _amount(unit: str) -> str:
+    """Work that costs are compared for, as `Plan.work` has it."""
+    return "1 B tokens" if unit == "tokens" else "1 M samples"
 
 
 def _answers(plan: Plan) -> Iterator[str]:
@@ -156,17 +172,18 @@ def _answers(plan: Plan) -> Iterator[str]:
             " checkpointing or recipe.cpu_offload; --search looks for what fits."
         )
     if best is not None:
-        yield f"Best layout that was searched: {_layout_text(best)}."
+        yield f"Best layout that was searched: {_layout_text(best, plan.rows[0])}."
 
 
-def _layout_text(each: Candidate) -> str:
-    """`fsdp-tp (data 4, tensor 2), offloaded, 123.7 ms a step in 10.3 GiB of each card`."""
+def _layout_text(each: Candidate, row: Prediction) -> str:
+    """`fsdp-tp (data 4, tensor 2), offloading, 9,500 tokens/s, 123.7 ms a step in 10.3 GiB`."""
     sizes = each.mesh.model_dump()
     parts = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     told = [f"{each.strategy} ({parts})" if parts else each.strategy]
     told += ["recomputing activations"] if each.activation_checkpointing else []
     told += ["offloading"] if each.cpu_offload else []
     needed = number(each.device_bytes / 2**30)
+    told += [f"{number(each.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"]
     return f"{', '.join(told)}, {number(1000 * each.step_seconds)} ms a step in {needed} GiB"
 
 
@@ -202,6 +219,11 @@ def speed_table(plan: Plan) -> Table:
     rows = [row for row in plan.rows if row.time is not None]
     naive = "Naive: a GPU's throughput stays what it is on the fewest."
     notes = [_range_note(plan), naive]
+    if plan.work is not None:
+        notes.append(
+            f"Rows train unequal numbers of {plan.unit} in the recipe's steps: time and"
+            f" dollars are for {_amount(plan.unit)}."
+        )
     return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
 
 
@@ -218,6 +240,7 @@ def search_tables(plan: Plan) -> list[Table]:
     """The front of all layouts, the fastest first."""
     if (search := plan.search) is None:
         return []
+    row = plan.rows[0]
     columns: Columns[Candidate] = [
         (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
         (
@@ -228,6 +251,10 @@ def search_tables(plan: Plan) -> list[Table]:
         (Column("activation_checkpointing", "recomputes"), _recomputes),
         (Column("cpu_offload", "offloads"), _offloads),
         (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
+        (
+            Column(f"{row.unit}_per_second", f"{row.unit}/s"),
+            lambda each: each.samples_per_second * (row.tokens_per_sample or 1),
+        ),
         (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
     ]
     notes = [
@@ -294,30 +321,29 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
     axes = dict.fromkeys(key for row in rows for key in row.varied)
-    return [(name, label), (ranks, attrgetter("ranks")), *map(axis, axes)]
-
-
-def _rate_of(row: Prediction) -> tuple[str, str, int]:
-    """Name of the metric, its unit, and how many of it a sample has."""
-    if row.tokens_per_sample:
-        return "tokens_per_second", "tokens", row.tokens_per_sample
-    return "samples_per_second", "samples", 1
+    machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
+    on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
+    return [(name, label), (ranks, attrgetter("ranks")), *on, *map(axis, axes)]
 
 
 def _speed(plan: Plan) -> Columns[Prediction]:
-    metric, unit, each = _rate_of(plan.rows[0]) if plan.rows else ("samples_per_second", "", 1)
+    unit, work = plan.unit, plan.work
 
     def rate(row: Prediction) -> Value:
-        return _estimate(row, lambda seconds: row.samples * each / seconds)
+        return _estimate(row, lambda seconds: row.step_work / seconds)
 
     def naive(row: Prediction) -> Value:
         known = row.naive_samples_per_second
-        return Missing(row.reason or "") if known is None else known * each
+        return Missing(row.reason or "") if known is None else known * (row.tokens_per_sample or 1)
 
-    def dollars(row: Prediction) -> Value:
+    def time_taken(row: Prediction) -> str | None:
+        hours = row.hours_for(work or row.work)
+        return None if hours is None else duration(hours * HOUR_SECONDS)
+
+    def priced(row: Prediction, dollars: float | None) -> Value:
         if row.price_per_hour is None:
             return Missing(row.reason or "no price was given: --price-per-hour")
-        return _known(row, row.dollars)
+        return _known(row, dollars)
 
     return [
         (
@@ -327,20 +353,35 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             lambda row: _estimate(row, lambda seconds: seconds),
         ),
         (
-            Column(metric, f"{unit}/s", interval="to", estimated=True, base_unit=f"{unit}/s"),
+            Column(
+                f"{unit}_per_second",
+                f"{unit}/s",
+                interval="to",
+                estimated=True,
+                base_unit=f"{unit}/s",
+            ),
             rate,
         ),
-        (Column(f"naive_{metric}", "naive"), naive),
+        (Column(f"naive_{unit}_per_second", "naive"), naive),
         (
             Column("bound", "bound by", numeric=False),
             lambda row: _known(row, None if row.time is None else row.time.bound),
         ),
         (
-            Column("recipe", "recipe takes", shown_to="people"),
-            lambda row: None if row.hours is None else duration(row.hours * HOUR_SECONDS),
+            Column(
+                "recipe",
+                "recipe takes" if work is None else f"{_amount(unit)} take",
+                shown_to="people",
+            ),
+            time_taken,
+        ),
+        (
+            Column("cost", "dollars", decimals=2, shown_to="people"),
+            lambda row: priced(row, row.dollars_for(work or row.work)),
         ),
         (for_programs("hours"), lambda row: _known(row, row.hours)),
-        (Column("dollars", "dollars", decimals=2), dollars),
+        (for_programs("dollars"), lambda row: priced(row, row.dollars)),
+        (for_programs(f"trained_{unit}"), lambda row: _known(row, row.work)),
     ]
 
 
@@ -385,7 +426,7 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
 
 
 def _identity() -> Columns[Prediction]:
-    names = ("strategy", "strategy_options", "varied", "nodes", "ranks", "devices", "samples")
+    names = ("strategy", "strategy_options", "varied", "on", "nodes", "ranks", "devices", "samples")
     return [(for_programs(name), attrgetter(name)) for name in names]
 
 

@@ -206,6 +206,7 @@ class Ulysses(Strategy):
         return replace(
             reducing.launch_configuration(recipe, as_samples, device_type),
             accelerate=None,
+            importable=False,
             notes=(
                 f"{layout.sequence} neighbouring ranks load the same samples, and keep a part of"
                 " every sequence, with its positions. Queries, keys and values become whole"
