@@ -40,8 +40,9 @@ from recording import ROOT, Table, options_of, store, surroundings
 from shardmark.config.load import from_mapping
 from shardmark.core.run_files import RESULT_FILE, TRIAL_FILE
 from shardmark.launch.trial_artifacts import KEPT
+from shardmark.results.runs_folder import LOCK_FILE
 from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import LOCK_FILE, RUN_FILES, load_run
+from shardmark.results.store import RUN_FILES, load_run
 from shardmark.trials.matrix import expand
 from sides import add_sources_to_path
 

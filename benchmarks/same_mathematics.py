@@ -30,9 +30,10 @@ from shardmark.equivalence.reference import Reference
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
-from shardmark.train.schedule import seed_generators, step_seed
+from shardmark.train.schedule import step_seed
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.model_building import seed_generators
 from shardmark.workloads.vision.options import ClassificationOptions
 from sides import add_sources_to_path
 
@@ -81,7 +82,7 @@ def train(process: RankContext, name: str, model: str, batch: int) -> list[Param
     states = [worker.full_parameters()]
     for step in range(STEPS):
         seed = step_seed(recipe.seed, StepShard(step=step, shard=shard))
-        seed_generators(seed, process.device)
+        seed_generators(seed, on_gpu=process.device.type == "cuda")
         worker.step(next(batches), NoSpans())
         states.append(worker.full_parameters())
     return states
