@@ -83,9 +83,11 @@ told = [ranks, torch.get_num_threads(), engine.zero_optimization_stage(), engine
 told.append(os.environ["NCCL_ALGO"])
 print(f"trained {' '.join(map(str, told))}\\n", end="", flush=True)  # one write: ranks share it
 dist.destroy_process_group()
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
 ACCELERATE = """
 import json
+import os
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
@@ -97,6 +99,7 @@ model = accelerator.prepare(torch.nn.Linear(3, 2))
 accelerator.backward(model(torch.rand(settings["micro_batch"], 3)).square().mean())
 print(f"trained {accelerator.num_processes} {type(model).__name__}\\n", end="", flush=True)
 accelerator.end_training()
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
 
 
