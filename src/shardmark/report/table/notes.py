@@ -37,7 +37,6 @@ class NoteKind(StrEnum):
     GAP = "gap"
     LABEL = "label"
     RELATION = "relation"
-    ROUNDING = "rounding"
     REPEATS = "repeats"
     VERDICTS = "verdicts"
 
@@ -96,12 +95,6 @@ def notes_of(
         NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),
         NoteKind.RELATION: _relations(comparison),
-        NoteKind.ROUNDING: [
-            f"Trainings of {each.cell} that differ by one rounding of the initial weights differ by"
-            f" {each.distance:.2g} {each.metric}; verified rows within it are the same:"
-            f" {', '.join(each.same) or 'none'}."
-            for each in comparison.rounding
-        ],
         NoteKind.REPEATS: [*_repeats(rows), *seeds_note(rows)],
         NoteKind.VERDICTS: _verdicts(rows),
     }
