@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -167,11 +168,29 @@ def test_a_job_does_not_take_noise_for_a_pass(
     assert main(["compare", steady, mixed, "--regression"]) == 0, "fsdp is shown to be the same"
 
 
-def test_what_would_decide_a_noisy_cell() -> None:
-    result = regression({"ddp": STEADY}, {"ddp": (98.0, 101.5, 100.0)})
-    assert result.surer() == (
-        "3 repeats show changes from about 3 % on here: 5 repeats, or --threshold 3, would decide"
-    )
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        pytest.param(STEADY, (98.0, 101.5, 100.0), "about 6 repeats or --threshold 5 would", id="same"),
+        pytest.param((99.0, 101.0, 100.0), (93.0, 97.0, 95.0), "--threshold 12", id="5 % slower"),
+        pytest.param((90.0, 120.0, 100.0), (50.0, 80.0, 68.0), "about 4 repeats would", id="0.63"),
+        pytest.param((60.0, 140.0, 99.0), (64.0, 130.0, 90.0), "quieter machines", id="wild"),
+    ],
+)
+def test_what_would_decide_a_noisy_cell(
+    before: tuple[float, ...], after: tuple[float, ...], said: str
+) -> None:
+    """The advice holds: the named threshold decides, and so do repeats that scatter as much."""
+    surer = regression({"ddp": before}, {"ddp": after}).surer()
+    assert surer is not None
+    assert said in surer
+    if (threshold := re.search(r"--threshold (\d+)", surer)) is not None:
+        percent = int(threshold[1])
+        assert percent < 100
+        assert regression({"ddp": before}, {"ddp": after}, percent / 100).decided
+    if (repeats := re.search(r"about (\d+) repeats", surer)) is not None:
+        times = -(-int(repeats[1]) // len(before))
+        assert regression({"ddp": before * times}, {"ddp": after * times}).decided
     assert regression({"ddp": STEADY}, {"ddp": STEADY}).surer() is None
 
 
@@ -190,6 +209,10 @@ def test_changed_code_is_named() -> None:
     assert "Changed between the runs: the source of task.py." in notes
     same = regression_table(find_regressions(runs[0], runs[0], threshold=0.02)).notes
     assert "Code, data and environment are the same." in same
+    bare = replace(runs[0], fingerprint=None)
+    unknown = regression_table(find_regressions(bare, runs[1], threshold=0.02)).notes
+    assert "Code and data are not compared: a run has no fingerprint.json." in unknown
+    assert not any("are the same" in note for note in unknown)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ MACHINE_KEYS = ("host", "os", "kernel", "architecture", "python", "cpu.model", "
 FEW_REPEATS = "fewer than two repeats"
 MOST_REPEATS = 50
 """Repeats that are still proposed to decide a cell."""
+MOST_PERCENT = 100
+"""Thresholds are smaller."""
 PLACES = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")
 """Of a trial: what two runs of one experiment may differ in."""
 
@@ -81,8 +83,8 @@ class Regression:
     only_after: tuple[str, ...]
     differences: Mapping[str, tuple[str, str]]
     """Key of `environment.json` -> before, after."""
-    content: tuple[str, ...]
-    """Code, data and models that were trained and changed, in words."""
+    content: tuple[str, ...] | None
+    """Changed code, data and models, in words; None where a run has no fingerprint."""
 
     @property
     def regressions(self) -> tuple[ChangedCell, ...]:
@@ -101,9 +103,13 @@ class Regression:
         needs = [_repeats_for(cell, self.threshold) for cell in noisy]
         repeats = min(min(len(_logs(row)) for row in (c.before, c.after)) for c in noisy)
         shown = math.ceil(100 * max(_half_width(cell, repeats) for cell in noisy))
-        more = f"{max(n for n in needs if n)} repeats" if all(needs) else "quieter machines"
+        widest = max(map(_threshold_for, noisy))
+        percent = math.ceil(100 * widest) if widest < 1 else MOST_PERCENT
+        ways = [f"about {max(n for n in needs if n)} repeats"] if all(needs) else []
+        if percent < MOST_PERCENT:
+            ways.append(f"--threshold {percent}")
         here = f"{repeats} repeats show changes from about {shown} % on here"
-        return f"{here}: {more}, or --threshold {shown}, would decide"
+        return f"{here}: {' or '.join(ways or ['quieter machines'])} would decide"
 
 
 def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -> Regression:
@@ -127,7 +133,7 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         if not cells:
             reason = f"it has no cell of {before.path}"
         raise InputError(str(after.path), reason, "run both with measure.repeats=3 or more")
-    content: tuple[str, ...] = ()
+    content: tuple[str, ...] | None = None
     if before.fingerprint is not None and after.fingerprint is not None:
         same = {"versions": before.fingerprint.versions}  # the environment has them
         content = tuple(before.fingerprint.changes(after.fingerprint.model_copy(update=same)))
@@ -153,9 +159,24 @@ def _half_width(cell: ChangedCell, repeats: int) -> float:
 
 
 def _repeats_for(cell: ChangedCell, threshold: float) -> int | None:
-    """Return the fewest repeats whose interval is as narrow as the threshold; None for too many."""
-    counts = range(2, MOST_REPEATS + 1)
-    return next((n for n in counts if _half_width(cell, n) <= threshold), None)
+    """Return the fewest repeats that decide if the change stays what it is; None for too many.
+
+    The interval must end before the threshold, or begin behind it.  A change near the threshold
+    counts as half of the threshold away from it: that change is uncertain itself.
+    """
+    assert cell.ratio is not None, "the caller looked"
+    distance = abs(abs(math.log(cell.ratio.value)) - math.log1p(threshold))
+    limit = math.expm1(max(distance, math.log1p(threshold) / 2))
+    fewest = min(len(_logs(row)) for row in (cell.before, cell.after)) + 1
+    counts = range(fewest, MOST_REPEATS + 1)
+    return next((n for n in counts if _half_width(cell, n) <= limit), None)
+
+
+def _threshold_for(cell: ChangedCell) -> float:
+    """Return the smallest threshold within which the interval lies: the cell is the same then."""
+    assert cell.ratio is not None, "the caller looked"
+    low, high = cell.ratio.low, cell.ratio.high
+    return math.inf if low is None or high is None else max(high, 1 / low) - 1
 
 
 def _key(row: Row) -> tuple[object, ...]:

@@ -17,9 +17,9 @@ from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.results.verification import as_defined
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
+"""Metrics whose absence is worth a note; the reasons of all others are in JSON."""
 MOST_NAMED = 3
 """Rows that a note names; of more it says how many."""
-"""Metrics whose absence is worth a note; the reasons of all others are in JSON."""
 
 
 class NoteKind(StrEnum):

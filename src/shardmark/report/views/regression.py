@@ -30,10 +30,11 @@ def regression_lines(regression: Regression) -> list[str]:
         lines.append(f"REGRESSION: {len(regressed) - NAMED} more.")
     if not lines:
         percent = f"{100 * regression.threshold:g} %"
-        answer = "No regression beyond {} shown in {} cells."
+        count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+        answer = "No regression beyond {} shown in {}."
         if not regression.decided:
-            answer = "Nothing is decided: a change of {} is neither shown nor excluded in {} cells."
-        lines.append(answer.format(percent, len(cells)))
+            answer = "Nothing is decided: a change of {} is neither shown nor excluded in {}."
+        lines.append(answer.format(percent, count))
     open_ = [cell for cell in cells if cell.change is Change.OPEN]
     if open_:
         reasons = "; ".join(dict.fromkeys(cell.reason for cell in open_ if cell.reason))
@@ -58,9 +59,6 @@ def regression_table(regression: Regression) -> Table:
     cells = sorted(regression.cells, key=lambda cell: order.index(cell.change))
     # What is shown changes as samples/s do, by which a cell is judged.
     rate = main_rate([row for cell in cells for row in (cell.before, cell.after)])
-    differences = [
-        f"{key} {before} -> {after}" for key, (before, after) in regression.differences.items()
-    ]
     only = {"before": regression.only_before, "after": regression.only_after}
     return table_by_row(
         f"{regression.before.path.name} (before) and {regression.after.path.name} (after)",
@@ -84,12 +82,21 @@ def regression_table(regression: Regression) -> Table:
         [
             f"before, after: {METRICS[rate].unit}. ratio: after over before, 95 % interval."
             " peak: of the memory.",
-            f"Changed between the runs: {'; '.join((*regression.content, *differences))}."
-            if differences or regression.content
-            else "Code, data and environment are the same.",
+            *_what_changed(regression),
             *(f"Only {side}: {'; '.join(places)}." for side, places in only.items() if places),
         ],
     )
+
+
+def _what_changed(regression: Regression) -> list[str]:
+    """Return what differs between the runs, and what cannot be compared."""
+    changes = list(regression.content or ())
+    for key, (before, after) in regression.differences.items():
+        changes.append(f"{key} {before} -> {after}")
+    lines = [f"Changed between the runs: {'; '.join(changes)}."] if changes else []
+    if regression.content is None:
+        lines.append("Code and data are not compared: a run has no fingerprint.json.")
+    return lines or ["Code, data and environment are the same."]
 
 
 def regression_json(regression: Regression) -> dict[str, Any]:
@@ -97,7 +104,7 @@ def regression_json(regression: Regression) -> dict[str, Any]:
         "regression": bool(regression.regressions),
         "decided": regression.decided,
         "surer": regression.surer(),
-        "content": list(regression.content),
+        "content": None if regression.content is None else list(regression.content),
         "threshold": regression.threshold,
         "cells": records(regression_table(regression)),
         "only_before": list(regression.only_before),
