@@ -167,7 +167,7 @@ def test_option_of_execution_does_not_bar_the_comparison() -> None:
     comparison = compared(*trials)
     assert value(row_of(comparison, "fsdp", 2), "speedup") == pytest.approx(1.5)
     (note,) = comparison.notes
-    assert "is compared with single on 1 rank, recipe.cpu_offload=false" in note
+    assert ": compared with single on 1 rank, recipe.cpu_offload=false" in note
     exact = invented_trial("single", 1, metrics=rate(50), varied={offload: True})
     assert value(row_of(compared(*trials, exact), "fsdp", 2), "speedup") == pytest.approx(3)
 
@@ -268,3 +268,17 @@ def test_runs_that_read_other_data_by_the_same_name_are_told() -> None:
     other = compare([run("runs/a", "1" * 64, "2.15"), run("runs/b", "2" * 64, "2.15")])
     (added,) = set(other.notes) - set(same.notes)
     assert "between runs/a and runs/b changed: data/mine.txt (names, sizes" in added
+
+
+def test_a_reason_of_several_ranks_is_one_reason() -> None:
+    def failed(repeat: int, reason: str, rank: int) -> TrialResult:
+        failure = Failure(reason=reason, remedy="see log.txt", rank=rank)
+        return invented_trial(repeat=repeat, outcome=Outcome.FAILED, failure=failure)
+
+    trials = [
+        failed(0, "rank 0: no such file\n[launcher] File x.py", 0),
+        failed(1, "rank 1: no such file (rank 1 is on node-b)", 1),
+        failed(2, "rank 1: killed", 1),
+    ]
+    reasons = {failed.reason: failed.count for failed in row_of(compared(*trials), "ddp", 2).failed}
+    assert reasons == {"no such file; see log.txt": 2, "rank 1: killed; see log.txt": 1}

@@ -179,5 +179,5 @@ def test_batch_norm_is_named_where_shares_differ(
 def test_an_empty_run_says_so() -> None:
     comparison = compare([StoredRun(path=Path("run"), trials=(), missing=("y",))])
     text = render_tables([comparison_table(comparison)])
-    assert text == "No trial has a result.\nBegun without a result: y.\n"
+    assert text == "No trial has a result.\nBegun without a result: 1 trial.\n"
     assert document(comparison) == {"rows": [], "warnings": []}

@@ -134,7 +134,7 @@ def test_what_is_missing_or_damaged_is_told(run: Path) -> None:
     (run / "experiment.yaml").unlink()
     text = page_of(run).text
     for fact in (
-        "begun without a result: ddp-2-7",
+        "begun without a result: 1",
         "ddp-2-0: is not whole JSON",
         f"All {len(load_run(run).trials)} trials",
         "No environment was stored",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import chain, combinations
@@ -56,7 +56,7 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     return Comparison(
         rows=judged,
         baseline=strategy,
-        notes=tuple(dict.fromkeys(chain(_other_contents(runs), *(notes for _, notes in related)))),
+        notes=(*_other_contents(runs), *_by_text(chain(*(notes for _, notes in related)))),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),
         missing=tuple(trial_id for run in runs for trial_id in run.missing),
         rounding=rounding_of(runs, judged),
@@ -99,16 +99,28 @@ def _doubted(row: Row, reference: Row | None) -> Row:
     return replace(row, disturbed=doubt)
 
 
+def _by_text(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Yield each text once, behind the places that it is said of; "" is no place."""
+    places: dict[str, dict[str, None]] = {}
+    for place, text in notes:
+        places.setdefault(text, {})[place] = None
+    for text, known in places.items():
+        named = "; ".join(filter(None, known))
+        yield f"{named}: {text}" if named else text
+
+
 def _relate(
     row: Row, base: Row | None, rows: Sequence[Row], baseline: str
-) -> tuple[Row, list[str]]:
-    """The row with the metrics that only a comparison has, and notes where one is partial."""
+) -> tuple[Row, list[tuple[str, str]]]:
+    """The row with the metrics that only a comparison has, and notes where one is partial.
+
+    A note is a place, or "", and a text.
+    """
     missing = dict(row.missing)
     metrics = dict(row.metrics)
-    notes: list[str] = []
     if base is None:
         missing["speedup"] = missing["memory_ratio"] = _no_baseline(row, baseline)
-        notes = [f"no speed-up where `{baseline}` has no trial under the same conditions"]
+        notes = [("", f"no speed-up where `{baseline}` has no trial under the same conditions")]
     else:
         for name, of in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
             metrics[name] = ratio_between(row, base, of)
@@ -128,20 +140,19 @@ def _relate(
     return replace(row, metrics=metrics, missing=missing, baseline=baseline_place), notes
 
 
-def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[str]:
+def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[tuple[str, str]]:
     """Other conditions than the baseline's, and repeats that only one of the two has."""
     if row.disturbed or base.disturbed:
         return []  # the answers say so, once for all
     if no_speedup is not None:
-        return [] if _value(row, METRIC) is None else [f"no speed-up: {no_speedup}"]
-    notes = [f"{row.place} is compared with {base.place}"] if row.differing(base) else []
-    own, others = row.values[METRIC], base.values[METRIC]
+        return [] if _value(row, METRIC) is None else [("", f"no speed-up: {no_speedup}")]
+    notes = [f"compared with {base.place}"] if row.differing(base) else []
     common = len(common_repeats(row, base, METRIC))
-    if own.keys() != others.keys():
+    if row.values[METRIC].keys() != base.values[METRIC].keys():
         shared = f"{common} repeats" if common > 1 else "1 repeat" if common else "no repeat"
         effect = "only these are compared" if common > 1 else "no interval and no verdict"
-        notes.append(f"{row.place} and {base.place} share {shared}: {effect}")
-    return notes
+        notes.append(f"{shared} shared with {base.place}, {effect}")
+    return [(row.place, text) for text in notes]
 
 
 def _baseline_of(row: Row, rows: Sequence[Row], baseline: str) -> Row | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +25,16 @@ from shardmark.core.metrics import (
     Better,
 )
 from shardmark.core.text import with_options
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from shardmark.results.verification import Verdict
 from shardmark.trials.trial import cell_id, ranks_and_nodes
 
+NO_REASON = "no reason was recorded"
+RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")
+"""What a failure's reason says of its rank."""
+LAUNCHER = re.compile(r"\s*\[launcher\]")
+"""Begins a line of torch's launcher, which is no reason."""
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that every row shows in a column of its own, so that they are no other varied key."""
 
@@ -385,13 +391,37 @@ def _reason(ok: Sequence[TrialResult], name: str) -> str:
     return reasons.most_common(1)[0][0]
 
 
-def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
-    counts: Counter[tuple[Outcome, str]] = Counter()
+def failures_of(
+    trials: Sequence[TrialResult],
+) -> list[tuple[Outcome, Failure, list[TrialResult]]]:
+    """Group the trials that did not end ok by outcome and reason.
+
+    A reason that differs in its rank alone is the same, and names no rank then.
+    """
+    groups: dict[object, list[tuple[Failure, TrialResult]]] = {}
     for result in trials:
         if result.outcome is not Outcome.OK:
-            failure = result.failure
-            reason = "no reason was recorded" if failure is None else failure.reason
-            if failure is not None and failure.remedy is not None:
-                reason += f"; {failure.remedy}"
-            counts[result.outcome, reason] += 1
-    return tuple(Failed(outcome=how, reason=why, count=n) for (how, why), n in counts.items())
+            failure = result.failure or Failure(reason=NO_REASON)
+            lines = [line for line in failure.reason.splitlines() if not LAUNCHER.match(line)]
+            failure = failure.model_copy(update={"reason": " ".join(lines) or NO_REASON})
+            key = result.outcome, RANK.sub("", failure.reason), failure.remedy
+            groups.setdefault(key, []).append((failure, result))
+    found = []
+    for known in groups.values():
+        failure, first = known[0]
+        if any(other != failure for other, _ in known):
+            update = {"reason": RANK.sub("", failure.reason), "rank": None, "node": None}
+            failure = failure.model_copy(update=update)
+        found.append((first.outcome, failure, [result for _, result in known]))
+    return found
+
+
+def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:
+    return tuple(
+        Failed(
+            outcome=outcome,
+            reason="; ".join(filter(None, (failure.reason, failure.remedy))),
+            count=len(results),
+        )
+        for outcome, failure, results in failures_of(trials)
+    )

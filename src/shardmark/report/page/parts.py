@@ -11,7 +11,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.compare.rows import Row, plain
+from shardmark.analysis.compare.rows import Row, failures_of, plain
 from shardmark.config.axes import title_of
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.metrics import METRICS
@@ -30,7 +30,7 @@ from shardmark.report.table.table import (
     table_of,
 )
 from shardmark.results.files import open_regular, read_regular
-from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
+from shardmark.results.schema import Failure, RankRecord, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
 from shardmark.results.verification import Check, Verdict, deviation_text
 from shardmark.trials.trial import ranks_and_nodes
@@ -106,7 +106,7 @@ def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
     notes = []
     for run in runs:
         planned = planned_trials(run)
-        begun = f"; begun without a result: {', '.join(run.missing)}" if run.missing else ""
+        begun = f"; begun without a result: {len(run.missing)}" if run.missing else ""
         if planned is not None and len(run.trials) < planned:
             text = f"{len(run.trials)} of {planned} planned trials have a result{begun}."
         elif run.missing:
@@ -142,17 +142,10 @@ class NotOk:
 
 def not_ok(rows: Sequence[Row]) -> list[NotOk]:
     """By row, outcome and reason; in the order of the comparison."""
-    groups: dict[object, tuple[Row, Failure, list[TrialResult]]] = {}
-    for number, row in enumerate(rows):
-        for trial in row.trials:
-            if trial.outcome is not Outcome.OK:
-                failure = trial.failure or Failure(reason="no reason was recorded")
-                group = groups.setdefault((number, trial.outcome, failure), (row, failure, []))
-                group[2].append(trial)
     return [
         NotOk(
             place=row.place,
-            outcome=str(trials[0].outcome),
+            outcome=str(outcome),
             failure=failure,
             repeats=", ".join(str(trial.repeat) for trial in trials),
             logs=tuple(
@@ -162,7 +155,8 @@ def not_ok(rows: Sequence[Row]) -> list[NotOk]:
                 and (tail := log_tail(RunFolder(row.folder).trial_folder(trial.id))) is not None
             ),
         )
-        for row, failure, trials in groups.values()
+        for row in rows
+        for outcome, failure, trials in failures_of(row.trials)
     ]
 
 

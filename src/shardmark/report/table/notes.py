@@ -54,7 +54,8 @@ def notes_of(
     """The notes below the table, most important first; `warnings` where they are known already."""
     rows = comparison.rows
     trials = [(row.place, trial) for row in rows for trial in row.ok_trials]
-    unfinished = "; ".join(comparison.missing)
+    begun = _counted(len(comparison.missing), "trial")
+    unfinished = [f"Begun without a result: {begun}."] if comparison.missing else []
     parts = {
         NoteKind.EMPTY: [] if rows else ["No trial has a result."],
         NoteKind.FAILURE: _by_place(
@@ -63,7 +64,7 @@ def notes_of(
             for failed in row.failed
         ),
         NoteKind.DAMAGED: [f"Damaged, left out: {damaged}" for damaged in comparison.damaged],
-        NoteKind.UNFINISHED: [f"Begun without a result: {unfinished}."] if unfinished else [],
+        NoteKind.UNFINISHED: unfinished,
         NoteKind.UNSTABLE: _unstable(warnings_of(comparison) if warnings is None else warnings),
         NoteKind.LOST: [
             f"LOST: {place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
@@ -184,7 +185,7 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     shares = {count for row in rows for count in _shares_of_batch_norm(row)}
     if main_quality(rows) and len(shares) > 1:
         seen = "Batch norm sees one rank's share of a batch"
-        notes.append(f"{seen}: quality depends on the number of ranks.")
+        notes.append(f"{seen}: quality depends on the ranks.")
     return notes
 
 
@@ -222,8 +223,7 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     if not count:
         return []
     risk = f"{100 * FAMILY_ERROR_RATE:.0f} % chance of any false verdict"
-    compared = _counted(count, "comparison")
-    return [f"{compared} with the baseline; {risk} (docs/method/statistics.md)."]
+    return [f"{risk} in {_counted(count, 'comparison')} (docs/method/statistics.md)."]
 
 
 def _counted(count: int, what: str) -> str:
