@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -331,7 +332,7 @@ def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
 
 def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> None:
     quality = (
-        {"accuracy_top1": 0.001, "recall_at_5": 0.2},
+        {"accuracy_top1": 0.001, "recall_at_5": 0.02},
         {"accuracy_top1": 0.9, "recall_at_5": 0.4},
     )
 
@@ -339,7 +340,7 @@ def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> 
         made = two_epochs(number)
         pairs = zip(made.epochs, quality, strict=True)
         epochs = tuple(epoch.model_copy(update={"quality": values}) for epoch, values in pairs)
-        return made.model_copy(update={"epochs": epochs})
+        return made.model_copy(update={"epochs": epochs, "better": {"recall_at_5": "higher"}})
 
     trial = invented_trial("ddp", 2, ranks=(rank(0), rank(1)))
     figures = figures_by_name(comparison_of(tmp_path, [trial]))
@@ -347,4 +348,8 @@ def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> 
     assert not by_epoch.y_logarithmic, "a factor of 900 between two shares is no reason"
     assert by_epoch.y_from_zero
     assert _x_channel(by_epoch)["axis"]["values"] == [1, 2]
-    assert series_of(figures["recall-at-5"].panels[0], "ddp").y == pytest.approx((0.2, 0.4))
+    own = figures["recall-at-5"].panels[0]
+    assert series_of(own, "ddp").y == pytest.approx((0.02, 0.4))
+    assert not own.y_logarithmic, "only what may diverge has a logarithmic axis"
+    steps = replace(by_epoch, series=(replace(by_epoch.series[0], x=(3.0, 3000.0)),))
+    assert "values" not in _x_channel(steps)["axis"], "the library chooses round steps"

@@ -19,7 +19,15 @@ from shardmark.report.table.formats import (
     render_points,
     render_tables,
 )
-from shardmark.report.table.table import Column, Missing, Table, Value, number, table_of
+from shardmark.report.table.table import (
+    Column,
+    Missing,
+    Table,
+    Value,
+    metric_column,
+    number,
+    table_of,
+)
 from tests.unit.report_compare.tex import check_tex
 
 HOSTILE = '\x1b[31mred\n=1+2 a&b_c%$#{}\\~^<b>|`"[*'
@@ -194,9 +202,18 @@ def test_programs_get_base_units_and_reasons() -> None:
         (1.2345e30, None, "1.23e+30"),
         (-2.5e12, 1, "-2.50e+12"),
         (1_309_273.0, 0, "1309273"),
+        (123_456_789.0, 4, "1.23e+08"),
         (0.04631, None, "0.04631"),
     ],
 )
 def test_huge_numbers_are_powers_of_ten(value: float, decimals: int | None, shown: str) -> None:
     """A loss that diverges must not burst its column."""
     assert number(value, decimals=decimals) == shown
+
+
+def test_huge_intervals_are_powers_of_ten() -> None:
+    huge = Estimate(value=2e30, low=1e30, high=3e30, n=3)
+    assert metric_column("validation_loss", interval="±").show(huge) == "2.00e+30 ±1.00e+30"
+    assert metric_column("train_loss", interval="to").show(huge).endswith("(1.00e+30 to 3.00e+30)")
+    wide = Estimate(value=2.5, low=1.0, high=4e12, n=3)
+    assert metric_column("validation_loss", interval="±").show(wide) == "2.5000 ±4.00e+12"

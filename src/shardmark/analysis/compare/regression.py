@@ -101,14 +101,13 @@ class Regression:
         if not noisy:
             return None
         needs = [_repeats_for(cell, self.threshold) for cell in noisy]
-        repeats = min(min(len(_logs(row)) for row in (c.before, c.after)) for c in noisy)
-        shown = math.ceil(100 * max(_half_width(cell, repeats) for cell in noisy))
+        shown, repeats = max((_half_width(cell, n), n) for cell in noisy for n in [_fewest(cell)])
         widest = max(map(_threshold_for, noisy))
         percent = math.ceil(100 * widest) if widest < 1 else MOST_PERCENT
         ways = [f"about {max(n for n in needs if n)} repeats"] if all(needs) else []
         if percent < MOST_PERCENT:
             ways.append(f"--threshold {percent}")
-        here = f"{repeats} repeats show changes from about {shown} % on here"
+        here = f"{repeats} repeats show changes from about {math.ceil(100 * shown)} % on here"
         return f"{here}: {' or '.join(ways or ['quieter machines'])} would decide"
 
 
@@ -151,6 +150,11 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
     )
 
 
+def _fewest(cell: ChangedCell) -> int:
+    """Return the number of repeats of the run that has fewer."""
+    return min(len(_logs(row)) for row in (cell.before, cell.after))
+
+
 def _half_width(cell: ChangedCell, repeats: int) -> float:
     """Return half of the ratio's 95 % interval with so many repeats of each run, as a change."""
     logs = [_logs(row) for row in (cell.before, cell.after)]
@@ -167,8 +171,7 @@ def _repeats_for(cell: ChangedCell, threshold: float) -> int | None:
     assert cell.ratio is not None, "the caller looked"
     distance = abs(abs(math.log(cell.ratio.value)) - math.log1p(threshold))
     limit = math.expm1(max(distance, math.log1p(threshold) / 2))
-    fewest = min(len(_logs(row)) for row in (cell.before, cell.after)) + 1
-    counts = range(fewest, MOST_REPEATS + 1)
+    counts = range(_fewest(cell) + 1, MOST_REPEATS + 1)
     return next((n for n in counts if _half_width(cell, n) <= limit), None)
 
 

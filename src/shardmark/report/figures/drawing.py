@@ -25,6 +25,8 @@ BAR_PIXELS = 22
 LABEL_PIXELS = 180
 """Of the longest name of a bar; the rest is left to the pointer."""
 WIDE_LETTER_PIXELS = 7.6
+FEW_TICKS = 12
+"""Whole numbers between which the ticks are chosen here; of more the library chooses."""
 MOST_MARKED = 20
 """Points of a panel's longest line that still get a marker each."""
 MOST_WHISKERS = 12
@@ -382,8 +384,9 @@ def _x_channel(panel: Panel) -> Spec:
     if panel.kind == "points" and panel.x_from_zero:
         scale["domain"] = [0, high * 1.08]
     if panel.x_whole:
-        axis |= {"values": [*range(ceil(low), floor(high) + 1, ceil((high - low) / 6) or 1)]}
-        axis |= {"format": "d"}
+        axis |= {"tickMinStep": 1, "format": "d"}
+        if high - low <= FEW_TICKS:  # the library labels the half between two epochs, too
+            axis["values"] = [*range(ceil(low), floor(high) + 1, ceil((high - low) / 6) or 1)]
     if panel.x_ticks:
         axis["values"] = list(panel.x_ticks)
     return {"field": "x", "type": "quantitative", "axis": axis, "scale": scale}

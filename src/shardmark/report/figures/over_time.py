@@ -54,8 +54,8 @@ def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
 
 def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     title, unit, scale = _BY_EPOCH.get(metric, (metric, "", 1))
-    known = METRICS.get(metric)
-    is_fraction = known is not None and known.unit == "fraction"
+    # A logarithmic axis is for losses, which may diverge.
+    rises = any(entry.row.better(metric) == "higher" for entry in entries_in(groups))
     is_time = metric == "epoch_seconds"
     is_quality = not is_time and metric != "train_loss"
 
@@ -84,7 +84,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
             y_unit=unit,
             x_whole=by_epoch,
             x_from_zero=not by_epoch,
-            y_from_zero=is_time or is_fraction,
+            y_from_zero=is_time or rises,
         )
 
     shown = having(
@@ -97,7 +97,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     return figure(
         metric.replace("_", "-"),
         title,
-        panels if is_fraction else readable(panels),
+        panels if rises else readable(panels),
         "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
         reliability(entries_in(facets)),

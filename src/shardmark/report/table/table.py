@@ -83,12 +83,17 @@ class Column:
         if not self.interval or estimate.low is None or estimate.high is None:
             return text
         places = len(text.partition(".")[2])
+
+        def bound(base_value: float) -> str:
+            scaled = base_value * self.scale
+            huge = "e" in text or abs(scaled) >= HUGE
+            return f"{scaled:.2e}" if huge else f"{scaled:.{places}f}"
+
         if self.interval == "±":
-            return f"{text} ±{(estimate.half_width or 0.0) * self.scale:.{places}f}"
+            return f"{text} ±{bound(estimate.half_width or 0.0)}"
         if estimate.low == estimate.high:
             return text
-        low, high = estimate.low * self.scale, estimate.high * self.scale
-        return f"{text} ({low:.{places}f} to {high:.{places}f})"
+        return f"{text} ({bound(estimate.low)} to {bound(estimate.high)})"
 
 
 Columns = Sequence[tuple[Column, Callable[[Item], Value]]]
@@ -176,13 +181,15 @@ def byte_unit(largest_bytes: float) -> tuple[str, float]:
     return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
-HUGE = 1e9
+HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
 """From here on a table shows a power of ten."""
 
 
 def number(value: float, *, decimals: int | None = None) -> str:
     """Fixed decimals, or about four significant digits; an exponent for huge numbers alone."""
-    if abs(value) >= HUGE:  # what diverges would burst its column
+    if abs(value) >= (
+        HUGE_WITH_DECIMALS if decimals else HUGE
+    ):  # what diverges would burst its column
         return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
