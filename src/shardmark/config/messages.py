@@ -58,7 +58,7 @@ _SYNONYMS = {
     }.items()
     for alias in aliases.split()
 }
-"""What other libraries call it, folded -> what it is called here; several names have blanks."""
+"""Names of other libraries, folded -> our names, separated by blanks."""
 
 
 def show(value: object) -> str:

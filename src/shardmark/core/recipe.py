@@ -299,7 +299,7 @@ class Measure(Model):
     """So long is measured at least: where the recipe is shorter, steps are added after its end.
     null: 15 on a GPU, 0 on a CPU."""
     repeats: Repeats = Repeats()
-    """How often each cell is measured, in random order each time: by default until it is known, 3
+    """Number of times that each cell is measured, in random order: by default until it is known, 3
     to 6 times."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
     """How often a trial that other work disturbed is measured again, before it stays marked."""

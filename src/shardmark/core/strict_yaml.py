@@ -106,7 +106,7 @@ _REMEDIES = {
     "alias": "put text that begins with * or & in quotes",
     "cannot start any token": "put it in quotes",
 }
-"""What a problem of PyYAML's contains -> what to do."""
+"""Parts of PyYAML's messages -> remedies."""
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int")
 """Text, and the numbers of ranks; `on` and `1.5` were meant as something else."""
 

@@ -73,7 +73,7 @@ class Capture:
     tensors: Mapping[str, Mapping[str, Array]]
     """By part (see `PARTS`) and name; the optimizer state's names are `parameter/key`."""
     weights_told: str = ""
-    """How weights are had that batches do not know."""
+    """The way in which weights that batches do not know are determined."""
 
     def save(self, path: Path) -> None:
         """One share's, as an `.npz` file: tensors by part and name, the rest as JSON."""

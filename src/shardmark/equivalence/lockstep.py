@@ -37,7 +37,7 @@ class Lockstep:
         self._given: list[tuple[object, Any]] = []
         """Kinds and values of the round under way, in order of rank: so they take turns."""
         self._values: list[Any] = []
-        """Those of the last round that all ranks came to."""
+        """Values of the last round that all ranks came to."""
         self._rounds = 0
 
     def play(self, rank_of: Callable[[int], Played]) -> list[Played]:

@@ -180,7 +180,7 @@ class Reference:
         self._lockstep = Lockstep(len(played), self.device) if together else None
         self._played_alone = played[0]
         self.group = ExchangedGroup(self.shares, self._exchange, self._current_rank)
-        """What the task sees as the group of all ranks."""
+        """The process group of all ranks, as the task sees it."""
         self.models, self._drawn = self._built(len(played))
         self.model = self.models[0]
         set_numerics(recipe)
@@ -201,9 +201,9 @@ class Reference:
         self._buffers = [{n: b.clone() for n, b in own.items()} for _ in self._shards]
         self.steps_taken = 0
         self._parts: Sequence[Parts] = ()
-        """Those of each rank in the step under way."""
+        """Micro-batches of each rank in the step under way."""
         self._weighs = not workload.weights_known
-        """Whether the losses alone know the weights."""
+        """True if the weights are known from the losses alone."""
         self.skipped: list[int] = []
         """Steps whose gradients were not finite when scaled, or that a hypothesis leaves out."""
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in self._shards]
@@ -327,7 +327,7 @@ class Reference:
             return [(part, float(self.workload.loss(model, part).weight)) for part in parts]
 
     def _play(self, rank: int) -> Tensor:
-        """One rank's forward and backward passes, its gradient left in the parameters, in fp32."""
+        """Run one rank's forward and backward passes, which leave the gradient in the parameters."""
         model, micro_batches = self._begin(rank), self._parts[rank]
         ids = chain.from_iterable(batch.sample_ids for batch, _ in micro_batches)
         self.sample_ids[rank].append(tuple(ids))

@@ -85,7 +85,7 @@ COMMUNICATES = Cause(
 )
 
 GROUP_WITHOUT_NAME = "ProcessGroup name not set"
-"""What torch says of a group in Python when a functional collective asks for it."""
+"""torch's message for a functional collective on a group in Python."""
 
 LIBRARIES = (str(Path(__file__).parents[1]), "-packages", sysconfig.get_path("stdlib"), "<")
 """Parts of the names of files that are not the user's."""

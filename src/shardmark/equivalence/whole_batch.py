@@ -50,7 +50,7 @@ class WholeBatch(NamedTuple):
 
     check: Check
     cause: Cause
-    """What is wrong with the task where the check does not hold."""
+    """The fault of the task, if the check does not hold."""
 
 
 Gradients = dict[str, Array]

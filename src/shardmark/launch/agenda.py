@@ -64,7 +64,7 @@ class Agenda:
         ]
 
     def _fails(self, twin: Trial) -> bool:
-        """Whether no trial of the twin's cell that has run has a quality to compare with."""
+        """Return True if no finished trial of the twin's cell has a quality to compare with."""
         cell = cell_of(twin)
         ran = [result for key, result in self.results.items() if self._cells.get(key) == cell]
         return bool(ran) and all(r.outcome is not Outcome.OK or r.diverged for r in ran)

@@ -37,7 +37,7 @@ STEPS = 3
 FP16_STEPS = 8
 """The loss scale starts too high for many models, and falls by half in each step that it skips."""
 FP16_SAMPLES = 4
-"""Of each micro-batch on a CPU, at most: fp16 takes a CPU a hundred times as long as fp32."""
+"""Most samples of a micro-batch on a CPU, which takes 100 times as long in fp16 as in fp32."""
 FP16_SECONDS = 90
 """Seconds that one cell takes so, measured with ResNet-18 on pictures of 32 x 32 pixels."""
 UNKNOWN_STEPS = 1000

@@ -50,7 +50,7 @@ class Prediction:
     devices: int
     card_bytes: float
     samples: int
-    """Of a step, over all ranks."""
+    """Samples of a step, over all ranks."""
     tokens_per_sample: int | None
     own_mathematics: tuple[str, ...] = ()
     """What is not one device's, as `Mathematics.told` has it."""
@@ -184,7 +184,7 @@ class Plan:
 
     @property
     def answered(self) -> bool:
-        """Whether something fits whose speed is predicted."""
+        """True if something fits and its speed is predicted."""
         return bool(self.best or (self.search is not None and self.search.front))
 
     @property

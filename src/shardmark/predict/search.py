@@ -55,7 +55,7 @@ class Candidate:
     micro_batch: int
     """Samples that a rank computes at once."""
     samples: int
-    """Of a step, over all ranks."""
+    """Samples of a step, over all ranks."""
     step_seconds: float
     device_bytes: float
 
@@ -75,7 +75,7 @@ class Search:
     seconds: float
     """That the search took, with the model traced already."""
     front: tuple[Candidate, ...]
-    """What nothing beats in samples per second and memory together, the fastest first."""
+    """Candidates that none beats in both samples per second and memory, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,7 +345,7 @@ class TrialResult(Stored):
 
     @property
     def twin(self) -> bool:
-        """Whether it is no repeat: its initial weights were changed by one rounding."""
+        """True for a trial that is no repeat: its initial weights are changed by one rounding."""
         return bool(self.trial.get("twin"))
 
     @property

@@ -128,7 +128,7 @@ def accepted(verdict: Verdict) -> bool:
 
 
 def undecided(verdict: Verdict) -> bool:
-    """Whether the training works and was compared, but the comparison cannot decide."""
+    """Return True if the training works and was compared, but the comparison cannot decide."""
     cause = verdict.cause
     if verdict.equivalent is not None or cause is None:
         return False

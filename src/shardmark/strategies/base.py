@@ -245,11 +245,11 @@ class Worker(Protocol):
         """Use this learning rate from the next step on."""
 
     def share_weight(self, batch: Batch) -> float:
-        """What the rank's samples of the last step, which are the batch's, weigh."""
+        """Return the weight of the rank's samples in the last step, which took this batch."""
         return batch.weight
 
     def settings(self) -> dict[str, object]:
-        """What only training shows of how it trains."""
+        """Settings that are known only after the first step."""
         return {}
 
     def skipped_steps(self) -> int:

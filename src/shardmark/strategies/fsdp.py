@@ -49,7 +49,7 @@ WRAPS = {
     "layers": ("SIZE_BASED_WRAP", ()),
     "root": ("NO_WRAP", ()),
 }
-"""What Accelerate calls them, and what a user has to add there."""
+"""Accelerate's names for them, and what a user has to add there."""
 CASTS_NOTE = (
     "Batch norms computed with fp32 copies of their weights: PyTorch refuses 16-bit ones beside"
     " fp32 statistics. What the model returned became fp32."

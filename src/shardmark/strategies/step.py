@@ -120,9 +120,9 @@ class StepWorker(Worker):
             self.synchronise = None  # the only one is the last: gradients reduce by themselves
         self._weight_checked = False
         self._adds_weights: bool | None = False if self.workload.weights_known else None
-        """Whether ranks add up the weights that losses return; the first loss decides it."""
+        """True if ranks add up the weights that losses return; the first loss decides it."""
         self._weights: list[Tensor] = []
-        """Of the micro-batches of the step under way."""
+        """Weights of the micro-batches of the step under way."""
         self._divisor = self._share_weight = torch.zeros(())
         self._steps_called = 0
         self._steps_taken = 0
@@ -186,7 +186,7 @@ class StepWorker(Worker):
         return [part * factor for part in parts]
 
     def _part_of_step(self, loss: LossSum, batch: Batch, parts: int) -> Tensor:
-        """What one of so many micro-batches adds to its rank's loss, shape ().
+        """Return what one of `parts` micro-batches adds to its rank's loss, shape ().
 
         Where only the losses know the weights, the first of several micro-batches stands for all
         of them; `_correction` makes up for it.

@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def with_twin(self) -> tuple[Trial, ...]:
-        """All trials in the order to run."""
+        """Trials with the twin, in the order in which they run."""
         twins = () if self.twin is None else (self.twin,)
         return tuple(sorted((*self.trials, *twins), key=lambda trial: trial.repeat))
 

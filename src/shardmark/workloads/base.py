@@ -45,9 +45,9 @@ class LossSum:
     total: Tensor
     """Shape (), fp32: the sum over what is weighed."""
     weight: Tensor | float
-    """Of the samples that were summed over; equals their batch's where that knows it."""
+    """Weight of the samples that were summed over; equals their batch's if that is known."""
     known_before: bool = True
-    """Whether the batch knows the weight; else the ranks add it up in each step."""
+    """True if the batch knows the weight; else the ranks add it up in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,7 @@ class Workload(Protocol):
 
     @property
     def weights_known(self) -> bool:
-        """Whether batches know what their samples weigh; else the first loss shows who does."""
+        """True if batches know the weight of their samples; else the first loss decides."""
         return True
 
     @property

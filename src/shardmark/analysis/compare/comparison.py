@@ -35,7 +35,7 @@ class Comparison:
     missing: tuple[str, ...]
     """Trials that were begun and left no result."""
     rounding: tuple[Rounding, ...] = ()
-    """What rounding alone does to the quality, of each run that measured it."""
+    """The effect of rounding alone on the quality, for each run that measured it."""
 
 
 def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Comparison:

@@ -92,7 +92,7 @@ class Regression:
 
     @property
     def decided(self) -> bool:
-        """Whether anything is known of at least one cell."""
+        """True if at least one cell is decided."""
         return any(cell.change is not Change.OPEN for cell in self.cells)
 
     def surer(self) -> str | None:

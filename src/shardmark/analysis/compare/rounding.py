@@ -28,7 +28,7 @@ class Rounding:
 
 
 def rounding_of(runs: Sequence[StoredRun], rows: Sequence[Row]) -> tuple[Rounding, ...]:
-    """What each run's twin shows; nothing of a twin that failed or recorded no quality."""
+    """Return the result of each run's twin; none for a twin that failed or has no quality."""
     return tuple(
         rounding
         for run in runs

@@ -32,7 +32,7 @@ from shardmark.trials.trial import cell_id, ranks_and_nodes
 
 NO_REASON = "no reason was recorded"
 RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")
-"""What a failure's reason says of its rank."""
+"""Matches the rank in the reason of a failure."""
 LAUNCHER = re.compile(r"\s*\[launcher\]")
 """Begins a line of torch's launcher, which is no reason."""
 OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})

@@ -41,7 +41,7 @@ WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficien
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
-    """One line a row, the fastest of each task first, losses that are not finite last; programs get
+    """Table of one line a row: fastest first in each task, non-finite losses last; programs get
     every metric.
 
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,

@@ -247,7 +247,7 @@ class ZeroWorker(StepWorker):
             self._engine.step()  # only counts the micro-batch
 
     def _scale_gradients(self, factor: Tensor) -> None:
-        """Those of the rank's partitions, whose norm the update will take."""
+        """Scale the gradients of the rank's partitions, before the update takes their norm."""
         if not self._engine.zero_optimization():
             scale([p.grad for p in self.module.parameters() if p.grad is not None], factor)
             return
