@@ -327,7 +327,7 @@ class Reference:
             return [(part, float(self.workload.loss(model, part).weight)) for part in parts]
 
     def _play(self, rank: int) -> Tensor:
-        """Run one rank's forward and backward passes, which leave the gradient in the parameters."""
+        """Run one rank's forward and backward passes, leaving the gradient in the parameters."""
         model, micro_batches = self._begin(rank), self._parts[rank]
         ids = chain.from_iterable(batch.sample_ids for batch, _ in micro_batches)
         self.sample_ids[rank].append(tuple(ids))
