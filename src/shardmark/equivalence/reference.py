@@ -195,8 +195,8 @@ class Reference:
         self._scaler = loss_scaler(recipe, self.device)
         self._rate = learning_rate_of(recipe, self.total_steps)
         self._shards = [Shard(index=index, count=self.shares) for index in played]
-        drawn = replace(self.plan, draws=hypothesis.seed_offset)
-        self._batches = [workload.batches(drawn, shard) for shard in self._shards]
+        self._drawn_plan = replace(self.plan, draws=hypothesis.seed_offset)
+        self._batches = [workload.batches(self._drawn_plan, shard) for shard in self._shards]
         own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
         self._buffers = [{n: b.clone() for n, b in own.items()} for _ in self._shards]
         self.steps_taken = 0
@@ -242,6 +242,16 @@ class Reference:
             if spared:
                 rest = {key: value for key, value in group.items() if key != "params"}
                 self._optimizer.add_param_group(rest | {"params": spared, "weight_decay": 0.0})
+
+    @property
+    def all_buffers(self) -> Sequence[Mapping[str, Tensor]]:
+        """Buffers of every rank, by name."""
+        return self._buffers
+
+    def begin_again(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
+        """Go back to the first batch, with these buffers of every rank; weights stay."""
+        self._buffers = [{n: b.clone() for n, b in of_rank.items()} for of_rank in buffers]
+        self._batches = [self.workload.batches(self._drawn_plan, s) for s in self._shards]
 
     def _exchange(self, name: str, value: object) -> list[object]:
         if self.shares == 1:

@@ -10,7 +10,9 @@ import torch.utils._pytree as pytree  # torch has no public one
 
 from shardmark.core.shares import Shard
 from shardmark.equivalence.compare import nonfinite_step
+from shardmark.equivalence.reference import Reference
 from shardmark.results.verification import Cause
+from shardmark.train.exchanged_group import world_of
 
 if TYPE_CHECKING:
     from shardmark.equivalence.compare import Tolerances
@@ -41,6 +43,40 @@ def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | N
                     first_deviation="losses",
                 )
     return None
+
+
+STATEFUL = Cause(
+    text="cannot be told: the model or the loss keeps state of its own",
+    evidence="passed twice with equal weights, buffers and seeds, a batch has two losses: "
+    "what passed before decides, and one process that plays the ranks passes more",
+    setting="the task: keep state in buffers; draw from the generators of torch, numpy or random",
+    first_deviation="losses",
+)
+
+
+def keeps_state(runs: ReferenceRuns, tolerances: Tolerances) -> bool:
+    """Return whether the loss of a batch depends on what was passed before it.
+
+    Parameters, buffers and the seeded generators are the same in both passes: a counter, a queue or
+    a random generator of the model's own is not.
+    """
+    reference = Reference(
+        runs.workload,
+        runs.trial.recipe,
+        shares=runs.shares,
+        plan=runs.plan,
+        total_steps=1,
+        device=runs.device,
+        communicates=runs.communicates,
+    )
+    buffers = [dict(of_rank) for of_rank in reference.all_buffers]
+    losses = []
+    for _ in range(2):
+        reference.begin_again(buffers)
+        with world_of(reference.group):
+            losses.append([float(loss) for loss in reference.pass_shares()])
+    allowed = tolerances.floor
+    return any(abs(a - b) > allowed * abs(a) for a, b in zip(*losses, strict=True))
 
 
 def _origin(runs: ReferenceRuns) -> str:

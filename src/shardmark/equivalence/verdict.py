@@ -37,7 +37,7 @@ from shardmark.equivalence.reference import (
     Hypothesis,
     ReferenceRuns,
 )
-from shardmark.equivalence.repeats import unrepeatable_cause
+from shardmark.equivalence.repeats import STATEFUL, keeps_state, unrepeatable_cause
 from shardmark.equivalence.whole_batch import WholeBatch, whole_batch_check
 from shardmark.results.files import write_whole
 from shardmark.results.schema import RankRecord
@@ -192,8 +192,10 @@ def known_reference(runs: ReferenceRuns) -> KnownReference:
     """
     try:
         tolerances = runs.tolerances()
-        whole_batch = whole_batch_check(runs, tolerances)
-        return KnownReference(runs, tolerances, whole_batch, unrepeatable_cause(runs, tolerances))
+        unrepeatable = unrepeatable_cause(runs, tolerances)
+        stateful = unrepeatable is None and keeps_state(runs, tolerances)
+        whole_batch = whole_batch_check(runs, tolerances, stateful=stateful)
+        return KnownReference(runs, tolerances, whole_batch, STATEFUL if stateful else unrepeatable)
     except CommunicatesError:
         return known_reference(replace(runs, communicates=True))
     except Exception as error:

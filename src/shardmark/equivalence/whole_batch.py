@@ -56,20 +56,32 @@ class WholeBatch(NamedTuple):
 Gradients = dict[str, Array]
 
 
-def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> WholeBatch:
+def whole_batch_check(
+    runs: ReferenceRuns, tolerances: Tolerances, *, stateful: bool = False
+) -> WholeBatch:
     """Compare the reference's gradients, without dropout, with those of batches in one piece.
 
     All verified batches are compared, at the initial weights.  In one piece the loss is divided by
     the weight that it returns itself.  What fails here and trained in the reference's runs is not
-    compared.  In fp32 whatever the precision: losses add up or do not.
+    compared.  In fp32 whatever the precision: losses add up or do not.  A `stateful` task is not
+    compared: the whole batch would change what its parts find.
     """
+    declared = runs.workload.not_additive_declared
     try:
-        compared = _gradients(runs, tolerances)
+        compared = "the model or the loss keeps state" if stateful else _gradients(runs, tolerances)
     except torch.OutOfMemoryError:
         compared = "the whole batch is too large for one device"
     except Exception as error:  # the user's model, in a size that nobody asked for
         message = one_line(f"{type(error).__name__}: {error}")[:MOST_SHOWN]
         compared = f"one process on the whole batch fails: {message}"
+    count = runs.shares * runs.trial.recipe.gradient_accumulation
+    scaled = (
+        not isinstance(compared, str)
+        and count > 1
+        and all(_is_scaled(parts, whole, 1 / count) for parts, whole in compared)
+    )
+    if declared and not scaled:
+        compared = str(runs.workload.not_additive)
     if isinstance(compared, str):
         text = f"not compared: {compared}"
         return WholeBatch(equal(NAME, text, text), NOT_A_SUM)
@@ -80,8 +92,6 @@ def whole_batch_check(runs: ReferenceRuns, tolerances: Tolerances) -> WholeBatch
     worst = max(checks, key=lambda check: check.in_tolerances or 0.0)
     if runs.communicates:
         return WholeBatch(worst, NOT_GATHERED)
-    count = runs.shares * runs.trial.recipe.gradient_accumulation
-    scaled = count > 1 and all(_is_scaled(parts, whole, 1 / count) for parts, whole in compared)
     return WholeBatch(worst, _too_small(count, len(compared)) if scaled else NOT_A_SUM)
 
 
@@ -154,7 +164,7 @@ def _blocker(workload: Workload, reference: Reference, tolerances: Tolerances) -
     couples = any(isinstance(module, _BatchNorm) for module in reference.model.modules())
     if couples and not (recipe.sync_batch_norm and cut == "share"):
         return f"batch norm takes its statistics of each {cut}"
-    if workload.not_additive is not None:
+    if workload.not_additive is not None and not workload.not_additive_declared:
         return workload.not_additive
     return "this model amplifies rounding" if tolerances.exact_forward else None
 

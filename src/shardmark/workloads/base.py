@@ -148,6 +148,11 @@ class Workload(Protocol):
         return True
 
     @property
+    def not_additive_declared(self) -> bool:
+        """True if the user says so of a loss: a sum divided by a constant is still refused."""
+        return False
+
+    @property
     def data_errors(self) -> Sequence[str]:
         """One line for each unreadable sample skipped so far in this process."""
 

@@ -219,6 +219,53 @@ def test_a_sum_that_is_divided_by_a_constant_is_told_from_a_loss_that_does_not_a
     assert "loss_adds_up" not in str(verdict.cause.setting), "it would hide the fault"
 
 
+def test_a_constant_divisor_is_not_hidden_by_a_declaration(
+    change_loss: Callable[[Loss], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`loss_adds_up = False` is for losses that compare samples with each other."""
+    monkeypatch.setattr(Task, "not_additive", "the task declares it")
+    monkeypatch.setattr(Task, "not_additive_declared", True)
+    change_loss(lambda task, m, b: replace(right(task, m, b), total=right(task, m, b).total * 2))
+    assert Court("plain").judged().equivalent
+    assert "the task declares it" in str(Court("plain").whole_batch.found)
+
+    def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
+        made = right(task, model, batch)
+        return replace(made, total=made.total / 16 * batch.weight)
+
+    change_loss(loss)
+    assert "2 times too small" in cause_text_of(Court("plain").judged())
+
+
+class Counting(nn.Module):
+    """Scales its outputs by a counter that is no buffer, or by draws of its own generator."""
+
+    def __init__(self, *, draws: bool) -> None:
+        super().__init__()
+        self.layer, self.count = nn.Linear(4, 2), 0
+        self.generator = torch.Generator().manual_seed(3) if draws else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.count += 1
+        outputs: Tensor = self.layer(inputs)
+        if self.generator is not None:
+            return outputs + torch.randn(2, generator=self.generator)
+        return outputs * self.count
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_model_with_state_of_its_own_blames_no_strategy(
+    monkeypatch: pytest.MonkeyPatch, draws: bool
+) -> None:
+    """It begins anew with each model, so that the reference repeats; its ranks share the state."""
+    monkeypatch.setitem(MODELS, "counting", lambda: Counting(draws=draws))
+    judged = Court("counting")
+    verdict = judged.judged(Hypothesis(gradient_factor=2.0))
+    assert undecided(verdict)
+    assert cause_text_of(verdict).endswith("the model or the loss keeps state of its own")
+    assert "keeps state" in str(judged.whole_batch.found)
+
+
 def test_all_verified_batches_are_held_against_one_piece(
     change_loss: Callable[[Loss], None],
 ) -> None:

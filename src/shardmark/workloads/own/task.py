@@ -122,8 +122,12 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         return self._training_weights is not None
 
     @property
+    def not_additive_declared(self) -> bool:
+        return not getattr(self._task, "loss_adds_up", True)
+
+    @property
     def not_additive(self) -> str | None:
-        if not getattr(self._task, "loss_adds_up", True):
+        if self.not_additive_declared:
             return "the task declares that its loss does not add up"
         if self._collate_draws():
             return "collate draws random numbers, and others for each share of a batch"
