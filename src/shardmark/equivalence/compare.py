@@ -110,12 +110,17 @@ def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float
 
 
 def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
-    """First step, from 0 on, whose loss is not finite; its rank, and the loss."""
-    for step in range(len(capture.learning_rates)):
-        for rank, losses in enumerate(capture.losses):
-            if not math.isfinite(losses[step]):
-                return step, rank, losses[step]
-    return None
+    """First step, from 0 on, whose loss is not finite; its rank, and the loss.
+
+    Ranks of asynchronous strategies take different numbers of steps.
+    """
+    bad = [
+        (step, rank, loss)
+        for rank, losses in enumerate(capture.losses)
+        for step, loss in enumerate(losses)
+        if not math.isfinite(loss)
+    ]
+    return min(bad, default=None, key=lambda found: found[:2])
 
 
 def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:

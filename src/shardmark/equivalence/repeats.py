@@ -90,7 +90,7 @@ def _origin(runs: ReferenceRuns) -> str:
         )
     return (
         "samples are the same when they are read twice: the model or the loss has a random "
-        "generator of its own, or keeps state"
+        "generator of its own or keeps state, or the data set did so earlier"
     )
 
 

@@ -16,12 +16,13 @@ import torch.distributed._functional_collectives as functional
 from torch import Tensor, nn
 
 from shardmark.equivalence.capture import arrays
+from shardmark.equivalence.compare import nonfinite_step
 from shardmark.equivalence.reference import Hypothesis
 from shardmark.equivalence.verdict import NoReferenceError, ReferenceCache
 from shardmark.results.verification import Verdict, accepted, undecided
 from shardmark.strategies.casting import lossless_copy
 from tests.unit.training.toy import ToyBatch
-from tests.unit.verification.court import MODELS, STEPS, Court, Task
+from tests.unit.verification.court import MODELS, STEPS, Court, Task, handmade
 
 Loss = Callable[[Task, nn.Module, ToyBatch], Any]
 
@@ -101,6 +102,13 @@ def test_a_loss_that_is_not_finite_is_the_cause() -> None:
     assert verdict.cause.training_fails
     assert not accepted(verdict)
     assert not undecided(verdict), "it is worse: exit code 1"
+
+
+def test_ranks_that_take_different_numbers_of_steps_are_looked_at() -> None:
+    """Asynchronous workers take whatever share of the data is left."""
+    made = handmade(losses=((2.0, 1.0, 0.5), (math.inf,)))
+    assert nonfinite_step(made) == (0, 1, math.inf)
+    assert nonfinite_step(handmade(losses=((2.0, 1.0, 0.5), ()))) is None
 
 
 def contrastive(gather: Callable[[Tensor], Tensor]) -> Loss:
