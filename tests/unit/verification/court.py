@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shardmark.core.recipe import Limits, Measure
 from shardmark.core.shares import Shard
@@ -36,11 +36,25 @@ def norm_only() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
 
 
+class EarlyUsed(nn.Module):
+    """A model with a part that only the first step uses, while `last` is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.early = nn.Linear(4, 2), nn.Linear(4, 2)
+        nn.init.zeros_(self.last.weight)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(inputs)
+        return outputs if self.last.weight.any() else outputs + self.early(inputs)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "normed": normed,
     "norm only": norm_only,
     "plain": plain,
     "unused": Unused,
+    "early used": EarlyUsed,
     "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2)),
 }
 

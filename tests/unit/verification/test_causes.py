@@ -240,15 +240,22 @@ def test_deepspeeds_clipping_is_called_by_its_name() -> None:
     assert verdict.cause.setting == "gradient_clipping"
 
 
+UNUSED_AS_ZERO = "parameters that got no gradient are updated as with a gradient of zero"
+ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
+
+
 def test_unused_parameters_have_no_gradient_to_be_decayed_with() -> None:
     judged = court("unused")
     assert "unused.weight" not in judged.reference.tensors["gradient"]
     assert judged.judged().equivalent
-    text = "parameters that got no gradient are updated as with a gradient of zero"
-    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == text
+    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
 
 
-ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
+def test_a_parameter_may_be_unused_in_later_steps_alone() -> None:
+    judged = Court("early used", optimizer=ADAMW)
+    assert "early.weight" in judged.reference.tensors["gradient"]
+    assert judged.judged().equivalent
+    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
 
 
 def test_adamw_hides_no_cause() -> None:
