@@ -98,6 +98,11 @@ class Lockstep:
             raise OutOfStepError
         return self._values
 
+    @property
+    def plays(self) -> bool:
+        """True while ranks are played: none can wait for the others otherwise."""
+        return bool(self._playing)
+
     def _take_turn(self, rank: int) -> None:
         self._batons[rank].acquire()
         self.current = rank

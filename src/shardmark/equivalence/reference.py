@@ -22,7 +22,7 @@ from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_parameters, let_norms_mix, lossless_copy
-from shardmark.strategies.execution import build_on
+from shardmark.strategies.execution import prepared_on
 from shardmark.strategies.step import (
     autocast,
     build_optimizer,
@@ -33,8 +33,8 @@ from shardmark.strategies.step import (
 )
 from shardmark.train.exchanged_group import (
     CannotPlayError,
-    ExchangedGroup,
-    alone,
+    Players,
+    one_rank,
     world_of,
 )
 from shardmark.train.record import weights_sha256
@@ -179,8 +179,8 @@ class Reference:
         together = self._synchronised or self.communicates
         self._lockstep = Lockstep(len(played), self.device) if together else None
         self._played_alone = played[0]
-        self.group = ExchangedGroup(self.shares, self._exchange, self._current_rank)
-        """The process group of all ranks, as the task sees it."""
+        self.players = Players(self.shares, self._exchange, self._current_rank)
+        """All ranks, as the task sees them."""
         self.models, self._drawn = self._built(len(played))
         self.model = self.models[0]
         set_numerics(recipe)
@@ -218,7 +218,9 @@ class Reference:
         models: list[nn.Module] = []
         drawn: list[Callable[[], tuple[str, ...]]] = []
         for rank in range(1 if self._lockstep is None else ranks):
-            model = build_on(self.device, self.workload, self.recipe)
+            with world_of(self.players):  # it may ask for the number of ranks
+                model = self.workload.build_model()
+            model = prepared_on(self.device, model, self.workload, self.recipe)
             models.append(model)
             drawn.append(self.workload.watch_draws())
             if self._casts is not None:
@@ -258,6 +260,8 @@ class Reference:
             return [value]
         if self._lockstep is None or not self.communicates:
             raise CommunicatesError(name)
+        if not self._lockstep.plays:
+            raise CannotPlayError(f"{name} while its model is built")
         try:
             return self._lockstep.exchange(self._lockstep.current, name, value)
         except OutOfStepError as error:
@@ -500,7 +504,7 @@ class Reference:
         """The whole validation set once, with the buffers of the rank that is evaluated."""
         put_buffers(self.model, self._buffers[self.hypothesis.evaluated_rank])
         self.model.eval()
-        with world_of(alone()):
+        with one_rank():
             part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
         self.model.train()
         return self.workload.quality([part])
@@ -520,7 +524,7 @@ class Reference:
         tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
         losses: list[list[float]] = [[] for _ in self._shards]
         for step in range(steps):
-            with world_of(self.group):
+            with world_of(self.players):
                 losses_of_step = self.step()
             for rank, loss in enumerate(losses_of_step):
                 losses[rank].append(float(loss))

@@ -84,8 +84,8 @@ COMMUNICATES = Cause(
     first_deviation="none",
 )
 
-GROUP_WITHOUT_NAME = "ProcessGroup name not set"
-"""torch's message for a functional collective on a group in Python."""
+UNKNOWN_GROUP = ("world group map", "Could not resolve the process group", "not registered")
+"""Parts of torch's messages about a group that the reference does not know."""
 
 LIBRARIES = (str(Path(__file__).parents[1]), "-packages", sysconfig.get_path("stdlib"), "<")
 """Parts of the names of files that are not the user's."""
@@ -164,8 +164,9 @@ class ReferenceCache:
 
 def _no_reference(error: Exception) -> Cause:
     """Return what failed and the last line of the user's own code, without the frames."""
-    if isinstance(error, CannotPlayError) or GROUP_WITHOUT_NAME in str(error):
-        called = error if isinstance(error, CannotPlayError) else "a functional collective"
+    unknown = any(text in str(error) for text in UNKNOWN_GROUP)
+    if isinstance(error, CannotPlayError) or unknown:
+        called = "a process group of its own" if unknown else error
         return Cause(
             text="cannot be told: the task communicates by itself",
             evidence=f"it uses {called}, which one process cannot play for all ranks",
@@ -309,13 +310,17 @@ def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause 
         return None
     step, rank, loss = mine or theirs or (0, 0, math.nan)
     whose = "the loss" if mine else "the reference's loss"
-    other = "the reference's is too" if mine else "the strategy's losses are finite"
-    if theirs is None:
-        other = "the reference's losses are finite"
+    other = "the strategy's losses are finite"
+    if mine:
+        other = (
+            f"the reference's is not finite from step {theirs[0] + 1} on"
+            if theirs
+            else ("the reference's losses are finite")
+        )
     return Cause(
         text=f"{whose} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
         evidence=f"on rank {rank}" + (f"; {other}" if expected is not None else ""),
-        training_fails=mine is not None and theirs is not None,
+        training_fails=mine is not None and theirs is not None and theirs[0] <= mine[0],
         first_deviation="losses",
     )
 

@@ -16,7 +16,7 @@ from shardmark.equivalence.compare import Tolerances, equal, norm, worst_of
 from shardmark.equivalence.lockstep import generator_states, same_states
 from shardmark.equivalence.reference import Reference, ReferenceRuns
 from shardmark.results.verification import Cause, Check
-from shardmark.train.exchanged_group import alone, world_of
+from shardmark.train.exchanged_group import one_rank, world_of
 from shardmark.workloads.base import Batch, Workload
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ NOT_GATHERED = Cause(
     text="the task communicates by itself, and its ranks do not train what one process trains",
     evidence="the reference, whose ranks communicate as the task asks, differs from one process on "
     "the whole batch",
-    setting="the task's loss: gather with gradients (torch.distributed.nn.functional.all_gather), "
-    "and let every rank return the loss of the whole batch",
+    setting="the task's loss: if it uses what it gathers, gather with gradients and let every rank "
+    "return the loss of the whole batch; else return (sum, weight)",
     first_deviation=NAME,
 )
 
@@ -90,9 +90,11 @@ def whole_batch_check(
         for number, (parts, whole) in enumerate(compared, start=1)
     ]
     worst = max(checks, key=lambda check: check.in_tolerances or 0.0)
-    if runs.communicates:
+    if runs.communicates and not scaled:
         return WholeBatch(worst, NOT_GATHERED)
-    return WholeBatch(worst, _too_small(count, len(compared)) if scaled else NOT_A_SUM)
+    if not scaled:
+        return WholeBatch(worst, NOT_A_SUM)
+    return WholeBatch(worst, _too_small(count, len(compared), gathers=runs.communicates))
 
 
 def _gradients(
@@ -117,13 +119,13 @@ def _gradients(
         _stop_dropout(model)
     made = []
     for batch in islice(workload.batches(runs.plan, Shard(index=0, count=1)), runs.steps):
-        with world_of(alone()):
+        with one_rank():
             whole = _gradient_in_one_piece(workload, reference.model, batch.to(device), device)
         if whole is None:
             return "the loss draws random numbers, other than dropout's"
         for model in reference.models:
             model.train(reference.model.training)
-        with world_of(reference.group):
+        with world_of(reference.players):
             reference.pass_shares()
         made.append((arrays(reference.gradients), whole))
     return made
@@ -146,10 +148,11 @@ def _is_scaled(parts: Gradients, whole: Gradients, factor: float) -> bool:
     return size > 0 and off <= 1e-6 * size
 
 
-def _too_small(count: int, batches: int) -> Cause:
+def _too_small(count: int, batches: int, *, gathers: bool) -> Cause:
+    also = "; or it gathers values of other ranks without their gradients" if gathers else ""
     return Cause(
         text=f"the gradient is {count} times too small: the loss is a sum or is divided by a "
-        "constant, not by the samples that it is given",
+        f"constant, not by the samples that it is given{also}",
         evidence=f"added up over {count} parts it is 1/{count} of that of one process on the whole "
         f"batch, in each of {batches} batches",
         setting="the task's loss: return (sum, weight), or the mean over the samples of the batch",

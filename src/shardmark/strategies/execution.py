@@ -27,6 +27,18 @@ def build_on(
 ) -> nn.Module:
     """The workload's whole model on the device, prepared."""
     model = workload.build_model()
+    return prepared_on(device, model, workload, recipe, keeps_strides=keeps_strides)
+
+
+def prepared_on(
+    device: torch.device,
+    model: nn.Module,
+    workload: Workload,
+    recipe: Recipe,
+    *,
+    keeps_strides: bool = True,
+) -> nn.Module:
+    """Prepare the workload's model as the recipe asks, and move it to the device."""
     if recipe.sync_batch_norm:
         model = synchronise_batch_norms(model, device, compiled=recipe.compile != "none")
     prepare(model, workload, recipe, keeps_strides=keeps_strides)

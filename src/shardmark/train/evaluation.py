@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError
 from shardmark.core.shares import Shard
 from shardmark.strategies.base import Worker
-from shardmark.train.exchanged_group import alone, world_of
+from shardmark.train.exchanged_group import one_rank
 from shardmark.train.record import Evaluation
 from shardmark.workloads.base import Workload
 
@@ -54,7 +54,7 @@ def _on_whole_model(
     model = workload.build_model()
     model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
     # The task sees one process: a collective of its own would wait for ranks with fewer batches.
-    with world_of(alone()):
+    with one_rank():
         model.to(device)
         model.eval()  # a user's method may return nothing
         result = workload.evaluate(model, part, device)

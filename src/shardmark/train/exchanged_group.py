@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,19 @@ Raises where a rank cannot wait for the others."""
 
 class CannotPlayError(Exception):
     """A collective that no process can play for several ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Players:
+    """Ranks that are played, and how they exchange values."""
+
+    ranks: int
+    exchange: Exchange
+    current_rank: Callable[[], int]
+
+
+ALONE = Players(1, lambda _, value: [value], lambda: 0)
+"""One rank: what it gathers is its own."""
 
 
 class Done(dist.Work):
@@ -53,14 +67,13 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
     Method names are those by which torch's collectives call a group; some changed with versions.
     """
 
-    def __init__(self, ranks: int, exchange: Exchange, current_rank: Callable[[], int]) -> None:
+    def __init__(self, ranks: int) -> None:
         super().__init__(0, ranks)
         self._ranks = ranks
-        self._exchange = exchange
-        self._current_rank = current_rank
+        self.players = ALONE
 
     def rank(self) -> int:
-        return self._current_rank()
+        return self.players.current_rank()
 
     def size(self) -> int:
         return self._ranks
@@ -75,7 +88,7 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _values(self, name: str, value: Any) -> Sequence[Any]:
         copied = [t.detach().clone() for t in value] if isinstance(value, list) else value
-        return self._exchange(name, copied)
+        return self.players.exchange(name, copied)
 
     def _reduced(self, name: str, tensor: Tensor, opts: Any) -> Tensor:
         values = torch.stack([value for (value,) in self._values(name, [tensor])])
@@ -192,8 +205,13 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
 
 
 @contextmanager
-def world_of(group: ExchangedGroup) -> Iterator[None]:
-    """Code inside sees the group as the one of all ranks, whatever this process belongs to."""
+def world_of(players: Players) -> Iterator[None]:
+    """Code inside sees the players as all ranks, whatever this process belongs to.
+
+    Equally many players always have the same process group: a task may keep it between steps.
+    """
+    group = _groups.setdefault(players.ranks, ExchangedGroup(players.ranks))
+    group.players = players
     world = dist.group.WORLD
     if world is not None:
         dist.group.WORLD = group
@@ -212,6 +230,32 @@ def world_of(group: ExchangedGroup) -> Iterator[None]:
         _given.pop()
 
 
+@contextmanager
+def one_rank() -> Iterator[None]:
+    """Code inside sees a world of this process alone: none of its collectives waits for others."""
+    world = dist.group.WORLD
+    if world is None:
+        with world_of(ALONE):
+            yield
+        return
+    if world.size() == 1:
+        yield
+        return
+    if not (_alone and _alone[0] is world):
+        own = [dist.get_rank()]
+        group = dist.new_group(own, backend="gloo", use_local_synchronization=True)
+        _alone[:] = [world, group]
+    dist.group.WORLD = _alone[1]
+    try:
+        yield
+    finally:
+        dist.group.WORLD = world
+
+
+_alone: list[Any] = []
+"""The world that a group of this process alone was made in, and that group."""
+_groups: dict[int, ExchangedGroup] = {}
+"""By the number of players."""
 _given: list[ExchangedGroup] = []
 """The groups of `world_of`, the innermost last."""
 
@@ -223,8 +267,3 @@ def _group_of(_: object, __: int, ranks: int, ___: timedelta) -> dist.ProcessGro
 
 
 dist.Backend.register_backend(BACKEND, _group_of, devices=["cpu", "cuda"])
-
-
-def alone() -> ExchangedGroup:
-    """Return a group of one rank: what it gathers is its own."""
-    return ExchangedGroup(1, lambda _, value: [value], lambda: 0)

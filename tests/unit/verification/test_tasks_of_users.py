@@ -149,7 +149,7 @@ def test_a_task_that_gathers_over_ranks_is_played(change_loss: Callable[[Loss], 
     change_loss(contrastive(without_gradient))
     verdict = Court("plain").judged()
     assert verdict.equivalent is False
-    assert "the task communicates by itself" in cause_text_of(verdict)
+    assert "gathers values of other ranks without their gradients" in cause_text_of(verdict)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce_scatter", "all_to_all"])
