@@ -27,6 +27,7 @@ from shardmark.equivalence.compare import (
 )
 from shardmark.equivalence.reference import Hypothesis
 from shardmark.results.verification import Cause, Check
+from shardmark.train.exchanged_group import CannotPlayError
 
 REDUCED_IN = "precision of the reduction"
 
@@ -92,7 +93,10 @@ def _repeated(
     best: tuple[float, Hypothesis] | None = None
     possible = hypotheses(capture, first, tolerances.reference, recipe)
     for hypothesis in chain(_of_own(mathematics, len(capture.losses)), possible):
-        expected = replace(tolerances, reference=run(hypothesis))
+        try:
+            expected = replace(tolerances, reference=run(hypothesis))
+        except CannotPlayError:
+            continue  # neither shown nor refuted
         left = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
         explains = before > 1 and left <= max(1.0, hypothesis.leaves_at_most * before)

@@ -268,6 +268,9 @@ class Reference:
             raise CannotPlayError(f"{name} on some of the ranks") from error
 
     def _current_rank(self) -> int:
+        if self.communicates and self._lockstep is not None and not self._lockstep.plays:
+            # A task may keep it, and here all ranks share one task.
+            raise CannotPlayError("its rank while its model is built")
         return self._played_alone if self._lockstep is None else self._lockstep.current
 
     def step(self) -> list[Tensor]:

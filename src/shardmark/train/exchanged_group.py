@@ -211,10 +211,9 @@ def world_of(players: Players) -> Iterator[None]:
     Equally many players always have the same process group: a task may keep it between steps.
     """
     group = _groups.setdefault(players.ranks, ExchangedGroup(players.ranks))
-    group.players = players
     world = dist.group.WORLD
     if world is not None:
-        dist.group.WORLD = group
+        dist.group.WORLD, group.players = group, players
         try:
             yield
         finally:
@@ -223,9 +222,11 @@ def world_of(players: Players) -> Iterator[None]:
 
     _given.append(group)
     dist.init_process_group(BACKEND, rank=0, world_size=group.size(), store=HashStore())
+    group.players = players  # not before: torch asks for the rank, as only code inside may
     try:
         yield
     finally:
+        group.players = ALONE
         dist.destroy_process_group()
         _given.pop()
 

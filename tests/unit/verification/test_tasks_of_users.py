@@ -21,6 +21,7 @@ from shardmark.equivalence.reference import Hypothesis
 from shardmark.equivalence.verdict import NoReferenceError, ReferenceCache
 from shardmark.results.verification import Verdict, accepted, undecided
 from shardmark.strategies.casting import lossless_copy
+from shardmark.train.exchanged_group import CannotPlayError
 from tests.unit.training.toy import ToyBatch
 from tests.unit.verification.court import MODELS, STEPS, Court, Task, handmade
 
@@ -195,6 +196,40 @@ def test_what_cannot_be_played_is_not_decided() -> None:
     with pytest.raises(NoReferenceError) as found:
         reference_of(loss)
     assert found.value.cause.text == "cannot be told: the task communicates by itself"
+
+
+@pytest.mark.parametrize("asked", ["get_world_size", "get_rank"])
+def test_models_are_built_in_a_world_of_all_ranks(
+    change_loss: Callable[[Loss], None], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    """A rank that the task keeps would be the same for all: they share one task."""
+    change_loss(contrastive(with_gradient))
+    build, found = Task.build_model, []
+
+    def built(task: Task) -> nn.Module:
+        found.append(getattr(dist, asked)() if dist.is_initialized() else 1)
+        return build(task)
+
+    monkeypatch.setattr(Task, "build_model", built)
+    if asked == "get_world_size":
+        assert Court("plain").judged().equivalent
+        assert set(found) == {1, 2}, "one for the whole batch in one piece"
+        return
+    with pytest.raises(CannotPlayError, match="its rank while its model is built"):
+        Court("plain")
+
+
+def test_a_hypothesis_that_cannot_be_played_explains_nothing(
+    change_loss: Callable[[Loss], None],
+) -> None:
+    """Synchronised batch norm is one of them for a task that communicates."""
+    change_loss(contrastive(with_gradient))
+    court = Court("plain")
+    with pytest.raises(CannotPlayError, match="beside synchronised batch norm"):
+        court.runs.run(Hypothesis(sync_batch_norm=True))
+    verdict = court.judged(Hypothesis(gradient_factor=1.5))
+    assert verdict.equivalent is False
+    assert "gradient" in cause_text_of(verdict)
 
 
 def test_a_reference_that_fails_is_one_cells_not_tried() -> None:

@@ -1,0 +1,49 @@
+"""Evaluations on one of several ranks: code of a task may use its world as on one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+
+from shardmark.strategies.base import RankContext
+from shardmark.train.exchanged_group import one_rank
+from tests.distributed.ranks import run_ranks
+
+
+def world() -> dict[str, object]:
+    """What code of a task finds in its world, by several ways."""
+    group: Any = dist.group.WORLD
+    ones = torch.ones(2)
+    dist.all_reduce(ones)
+    gathered: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, "value")
+    return {
+        "ranks": (dist.get_world_size(), dist.get_rank()),
+        "backend": dist.get_backend(),
+        "sum": ones.tolist(),
+        "gathered": gathered,
+        "functional": functional.all_reduce(torch.ones(2), "sum", group).tolist(),
+    }
+
+
+def work(process: RankContext) -> list[dict[str, object]]:
+    seen = []
+    for _ in range(2):  # the group of one is made once
+        with one_rank():
+            if process.rank == 0:  # no other rank takes part
+                seen.append(world())
+    return [*seen, world()]
+
+
+def test_one_rank_evaluates_without_the_others(tmp_path: Path) -> None:
+    first, other = run_ranks(work, world_size=2, directory=tmp_path)
+    both = {"backend": "gloo", "sum": [2.0, 2.0], "gathered": ["value"] * 2}
+    alone = {"backend": "gloo", "sum": [1.0, 1.0], "gathered": ["value"]}
+    alone |= {"ranks": (1, 0), "functional": [1.0, 1.0]}
+    assert first[:2] == [alone, alone]
+    for rank, after in enumerate((first[2], *other)):
+        assert after == both | {"ranks": (2, rank), "functional": [2.0, 2.0]}, "the world is back"
