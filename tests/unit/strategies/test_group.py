@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it lazily
 
-from shardmark.strategies.base import PIECE_BYTES, TrainingGroup
+from shardmark.strategies.base import PIECE_ELEMENTS, WORD_BYTES, TrainingGroup
 
 
 def threads_here() -> int:
@@ -33,9 +33,10 @@ def test_large_values_are_gathered_without_a_further_team_of_threads() -> None:
     """More OpenMP threads than cores would make every later step of the rank slower."""
     torch.zeros(2**20).add_(1)  # this thread has its team
     threads = threads_here()
-    values = [b"x" * size for size in (0, PIECE_BYTES - 40, PIECE_BYTES, 10 * PIECE_BYTES)]
+    piece_bytes = WORD_BYTES * PIECE_ELEMENTS
+    values = [b"x" * size for size in (0, piece_bytes - 40, piece_bytes, 10 * piece_bytes)]
     assert [TrainingGroup().gather(value) for value in values] == [[value] for value in values]
     assert threads_here() == threads
-    gathered = [torch.empty(10 * PIECE_BYTES, dtype=torch.uint8)]
-    dist.all_gather(gathered, torch.zeros(10 * PIECE_BYTES, dtype=torch.uint8))
+    gathered = [torch.empty(10 * PIECE_ELEMENTS)]
+    dist.all_gather(gathered, torch.zeros(10 * PIECE_ELEMENTS))
     assert threads_here() > threads, "what a message in one piece does"
