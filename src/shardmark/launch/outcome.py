@@ -16,6 +16,7 @@ MEMORY_REMEDY = (
     "or a strategy that shards more (fsdp, zero-3)"
 )
 MISMATCHES = ("op.preamble.length <= op.nbytes", "collective mismatch")
+LOST_PEER = ("Connection closed by peer", "Connection reset by peer")
 MISMATCH = (
     "the ranks exchanged different tensors, which happens where they use different parts of the "
     "model in one step (skipped layers, experts without a token)"
@@ -174,10 +175,16 @@ def decide(
 
 
 def with_cause(failure: Failure, log: Iterable[str]) -> Failure:
-    """The failure, explained where gloo's lines in the ranks' output tell its cause."""
-    if not any(text in line for line in (failure.reason, *log) for text in MISMATCHES):
+    """The failure, explained where gloo's lines in the ranks' output tell its cause.
+
+    An error that a rank recorded is its own cause, unless it is what another rank's end does.
+    """
+    head, _, recorded = failure.reason.partition(": ")
+    own = recorded and not any(text in recorded for text in LOST_PEER)
+    lines = (failure.reason,) if own else (failure.reason, *log)
+    if not any(text in line for line in lines for text in MISMATCHES):
         return failure
-    reason = f"{failure.reason.partition(':')[0]}: {MISMATCH}"
+    reason = f"{head}: {MISMATCH}"
     return failure.model_copy(update={"reason": reason, "remedy": MISMATCH_REMEDY})
 
 

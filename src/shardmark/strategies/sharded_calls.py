@@ -14,8 +14,12 @@ from shardmark.strategies.parameters import listed
 if TYPE_CHECKING:
     from torch import nn
 
-NOT_GATHERED = re.compile(r"storage of size 0|mat2 must be a matrix, got 1-D tensor")
+NOT_GATHERED = re.compile(r"storage of size 0")
 """In what torch says of a parameter that is used while it is sharded."""
+FLAT = re.compile(r"mat2 must be a matrix, got 1-D tensor")
+"""The same in a backward pass; in a forward pass the user's own tensors may be the reason."""
+BACKWARD = "_engine_run_backward"
+"""torch's function that every backward pass goes through."""
 COMPILERS = ("torch._dynamo.", "torch._inductor.")
 END = "the end of the model"
 
@@ -77,10 +81,13 @@ def refusal_of(error: Exception, strategy: str | None) -> StrategyUnavailable | 
             f"torch.compile cannot compile this model here ({said})",
             "set recipe.compile to none",
         )
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    in_deepspeed = any("/deepspeed/" in frame.filename for frame in last)
+    frames = traceback.extract_tb(error.__traceback__)
+    in_deepspeed = any("/deepspeed/" in frame.filename for frame in frames[-1:])
+    in_backward = any(frame.name == BACKWARD for frame in frames)
     if strategy is None or not (
-        NOT_GATHERED.search(str(error)) or (isinstance(error, IndexError) and in_deepspeed)
+        NOT_GATHERED.search(str(error))
+        or (FLAT.search(str(error)) and in_backward)
+        or (isinstance(error, IndexError) and in_deepspeed)
     ):
         return None
     return StrategyUnavailable(

@@ -272,6 +272,25 @@ def test_gloo_s_mismatch_is_put_into_words(line: str, named: bool) -> None:
     assert ("multiplied by zero" in str(told.remedy)) == named
 
 
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ("ValueError: no samples", False),
+        ("RuntimeError: Connection closed by peer [127.0.0.1]", True),
+        ("RuntimeError: op.preamble.length <= op.nbytes. 4 vs 2", True),
+    ],
+)
+def test_an_error_of_a_rank_s_own_keeps_its_words(message: str, named: bool) -> None:
+    """Whatever gloo says of a mismatch after it."""
+    _, failure = decide(
+        FAILED_ENDING, [record(1, "exception", message)], processes=2, trial_seconds=60, progress=()
+    )
+    assert failure is not None
+    told = with_cause(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
+    assert ("different parts of the model" in told.reason) == named
+    assert (message in told.reason) != named
+
+
 def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A counter of the machine; kernels before 4.13 have none."""
     vmstat = tmp_path / "vmstat"

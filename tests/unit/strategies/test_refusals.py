@@ -137,14 +137,33 @@ class InductorError(RuntimeError):
 
 InductorError.__module__ = "torch._inductor.exc"
 STORAGE = RuntimeError("setStorage: sizes [8, 16] are out of bounds for storage of size 0")
-PARTITIONED = RuntimeError("mat2 must be a matrix, got 1-D tensor")
+FLAT = "mat2 must be a matrix, got 1-D tensor"
+
+
+class Flat(torch.autograd.Function):
+    """Its backward pass finds a parameter in one row."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
+        return torch.mm(gradients[0], torch.ones(2))
+
+
+def partitioned() -> RuntimeError:
+    with pytest.raises(RuntimeError, match=FLAT) as found:
+        Flat.apply(torch.ones(2, 2, requires_grad=True)).sum().backward()
+    return found.value
 
 
 @pytest.mark.parametrize(
     ("error", "strategy", "remedy"),
     [
         (STORAGE, "fsdp", "wrap: root"),
-        (PARTITIONED, "zero-3", "a dictionary or a data class"),
+        (partitioned(), "zero-3", "a dictionary or a data class"),
+        (RuntimeError(FLAT), "zero-3", None),  # a forward pass of the user's
         (InductorError("Cannot convert\nexpression"), None, "recipe.compile to none"),
         (STORAGE, None, None),
         (IndexError("list index out of range"), "zero-1", None),
