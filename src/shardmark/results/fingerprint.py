@@ -67,6 +67,12 @@ class Fingerprint(Stored):
             counts = f"{built.parameters:,} parameters, now {model.parameters:,}"
             yield f"the model ({'its layers' if built.parameters == model.parameters else counts})"
 
+    def added(self, now: Fingerprint) -> Iterator[str]:
+        """Code and data that are new in the other one, in words."""
+        for module in now.sources.keys() - self.sources.keys():
+            yield f"the source of {now.sources[module].file}"
+        yield from now.data.keys() - self.data.keys()
+
     def of_the_user(self) -> Fingerprint:
         """What is the user's own: code and data, whatever the machine."""
         return Fingerprint(sources=self.sources, data=self.data)

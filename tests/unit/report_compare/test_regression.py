@@ -209,9 +209,14 @@ def test_changed_code_is_named() -> None:
     assert "Changed between the runs: the source of task.py." in notes
     same = regression_table(find_regressions(runs[0], runs[0], threshold=0.02)).notes
     assert "Code, data and environment are the same." in same
+    more = Fingerprint(sources={**sources[0], "b": SourceRecord(file="b.py", sha256="3")})
+    wider = replace(runs[0], fingerprint=more)
+    for pair, said in (((runs[0], wider), "new"), ((wider, runs[0]), "gone")):
+        notes = " ".join(regression_table(find_regressions(*pair, threshold=0.02)).notes)
+        assert f"Changed between the runs: the source of b.py ({said})." in notes
     bare = replace(runs[0], fingerprint=None)
     unknown = regression_table(find_regressions(bare, runs[1], threshold=0.02)).notes
-    assert "Code and data are not compared: a run has no fingerprint.json." in unknown
+    assert "Code and data are not compared: a run has no readable fingerprint.json." in unknown
     assert not any("are the same" in note for note in unknown)
 
 

@@ -133,9 +133,14 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
             reason = f"it has no cell of {before.path}"
         raise InputError(str(after.path), reason, "run both with measure.repeats=3 or more")
     content: tuple[str, ...] | None = None
-    if before.fingerprint is not None and after.fingerprint is not None:
-        same = {"versions": before.fingerprint.versions}  # the environment has them
-        content = tuple(before.fingerprint.changes(after.fingerprint.model_copy(update=same)))
+    was, now = before.fingerprint, after.fingerprint
+    if was is not None and now is not None:
+        same = {"versions": was.versions}  # the environment has them
+        content = (
+            *sorted(was.changes(now.model_copy(update=same))),
+            *(f"{text} (new)" for text in sorted(was.added(now))),
+            *(f"{text} (gone)" for text in sorted(now.added(was))),
+        )
     told = [_environment(run) for run in (before, after)]
     said = {key: [each.get(key, "none") for each in told] for key in (*told[0], *told[1])}
     return Regression(

@@ -95,7 +95,7 @@ def _what_changed(regression: Regression) -> list[str]:
         changes.append(f"{key} {before} -> {after}")
     lines = [f"Changed between the runs: {'; '.join(changes)}."] if changes else []
     if regression.content is None:
-        lines.append("Code and data are not compared: a run has no fingerprint.json.")
+        lines.append("Code and data are not compared: a run has no readable fingerprint.json.")
     return lines or ["Code, data and environment are the same."]
 
 
