@@ -12,7 +12,7 @@ from shardmark.results.schema import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparableGroup:
-    """All rows of one experiment, workload, precision and training."""
+    """Rows that may be compared: of one experiment, workload, precision and training."""
 
     rows: tuple[Row, ...]
     candidates: tuple[Row, ...]
@@ -22,7 +22,7 @@ class ComparableGroup:
 
     @property
     def varied(self) -> Mapping[str, Any]:
-        """What varies and changes the training, by dotted key."""
+        """Values of the matrix's keys that change the training, by dotted key."""
         return conditions_of(self.rows[0])
 
     @property
@@ -49,7 +49,7 @@ def conditions_of(row: Row) -> dict[str, Any]:
 
 
 def is_by_design(row: Row) -> bool:
-    """Whether the row is not meant to be equivalent, and keeps what it guarantees instead."""
+    """Return whether the strategy promises something other than equivalence, and keeps it."""
     return row.equivalent is None and row.guarantee is not None
 
 

@@ -30,15 +30,15 @@ MACHINE_KEYS = ("host", "os", "kernel", "architecture", "python", "cpu.model", "
 """Of `environment.json`: what can change a speed."""
 FEW_REPEATS = "fewer than two repeats"
 MOST_REPEATS = 50
-"""Repeats that are still proposed to decide a cell."""
+"""The largest number of repeats that is proposed in order to decide a cell."""
 MOST_PERCENT = 100
-"""Thresholds are smaller."""
+"""`--threshold` must be smaller, in percent."""
 PLACES = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")
-"""Of a trial: what two runs of one experiment may differ in."""
+"""Keys of a trial in which two runs of one experiment may differ."""
 
 
 class Change(StrEnum):
-    """What became of a cell."""
+    """How a cell changed from one run to the other."""
 
     BROKEN = "fails now"
     SLOWER = "slower"
@@ -54,7 +54,7 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedCell:
-    """One cell in both runs."""
+    """A cell that both runs have, and how it changed."""
 
     before: Row
     after: Row

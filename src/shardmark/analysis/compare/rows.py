@@ -65,7 +65,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One cell of one experiment, all its repeats."""
+    """All repeats of one cell of an experiment."""
 
     experiment: str
     """Name of the experiment, with the folder's where two runs share it."""
