@@ -39,6 +39,20 @@ def work(process: RankContext) -> list[dict[str, object]]:
     return [*seen, world()]
 
 
+def work_with_a_server(process: RankContext) -> float:
+    """A parameter server never evaluates; all ranks make their next group together."""
+    if process.rank == 0:
+        with one_rank():
+            dist.barrier()
+    summed = torch.ones(1)
+    dist.all_reduce(summed, group=dist.new_group([0, 1]))
+    return float(summed)
+
+
+def test_later_groups_are_the_same_on_all_ranks(tmp_path: Path) -> None:
+    assert run_ranks(work_with_a_server, world_size=2, directory=tmp_path) == [2.0, 2.0]
+
+
 def test_one_rank_evaluates_without_the_others(tmp_path: Path) -> None:
     first, other = run_ranks(work, world_size=2, directory=tmp_path)
     both = {"backend": "gloo", "sum": [2.0, 2.0], "gathered": ["value"] * 2}

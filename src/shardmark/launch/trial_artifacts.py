@@ -41,6 +41,8 @@ RESTARTS_FILE = "restarts.jsonl"
 """Causes of restarts that this node's launcher noticed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
+NUMBERED = "node-"
+"""Start of the name of a launcher's folder whose ranks' folders bear the ranks' numbers."""
 ROOM_BYTES = 2**16
 """A disk that has no room for as much has none for a record."""
 MOST_LINE_BYTES = 2**24
@@ -207,9 +209,16 @@ def merge_samples(directory: Path) -> None:
         merged.writelines(f"{text}\n" for _, text in sorted(lines))
 
 
-def number_logs(directory: Path, ranks: Sequence[int]) -> None:
-    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks."""
-    for attempt in (directory / LOGS).glob("*/attempt_*"):
+def number_logs(directory: Path, node: int, ranks: Sequence[int]) -> None:
+    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks.
+
+    A launcher's folder of which that has been done is named by its node, and left alone: other
+    nodes' folders may arrive beside it at any time.
+    """
+    launchers = [
+        folder for folder in (directory / LOGS).glob("*") if not folder.name.startswith(NUMBERED)
+    ]
+    for attempt in (attempt for folder in launchers for attempt in folder.glob("attempt_*")):
         present = [
             (attempt / str(local), attempt / f"r{rank}")
             for local, rank in enumerate(ranks)
@@ -219,6 +228,8 @@ def number_logs(directory: Path, ranks: Sequence[int]) -> None:
             before.rename(after)
         for _, after in present:  # when none has an old number any more
             after.rename(after.with_name(after.name.removeprefix("r")))
+    for folder in launchers:
+        folder.rename(folder.with_name(f"{NUMBERED}{node}-{folder.name}"))
 
 
 def merge_logs(directory: Path) -> None:

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch exports it lazily
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports the first lazily
+    HashStore,
+    distributed_c10d,
+)
 
 BACKEND = "exchanged"
 DEFAULT_NAME = "0"
@@ -243,14 +246,27 @@ def one_rank() -> Iterator[None]:
         yield
         return
     if not (_alone and _alone[0] is world):
-        own = [dist.get_rank()]
-        group = dist.new_group(own, backend="gloo", use_local_synchronization=True)
-        _alone[:] = [world, group]
+        _alone[:] = [world, _group_of_this_process()]
     dist.group.WORLD = _alone[1]
     try:
         yield
     finally:
         dist.group.WORLD = world
+
+
+def _group_of_this_process() -> Any:
+    """Make a group that no other process knows of.
+
+    torch names later groups by a count of those made, which has to stay equal on all ranks: some
+    ranks, such as parameter servers, never make a group like this one.
+    """
+    torch_world: Any = distributed_c10d._world
+    count = torch_world.group_count
+    torch_world.group_count = -1  # the count is a part of this group's own name
+    try:
+        return dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    finally:
+        torch_world.group_count = count
 
 
 _alone: list[Any] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -71,7 +72,8 @@ def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
     monkeypatch.setattr(trial_artifacts, "MOST_LOG_BYTES", 10)
     for local in (0, 1):
         write_log(tmp_path, local, "stdout", f"cut\nlocal \xff{local}\n".encode("latin-1"))
-    number_logs(tmp_path, ranks)
+    number_logs(tmp_path, 0, ranks)
+    number_logs(tmp_path, 0, ranks)  # again after a restart: what bears its numbers keeps them
     for name in ("agent.log", "agent.node-1.log"):
         (tmp_path / name).write_text("begun\n")
     merge_logs(tmp_path)
@@ -82,6 +84,20 @@ def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
     ]
     launchers = ["[launcher] begun", "[launcher of node 1] begun"]
     assert (tmp_path / LOG_FILE).read_text().splitlines() == [*lines, *launchers]
+
+
+def test_a_folder_that_another_node_sends_meanwhile_keeps_its_ranks(tmp_path: Path) -> None:
+    """Node 0 works in the controller's own folder, in which those of the others arrive."""
+    sender, controller = tmp_path / "sender", tmp_path / "controller"
+    write_log(sender, 0, "stdout", b"rank 1")
+    number_logs(sender, 1, [1, 3])
+    shutil.copytree(sender, controller)
+    write_log(controller, 0, "stdout", b"rank 0")
+    write_log(controller, 1, "stdout", b"rank 2")
+    number_logs(controller, 0, [0, 2])
+    merge_logs(controller)
+    lines = [f"[rank {rank} stdout] rank {rank}" for rank in range(3)]
+    assert (controller / LOG_FILE).read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("cut", [b'{"a": ', b"\0" * 20, b'{"a": "much longer"}\n'])

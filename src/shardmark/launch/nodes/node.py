@@ -226,7 +226,7 @@ class Node:
 
     def _send_files(self, trial: Trial | None, directory: Path) -> None:
         ranks = () if trial is None else trial.layout.ranks_by_node[self.number]
-        number_logs(directory, ranks)
+        number_logs(directory, self.number, ranks)
         if self._here:
             return
         for path, name in files_below(directory):
