@@ -1,0 +1,71 @@
+"""The words of the source: docstrings begin as sentences, and names say what they hold."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardmark
+
+SOURCE = Path(shardmark.__file__).parent
+ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
+FRAGMENT = re.compile(r"(Of|Where|What|Whether|One|Those|By|Whose|Who|As|How|All|Why|Which|Its)\b")
+"""First words of lines that cannot be understood without the code below or above them."""
+BANNED_NAMES = frozenset(
+    """
+    agenda alike apart carried each everybody found given held here hollow how judge kept known
+    lacks mended mine nothing of ours own passed passing said settle settled taken taken_up
+    theirs there told undivided what where whole whose why
+    """.split()
+)
+"""Everyday words that would stand for a different thing in every file."""
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_the_first_line_of_a_docstring_can_be_understood_alone(room: str) -> None:
+    offenders = [
+        f"{place}: {text.splitlines()[0]}"
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for place, text in docstrings(path)
+        if FRAGMENT.match(text)
+    ]
+    assert not offenders, "\n".join([f"{len(offenders)} docstrings", *offenders])
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_name_says_what_it_holds(room: str) -> None:
+    offenders = [
+        f"{place}: {name}"
+        for path in sorted((SOURCE / room).rglob("*.py"))
+        for place, name in defined_names(path)
+        if name.strip("_").lower() in BANNED_NAMES
+    ]
+    assert not offenders, "\n".join([f"{len(offenders)} names", *offenders])
+
+
+def docstrings(path: Path) -> Iterator[tuple[str, str]]:
+    """Place and text of every string that documents a module, class, function or attribute."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        before: ast.stmt | None = None
+        for statement in node.body:
+            documents = before is None or isinstance(before, ast.Assign | ast.AnnAssign)
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))) if documents:
+                    yield f"{path.relative_to(SOURCE)}:{statement.lineno}", text.strip()
+            before = statement
+
+
+def defined_names(path: Path) -> Iterator[tuple[str, str]]:
+    """Place and name of every class, function, parameter, variable and attribute."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", name
