@@ -44,8 +44,9 @@ def work_with_a_server(process: RankContext) -> float:
     if process.rank == 0:
         with one_rank():
             dist.barrier()
+    group: Any = dist.new_group([0, 1])
     summed = torch.ones(1)
-    dist.all_reduce(summed, group=dist.new_group([0, 1]))
+    dist.all_reduce(summed, group=group)
     return float(summed)
 
 

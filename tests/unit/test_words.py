@@ -16,11 +16,14 @@ ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").
 FRAGMENT = re.compile(r"(Of|Where|What|Whether|One|Those|By|Whose|Who|As|How|All|Why|Which|Its)\b")
 """First words of lines that cannot be understood without the code below or above them."""
 BANNED_NAMES = frozenset(
-    """
-    agenda alike apart carried each everybody found given held here hollow how judge kept known
-    lacks mended mine nothing of ours own passed passing said settle settled taken taken_up
-    theirs there told undivided what where whole whose why
-    """.split()
+    re.findall(
+        r"\w+",
+        """
+        agenda alike apart carried each everybody found given held here hollow how judge kept
+        known lacks mended mine nothing of ours own passed passing said settle settled taken
+        taken_up theirs there told undivided what where whole whose why
+        """,
+    )
 )
 """Everyday words that would stand for a different thing in every file."""
 
