@@ -112,7 +112,7 @@ class SequencePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Undivided:
+class CannotShard:
     """Why a model's layers or sequences cannot be divided, and what to do."""
 
     reason: str
@@ -163,21 +163,21 @@ class Workload(Protocol):
         """Units of sharding and of activation checkpointing; None leaves them to the strategy."""
         return None
 
-    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:  # noqa: ARG002
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:  # noqa: ARG002
         """How tensor parallelism divides the model's layers, or why it cannot."""
-        return Undivided(
+        return CannotShard(
             "its model says nowhere how its layers are divided",
             "use fsdp, or an own task with tensor_plan(model)",
         )
 
-    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:  # noqa: ARG002
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | CannotShard:  # noqa: ARG002
         """How ranks share each sequence, or why they cannot."""
-        return Undivided(
+        return CannotShard(
             "its model says nowhere which layers need whole sequences",
             "use fsdp, or an own task with sequence_plan(model)",
         )
 
-    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
         """Modules whose chain is the model, with all of its parameters; or why there are none.
 
         The first one takes what the model is called with, each other one what the one before gives:
@@ -187,7 +187,7 @@ class Workload(Protocol):
 
         if type(model) is nn.Sequential:
             return list(model)
-        return Undivided(
+        return CannotShard(
             "its model says nowhere of which parts it is a chain",
             "use fsdp, or an own task with pipeline_parts(model)",
         )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardmark.workloads.base import Undivided
+from shardmark.workloads.base import CannotShard
 from shardmark.workloads.model_building import generators_kept, nonzero_parameters, seeded
 
 TOLERANCE = 1e-5
@@ -36,7 +36,7 @@ PartsOf = Callable[[Order], list[nn.Module]]
 
 def checked_parts(
     model: nn.Module, layers: Sequence[nn.Module], call: Call, parts_of: PartsOf
-) -> list[nn.Module] | Undivided:
+) -> list[nn.Module] | CannotShard:
     """The model's parts, or why it is no chain of them.
 
     A copy of it is tried: what it calls before its layers, whether it draws random numbers, and
@@ -58,15 +58,15 @@ def checked_parts(
             with seeded(0):
                 differs = (call(chain) - first).abs().max() > TOLERANCE * first.abs().max()
     except Exception as error:  # whatever a model raises that is not called as it expects
-        return Undivided(f"its layers are not a chain: {error}", OTHER_STRATEGY)
+        return CannotShard(f"its layers are not a chain: {error}", OTHER_STRATEGY)
     if draws:
         config: Any = getattr(model, "config", None)
         options = {} if config is None else config.to_dict()
         keys = [key for key, value in options.items() if "drop" in key and value]
         found = "it would draw random numbers in another order than one device"
-        return Undivided(found, f"set {', '.join(keys) or 'dropout'} to 0 in its model_options")
+        return CannotShard(found, f"set {', '.join(keys) or 'dropout'} to 0 in its model_options")
     if differs:
-        return Undivided("its layers are not a chain: they pass on more", OTHER_STRATEGY)
+        return CannotShard("its layers are not a chain: they pass on more", OTHER_STRATEGY)
     return parts_of(_order(model, places, early))
 
 

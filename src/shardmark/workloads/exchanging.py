@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from shardmark.workloads.base import Undivided
+from shardmark.workloads.base import CannotShard
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,14 +17,16 @@ AXES = {"positions": 1, "heads": 2}
 """Of what passes such a layer, (batch, positions, features): those of a head are neighbours."""
 
 
-def problem_between(model: nn.Module, layers: Mapping[str, str]) -> Undivided | None:
+def problem_between(model: nn.Module, layers: Mapping[str, str]) -> CannotShard | None:
     """Why `exchanging` cannot take such layers; None where it can."""
     for pattern, side in layers.items():
         if not any(True for _ in _named(model, {pattern: side})):
             remedy = "name modules as model.named_modules() does"
-            return Undivided(f"its sequence_plan names {pattern}, which the model lacks", remedy)
+            return CannotShard(f"its sequence_plan names {pattern}, which the model lacks", remedy)
         if side not in {"after", "before"}:
-            return Undivided(f"its sequence_plan has {side!r} for {pattern}", "use after or before")
+            return CannotShard(
+                f"its sequence_plan has {side!r} for {pattern}", "use after or before"
+            )
     return None
 
 

@@ -14,7 +14,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
 from shardmark.strategies.layers.divided import problems_with
 from shardmark.strategies.layers.stages import passed_between, problems_of, staged
-from shardmark.workloads.base import TensorPlan, Undivided
+from shardmark.workloads.base import CannotShard, TensorPlan
 from tests.unit.training.toy import ToyWorkload
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
@@ -85,7 +85,7 @@ def test_every_parameter_is_in_a_part() -> None:
     layers = tower(4, 4, 4)
     model = nn.Sequential(*layers)
     assert list(problems_of(layers[:2], model, ToyWorkload(), 2)) == [
-        Undivided("its pipeline_parts leave out 2.weight", "have every parameter in a part")
+        CannotShard("its pipeline_parts leave out 2.weight", "have every parameter in a part")
     ]
     assert list(problems_of(layers, model, ToyWorkload(), 2)) == []
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.workloads.base import Undivided
+from shardmark.workloads.base import CannotShard
 from shardmark.workloads.chain import Order, Part, checked_parts
 
 WORDS = torch.arange(6)[None]
@@ -49,7 +49,7 @@ def parts_of(order: Order) -> list[nn.Module]:
     ]
 
 
-def tried(model: Model) -> list[nn.Module] | Undivided:
+def tried(model: Model) -> list[nn.Module] | CannotShard:
     return checked_parts(model, [*model.layers], lambda of: of(WORDS), parts_of)
 
 
@@ -77,5 +77,5 @@ def test_parts_give_the_same() -> None:
 )
 def test_what_is_no_chain(options: dict[str, Any], told: str) -> None:
     found = tried(Model(**options))
-    assert isinstance(found, Undivided)
+    assert isinstance(found, CannotShard)
     assert told in found.reason

@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import (
 
 from shardmark.strategies.checkpoint_state import local
 from shardmark.strategies.step import EagerWorker, by_mesh, loss_scaler, whole
-from shardmark.workloads.base import Batch, TensorPlan, Undivided
+from shardmark.workloads.base import Batch, CannotShard, TensorPlan
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -40,15 +40,15 @@ SEQUENCE_DIM = 1
 
 
 def problems_with(
-    plan: TensorPlan | Undivided,
+    plan: TensorPlan | CannotShard,
     model: nn.Module,
     ranks: int,
     *,
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
-) -> Iterator[Undivided]:
+) -> Iterator[CannotShard]:
     """Why the model cannot be divided over so many ranks by the plan; nothing where it can."""
-    if isinstance(plan, Undivided):
+    if isinstance(plan, CannotShard):
         yield plan
         return
     styles = styled_modules(model, plan)
@@ -58,7 +58,7 @@ def problems_with(
     for name, (module, style) in styles.items():
         if style in DIVIDED and not isinstance(module, DIVIDED[style]):
             kind = type(module).__name__
-            yield Undivided(f"its plan divides {name}, a {kind}, as {style!r}", OTHER_STRATEGY)
+            yield CannotShard(f"its plan divides {name}, a {kind}, as {style!r}", OTHER_STRATEGY)
         side = {"column": "out_features", "row": "in_features"}.get(style, "")
         features = getattr(module, side, 0)  # tokens may be uneven
         yield from _uneven(f"{features} features of {name}", features, ranks)
@@ -69,45 +69,45 @@ def problems_with(
         ):
             names = [name for name, (module, _) in styles.items() if (module, "weight") in tied]
             found = f"tied weights of {' and '.join(names)} are divided in two ways"
-            yield Undivided(found, "untie them, or let the plan divide all of them by tokens")
+            yield CannotShard(found, "untie them, or let the plan divide all of them by tokens")
     if loss_parallel and "gathered" not in plan.styles.values():
-        yield Undivided(
+        yield CannotShard(
             "its plan does not say which layer gives logits", "set loss_parallel: false"
         )
     if sequence_parallel:
         yield from _sequence_problem(plan, ranks)
 
 
-def _unclear(plan: TensorPlan, styles: Mapping[str, object]) -> Iterator[Undivided]:
+def _unclear(plan: TensorPlan, styles: Mapping[str, object]) -> Iterator[CannotShard]:
     """Where its patterns say nothing, or two things: which one counts would be their order."""
     for pattern, style in plan.styles.items():
         if style not in STYLES:
-            yield Undivided(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
+            yield CannotShard(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
         if not any(fnmatchcase(name, pattern) for name in styles):
             remedy = "name modules as model.named_modules() does"
-            yield Undivided(f"its plan divides {pattern}, which the model lacks", remedy)
+            yield CannotShard(f"its plan divides {pattern}, which the model lacks", remedy)
     for name in styles:
         ways = {style for pattern, style in plan.styles.items() if fnmatchcase(name, pattern)}
         if len(ways) > 1:
             remedy = "have one style for each module"
-            yield Undivided(f"its plan divides {name} as {' and '.join(sorted(ways))}", remedy)
+            yield CannotShard(f"its plan divides {name} as {' and '.join(sorted(ways))}", remedy)
 
 
-def _uneven(what: str, count: int, ranks: int) -> Iterator[Undivided]:
+def _uneven(what: str, count: int, ranks: int) -> Iterator[CannotShard]:
     if count % ranks:
         fitting = [str(size) for size in range(2, count + 1) if count % size == 0][:4]
         remedy = f"use {' or '.join(fitting)} tensor ranks" if fitting else OTHER_STRATEGY
-        yield Undivided(f"{what} cannot be divided over {ranks} tensor ranks", remedy)
+        yield CannotShard(f"{what} cannot be divided over {ranks} tensor ranks", remedy)
 
 
-def _sequence_problem(plan: TensorPlan, ranks: int) -> Iterator[Undivided]:
+def _sequence_problem(plan: TensorPlan, ranks: int) -> Iterator[CannotShard]:
     length, remedy = plan.sequence_length, "set sequence_parallel: false"
     if length is None:
         found = "this model needs whole sequences between its divided layers"
-        yield Undivided(found, remedy)
+        yield CannotShard(found, remedy)
     elif length % ranks:
         found = f"sequences of {length} cannot be divided over {ranks} tensor ranks"
-        yield Undivided(found, remedy)
+        yield CannotShard(found, remedy)
 
 
 def styled_modules(model: nn.Module, plan: TensorPlan) -> dict[str, tuple[nn.Module, str]]:

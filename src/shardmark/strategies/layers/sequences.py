@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from shardmark.strategies.step import EagerWorker
-from shardmark.workloads.base import Batch, LossSum, SequencePlan, Undivided
+from shardmark.workloads.base import Batch, CannotShard, LossSum, SequencePlan
 
 if TYPE_CHECKING:
     from shardmark.measure.step.recorder import Spans
@@ -87,24 +87,24 @@ def counting_exchanged(plan: SequencePlan) -> Iterator[Counter[str]]:
 
 
 def problems_with(
-    plan: SequencePlan | Undivided, model: nn.Module, ranks: int
-) -> Iterator[Undivided]:
+    plan: SequencePlan | CannotShard, model: nn.Module, ranks: int
+) -> Iterator[CannotShard]:
     """Why so many ranks cannot share its sequences and train the same; nothing where they can."""
-    if isinstance(plan, Undivided):
+    if isinstance(plan, CannotShard):
         yield plan
         return
     for what, count in plan.units.items():
         if count % ranks:
             fitting = [str(size) for size in range(2, count + 1) if count % size == 0][:4]
             remedy = f"use {' or '.join(fitting)} ranks of sequence, or fsdp"
-            yield Undivided(f"{count} {what} cannot be divided over {ranks} ranks", remedy)
+            yield CannotShard(f"{count} {what} cannot be divided over {ranks} ranks", remedy)
     for name, module in model.named_modules():
         if isinstance(module, _DropoutNd) and module.p:
             found = f"{name}, a dropout, would draw other masks for parts of sequences"
-            yield Undivided(found, "set dropout to 0")
+            yield CannotShard(found, "set dropout to 0")
         if isinstance(module, _BatchNorm):
             found = f"{name}, a batch norm, would take the statistics of a part"
-            yield Undivided(found, "use another norm, or ddp")
+            yield CannotShard(found, "use another norm, or ddp")
 
 
 @dataclass(kw_only=True, eq=False)

@@ -34,7 +34,7 @@ from shardmark.strategies.layers.divided import (
     total_norm,
 )
 from shardmark.strategies.step import autocast
-from shardmark.workloads.base import Batch, BatchPlan, Undivided, Workload
+from shardmark.workloads.base import Batch, BatchPlan, CannotShard, Workload
 
 Parts = Sequence[nn.Module]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -43,41 +43,41 @@ Held = TypeVar("Held")
 
 
 def problems_of(
-    parts: Parts | Undivided, model: nn.Module, workload: Workload, stages: int
-) -> Iterator[Undivided]:
+    parts: Parts | CannotShard, model: nn.Module, workload: Workload, stages: int
+) -> Iterator[CannotShard]:
     """Why the model cannot be cut into so many stages; nothing where it can."""
-    if isinstance(parts, Undivided):
+    if isinstance(parts, CannotShard):
         yield parts
         return
     yield from _of_micro_batches(model, workload)
     yield from _of_parts(parts, model, stages)
 
 
-def _of_micro_batches(model: nn.Module, workload: Workload) -> Iterator[Undivided]:
+def _of_micro_batches(model: nn.Module, workload: Workload) -> Iterator[CannotShard]:
     """Where they would train another thing than the whole batch."""
     if workload.not_additive is not None:
         found = f"micro-batches cannot have the loss of the whole: {workload.not_additive}"
-        yield Undivided(found, OTHER_STRATEGY)
+        yield CannotShard(found, OTHER_STRATEGY)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             found = f"{name}, a batch norm, would take the statistics of each micro-batch"
-            yield Undivided(found, "use another norm, or ddp")
+            yield CannotShard(found, "use another norm, or ddp")
         drawn = isinstance(module, _DropoutNd) and module.p
         if drawn or (isinstance(module, nn.MultiheadAttention) and module.dropout):
             found = f"{name}, a dropout, would draw masks in another order than one device"
-            yield Undivided(found, "set dropout to 0")
+            yield CannotShard(found, "set dropout to 0")
 
 
-def _of_parts(parts: Parts, model: nn.Module, stages: int) -> Iterator[Undivided]:
+def _of_parts(parts: Parts, model: nn.Module, stages: int) -> Iterator[CannotShard]:
     inside = {id(parameter) for part in parts for parameter in part.parameters()}
     missing = [name for name, p in model.named_parameters() if id(p) not in inside]
     if missing:
         found = f"its pipeline_parts leave out {', '.join(missing[:3])}"
-        yield Undivided(found, "have every parameter in a part")
+        yield CannotShard(found, "have every parameter in a part")
     count = len(_with_parameters(parts))
     if count < stages:
         found = f"{count} parts with parameters do not make {stages} stages"
-        yield Undivided(
+        yield CannotShard(
             found, "use fewer ranks, a schedule with one stage a rank, or a deeper model"
         )
 

@@ -450,9 +450,9 @@ class Layered(Strategy):
         from shardmark.strategies.layers.divided import problems_with
         from shardmark.strategies.layers.stages import problems_of, staged
         from shardmark.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
-        from shardmark.workloads.base import TensorPlan, Undivided
+        from shardmark.workloads.base import CannotShard, TensorPlan
 
-        def refuse(problems: Iterable[Undivided]) -> None:
+        def refuse(problems: Iterable[CannotShard]) -> None:
             for problem in problems:
                 raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
 
@@ -468,7 +468,7 @@ class Layered(Strategy):
             count = CLASSES[self.schedule][1] * factors.pipeline
             parts = workload.pipeline_parts(model)
             refuse(problems_of(parts, model, workload, count))
-            assert not isinstance(parts, Undivided), "which is a problem"
+            assert not isinstance(parts, CannotShard), "which is a problem"
             stages = staged(parts, count)
         assert plan is None or isinstance(plan, TensorPlan)
         return plan, stages

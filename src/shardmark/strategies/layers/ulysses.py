@@ -175,12 +175,12 @@ class Ulysses(Strategy):
 
     def _plan(self, workload: Workload, factors: Mesh, model: nn.Module) -> SequencePlan:
         from shardmark.strategies.layers.sequences import problems_with
-        from shardmark.workloads.base import Undivided
+        from shardmark.workloads.base import CannotShard
 
         plan = workload.sequence_plan(model)
         for problem in problems_with(plan, model, factors.sequence):
             raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
-        assert not isinstance(plan, Undivided), "which is a problem"
+        assert not isinstance(plan, CannotShard), "which is a problem"
         return plan
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import SequencePlan, TensorPlan, Undivided
+from shardmark.workloads.base import CannotShard, SequencePlan, TensorPlan
 from shardmark.workloads.chain import Call, Order, Part, checked_parts
 from shardmark.workloads.language.gpt import positions_in, same_document
 from shardmark.workloads.language.options import HUGGING_FACE
@@ -141,13 +141,13 @@ def layers(model: nn.Module) -> list[nn.Module] | None:
     return [layer for each in lists for layer in each if type(layer).__name__ in names] or None
 
 
-def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
+def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
     """The model's own; its embedding of tokens is divided in any case."""
     own: dict[str, str] = getattr(model, "tp_plan", None) or {}
     config: Any = model.config
     kind = type(model).__name__
     if not own:
-        return Undivided(f"transformers has no plan of how {kind} is divided", "use fsdp")
+        return CannotShard(f"transformers has no plan of how {kind} is divided", "use fsdp")
     if (dropout := _dropout(config)) is not None:
         return dropout
     names = [name for name, _ in model.named_modules()]
@@ -163,11 +163,11 @@ def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
     return TensorPlan(styles=styles, units=_heads(config))
 
 
-def _dropout(config: Any) -> Undivided | None:
+def _dropout(config: Any) -> CannotShard | None:
     """Why what heads draw keeps them together; None where they draw nothing."""
     for key in DROPOUTS:
         if getattr(config, key, 0):
-            return Undivided(
+            return CannotShard(
                 f"{key} {getattr(config, key):g} would draw other masks in divided heads",
                 f"set workload.model_options.{key}: 0",
             )
@@ -181,20 +181,20 @@ def _heads(config: Any) -> dict[str, int]:
 
 def sequence_plan(
     model: nn.Module, part: Callable[[Any, int, int], Any], length: int
-) -> SequencePlan | Undivided:
+) -> SequencePlan | CannotShard:
     """For models whose every layer is attention that transformers' interface can replace."""
     config: Any = model.config
     kind, heads = type(model).__name__, _heads(config)
     replaceable = getattr(model, "_supports_attention_backend", False)
     if not (replaceable and heads and "position_ids" in signature(model.forward).parameters):
-        return Undivided(f"transformers does not let the attention of {kind} be replaced", OTHER)
+        return CannotShard(f"transformers does not let the attention of {kind} be replaced", OTHER)
     layer_types = {*(getattr(config, "layer_types", None) or ())}
     if others := layer_types - {"full_attention", "sliding_attention"}:
-        return Undivided(f"layers of {kind} are {' and '.join(sorted(others))}", OTHER)
+        return CannotShard(f"layers of {kind} are {' and '.join(sorted(others))}", OTHER)
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
         found = f"{kind} looks back {window} positions only, which needs a mask of whole sequences"
-        return Undivided(found, f"set workload.sequence_length: {window}, or use fsdp")
+        return CannotShard(found, f"set workload.sequence_length: {window}, or use fsdp")
     attend = partial(_attend, model)
     units = {**heads, "positions": length}
     return _dropout(config) or SequencePlan(attend=attend, part=part, units=units)
@@ -226,7 +226,7 @@ def _attend(model: nn.Module, exchange: Exchange) -> None:
     model.config._attn_implementation = name  # type: ignore[union-attr]
 
 
-def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | Undivided:
+def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
     """Embeddings, layers, head: each computed by the model's own forward, as far as it is theirs.
 
     `call` gives the logits of a model, or of a chain, for a sample.
@@ -234,7 +234,7 @@ def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | Undivided:
     chosen = layers(model)
     if not chosen:
         kind = type(model).__name__
-        return Undivided(f"transformers does not say which are the layers of {kind}", OTHER)
+        return CannotShard(f"transformers does not say which are the layers of {kind}", OTHER)
     return checked_parts(model, chosen, call, _parts)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import LossSum, SequencePlan, TensorPlan, Undivided
+from shardmark.workloads.base import CannotShard, LossSum, SequencePlan, TensorPlan
 from shardmark.workloads.exchanging import exchanging
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.language.batch import (
@@ -129,7 +129,7 @@ class Language(SampledTask[Samples, TokenBatch]):
             return layers(model)
         return None
 
-    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         options = self._options
         if options.from_transformers:
             from shardmark.workloads.language.hugging_face import tensor_plan
@@ -138,7 +138,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         if not isinstance(model, GPT):
             return super().tensor_plan(model)
         if options.dropout:
-            return Undivided(
+            return CannotShard(
                 f"dropout {options.dropout:g} would draw other masks in divided heads",
                 "set workload.dropout: 0",
             )
@@ -150,7 +150,7 @@ class Language(SampledTask[Samples, TokenBatch]):
             sequence_length=options.sequence_length if by_position else None,
         )
 
-    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | CannotShard:
         options = self._options
         part = partial(part_of_sequences, causal=self._causal)
         if options.from_transformers:
@@ -165,7 +165,7 @@ class Language(SampledTask[Samples, TokenBatch]):
             units={"heads": options.heads, "positions": options.sequence_length},
         )
 
-    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
         if isinstance(model, GPT):
             return parts_of(model)
         if self._options.from_transformers:

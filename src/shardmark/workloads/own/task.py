@@ -20,11 +20,11 @@ from shardmark.core.errors import InputError, error_kind
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import (
     BatchPlan,
+    CannotShard,
     LossSum,
     ParameterGroup,
     SequencePlan,
     TensorPlan,
-    Undivided,
 )
 from shardmark.workloads.exchanging import exchanging, problem_between
 from shardmark.workloads.model_building import (
@@ -240,7 +240,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         own = getattr(self._task, "blocks", None)
         return None if own is None else list(own(model))
 
-    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         own = getattr(self._task, "tensor_plan", None)
         if own is None:
             return super().tensor_plan(model)
@@ -255,7 +255,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             raise self._refusal(found, f"a dictionary: {{module: {allowed}}}")
         return dict(layers)
 
-    def sequence_plan(self, model: nn.Module) -> SequencePlan | Undivided:
+    def sequence_plan(self, model: nn.Module) -> SequencePlan | CannotShard:
         own = getattr(self._task, "sequence_plan", None)
         if own is None:
             return super().sequence_plan(model)
@@ -264,7 +264,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             return problem
         cut = getattr(self._task, "sequence_part", None)
         if cut is None:
-            return Undivided("it has no sequence_part(batch, index, count)", "add it to the task")
+            return CannotShard("it has no sequence_part(batch, index, count)", "add it to the task")
 
         def part(batch: OwnBatch, index: int, count: int) -> OwnBatch:
             return replace(batch, content=cut(batch.content, index, count))
@@ -275,7 +275,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             units=dict(getattr(self._task, "sequence_units", {})),
         )
 
-    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
         own = getattr(self._task, "pipeline_parts", None)
         return super().pipeline_parts(model) if own is None else list(own(model))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn import functional
 
-from shardmark.workloads.base import LossSum, TensorPlan, Undivided
+from shardmark.workloads.base import CannotShard, LossSum, TensorPlan
 from shardmark.workloads.datasets.sources import PictureSource
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.model_building import build_model, seeded
@@ -123,10 +123,10 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
             names["accuracy_top5"] = "top5"
         return {metric: sums[name] / samples for metric, name in names.items()}
 
-    def tensor_plan(self, model: nn.Module) -> TensorPlan | Undivided:
+    def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         return tensor_plan(model) if is_vision_transformer(model) else super().tensor_plan(model)
 
-    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | Undivided:
+    def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
         if not is_vision_transformer(model):
             return super().pipeline_parts(model)
         with seeded(0):

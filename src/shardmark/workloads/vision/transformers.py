@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from shardmark.workloads.base import TensorPlan, Undivided
+from shardmark.workloads.base import CannotShard, TensorPlan
 from shardmark.workloads.chain import Call, Order, Part, checked_parts
 
 PLANS = {
@@ -35,15 +35,15 @@ def _layers(model: Any) -> list[nn.Module]:
     return [*(model.encoder.layers if _library(model) == "torchvision" else model.blocks)]
 
 
-def tensor_plan(model: nn.Module) -> TensorPlan | Undivided:
+def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
     """Two thirds of a layer: its network, but not its attention."""
     for layer in _layers(model):
         network: Any = getattr(layer, "mlp", None)
         if type(network).__name__ not in NETWORKS or _has_norm(network):
-            return Undivided("its layers have networks of another kind", "use fsdp")
+            return CannotShard("its layers have networks of another kind", "use fsdp")
         if any(isinstance(module, nn.Dropout) and module.p for module in network.modules()):
             found = "dropout would draw other masks in divided layers"
-            return Undivided(found, "set it to 0 in workload.model_options")
+            return CannotShard(found, "set it to 0 in workload.model_options")
     return TensorPlan(styles=PLANS[_library(model)])
 
 
@@ -51,7 +51,7 @@ def _has_norm(network: nn.Module) -> bool:
     return any(True for name, _ in network.named_parameters() if name.startswith("norm."))
 
 
-def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | Undivided:
+def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
     """Patches with their positions, layers, and what classifies."""
     return checked_parts(model, _layers(model), call, _parts)
 
