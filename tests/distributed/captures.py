@@ -127,7 +127,7 @@ def _captured(process: RankContext, case: Case) -> Capture | None:
 
 
 def steps_taken(of: Trial) -> int:
-    least = of.built_strategy.mathematics(of.recipe).least_steps
+    least = of.built_strategy.numerics(of.recipe).minimum_steps
     return max(STEPS, of.recipe.steps or 0, least)
 
 

@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shardmark.core.mathematics import ONE_DEVICE, Mathematics
+from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.recipe import Recipe
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import (
@@ -58,7 +58,7 @@ def cause_of(
     tolerances: Tolerances,
     *,
     recipe: Recipe,
-    mathematics: Mathematics,
+    numerics: Numerics,
     run: Run,
 ) -> Cause:
     """The cause of the first check that does not hold, or what could be excluded."""
@@ -66,9 +66,7 @@ def cause_of(
     cause = (
         _read_off(capture, first, tolerances)
         or _clipped_in_parts(capture, first, tolerances.reference, recipe)
-        or _repeated(
-            capture, checks, first, tolerances, recipe=recipe, mathematics=mathematics, run=run
-        )
+        or _repeated(capture, checks, first, tolerances, recipe=recipe, numerics=numerics, run=run)
         or _by_elimination(capture, first, tolerances, run=run)
     )
     where = f" ({first.where})" if first.where else ""
@@ -86,13 +84,13 @@ def _repeated(
     tolerances: Tolerances,
     *,
     recipe: Recipe,
-    mathematics: Mathematics,
+    numerics: Numerics,
     run: Run,
 ) -> Cause | None:
     """The hypothesis that leaves least of the deviation, if one explains it."""
     best: tuple[float, Hypothesis] | None = None
     possible = hypotheses(capture, first, tolerances.reference, recipe)
-    for hypothesis in chain(_of_own(mathematics, len(capture.losses)), possible):
+    for hypothesis in chain(_of_own(numerics, len(capture.losses)), possible):
         try:
             expected = replace(tolerances, reference=run(hypothesis))
         except CannotPlayError:
@@ -134,13 +132,13 @@ def hypotheses(
     yield from _of_buffers(len(expected.losses))
 
 
-def _of_own(mathematics: Mathematics, ranks: int) -> Iterator[Hypothesis]:
-    if mathematics != ONE_DEVICE:
-        told = "; ".join(mathematics.told)
+def _of_own(numerics: Numerics, ranks: int) -> Iterator[Hypothesis]:
+    if numerics != ONE_DEVICE:
+        told = "; ".join(numerics.descriptions)
         yield Hypothesis(
             text=f"it computes as one device does, and not as it says: {told}", one_device=True
         )
-    for rank in range(ranks if mathematics.local_steps is not None else 0):
+    for rank in range(ranks if numerics.local_steps is not None else 0):
         yield Hypothesis(
             text=f"of the first round only rank {rank}'s steps count: the other ranks' are"
             " discarded",
@@ -313,16 +311,16 @@ def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> lis
     return [value for value in values if value < whole]
 
 
-def reduction_checks(capture: Capture, recipe: Recipe, mathematics: Mathematics) -> Iterator[Check]:
+def reduction_checks(capture: Capture, recipe: Recipe, numerics: Numerics) -> Iterator[Check]:
     """Whether reduced gradients are numbers of the type that they were added up in.
 
     A loss scale, which fp16 has, would take them out of its range.
     """
     gradients = capture.tensors.get("gradient", {}).values()
-    dtype = TYPES.get(mathematics.reduction)
+    dtype = TYPES.get(numerics.reduction_precision)
     if gradients and dtype is not None and recipe.precision != "fp16":
-        found = mathematics.reduction if _fits(gradients, dtype) else "a higher precision"
-        yield equal(REDUCED_IN, found, mathematics.reduction)
+        found = numerics.reduction_precision if _fits(gradients, dtype) else "a higher precision"
+        yield equal(REDUCED_IN, found, numerics.reduction_precision)
 
 
 def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:

@@ -19,10 +19,10 @@ class LocalReference(Reference):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.mathematics.local_steps is not None, "else the ranks meet in every step"
-        self._local_steps = self.mathematics.local_steps
+        assert self.numerics.local_steps is not None, "else the ranks meet in every step"
+        self._local_steps = self.numerics.local_steps
         sizes = {name: parameter.numel() for name, parameter in self._named.items()}
-        self._fragments = self._local_steps.fragments_of(sizes)
+        self._fragments = self._local_steps.assign_fragments(sizes)
         self._momentum: dict[str, Tensor] = {}
         self._met: set[str] = set()
         given = {field.name: getattr(self, field.name) for field in fields(Reference)}
@@ -42,7 +42,7 @@ class LocalReference(Reference):
         self._buffers = [dict(rank.buffers()) for rank in self._ranks]
         self.gradients = _means([rank.gradients for rank in self._ranks])
         for number, names in enumerate(self._fragments):
-            if self._local_steps.due(number, self.steps_taken):
+            if self._local_steps.is_due(number, self.steps_taken):
                 for name in names:
                     self._meet(name)
         return losses

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardmark.core.mathematics import PowerSGD
+from shardmark.core.numerics import PowerSGD
 from shardmark.strategies.powersgd import first_factor
 
 
@@ -31,11 +31,11 @@ class PlayedPowerSGD:
     def reduce(self, gradients: Mapping[str, Tensor]) -> None:
         """Put what ranks decompress in the place of each mean gradient that is compressed."""
         self._steps += 1
-        if self._steps <= self.power_sgd.start:
+        if self._steps <= self.power_sgd.start_step:
             return
         for name, gradient in gradients.items():
             rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
-            if not self.power_sgd.thin(rows, columns):
+            if not self.power_sgd.factor_rank(rows, columns):
                 continue
             of_bucket = gradient.as_strided((rows, columns), (columns, 1))  # in order of memory
             matrix = of_bucket

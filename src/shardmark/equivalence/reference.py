@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
-from shardmark.core.mathematics import ONE_DEVICE, Mathematics
+from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
@@ -137,7 +137,7 @@ class Reference:
     Every distinct share of the batch passes through the same parameters with its rank's own buffers
     and random draws; the sum of their losses is divided by the whole step's weight; one optimizer
     steps.  Where batch norm takes its statistics over all ranks, they pass at the same time, and
-    each has modules of its own over the same parameters.  `mathematics` are a strategy's own, where
+    each has modules of its own over the same parameters.  `numerics` are a strategy's own, where
     it promises other than these.  A `hypothesis` makes it do something else on purpose; `noise`
     disturbs it as rounding would.
     """
@@ -148,7 +148,7 @@ class Reference:
     plan: BatchPlan
     total_steps: int
     device: torch.device = CPU
-    mathematics: Mathematics = ONE_DEVICE
+    numerics: Numerics = ONE_DEVICE
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
     played: Sequence[int] | None = None
@@ -158,15 +158,15 @@ class Reference:
 
     def __post_init__(self) -> None:
         workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
-        mathematics = ONE_DEVICE if hypothesis.one_device else self.mathematics
-        self._reduction = hypothesis.reduction or REDUCTIONS[mathematics.reduction]
-        chosen = mathematics.power_sgd
+        numerics = ONE_DEVICE if hypothesis.one_device else self.numerics
+        self._reduction = hypothesis.reduction or REDUCTIONS[numerics.reduction_precision]
+        chosen = numerics.power_sgd
         self._power_sgd = None if chosen is None else PlayedPowerSGD(chosen)
         played = range(self.shares) if self.played is None else self.played
         seed = (self.noise.seed if self.noise else 0) + self.shares * played[0]
         self._noise_draws = torch.Generator().manual_seed(seed)
-        self._casts = mathematics.casts
-        self._messages = REDUCTIONS[mathematics.messages]
+        self._casts = numerics.casts
+        self._messages = REDUCTIONS[numerics.message_precision]
         synchronised = hypothesis.sync_batch_norm
         if synchronised is None:
             synchronised = recipe.sync_batch_norm
@@ -586,8 +586,8 @@ class ReferenceRuns:
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads)
         try:
-            mathematics = self.trial.built_strategy.mathematics(self.trial.recipe)
-            apart = mathematics.local_steps is not None and not hypothesis.one_device
+            numerics = self.trial.built_strategy.numerics(self.trial.recipe)
+            apart = numerics.local_steps is not None and not hypothesis.one_device
             kind = self._of_local_steps() if apart else Reference
             return kind(
                 self.workload,
@@ -596,7 +596,7 @@ class ReferenceRuns:
                 plan=self.plan,
                 total_steps=self.steps,
                 device=self.device,
-                mathematics=mathematics,
+                numerics=numerics,
                 hypothesis=hypothesis,
                 noise=noise,
                 communicates=self.communicates,
@@ -673,11 +673,11 @@ class ReferenceRuns:
         if recipe.tf32 and self.trial.device_type == "cuda":
             compute += UNIT_ROUNDOFF["tf32"]
         reduction = math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
-        mathematics = self.trial.built_strategy.mathematics(recipe)
-        if mathematics.reduction != "fp32":
-            reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[mathematics.reduction]
+        numerics = self.trial.built_strategy.numerics(recipe)
+        if numerics.reduction_precision != "fp32":
+            reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[numerics.reduction_precision]
         # Strategies correct what they accumulated: the last digits decide how a message rounds.
         corrected = recipe.gradient_accumulation > 1 and not self.workload.weights_known
-        if corrected and mathematics.messages != "fp32":
-            reduction += UNIT_ROUNDOFF[mathematics.messages]
+        if corrected and numerics.message_precision != "fp32":
+            reduction += UNIT_ROUNDOFF[numerics.message_precision]
         return compute, reduction

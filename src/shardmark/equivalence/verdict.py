@@ -138,8 +138,8 @@ class ReferenceCache:
         recipe = as_defined(trial.recipe)
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
-        mathematics = asdict(trial.built_strategy.mathematics(recipe))
-        key = json.dumps((*models, mathematics, shares, steps, threads), sort_keys=True)
+        numerics = asdict(trial.built_strategy.numerics(recipe))
+        key = json.dumps((*models, numerics, shares, steps, threads), sort_keys=True)
         if key not in self._made:
             runs = ReferenceRuns(
                 workload=build_workload(trial.workload, recipe.seed),
@@ -265,8 +265,8 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
             undisturbed=reference,
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
-    mathematics = trial.built_strategy.mathematics(trial.recipe)
-    own = reduction_checks(capture, trial.recipe, mathematics)
+    numerics = trial.built_strategy.numerics(trial.recipe)
+    own = reduction_checks(capture, trial.recipe, numerics)
     checks = (*checks_of(capture, tolerances), *own, whole_batch.check)
     same_device = runs.device.type == trial.device_type
     same_samples = runs.communicates and trial.layout.shares != trial.world_size
@@ -293,9 +293,7 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         made = runs.run(hypothesis)
         return made.seen_by_one_process() if one_process else made
 
-    cause = cause_of(
-        capture, checks, tolerances, recipe=trial.recipe, mathematics=mathematics, run=run
-    )
+    cause = cause_of(capture, checks, tolerances, recipe=trial.recipe, numerics=numerics, run=run)
     return verdict_of(trial, False, checks, cause)
 
 
@@ -381,5 +379,5 @@ def verdict_of(
         checks=checks,
         cause=cause,
         guarantee=guarantee,
-        mathematics=trial.built_strategy.mathematics(trial.recipe).told,
+        mathematics=trial.built_strategy.numerics(trial.recipe).descriptions,
     )

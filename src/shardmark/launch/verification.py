@@ -67,7 +67,7 @@ def cells_of(trials: Sequence[Trial]) -> list[Trial]:
     return list(cells.values())
 
 
-def mathematics_of(cell: Trial) -> str:
+def numerics_key(cell: Trial) -> str:
     """Equal for cells that differ in their sizes alone: ranks, batch, steps, rate, seed."""
     recipe = cell.recipe.model_dump(mode="json", exclude=SIZES)
     del recipe["optimizer"]["lr"]
@@ -101,7 +101,7 @@ def verify_cells(
     """
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
-        groups.setdefault(mathematics_of(cell), []).append(cell)
+        groups.setdefault(numerics_key(cell), []).append(cell)
     scratch.mkdir(parents=True, exist_ok=True)
     failures: list[tuple[Trial, Problem]] = []
     captured: dict[str, list[Trial]] = {}
@@ -165,16 +165,16 @@ def _names_of(cell: Trial) -> dict[str, object]:
     return {
         "id": cell_of(cell),
         "strategy_options": cell.strategy.options,
-        "mathematics": _mathematics_told(cell),
+        "mathematics": _numerics_descriptions(cell),
         "world_size": cell.world_size,
         "varied": cell.varied,
     }
 
 
-def _mathematics_told(cell: Trial) -> tuple[str, ...]:
+def _numerics_descriptions(cell: Trial) -> tuple[str, ...]:
     """The cell's own, and with which options they were verified in its place."""
     strategy = cell.built_strategy
-    told = strategy.mathematics(cell.recipe).told
+    told = strategy.numerics(cell.recipe).descriptions
     proof = strategy.proof_options().items()
     other = [f"{key} {value}" for key, value in proof if getattr(strategy, key) != value]
     return (*told, f"verified with {', '.join(other)}") if other else told
@@ -184,7 +184,7 @@ def steps_of(cell: Trial) -> int:
     """That verifying it takes."""
     least = FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
     strategy = _proven(cell).built_strategy
-    return max(least, strategy.mathematics(cell.recipe).least_steps)
+    return max(least, strategy.numerics(cell.recipe).minimum_steps)
 
 
 def _proven(trial: Trial) -> Trial:

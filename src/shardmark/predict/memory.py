@@ -75,7 +75,7 @@ def rank_memory(
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
     """With cast parameters, where the strategy casts them."""
     native = profile.native
-    return native if native is not None and strategy.mathematics(recipe).casts else profile
+    return native if native is not None and strategy.numerics(recipe).casts else profile
 
 
 def fullest(

@@ -53,7 +53,7 @@ class Prediction:
     """Samples of a step, over all ranks."""
     tokens_per_sample: int | None
     own_mathematics: tuple[str, ...] = ()
-    """What is not one device's, as `Mathematics.told` has it."""
+    """What is not one device's, as `Numerics.descriptions` has it."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
     """What the card has to have: tensors, gaps between them, context and libraries; on a CPU
@@ -405,7 +405,7 @@ class _Planner:
             card_bytes=self.node.card.memory_gib * GiB,
             samples=samples,
             tokens_per_sample=cell.workload.tokens_per_sample,
-            own_mathematics=self._strategy.mathematics(cell.recipe).told,
+            own_mathematics=self._strategy.numerics(cell.recipe).descriptions,
             steps=self._steps(samples),
             price_per_hour=self.price_per_hour,
             reason=reason or self._batch_problem(shares),

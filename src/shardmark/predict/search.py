@@ -191,7 +191,7 @@ class Searcher:
                     continue
                 strategy = self._strategy(mesh, again, 1)
                 both = [recipes[(checkpointed, offloaded), passes] for passes in (1, 2)]
-                casts = strategy.mathematics(both[0]).casts is not None
+                casts = strategy.numerics(both[0]).casts is not None
                 bubble = strategy.bubble(self.ranks, self.nodes)
                 sent = self._sent((mesh, again), division, both, counts)
                 library = self._library((mesh, again), division, both, counts)

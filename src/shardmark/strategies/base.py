@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkabl
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, LayerDivision, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import ONE_DEVICE, Mathematics
+from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.shares import StepShard
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 
@@ -476,12 +476,12 @@ class Strategy(ABC):
         """Itself, or with what suits the workload in place of options that are left open."""
         return self
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
+    def numerics(self, recipe: Recipe) -> Numerics:
         """What its steps compute; one device's mathematics unless it promises other ones."""
         return ONE_DEVICE
 
     def proof_options(self) -> Mapping[str, Any]:
-        """Options that a verification changes, so that its few steps hold all of `mathematics`."""
+        """Options that a verification changes, so that its few steps hold all of `numerics`."""
         return {}
 
     def guarantee(self) -> str | None:

@@ -13,7 +13,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import Mathematics, PowerSGD
+from shardmark.core.numerics import Numerics, PowerSGD
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each parameter tensor"
-LEAST_SAVING = 2
+MIN_COMPRESSION_RATE = 2
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
 POWERSGD_DEFAULTS = {"powersgd_rank": 1, "powersgd_start": 2}
@@ -111,7 +111,7 @@ class DDP(Strategy):
     ) -> WireBytes:
         """Unused parameters are sent as zeros."""
         needed = all_reduced(size, world_size)
-        chosen = self.mathematics(recipe).power_sgd
+        chosen = self.numerics(recipe).power_sgd
         if chosen is not None:
             payload = FP32_BYTES * (size.trained_parameters - _saved(size, chosen))
             needed = WireBytes(
@@ -171,17 +171,17 @@ class DDP(Strategy):
             units=tuple(UnitState(kept_gradients=-own * size) for size in sizes),
         )
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
+    def numerics(self, recipe: Recipe) -> Numerics:
         if self.compress == "powersgd":
-            return Mathematics(
+            return Numerics(
                 power_sgd=PowerSGD(
                     rank=self.powersgd_rank,
-                    start=self.powersgd_start,
+                    start_step=self.powersgd_start,
                     seed=recipe.seed,
-                    least_saving=LEAST_SAVING,
+                    min_compression_rate=MIN_COMPRESSION_RATE,
                 )
             )
-        return Mathematics(reduction="fp32" if self.compress == "none" else self.compress)
+        return Numerics(reduction_precision="fp32" if self.compress == "none" else self.compress)
 
     def loads(self) -> tuple[str, ...]:
         compressing = () if self.compress == "none" else (f"{HOOKS}.powerSGD_hook",)
@@ -192,7 +192,7 @@ class DDP(Strategy):
         if self.compress == "powersgd":
             own["powersgd"] = self._powersgd_options()
         else:
-            own["gradient_reduction_precision"] = self.mathematics(recipe).reduction
+            own["gradient_reduction_precision"] = self.numerics(recipe).reduction_precision
         return common_settings(recipe) | own
 
     def check_model(
@@ -272,7 +272,7 @@ class DDP(Strategy):
             hook = getattr(default_hooks, f"{self.compress}_compress_hook")
             # Under its own name DDP takes bf16's for NCCL alone; gloo adds up bf16, too.
             ddp.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
-        chosen = self.mathematics(recipe).power_sgd
+        chosen = self.numerics(recipe).power_sgd
         if chosen is None:
             return None
         if context.device.type == "cpu" and torch.cuda.is_available():
@@ -326,7 +326,7 @@ class DDP(Strategy):
         return {
             "matrix_approximation_rank": self.powersgd_rank,
             "start_powerSGD_iter": self.powersgd_start,
-            "min_compression_rate": LEAST_SAVING,
+            "min_compression_rate": MIN_COMPRESSION_RATE,
             "use_error_feedback": True,
             "warm_start": True,
             "orthogonalization_epsilon": 0,
@@ -351,7 +351,7 @@ def _saved(size: ModelSize, power_sgd: PowerSGD) -> int:
     return sum(
         count * (rows * columns - thin * (rows + columns))
         for rows, columns, count in size.trained_matrices
-        if (thin := power_sgd.thin(rows, columns))
+        if (thin := power_sgd.factor_rank(rows, columns))
     )
 
 

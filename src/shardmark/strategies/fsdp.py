@@ -12,7 +12,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import ONE_DEVICE, Casts, Mathematics
+from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
@@ -268,12 +268,10 @@ class FSDP(Strategy):
         own = {"mixed_precision": "native"} if is_native(self.mixed_precision, recipe) else {}
         return common_settings(recipe) | own
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
+    def numerics(self, recipe: Recipe) -> Numerics:
         if recipe.precision == "fp32" or not is_native(self.mixed_precision, recipe):
             return ONE_DEVICE
-        return Mathematics(
-            casts=Casts(precision=recipe.precision, units=self.wrap, gradients="fp32")
-        )
+        return Numerics(casts=Casts(precision=recipe.precision, units=self.wrap, gradients="fp32"))
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     powerSGD_hook,
 )
 
-from shardmark.core.mathematics import PowerSGD
+from shardmark.core.numerics import PowerSGD
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
@@ -28,7 +28,7 @@ def first_factor(power_sgd: PowerSGD, name: str, rows: int, columns: int) -> Ten
     By its name, and not by its place in a bucket: the same whatever `bucket_mb` is.
     """
     draws = torch.Generator().manual_seed(zlib.crc32(f"{power_sgd.seed}/{name}".encode()))
-    return torch.randn(columns, power_sgd.thin(rows, columns), generator=draws)
+    return torch.randn(columns, power_sgd.factor_rank(rows, columns), generator=draws)
 
 
 class InOrder(dist.ProcessGroup):
@@ -117,7 +117,7 @@ class PowerSGDReduction:
         by_shape: dict[tuple[int, int], list[tuple[Tensor, int, int]]] = {}
         for parameter in parameters:
             rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
-            if self._power_sgd.thin(rows, columns):
+            if self._power_sgd.factor_rank(rows, columns):
                 by_shape.setdefault((rows, columns), []).append((parameter, rows, columns))
         return [each for alike in by_shape.values() for each in alike]
 
@@ -127,7 +127,9 @@ class PowerSGDReduction:
         errors = state.error_dict[index].split_with_sizes([p.numel() for p in parameters])
         apart = {f"error/{self._names[p]}": e for p, e in zip(parameters, errors, strict=True)}
         compressed = self._compressed(parameters)
-        shapes = [(columns, self._power_sgd.thin(rows, columns)) for _, rows, columns in compressed]
+        shapes = [
+            (columns, self._power_sgd.factor_rank(rows, columns)) for _, rows, columns in compressed
+        ]
         rights = state.q_memory_dict[index].split_with_sizes([c * thin for c, thin in shapes])
         for (parameter, *_), right, shape in zip(compressed, rights, shapes, strict=True):
             apart[f"factor/{self._names[parameter]}"] = right.view(shape)

@@ -170,8 +170,8 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     schedule = Schedule.of(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload
-    mathematics = trial.built_strategy.mathematics(recipe).told
-    report.settings = {**trial.built_strategy.settings(recipe), "mathematics": mathematics}
+    numerics = trial.built_strategy.numerics(recipe).descriptions
+    report.settings = {**trial.built_strategy.settings(recipe), "mathematics": numerics}
     report.steps_per_epoch = schedule.steps_per_epoch
     report.counts_samples = position.counts_loss
     checkpoints = Checkpoints.joined(trial, directory, context)

@@ -80,5 +80,5 @@ def test_what_is_left_open_is_chosen_by_precision_and_workload(name: str) -> Non
     asked = build_strategy(name, {"mixed_precision": "native"}).for_workload(detection)
     assert asked.settings(recipe(precision="fp16"))["mixed_precision"] == "native"
     for precision in ("fp32", "bf16", "fp16"):
-        casts = asked.mathematics(recipe(precision=precision)).casts
+        casts = asked.numerics(recipe(precision=precision)).casts
         assert (casts.precision if casts else "fp32") == precision

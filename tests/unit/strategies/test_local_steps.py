@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.mathematics import LocalSteps
+from shardmark.core.numerics import LocalSteps
 from shardmark.launch.verification import shortened, steps_of
 from tests.distributed.captures import recipe, trial
 
@@ -24,7 +24,7 @@ SIZES = {"a": 10, "b": 10, "c": 30, "d": 5, "e": 5}
 def test_fragments_are_neighbours_of_about_one_size(
     fragments: int, expected: list[list[str]]
 ) -> None:
-    assert LocalSteps(period_steps=4, fragments=fragments).fragments_of(SIZES) == expected
+    assert LocalSteps(period_steps=4, fragments=fragments).assign_fragments(SIZES) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_each_fragment_meets_once_in_a_round(
     period: int, fragments: int, expected: list[list[int]]
 ) -> None:
     steps = LocalSteps(period_steps=period, fragments=fragments)
-    met = [[t for t in range(10) if steps.due(f, t)] for f in range(fragments)]
+    met = [[t for t in range(10) if steps.is_due(f, t)] for f in range(fragments)]
     assert met == expected
 
 
@@ -57,10 +57,10 @@ def test_a_proof_holds_two_rounds_and_what_follows(
     name: str, options: dict[str, Any], period_steps: int
 ) -> None:
     cell = trial(name, recipe(steps=1000), **options)
-    assert cell.built_strategy.mathematics(cell.recipe).local_steps is not None
+    assert cell.built_strategy.numerics(cell.recipe).local_steps is not None
     short = shortened(cell)
     assert short.strategy.options == {**options, "period_steps": period_steps}
-    local = short.built_strategy.mathematics(short.recipe).local_steps
+    local = short.built_strategy.numerics(short.recipe).local_steps
     assert local is not None
     assert local.period_steps == period_steps
     assert short.recipe.steps == steps_of(cell) == max(3, 2 * period_steps + 1)

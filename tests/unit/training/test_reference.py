@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
-from shardmark.core.mathematics import Casts, Mathematics
+from shardmark.core.numerics import Casts, Numerics
 from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.reference import Hypothesis, Reference
 from shardmark.train.schedule import step_seed
@@ -99,7 +99,7 @@ def test_passes_on_bf16_copies_update_fp32_parameters(kept: Literal["fp32", "bf1
         shares=1,
         plan=PLAN,
         total_steps=STEPS,
-        mathematics=Mathematics(casts=casts),
+        numerics=Numerics(casts=casts),
     )
     model = workload.build_model()
     optimizer = sgd(model)

@@ -154,7 +154,7 @@ def test_deviations_are_shown_short(value: float | None, shown: str) -> None:
     assert deviation_text(value) == shown
 
 
-def test_mathematics_of_its_own_are_told(
+def test_a_strategys_numerics_are_described(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = ("gradients are reduced in bf16", "updates come late")

@@ -20,7 +20,7 @@ from shardmark.launch.outcome import Ending
 from shardmark.launch.verification import (
     STEPS,
     cells_of,
-    mathematics_of,
+    numerics_key,
     shortened,
     verification_of,
     verify_cells,
@@ -107,7 +107,7 @@ def test_a_cell_is_named_by_what_it_trains() -> None:
 def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
     batch = [] if "global_batch" in axis else ["recipe.global_batch=24"]
     first, second = cells_of(trials(*batch, "matrix.strategy=[ddp]", axis))
-    assert (mathematics_of(first) != mathematics_of(second)) is different
+    assert (numerics_key(first) != numerics_key(second)) is different
 
 
 class Engine(FakeEngine):

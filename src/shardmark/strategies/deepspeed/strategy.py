@@ -14,7 +14,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import ONE_DEVICE, Casts, Mathematics
+from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
@@ -376,11 +376,11 @@ class Zero(Strategy):
             settings["cpu_adam"] = self.cpu_adam_settings(recipe.optimizer)
         return settings | self._parameter_settings()
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
+    def numerics(self, recipe: Recipe) -> Numerics:
         if recipe.precision == "fp32" or not self._is_native(recipe):
             return ONE_DEVICE
         precision = recipe.precision
-        return Mathematics(casts=Casts(precision=precision, units="root", gradients=precision))
+        return Numerics(casts=Casts(precision=precision, units="root", gradients=precision))
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1

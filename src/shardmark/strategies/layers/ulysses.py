@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import Mathematics
+from shardmark.core.numerics import Numerics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     PRECISION_BYTES,
@@ -143,8 +143,8 @@ class Ulysses(Strategy):
         reducing = self._reducing(self.factors(world_size, nodes))
         return reducing.step_state(units, recipe, world_size, nodes, device_type=device_type)
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
-        return self._reducing(Mesh()).mathematics(recipe)
+    def numerics(self, recipe: Recipe) -> Numerics:
+        return self._reducing(Mesh()).numerics(recipe)
 
     def backend(self, device_type: str, recipe: Recipe) -> str:
         return self._reducing(Mesh()).backend(device_type, recipe)

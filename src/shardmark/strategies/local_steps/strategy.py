@@ -12,7 +12,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import LocalSteps, Mathematics, OuterOptimizer
+from shardmark.core.numerics import LocalSteps, Numerics, OuterOptimizer
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
@@ -107,8 +107,8 @@ class LocalStepsStrategy(Strategy):
             updating=max(whole, meeting),
         )
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
-        return Mathematics(local_steps=self.local_steps())
+    def numerics(self, recipe: Recipe) -> Numerics:
+        return Numerics(local_steps=self.local_steps())
 
     def proof_options(self) -> Mapping[str, Any]:
         """Rounds of two steps, so that few steps hold several."""

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardmark.core.mathematics import LocalSteps
+from shardmark.core.numerics import LocalSteps
 from shardmark.strategies.base import CheckpointState, HeldState
 from shardmark.strategies.casting import lossless_copy
 from shardmark.strategies.checkpoint_state import optimizer_tensors, restore_optimizer
@@ -30,7 +30,7 @@ class LocalWorker(EagerWorker):
     def __post_init__(self) -> None:
         super().__post_init__()
         sizes = {name: parameter.numel() for name, parameter in self._trained.items()}
-        self._fragments = self.local_steps.fragments_of(sizes)
+        self._fragments = self.local_steps.assign_fragments(sizes)
         self._fragment_of = {n: i for i, names in enumerate(self._fragments) for n in names}
         self._every_step = False
         self._outer: dict[str, nn.Parameter] = {}
@@ -49,7 +49,7 @@ class LocalWorker(EagerWorker):
     def _update(self) -> None:
         super()._update()
         for number, names in enumerate(self._fragments):
-            if names and (self._every_step or self.local_steps.due(number, self._steps_called)):
+            if names and (self._every_step or self.local_steps.is_due(number, self._steps_called)):
                 self._synchronise(names)
 
     @torch.no_grad()
@@ -84,7 +84,7 @@ class LocalWorker(EagerWorker):
     def _just_met(self, name: str) -> bool:
         """Whether all ranks have the same, to the last bit, which their mean need not."""
         steps = self._steps_called
-        return not steps or self.local_steps.due(self._fragment_of[name], steps)
+        return not steps or self.local_steps.is_due(self._fragment_of[name], steps)
 
     def full_gradients(self) -> dict[str, Tensor]:
         """The mean of the ranks' own."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.mathematics import Mathematics
+from shardmark.core.numerics import Numerics
 from shardmark.core.wire import ModelSize, Traffic, WireBytes
 from shardmark.strategies.base import (
     FP32_BYTES,
@@ -163,8 +163,8 @@ class ParameterServer(Strategy):
             units=(UnitState(),) * len(units),
         )
 
-    def mathematics(self, recipe: Recipe) -> Mathematics:
-        return Mathematics(messages=self.wire)
+    def numerics(self, recipe: Recipe) -> Numerics:
+        return Numerics(message_precision=self.wire)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         changed = {} if self.staleness_bound == 0 else {"gradient_reduction": PER_WORKER}
