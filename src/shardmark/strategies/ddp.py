@@ -125,7 +125,7 @@ class DDP(Strategy):
                     ),
                 ),
                 formula=f"all-reduce: 2 (n-1)/n of factors of rank {chosen.rank}, and of the rest",
-                note=f"the first {chosen.start} steps reduce whole gradients",
+                note=f"the first {chosen.start_step} steps reduce whole gradients",
             )
         elif self.compress != "none":
             (whole,) = needed.traffic
