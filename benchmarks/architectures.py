@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.profile import Amount, Operation, Profile, Unit
 
 EVEN = ((1 / 8, 1 / 8),) * 8

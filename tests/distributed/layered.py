@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.wire import ModelSize, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
@@ -84,7 +84,7 @@ def started(name: str, workload: Workload, wanted: Recipe, process: RankContext)
 class Probed:
     held: dict[str, int]
     collectives: dict[str, CollectiveRecord]
-    needed: WireBytes
+    needed: RequiredTraffic
     draws_moved: bool
 
 

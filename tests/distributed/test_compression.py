@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardmark.core.recipe import Optimizer
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans

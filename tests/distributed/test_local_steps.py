@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.step.collectives import CollectiveCounter
@@ -257,11 +257,11 @@ def test_a_round_carries_what_one_step_of_ddp_does(ranks: list[Ranked], name: st
         build_strategy(each, options).wire_bytes(size, toy_recipe(), 2)
         for each, options in (("ddp", {}), (name, {"period_steps": 4}))
     )
-    assert own.carried_bytes == ddp.carried_bytes / 4
+    assert own.required_bytes == ddp.required_bytes / 4
     (defined,) = own.traffic
     for rank in ranks:
         assert rank.payload_bytes[name] / 8 == defined.payload_bytes
-        assert rank.sent_bytes[name] / 8 == pytest.approx(own.carried_bytes, rel=0.05)
+        assert rank.sent_bytes[name] / 8 == pytest.approx(own.required_bytes, rel=0.05)
         collectives = rank.probes[name].collectives
         assert collectives is not None
         assert collectives["all_reduce"].payload_bytes == defined.payload_bytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.wire import ModelSize, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
@@ -156,7 +156,7 @@ class Probed:
     saved_bytes: int
     """Of activations for the backward pass."""
     collectives: dict[str, CollectiveRecord]
-    needed: WireBytes
+    needed: RequiredTraffic
 
 
 def probed(process: RankContext, of: Trial) -> Probed:

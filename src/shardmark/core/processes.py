@@ -1,4 +1,4 @@
-"""What ties a process to its parent, and who goes first on a busy core."""
+"""Linux process settings: the death signal of a parent and the scheduling policy of a thread."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from contextlib import suppress
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent(parent_pid: int, end: signal.Signals = signal.SIGKILL) -> None:
-    """Have the kernel send a signal when the parent ends, however that happens (Linux)."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, end)
-    if os.getppid() != parent_pid:  # it has ended already
-        signal.raise_signal(end)
+def die_with_parent(parent_pid: int, death_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Ask the kernel to send this process a signal when its parent ends (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, death_signal)
+    if os.getppid() != parent_pid:  # the parent has ended already
+        signal.raise_signal(death_signal)
 
 
-def give_way() -> None:
-    """This thread, and what is forked from it, wakes up without taking a core from others.
+def schedule_as_batch() -> None:
+    """Give this thread, and processes forked from it, the policy SCHED_BATCH.
 
-    A watcher that wakes up takes a core from a rank for some milliseconds, and every other rank
-    waits for that one: under `fsdp` on two cores it cost 3 to 5 % of the speed
-    (docs/method/measurement.md).  A thread of the kernel's policy SCHED_BATCH waits until a core is
-    free or its turn has come, and needs no privilege to come back, as a higher nice value would.
+    A monitoring thread that wakes up takes a core from a rank for some milliseconds, and every
+    other rank waits for that rank: under `fsdp` on two cores it cost 3 to 5 % of the speed
+    (docs/method/measurement.md).  A thread with SCHED_BATCH does not preempt others when it wakes
+    up.  Unlike a higher nice value, the policy can be changed back without a privilege.
     See sched(7).
     """
     _set_policy(os.SCHED_BATCH)
 
 
-def take_part() -> None:
-    """This thread is scheduled as ever."""
+def schedule_normally() -> None:
+    """Give this thread Linux's default policy SCHED_OTHER."""
     _set_policy(os.SCHED_OTHER)
 
 
 def _set_policy(policy: int) -> None:
-    with suppress(OSError):  # a sandbox may forbid it: then all are equal
+    with suppress(OSError):  # a sandbox may forbid the call: all threads then share one policy
         os.sched_setscheduler(0, policy, os.sched_param(0))

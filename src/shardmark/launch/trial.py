@@ -13,7 +13,7 @@ from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
-from shardmark.core.wire import ModelSize, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
@@ -251,7 +251,7 @@ def _explained(failure: Failure, directory: Path) -> Failure:
         return with_cause(failure, log)
 
 
-def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> WireBytes | None:
+def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:
     for rank in ranks:
         probe = rank.probe
         if probe and probe.parameters is not None and probe.trained_parameters is not None:

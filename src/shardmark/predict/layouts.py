@@ -14,7 +14,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Mesh
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.models import Models
 from shardmark.predict.search import DIVIDED, Division, Search, Searcher

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import Card
 from shardmark.strategies.base import Strategy
 

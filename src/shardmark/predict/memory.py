@@ -86,8 +86,8 @@ def fullest(
     passes = recipe.gradient_accumulation
     in_a_pass = samples_of_share(recipe, layout.shares) / passes
     samples = in_flight * in_a_pass
-    divided = layout.sequence * layout.pipeline / profile.size.costliest_stage
-    uneven = profile.size.largest_stage
+    divided = layout.sequence * layout.pipeline / profile.size.stage_compute_imbalance
+    uneven = profile.size.stage_parameter_imbalance
     moments = _moments(profile, state, samples, layout.tensor, divided)
     at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
     kept = min(at.live, at.saved)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize, Traffic
+from shardmark.core.traffic import ModelSize, Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.memory import computed, fullest, needed_bytes
@@ -196,7 +196,7 @@ class Searcher:
                 sent = self._sent((mesh, again), division, both, counts)
                 library = self._library((mesh, again), division, both, counts)
                 held = [self._held(strategy, recipe) for recipe in both]
-                costliest = self.sizes[division].costliest_stage
+                costliest = self.sizes[division].stage_compute_imbalance
                 for count, seconds, own in zip(counts, sent, library, strict=True):
                     kinds.append((mesh, again))
                     shape = (count, samples, mesh.tensor, mesh.shard, mesh.pipeline)

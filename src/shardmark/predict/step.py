@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import Traffic
+from shardmark.core.traffic import Traffic
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.profile import Profile
@@ -200,7 +200,7 @@ def plan_step(
     passes = recipe.gradient_accumulation
     samples = samples_of_share(recipe, layout.shares) / passes
     parts = layout.tensor * layout.pipeline
-    stages = layout.pipeline / profile.size.costliest_stage  # which the others wait for
+    stages = layout.pipeline / profile.size.stage_compute_imbalance  # which the others wait for
     per_node = max(1, world_size // nodes)
     slowdown = node.slowdown(per_node)
     pieces = strategy.pieces(world_size, nodes)

@@ -8,7 +8,7 @@ from math import ceil, log2
 
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import Traffic, carried_share
+from shardmark.core.traffic import Traffic, required_fraction
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Operation
 from shardmark.strategies.base import FP32_BYTES
@@ -173,7 +173,7 @@ def _by_formula(
     on_cpu = node.card.device_type == "cpu"
     kind = "all_reduce" if on_cpu and traffic.kind == "reduce_scatter" else traffic.kind
     ranks, payload = traffic.ranks, traffic.payload_bytes
-    share = carried_share(kind, ranks)
+    share = required_fraction(kind, ranks)
     if ranks < 2 or not payload or not share or traffic.sent_by_peers:
         return 0.0
     link_latency = node.card.link_latency_seconds or constants.link_seconds
@@ -201,8 +201,8 @@ def _by_formula(
         return ring
     # A gather hands in a rank's own part: a node's parts pass between nodes.
     parts = inside if kind == "all_gather" else 1
-    outer = (carried_share(kind, between) or 0.0) * parts * payload / network
-    inner = (carried_share(kind, inside) or 0.0) * payload / link
+    outer = (required_fraction(kind, between) or 0.0) * parts * payload / network
+    inner = (required_fraction(kind, inside) or 0.0) * payload / link
     if kind == "all_gather":
         inner *= between
     steps = (inside - 1) * link_latency + ceil(log2(between)) * network_latency

@@ -25,7 +25,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize, matrices_of
+from shardmark.core.traffic import ModelSize, matrix_shapes
 from shardmark.predict.division import Division
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.strategies.blocks import wrapped
@@ -368,7 +368,7 @@ def _profile(
         size=ModelSize(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
-            trained_matrices=matrices_of(p.shape for p in model.parameters() if p.requires_grad),
+            trained_matrices=matrix_shapes(p.shape for p in model.parameters() if p.requires_grad),
             units=max(
                 1, len({unit.name if unit.block else "" for unit in units if unit.parameters})
             ),

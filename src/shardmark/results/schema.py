@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from shardmark.core.errors import ErrorKind
 from shardmark.core.layout import Layout
-from shardmark.core.wire import WireBytes
+from shardmark.core.traffic import RequiredTraffic
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -310,7 +310,7 @@ class TrialResult(Stored):
     world_size: int
     layout: Layout
     """How the strategy factored its ranks, and what each sees and holds."""
-    needed_traffic: WireBytes | None = None
+    needed_traffic: RequiredTraffic | None = None
     """What the strategy's definition needs the network to carry in a step; None where no rank
     counted the model's parameters."""
     precision: str

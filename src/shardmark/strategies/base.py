@@ -15,7 +15,7 @@ from shardmark.core.layout import Fractions, LayerDivision, Layout, data_paralle
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.shares import StepShard
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -415,13 +415,13 @@ class Strategy(ABC):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """What its definition needs the network to carry in a step, whatever the library sends."""
         layout = self.layout(world_size, nodes)
         replicated = layout.data == layout.devices and not layout.server_ranks
         assert replicated, f"{self.name} is not made of replicas: it has to say what it sends"
         if layout.processes == 1:
-            return WireBytes(traffic=(), formula="nothing")
+            return RequiredTraffic(traffic=(), formula="nothing")
         return all_reduced(size, world_size)
 
     def sent(
@@ -628,10 +628,10 @@ def samples_of_share(recipe: Recipe, shares: int) -> int:
     return recipe.per_rank_batch
 
 
-def all_reduced(size: ModelSize, world_size: int) -> WireBytes:
+def all_reduced(size: ModelSize, world_size: int) -> RequiredTraffic:
     """Gradients averaged in fp32 by an all-reduce."""
     payload = size.trained_parameters * FP32_BYTES
-    return WireBytes(
+    return RequiredTraffic(
         traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
         formula="all-reduce: 2 (n-1)/n G",
     )

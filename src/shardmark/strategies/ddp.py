@@ -14,7 +14,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics, PowerSGD
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     LaunchConfiguration,
@@ -108,13 +108,13 @@ class DDP(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Unused parameters are sent as zeros."""
         needed = all_reduced(size, world_size)
         chosen = self.numerics(recipe).power_sgd
         if chosen is not None:
             payload = FP32_BYTES * (size.trained_parameters - _saved(size, chosen))
-            needed = WireBytes(
+            needed = RequiredTraffic(
                 traffic=(
                     Traffic(
                         kind="all_reduce",
@@ -134,7 +134,7 @@ class DDP(Strategy):
                 payload_bytes=whole.payload_bytes / 2,
                 copied_bytes=CAST_ACCESSES * whole.payload_bytes,
             )
-            needed = WireBytes(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
+            needed = RequiredTraffic(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
         return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
 
     def library_work(

@@ -13,7 +13,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     PRECISION_BYTES,
@@ -107,7 +107,7 @@ class FSDP(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Micro-batches before the last one keep their gradients, and gather like any other."""
         group = self.group(world_size, nodes)
         gathers = self._gathers(recipe)
@@ -131,7 +131,7 @@ class FSDP(Strategy):
             ),
         )
         if group == world_size:
-            return WireBytes(
+            return RequiredTraffic(
                 traffic=sharded,
                 formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
                 " + (n-1)/n G",
@@ -143,7 +143,7 @@ class FSDP(Strategy):
             apart=group,
             calls=units,
         )
-        return WireBytes(
+        return RequiredTraffic(
             traffic=(*sharded, across),
             formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",

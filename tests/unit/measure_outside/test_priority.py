@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import threading
 
-from shardmark.core.processes import give_way, take_part
+from shardmark.core.processes import schedule_as_batch, schedule_normally
 
 
 def test_a_thread_gives_way_alone_and_comes_back() -> None:
     policies = []
 
     def watch() -> None:
-        give_way()
+        schedule_as_batch()
         policies.append(os.sched_getscheduler(0))
-        take_part()
+        schedule_normally()
         policies.append(os.sched_getscheduler(0))
 
     thread = threading.Thread(target=watch)

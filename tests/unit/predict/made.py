@@ -8,7 +8,7 @@ from typing import Any
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.trials.trial import Trial

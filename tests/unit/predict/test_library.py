@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import Card
 from shardmark.predict.library import OPERATIONS, library_seconds, library_work
 from shardmark.strategies import STRATEGIES, build_strategy

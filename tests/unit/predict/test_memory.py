@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.predict.memory import CONTEXT_BYTES, RankMemory, needed_bytes, rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit

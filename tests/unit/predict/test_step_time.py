@@ -11,7 +11,7 @@ import pytest
 
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.intervals import COVERAGE, interval, residuals_of
@@ -333,14 +333,14 @@ class Invented(Strategy):
         recipe: Recipe,  # noqa: ARG002
         world_size: int,
         nodes: int = 1,  # noqa: ARG002
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         sent = Traffic(
             kind="all_reduce",
             payload_bytes=4 * size.trained_parameters,
             ranks=world_size,
             waited_for=True,
         )
-        return WireBytes(traffic=(sent,), formula="all of it, after the step")
+        return RequiredTraffic(traffic=(sent,), formula="all of it, after the step")
 
     def start(self, workload: Any, recipe: Recipe, context: Any) -> Any:
         raise NotImplementedError

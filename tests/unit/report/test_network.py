@@ -20,7 +20,7 @@ from shardmark.analysis.compare.series import sampled
 from shardmark.analysis.network.traffic import TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.core.recipe import Recipe
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.report.figures import figures_of
 from shardmark.report.page.page import render_page
 from shardmark.report.table.formats import render_csv

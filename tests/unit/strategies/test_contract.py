@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from shardmark.cli import app
 from shardmark.core.machine import Machine
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
@@ -62,7 +62,7 @@ def test_every_method_answers(name: str) -> None:
     assert sum(map(len, layout.ranks_by_node)) == layout.processes
     wire = strategy.wire_bytes(SIZE, asked, ranks)
     assert wire.formula
-    assert (wire.carried_bytes > 0) is (layout.processes > 1)
+    assert (wire.required_bytes > 0) is (layout.processes > 1)
     assert {strategy.backend(on, asked) for on in ("cuda", "cpu")} <= {"nccl", "gloo"}
     assert strategy.guarantee() is None or strategy.tolerates_worker_loss()
     assert strategy.resume_blocker(asked) is None

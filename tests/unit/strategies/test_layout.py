@@ -9,7 +9,7 @@ import pytest
 from shardmark.core.layout import Fractions
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.wire import ModelSize
+from shardmark.core.traffic import ModelSize
 from shardmark.strategies import build_strategy
 
 WHOLE = (1.0, 1.0, 1.0)
@@ -190,13 +190,13 @@ def test_bytes_that_the_network_has_to_carry(
 ) -> None:
     recipe = Recipe.model_validate({"global_batch": 64, "steps": 1, **changes})
     wire = build_strategy(name, options).wire_bytes(SIZE, recipe, ranks)
-    assert wire.carried_bytes == pytest.approx(megabytes * MB)
+    assert wire.required_bytes == pytest.approx(megabytes * MB)
 
 
 def test_frozen_parameters_have_no_gradients() -> None:
     for name, megabytes in (("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)):
         wire = build_strategy(name, {}).wire_bytes(FROZEN, Recipe(global_batch=64, steps=1), 2)
-        assert wire.carried_bytes == pytest.approx(megabytes * MB)
+        assert wire.required_bytes == pytest.approx(megabytes * MB)
 
 
 def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:
@@ -207,7 +207,7 @@ def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:
     options = {"compress": "powersgd", "powersgd_rank": 2}
     wire = build_strategy("ddp", options).wire_bytes(size, Recipe(global_batch=8, steps=9), 2)
     rest = 5000 + 4 * 36 + 3 * 500 + 1
-    assert wire.carried_bytes == 4 * (2 * 2 * (1000 + 300) + rest)
+    assert wire.required_bytes == 4 * (2 * 2 * (1000 + 300) + rest)
     assert wire.note == "the first 2 steps reduce whole gradients"
 
 
@@ -234,5 +234,5 @@ def test_stage_3_sends_small_parameters_one_by_one(
     assert gathered.payload_bytes == pytest.approx(large_gathers * 4 * 200_000 / 2)
     assert (small.payload_bytes, small.calls, small.waited_for) == (4 * 10_000 / 2, 5, True)
     everything = build_strategy("zero-3", {"persistence_threshold": 0, "max_reuse_distance": 0})
-    sent = sum(each.carried_bytes for each in everything.sent(size, recipe, 2))
-    assert sent == pytest.approx(everything.wire_bytes(size, recipe, 2).carried_bytes)
+    sent = sum(each.required_bytes for each in everything.sent(size, recipe, 2))
+    assert sent == pytest.approx(everything.wire_bytes(size, recipe, 2).required_bytes)

@@ -77,8 +77,8 @@ def test_ranks_of_a_pipeline_are_as_uneven_as_their_stages() -> None:
     parts = [nn.Embedding(10, 4), *(nn.Linear(4, 4, bias=False) for _ in range(4))]
     workload = ToyWorkload(lambda: nn.Sequential(*parts))
     passed = passed_between([parts[1:3], parts[3:4], parts[4:], parts[:1]], workload, ranks=2)
-    assert passed["costliest_stage"] == 2 * 3 / 4
-    assert passed["largest_stage"] == 2 * 56 / 104
+    assert passed["stage_compute_imbalance"] == 2 * 3 / 4
+    assert passed["stage_parameter_imbalance"] == 2 * 56 / 104
 
 
 def test_every_parameter_is_in_a_part() -> None:

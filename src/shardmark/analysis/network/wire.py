@@ -10,7 +10,7 @@ from math import fsum
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import measured_steps, workers_of
-from shardmark.core.wire import WireBytes, carried_share
+from shardmark.core.traffic import RequiredTraffic, required_fraction
 from shardmark.results.schema import TrialResult
 
 SENT = "network_sent_bytes"
@@ -32,7 +32,7 @@ class CollectiveBytes:
     """The same of the calls."""
 
     @property
-    def carried_bytes(self) -> float:
+    def required_bytes(self) -> float:
         """For what was counted; a kind that nothing is known of counts once."""
         return self.share * (self.counted_bytes or 0.0)
 
@@ -42,7 +42,7 @@ class WireOfRow:
     """One row's bytes per training rank and step; None where `missing` says why."""
 
     row: Row
-    wire: WireBytes | None
+    wire: RequiredTraffic | None
     kinds: tuple[CollectiveBytes, ...]
     counted_bytes: float | None
     """Carried for the collectives that were counted, if each moves what it must and no more."""
@@ -53,7 +53,7 @@ class WireOfRow:
     @property
     def defined_bytes(self) -> float | None:
         """Carried by the strategy's definition."""
-        return None if self.wire is None else self.wire.carried_bytes
+        return None if self.wire is None else self.wire.required_bytes
 
     @property
     def counted_ratio(self) -> float | None:
@@ -89,13 +89,13 @@ def _wire_of(row: Row) -> WireOfRow:
     defined, carried = defaultdict[str, float](float), defaultdict[str, float](float)
     for part in () if wire is None else wire.traffic:
         defined[part.kind] += part.payload_bytes
-        carried[part.kind] += part.carried_bytes
+        carried[part.kind] += part.required_bytes
     everybody = len(row.ok_trials[0].layout.training_ranks)
 
     def share_of(kind: str) -> float:
         if defined[kind]:
             return carried[kind] / defined[kind]
-        share = carried_share(kind, everybody)
+        share = required_fraction(kind, everybody)
         return 1.0 if share is None else share
 
     kinds = tuple(
@@ -117,7 +117,7 @@ def _wire_of(row: Row) -> WireOfRow:
         row=row,
         wire=wire,
         kinds=kinds,
-        counted_bytes=fsum(kind.carried_bytes for kind in kinds) if counted else None,
+        counted_bytes=fsum(kind.required_bytes for kind in kinds) if counted else None,
         interface_bytes=sent,
         missing={what: why for what, why in reasons.items() if why is not None},
     )

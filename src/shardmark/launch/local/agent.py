@@ -18,7 +18,7 @@ from shardmark.core.environment_variables import (
     RENDEZVOUS_VARIABLE,
 )
 from shardmark.core.errors import STORAGE_EXIT, error_kind
-from shardmark.core.processes import die_with_parent, give_way, take_part
+from shardmark.core.processes import die_with_parent, schedule_as_batch, schedule_normally
 from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
 from shardmark.core.text import say
 from shardmark.launch.local.launcher import Launcher
@@ -45,7 +45,7 @@ def run_agent(directory: str, task: str) -> int:
 
         compare_cells(folder)
         return 0
-    give_way()
+    schedule_as_batch()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
     here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
@@ -71,7 +71,7 @@ def run_agent(directory: str, task: str) -> int:
 def rank_main(launcher_pid: int, trial: Trial, folder: Path, task: str, node: int) -> None:
     """What the launcher calls in each forked rank of the node."""
     die_with_parent(launcher_pid)
-    take_part()
+    schedule_normally()
     # The launcher's own handler came along with the fork.  Python could not call it while the rank
     # waits in a collective, and the launcher would wait for half a minute.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

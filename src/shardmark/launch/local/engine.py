@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
-from shardmark.core.processes import give_way, take_part
+from shardmark.core.processes import schedule_as_batch, schedule_normally
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
@@ -82,7 +82,7 @@ class LocalEngine:
     ) -> tuple[Literal["exited", "timed_out", "interrupted"], int]:
         """How the trial ended, and its agent's exit code."""
         deadline = time.monotonic() + trial_seconds
-        give_way()
+        schedule_as_batch()
         try:
             while time.monotonic() < deadline:
                 exit_code = self._fork_server.ended(TICK_SECONDS)
@@ -98,7 +98,7 @@ class LocalEngine:
             self._fork_server.reap()
             raise
         finally:
-            take_part()
+            schedule_normally()
         return "timed_out", exit_code
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from shardmark.core.processes import give_way
+from shardmark.core.processes import schedule_as_batch
 from shardmark.measure.network.interfaces import network_counters, nvlink_counters
 from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
@@ -127,7 +127,7 @@ class SystemSampler:
             self._close_gpus()
 
     def _run(self) -> None:
-        give_way()
+        schedule_as_batch()
         due = time.monotonic() + self._sample_seconds
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
             self.sample_now()

@@ -15,7 +15,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     LOSS_SCALE,
@@ -170,7 +170,7 @@ class Zero(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Rajbhandari et al., SC 2020, section 7; from stage 2 on each micro-batch is reduced."""
         if self.stage == 0:
             return all_reduced(size, world_size)
@@ -179,7 +179,7 @@ class Zero(Strategy):
         native = self._is_native(recipe)
         held_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
         gathered = size.parameters if self.stage == 3 else size.trained_parameters
-        return WireBytes(
+        return RequiredTraffic(
             traffic=(
                 Traffic(
                     kind="reduce_scatter",

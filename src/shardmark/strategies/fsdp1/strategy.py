@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     LaunchConfiguration,
@@ -73,12 +73,12 @@ class FullyShardedFirst(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Without resharding, micro-batches before the last one leave parameters whole."""
         gathers, units = self._gathers(recipe), self._units(size)
         parameter_bytes = size.parameters * FP32_BYTES
         gradient_bytes = size.trained_parameters * FP32_BYTES
-        return WireBytes(
+        return RequiredTraffic(
             traffic=(
                 Traffic(
                     kind="all_gather",

@@ -288,8 +288,8 @@ def passed_between(stages: Sequence[Parts], workload: Workload, ranks: int) -> d
     return {
         "between_stages_bytes": sent,
         "tied_parameters": tied,
-        "costliest_stage": ranks * max(costs) / sum(costs) if sum(costs) else 1.0,
-        "largest_stage": ranks * max(sizes) / max(1, sum(sizes)),
+        "stage_compute_imbalance": ranks * max(costs) / sum(costs) if sum(costs) else 1.0,
+        "stage_parameter_imbalance": ranks * max(sizes) / max(1, sum(sizes)),
     }
 
 

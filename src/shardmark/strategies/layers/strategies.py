@@ -16,7 +16,7 @@ from pydantic import Field
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, LayerDivision, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     PRECISION_BYTES,
@@ -235,7 +235,7 @@ class Layered(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """The mean over the ranks of a pipeline; each message counts where it is sent."""
         factors = self.factors(world_size, nodes)
         samples = samples_of_share(recipe, factors.data * factors.shard)
@@ -246,14 +246,14 @@ class Layered(Strategy):
             told.append(self._between_stages(size, recipe, samples, factors))
         if factors.data * factors.shard > 1:
             told.append(self._between_shares(size, recipe, factors))
-        return WireBytes(
+        return RequiredTraffic(
             traffic=tuple(chain.from_iterable(each.traffic for each in told)),
             formula="; ".join(each.formula for each in told),
         )
 
     def _between_tensor_ranks(
         self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Activations are passed in the precision of the layer, gradients into a layer in fp32."""
         ranks, stages = factors.tensor, factors.pipeline
         computed = PRECISION_BYTES[recipe.precision]
@@ -291,11 +291,11 @@ class Layered(Strategy):
             formula += ", all-gather of logits: (t-1)/t L"
         of_stages = f", of one of {stages} stages" if stages > 1 else ""
         inside = tuple(replace(each, waited_for=True) for each in traffic)
-        return WireBytes(traffic=inside, formula=formula + of_stages)
+        return RequiredTraffic(traffic=inside, formula=formula + of_stages)
 
     def _between_stages(
         self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         ranks = factors.pipeline
         sent = samples * size.between_stages_bytes / ranks
         stages = CLASSES[self.schedule][1] * ranks
@@ -316,9 +316,9 @@ class Layered(Strategy):
             replace(each, apart=apart, waited_for=True, filling=each.kind != "all_reduce")
             for each in traffic
         )
-        return WireBytes(traffic=tuple(placed), formula=formula)
+        return RequiredTraffic(traffic=tuple(placed), formula=formula)
 
-    def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> WireBytes:
+    def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> RequiredTraffic:
         """Of a pipeline every pass of gradient accumulation shares its gradients."""
         staged, parts = factors.pipeline > 1, factors.of_a_share
         twice = size.tied_parameters if staged else 0
@@ -336,7 +336,7 @@ class Layered(Strategy):
             ).wire_bytes(part, one_pass if staged else recipe, factors.data * factors.shard)
         else:
             shared = all_reduced(part, factors.data)
-        return WireBytes(
+        return RequiredTraffic(
             traffic=tuple(
                 replace(each, payload_bytes=passes * each.payload_bytes, apart=each.apart * parts)
                 for each in shared.traffic

@@ -11,7 +11,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     PRECISION_BYTES,
     LaunchConfiguration,
@@ -102,7 +102,7 @@ class Ulysses(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """Of all positions each rank hands in its own, forward, and their gradients back."""
         factors = self.factors(world_size, nodes)
         samples = samples_of_share(recipe, factors.data * factors.shard)
@@ -117,7 +117,7 @@ class Ulysses(Strategy):
             waited_for=True,
             calls=recipe.gradient_accumulation * (2 * size.divided.get("calls", 1) + once_more),
         )
-        return WireBytes(
+        return RequiredTraffic(
             traffic=(exchanged, *state.traffic),
             formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
         )

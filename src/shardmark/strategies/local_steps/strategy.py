@@ -13,7 +13,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import LocalSteps, Numerics, OuterOptimizer
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     RankContext,
@@ -57,7 +57,7 @@ class LocalStepsStrategy(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """The mean step's: a round moves what one step of `ddp` does."""
         payload_bytes = size.trained_parameters * FP32_BYTES / self.period_steps
         meeting = Traffic(
@@ -67,7 +67,7 @@ class LocalStepsStrategy(Strategy):
             waited_for=True,
             every_steps=self.period_steps / self.local_steps().fragments,
         )
-        return WireBytes(
+        return RequiredTraffic(
             traffic=(meeting,),
             formula=f"all-reduce once in {self.period_steps} steps:"
             f" 2 (n-1)/n G / {self.period_steps}",

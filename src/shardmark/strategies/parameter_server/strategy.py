@@ -12,7 +12,7 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     PRECISION_BYTES,
@@ -118,10 +118,10 @@ class ParameterServer(Strategy):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         """A step is one push and one pull, whatever its micro-batches."""
         payload = size.trained_parameters * PRECISION_BYTES[self.wire]
-        return WireBytes(
+        return RequiredTraffic(
             traffic=tuple(
                 Traffic(
                     kind=kind,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shardmark.core.layout import Fractions, Layout, data_parallel
-from shardmark.core.wire import ModelSize, Traffic, WireBytes
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
     FP32_BYTES,
     LaunchConfiguration,
@@ -60,7 +60,7 @@ class ZeroRedundancy(DDP):
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> WireBytes:
+    ) -> RequiredTraffic:
         gradients = DDP.wire_bytes(self, size, recipe, world_size, nodes)
         payload_bytes = size.trained_parameters * FP32_BYTES
         broadcasts = Traffic(
