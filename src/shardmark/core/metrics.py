@@ -42,7 +42,7 @@ _SPANS = "marks around the span: CUDA events on a GPU, the host's clock on a CPU
 _PROBE = "untimed steps after the training"
 _PROC = "/proc of the rank and its children, sampled from outside"
 _NVML = "NVML, sampled from outside"
-_TRAFFIC = "/proc/net/dev and the ranks' sockets, interpolated to the windows"
+_TRAFFIC = "/proc/net/dev, interpolated to the windows"
 _EVALUATED = "evaluation of the assembled model"
 _ONLY_COMPARED = "Exists in a comparison only."
 _STATE = "the larger of two marks, start of the backward pass and of the optimizer"
@@ -262,8 +262,8 @@ _CATALOGUE = (
     ),
     _network(
         "network_sent_bytes",
-        "Sent in the windows over all interfaces of the host, with InfiniBand and NVLink where they"
-        " count; over the loopback by the ranks' own connections, where the kernel tells them.",
+        "Sent in the windows over all interfaces of the host, by every program on it; InfiniBand"
+        " and NVLink are included where they have counters.",
     ),
     _network("network_received_bytes", "Received in the windows, as network_sent_bytes."),
     _network(

@@ -136,27 +136,15 @@ NODES: Sequence[Counts] = (
     {"lo": (390.0, 390.0), "eth0": (3900.0, 780.0), "idle": (0.0, 0.01)},
     {"lo": (0.0, 0.0), "eth0": (780.0, 3900.0)},
 )
-RANKS: Sequence[Mapping[int, Counts]] = (
-    {0: {"eth0": (3900.0, 780.0)}, 1: {"lo": (390.0, 390.0)}},
-    {2: {"eth0": (780.0, 3900.0)}},
-)
 
 
-def sample(
-    seconds: float, network: Counts, ranks: Mapping[int, Counts], node: int = 0
-) -> dict[str, Any]:
-    def counters(rates: Counts) -> dict[str, Any]:
-        return {
-            name: {"bytes_sent": 1e9 + seconds * sent, "bytes_received": seconds * received}
-            for name, (sent, received) in rates.items()
-        }
-
-    processes = [
-        {"rank": rank, "pid": 4000 + rank, "cpu_seconds": seconds} | {"network": counters(rates)}
-        for rank, rates in ranks.items()
-    ]
+def sample(seconds: float, network: Counts, node: int = 0) -> dict[str, Any]:
+    counters = {
+        name: {"bytes_sent": 1e9 + seconds * sent, "bytes_received": seconds * received}
+        for name, (sent, received) in network.items()
+    }
     at = {"node": node, "at_seconds": FIRST_STEP_AT_SECONDS + seconds, "gpus": []}
-    return at | {"ranks": processes, "network": counters(network)}
+    return at | {"ranks": [], "network": counters}
 
 
 def later(rank: RankRecord, seconds: float) -> RankRecord:
@@ -179,7 +167,7 @@ def two_nodes(folder: Path, *, ahead_seconds: float = 0.0) -> Comparison:
     )
     made = invented_trial("ddp", 3, ranks=placed)
     made = made.model_copy(update={"trial": {**made.trial, "nodes": 2}})
-    lines = [sample(at, NODES[node], RANKS[node], node) for at in TIMES for node in (1, 0)]
+    lines = [sample(at, NODES[node], node) for at in TIMES for node in (1, 0)]
     for line in lines:
         line["at_seconds"] += line["node"] * ahead_seconds
     return comparison_of(folder, [made], samples=lambda _: lines)
@@ -189,7 +177,7 @@ def on_loopback(
     folder: Path, times: Sequence[float], sent: Callable[[float], float]
 ) -> tuple[Comparison, TrafficOfRow]:
     """Two ranks on one node; `sent` tells the bytes by then."""
-    lines = [sample(at, {}, {}) for at in times]
+    lines = [sample(at, {}) for at in times]
     for at, line in zip(times, lines, strict=True):
         line["network"] = {"lo": {"bytes_sent": sent(at), "bytes_received": 0}}
     comparison = comparison_of(folder, [invented_trial("ddp", 2)], samples=lambda _: lines)

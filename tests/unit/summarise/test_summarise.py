@@ -284,17 +284,6 @@ def test_nvlink_is_counted_from_when_the_devices_are_known() -> None:
     assert value(metrics, "network_sent_bytes") == pytest.approx(6.6 * (110 + 50))
 
 
-def test_loopback_of_other_programs_is_not_credited() -> None:
-    lines: list[dict[str, Any]] = sample_lines()
-    for second, line in enumerate(lines):
-        own = {"bytes_sent": 30 * second, "bytes_received": 20 * second}
-        line["ranks"] = [rank | {"network": {"lo": own}} for rank in line["ranks"]]
-    lines[-1]["ranks"] = []  # they have ended
-    metrics, _ = summarised(samples=lines)
-    assert value(metrics, "network_sent_bytes") == pytest.approx(6.6 * (2 * 30 + 10))
-    assert value(metrics, "network_received_bytes") == pytest.approx(6.6 * (2 * 20 + 1000))
-
-
 NO_PROBE = "no untimed steps were taken after the training: the probe was switched off"
 NO_EVALUATION = "the validation set was not evaluated"
 TOO_MANY = probe(0).model_copy(update={"flops_per_sample": 10**15})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -25,7 +25,6 @@ from shardmark.analysis.trial.raw_files import (
     objects,
 )
 from shardmark.measure.network.interfaces import NVLINK
-from shardmark.measure.network.rank_traffic import LOOPBACK
 from shardmark.results.schema import RankRecord
 
 Point = tuple[float, float]
@@ -97,7 +96,7 @@ def levels(points: Sequence[Point], windows: Windows) -> list[float]:
 
 
 def network_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
-    """Over all interfaces of all nodes; see `interface_points` for the loopback."""
+    """Bytes that all interfaces of all nodes carried in the windows, and bytes per second."""
     sent = _over_nodes(samples, "bytes_sent", windows)
     rate = sent if isinstance(sent, str) else sent / windows.seconds
     return {
@@ -184,33 +183,10 @@ def network_points(samples: Sequence[Line], field: str) -> list[Point]:
 
 
 def interface_points(samples: Sequence[Line], name: str, field: str) -> list[Point]:
-    """An interface's cumulative counter.
-
-    Other programs use the loopback, too: there it is that of the ranks' own connections, where the
-    kernel tells them.
-    """
-    own = _rank_bytes(samples, field) if name == LOOPBACK else []
-    if own:
-        return own
+    """The cumulative counter of one interface, in order of time."""
     counts = (mapping(mapping(sample.get("network")).get(name)).get(field) for sample in samples)
     pairs = zip(samples, map(number, counts), strict=True)
     return [(at_seconds(sample), count) for sample, count in pairs if count is not None]
-
-
-def _rank_bytes(samples: Iterable[Line], field: str) -> list[Point]:
-    """What the ranks' connections over the loopback carried; empty where the kernel does not tell.
-
-    A rank that has ended keeps its last count.
-    """
-    carried: dict[object, float] = {}
-    points: list[Point] = []
-    for sample in samples:
-        for process in objects(sample, "ranks"):
-            if isinstance(network := process.get("network"), Mapping):
-                counters = mapping(network.get(LOOPBACK))
-                carried[process.get("rank")] = number(counters.get(field)) or 0.0
-        points.append((at_seconds(sample), sum(carried.values())))
-    return points if carried else []
 
 
 def process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> list[Point]:

@@ -16,7 +16,6 @@ from typing import TextIO
 
 from shardmark.core.processes import schedule_as_batch
 from shardmark.measure.network.interfaces import network_counters, nvlink_counters
-from shardmark.measure.network.rank_traffic import RankTraffic
 from shardmark.measure.system.gpus import GpuReader
 from shardmark.measure.system.machine_load import MachineLoad
 from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTree
@@ -43,7 +42,6 @@ class SystemSampler:
         network: Callable[[], Mapping[str, Mapping[str, int]]] = network_counters,
         open_gpus: Callable[[Iterable[str]], GpuReader] = GpuReader,
         proc: Path = Path("/proc"),
-        traffic: RankTraffic | None = None,
     ) -> None:
         self.error: Exception | None = None
         """Why the sampling ended early."""
@@ -53,7 +51,6 @@ class SystemSampler:
         self._network = network
         self._open_gpus = open_gpus
         self._proc = proc
-        self._traffic = RankTraffic(proc) if traffic is None else traffic
         self._machine = MachineLoad(proc)
         self._lock = threading.Lock()  # one sampling at a time, also from `sample_now`
         self._stopping = threading.Event()
@@ -151,15 +148,11 @@ class SystemSampler:
                 readings[rank] = values
         self._threads_seen = sum(int(str(values["threads"])) for values in readings.values())
         pids = {rank: self._trees[rank].pids for rank in readings}
-        sent = self._traffic.read(pids)
-        ranks = [
-            {"rank": rank, **values, "network": sent.get(rank)} for rank, values in readings.items()
-        ]
         gpus = self._gpus.read(pids) if self._gpus is not None else []
         return {
             "at_seconds": at_seconds,
             "machine": self._machine.read(),
-            "ranks": ranks,
+            "ranks": [{"rank": rank, **values} for rank, values in readings.items()],
             "network": {**self._network(), **nvlink_counters(gpus, self._nvlinks_of)},
             "gpus": gpus,
         }

@@ -259,27 +259,22 @@ def step_rows(source: Source, trial: TrialResult) -> list[Record]:
 
 
 def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
-    """One a sampling and subject: rank, rank's interface, interface, GPU, or the machine."""
+    """One row for each sampling and subject: rank, interface, GPU, or the machine."""
     rows: list[Record] = []
     for line in _lines(source, trial, SAMPLES_FILE):
         at = {"at_seconds": line.get("at_seconds")}
         for rank in objects(line, "ranks"):
-            own = {key: value for key, value in rank.items() if key != "network"}
-            rows.append({**at, "subject": "rank", **own})
-            process = {"rank": rank.get("rank"), "pid": rank.get("pid")}
-            rows += _interfaces("rank's interface", {**at, **process}, rank.get("network"))
-        rows += _interfaces("interface", at, line.get("network"))
+            # Older runs stored each rank's bytes by interface as `network`.
+            process = {key: value for key, value in rank.items() if key != "network"}
+            rows.append({**at, "subject": "rank", **process})
+        for name, counters in mapping(line.get("network")).items():
+            rows.append({**at, "subject": "interface", "interface": name, **mapping(counters)})
         for gpu in objects(line, "gpus"):
             own = {key: value for key, value in gpu.items() if key != "uuid"}
             rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **own})
         if machine := mapping(line.get("machine")):  # some kernels do not tell
             rows.append({**at, "subject": "machine", **machine})
     return rows
-
-
-def _interfaces(subject: str, whose: Record, network: object) -> Iterator[Record]:
-    for name, counters in mapping(network).items():
-        yield {**whose, "subject": subject, "interface": name, **mapping(counters)}
 
 
 def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[str, Any]]:

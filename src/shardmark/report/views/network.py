@@ -61,9 +61,8 @@ GPU_NOTE = (
     " InfiniBand are counted where NVML and /sys/class/infiniband tell, for all programs together."
 )
 INTERFACES_NOTE = (
-    "MB in the time of a step, of all ranks on the node; other programs count on all interfaces but"
-    " lo, the loopback, which joins ranks of one node.  MB/s: mean of the measured windows, and the"
-    " most between two samplings."
+    "MB in the time of a step, of all ranks and other programs on the node; lo, the loopback, joins"
+    " ranks of one node.  MB/s: mean of the measured windows, and the most between two samplings."
 )
 KINDS_NOTE = (
     "What a training rank calls in one step: calls, and MB of the tensors that it hands in (its"
