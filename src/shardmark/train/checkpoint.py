@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardmark.core.environment_variables import LAUNCHED_VARIABLE, RESTART_VARIABLE
-from shardmark.measure.step.recorder import TakenStep, Window
+from shardmark.measure.step.recorder import RecordedStep, Window
 from shardmark.results.schema import CheckpointRecord, ResumeRecord
 from shardmark.strategies.base import CheckpointState, RankContext, Server, Worker
 from shardmark.train.checkpoint_folder import (
@@ -272,7 +272,7 @@ class Checkpoints:
         assert report.recorder is not None, "the rank gives its report a recorder first"
         present = worker.group.gather(self.files.rank)
         started = time.perf_counter()
-        taken = report.recorder.taken(self.saved_steps)
+        taken = report.recorder.steps_since(self.saved_steps)
         self.files.append(self.files.history, map(asdict, taken))
         self.saved_steps += len(taken)
         progress = _progress(report, self.saved_steps)
@@ -325,7 +325,7 @@ def _restore(
     recorder, peak = report.recorder, report.cuda_peak
     assert recorder is not None, "the rank gives its report a recorder first"
     recorder.go_on_from(
-        [TakenStep(**line | {"sample_ids": tuple(line["sample_ids"])}) for line in lines],
+        [RecordedStep(**line | {"sample_ids": tuple(line["sample_ids"])}) for line in lines],
         windows=[Window(**window) for window in progress["windows"]],
         first_step_at_seconds=progress["first_step_at_seconds"],
     )

@@ -134,7 +134,7 @@ class Training:
         measured, compiled = self.pacing.warm, self.report.compile_seconds
         seconds = train(self.worker, batches, self.recorder, self.options, measured=measured)
         seconds -= self.report.compile_seconds - compiled  # which warms nothing up
-        self.recorder.settle()
+        self.recorder.flush()
         told = self.worker.group.gather((seconds, self.recorder.measured_seconds))
         of_ranks = cast("list[tuple[float, float]]", told)
         slowest_seconds = max(own for own, _ in of_ranks)

@@ -22,7 +22,7 @@ from shardmark.core.errors import StorageError
 from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.memory.tensors import CudaPeak
-from shardmark.measure.step.recorder import Recorder, TakenStep
+from shardmark.measure.step.recorder import RecordedStep, Recorder
 from shardmark.results.files import write_whole
 from shardmark.results.schema import (
     CheckpointRecord,
@@ -148,23 +148,23 @@ class RankReport:
     def write(self) -> None:
         """Leave everything known so far; a reader never sees half of it."""
         try:
-            taken = self.recorder.taken() if self.recorder is not None else []
+            steps = self.recorder.steps_since() if self.recorder is not None else []
         except RuntimeError:
             if self.error is None:
                 raise
             # A device that failed answers nothing any more; its error must not be lost.
-            taken = self.recorder.settled if self.recorder is not None else []
-        if taken:
-            lines = "\n".join(map(json.dumps, self._step_lines(taken)))
+            steps = self.recorder.flushed_steps if self.recorder is not None else []
+        if steps:
+            lines = "\n".join(map(json.dumps, self._step_lines(steps)))
             try:
                 write_whole(self._directory / rank_steps_file(self._rank), f"{lines}\n".encode())
             except StorageError:
                 if self.error is None:
                     raise
-        record = self._record(taken).model_dump_json(indent=1)
+        record = self._record(steps).model_dump_json(indent=1)
         write_whole(self._directory / rank_file(self._rank), record.encode())
 
-    def _record(self, taken: Sequence[TakenStep]) -> RankRecord:
+    def _record(self, steps: Sequence[RecordedStep]) -> RankRecord:
         recorder, peak, compilation = self.recorder, self.cuda_peak, self.compilation
         sample_ids = recorder.sample_ids if recorder else []
         counted = sample_ids if self.counts_samples else []
@@ -172,7 +172,7 @@ class RankReport:
         measured = [counted[step] for step in self._measured_steps()] if counted else []
         nonfinite = [
             (number, "NaN" if math.isnan(step.loss) else "infinite")
-            for number, step in enumerate(taken[: self.trained_steps])
+            for number, step in enumerate(steps[: self.trained_steps])
             if not math.isfinite(step.loss)
         ]
         return RankRecord(
@@ -193,7 +193,7 @@ class RankReport:
             samples=sum(map(len, measured)),
             tokens=self.workload.tokens_in(measured) if self.workload else None,
             samples_total=sum(map(len, counted[: self.trained_steps])),
-            epochs=tuple(self._epoch_records(taken)),
+            epochs=tuple(self._epoch_records(steps)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
             compile_seconds=compilation.seconds if compilation else None,
             recompilations=compilation.in_windows if compilation else None,
@@ -242,9 +242,9 @@ class RankReport:
         windows = self.recorder.windows if self.recorder else []
         return [step for window in windows for step in range(window.first_step, window.end_step)]
 
-    def _epoch_records(self, taken: Sequence[TakenStep]) -> Iterator[EpochRecord]:
+    def _epoch_records(self, steps: Sequence[RecordedStep]) -> Iterator[EpochRecord]:
         for index, (first, end, evaluation) in enumerate(self.epochs):
-            finite = [step.loss for step in taken[first:end] if math.isfinite(step.loss)]
+            finite = [step.loss for step in steps[first:end] if math.isfinite(step.loss)]
             complete = len(finite) == end - first > 0
             yield EpochRecord(
                 epoch=index,
@@ -255,11 +255,11 @@ class RankReport:
                 quality=evaluation.quality if evaluation else None,
             )
 
-    def _step_lines(self, taken: Sequence[TakenStep]) -> Iterator[dict[str, object]]:
+    def _step_lines(self, steps: Sequence[RecordedStep]) -> Iterator[dict[str, object]]:
         measured = set(self._measured_steps())
         ends = [end_step for _, end_step, _ in self.epochs]
-        trained = len(taken) if self.trained_steps is None else self.trained_steps
-        for index, step in enumerate(taken):
+        trained = len(steps) if self.trained_steps is None else self.trained_steps
+        for index, step in enumerate(steps):
             yield {
                 "rank": self._rank,
                 "step": index,

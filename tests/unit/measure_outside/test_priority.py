@@ -1,4 +1,4 @@
-"""Watchers give way to ranks, and can come back."""
+"""Threads that watch ranks are scheduled behind them, and normally again afterwards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from shardmark.core.processes import schedule_as_batch, schedule_normally
 
 
-def test_a_thread_gives_way_alone_and_comes_back() -> None:
+def test_batch_scheduling_concerns_one_thread_and_can_be_reverted() -> None:
     policies = []
 
     def watch() -> None:

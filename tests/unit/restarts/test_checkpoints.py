@@ -201,8 +201,8 @@ def test_the_report_goes_on_where_the_checkpoint_was(tmp_path: Path) -> None:
     assert after.report.checkpoints == before.report.checkpoints
     assert [checkpoint.step for checkpoint in after.report.checkpoints] == [4]
     after.train(batches[4:])
-    taken = after.recorder.taken()
-    assert taken[:4] == before.recorder.taken()[:4]
+    taken = after.recorder.steps_since()
+    assert taken[:4] == before.recorder.steps_since()[:4]
     assert [step.sample_ids for step in taken] == [batch.sample_ids for batch in batches]
     assert [step.learning_rate for step in taken] == [rate(step) for step in range(6)]
     assert [step.loss for step in taken] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -104,7 +104,7 @@ def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
     """As after a CUDA error, when every later use of the device fails."""
     report = report_of(tmp_path, [4.0])
     assert report.recorder is not None
-    report.recorder.settle()
+    report.recorder.flush()
     report.recorder.losses += [torch.zeros(()), torch.zeros(3)]  # cannot be stacked: RuntimeError
     report.error = ERROR
     report.write()

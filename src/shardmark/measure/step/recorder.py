@@ -1,4 +1,4 @@
-"""Marks what happens in a step; everything that waits, divides or writes comes after the window."""
+"""Marks the parts of a step; what waits, divides or writes comes after the measured window."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import Tensor
 
 
 class Spans(Protocol):
-    """What a worker's step needs of a recorder."""
+    """The part of a recorder that a worker's step uses."""
 
     def span(self, name: str) -> AbstractContextManager[None]: ...
 
 
 class NoSpans:
-    """Records nothing."""
+    """A recorder of spans that records nothing."""
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:  # noqa: ARG002  (the protocol's signature)
@@ -27,7 +27,7 @@ class NoSpans:
 
 
 class Clock(Protocol):
-    """Device marks come from CUDA events, host marks from `perf_counter`, tests' from a counter."""
+    """A source of marks: CUDA events on a device, `perf_counter` on a host, a counter in tests."""
 
     def mark(self) -> object: ...
     def seconds_between(self, start: object, end: object) -> float: ...
@@ -37,7 +37,7 @@ class Clock(Protocol):
 
 
 class HostClock:
-    """For work that is done when the call returns: the CPU."""
+    """A clock for a CPU, where work is done when the call returns."""
 
     def mark(self) -> object:
         return time.perf_counter()
@@ -54,11 +54,14 @@ class HostClock:
         return time.time()
 
     def synchronize(self) -> None:
-        """Nothing runs behind the caller's back."""
+        """Does nothing: a CPU has no work in flight."""
 
 
 class CudaClock(HostClock):
-    """Marks are events on the first device's current stream, read once it has passed them."""
+    """A clock whose marks are CUDA events on the current stream of the first device.
+
+    Marks are read once the stream has passed them.
+    """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._devices = devices
@@ -79,12 +82,12 @@ class CudaClock(HostClock):
 
 
 def clock_for(devices: Sequence[torch.device]) -> HostClock:
-    """Of a process that computes on these devices."""
+    """Return the clock of a process that computes on these devices."""
     return CudaClock(devices) if devices[0].type == "cuda" else HostClock()
 
 
 class WindowObserver(Protocol):
-    """Told when a window opens and closes, outside of what it measures."""
+    """An object that is called when a window opens and closes, outside of its measured time."""
 
     def window_started(self) -> None: ...
     def window_stopped(self) -> None: ...
@@ -96,15 +99,15 @@ class Window:
 
     first_step: int
     end_step: int
-    """One past the last measured step."""
+    """The index after the last measured step."""
     started_at_seconds: float
     """Unix time."""
     window_seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TakenStep:
-    """All that was recorded of one step, in numbers."""
+class RecordedStep:
+    """Everything that was recorded during one step, as numbers."""
 
     loss: float
     sample_ids: tuple[int, ...]
@@ -112,11 +115,11 @@ class TakenStep:
     started_at_seconds: float
     """Unix time."""
     seconds: dict[str, float]
-    """By span, all of the step's spans of that name together; `step` is the whole step."""
+    """Seconds by name of span, summed over the step's spans of that name; `step` is the step."""
 
 
 class Recorder:
-    """`windows` are the headline, from wall time; the spans only explain it."""
+    """Records windows in wall time, which are the result, and spans of steps, which explain it."""
 
     def __init__(self, clock: Clock, observers: Sequence[WindowObserver] = ()) -> None:
         self._clock = clock
@@ -125,31 +128,31 @@ class Recorder:
         self._opened: tuple[int, float, float] | None = None
         self._started: object = None
         self._measured = True
-        """Whether the steps under way belong to a window."""
+        """True while the current steps belong to a measured window."""
         self._spans: list[tuple[str, object, object]] = []
-        """Of the step under way: name, start, end."""
+        """Name, start and end of each span of the current step."""
         self._marks: list[list[tuple[str, object, object]]] = []
-        """By step, of those that are not in `_taken` yet; the last span is the whole step."""
-        self._taken: list[TakenStep] = []
+        """Spans of each step that is not flushed yet; the last span is the step itself."""
+        self._flushed: list[RecordedStep] = []
         self.first_step_at_seconds: float | None = None
-        """Unix time at which the first step began; None before it."""
+        """Unix time at which the first step began; None before that."""
         self.losses: list[Tensor] = []
-        """Of the steps that are not in numbers yet."""
+        """Losses of the steps that are not flushed yet."""
         self.sample_ids: list[tuple[int, ...]] = []
         self.learning_rates: list[float] = []
         self.windows: list[Window] = []
 
     @property
     def step(self) -> int:
-        """Index of the step under way; the number of steps taken, between steps."""
-        return len(self._taken) + len(self.losses)
+        """Index of the current step; between steps, the number of steps so far."""
+        return len(self._flushed) + len(self.losses)
 
     def observe(self, observer: WindowObserver) -> None:
-        """Tell one more of each window, after those that are told already."""
+        """Call one more observer for each window, after the present ones."""
         self._observers.append(observer)
 
     def start_step(self) -> None:
-        """Begin a step; one that does not end leaves nothing."""
+        """Begin a step.  A step that does not end is not recorded."""
         self._spans = []
         self._started = self._clock.mark()
 
@@ -160,7 +163,7 @@ class Recorder:
         self._spans.append((name, start, self._clock.mark()))
 
     def end_step(self, loss: Tensor, sample_ids: tuple[int, ...], learning_rate: float) -> None:
-        """Keep the step's loss (not read here), and which samples it really had."""
+        """Store the step's loss, without reading it, and the samples that it really had."""
         self._spans.append(("step", self._started, self._clock.mark()))
         self._marks.append(self._spans)
         self.sample_ids.append(sample_ids)
@@ -168,18 +171,18 @@ class Recorder:
         self.losses.append(loss)
 
     def start_training(self) -> None:
-        """Tie device marks to the calendar; called once, before the first step."""
+        """Relate device marks to Unix time.  Called once, before the first step."""
         self._clock.synchronize()
         self._origin = (self._clock.mark(), self._clock.unix_seconds())
         self.first_step_at_seconds = self.first_step_at_seconds or self._origin[1]
 
     @property
     def measured_seconds(self) -> float:
-        """Of all windows so far."""
+        """Seconds of all windows so far."""
         return sum(window.window_seconds for window in self.windows)
 
     def start_window(self, *, measured: bool = True) -> None:
-        """Let steps follow that belong together; what is not measured leaves no window."""
+        """Begin a group of steps.  A group that is not `measured` makes no window."""
         self._clock.synchronize()
         self._measured = measured
         for observer in self._observers if measured else ():
@@ -187,7 +190,7 @@ class Recorder:
         self._opened = (self.step, self._clock.unix_seconds(), self._clock.wall_seconds())
 
     def stop_window(self) -> float:
-        """The seconds that the steps took, with the device idle at both ends."""
+        """Return the seconds that the steps took, with the device idle at both ends."""
         assert self._opened is not None, "stop_window without start_window"
         self._clock.synchronize()
         first_step, started_at, started = self._opened
@@ -199,35 +202,38 @@ class Recorder:
             observer.window_stopped()
         return elapsed
 
-    def taken(self, first: int = 0) -> list[TakenStep]:
-        """The steps from that one on, in numbers.  Between windows: it waits for the device."""
-        self.settle()
-        return self._taken[first:]
+    def steps_since(self, first: int = 0) -> list[RecordedStep]:
+        """Flush, and return the steps from that index on.
+
+        It waits for the device: call it between windows.
+        """
+        self.flush()
+        return self._flushed[first:]
 
     @property
-    def settled(self) -> list[TakenStep]:
-        """The steps that are in numbers already; asks no device."""
-        return [*self._taken]
+    def flushed_steps(self) -> list[RecordedStep]:
+        """The steps that are numbers already.  Reading it does not wait for the device."""
+        return [*self._flushed]
 
-    def settle(self) -> None:
-        """Turn marks and losses into numbers, so that the device keeps none of them."""
+    def flush(self) -> None:
+        """Convert marks and losses to numbers, so that they no longer take device memory."""
         self._clock.synchronize()
         if not self.losses:
             return
         losses = torch.stack([loss.float() for loss in self.losses]).tolist()
         for loss, spans in zip(losses, self._marks, strict=True):
-            self._taken.append(self._in_numbers(loss, spans))
-        self.losses.clear()  # the list itself is known to others
+            self._flushed.append(self._recorded_step(loss, spans))
+        self.losses.clear()  # the progress writer reads this list object
         self._marks.clear()
 
-    def _in_numbers(self, loss: float, spans: list[tuple[str, object, object]]) -> TakenStep:
+    def _recorded_step(self, loss: float, spans: list[tuple[str, object, object]]) -> RecordedStep:
         assert self._origin is not None, "start_training comes before the first step"
         origin, at_seconds = self._origin
         seconds: dict[str, float] = {}
         for name, start, end in spans:
             seconds[name] = seconds.get(name, 0.0) + self._clock.seconds_between(start, end)
-        step = len(self._taken)
-        return TakenStep(
+        step = len(self._flushed)
+        return RecordedStep(
             loss=loss,
             sample_ids=self.sample_ids[step],
             learning_rate=self.learning_rates[step],
@@ -237,14 +243,14 @@ class Recorder:
 
     def go_on_from(
         self,
-        taken: Sequence[TakenStep],
+        steps: Sequence[RecordedStep],
         *,
         windows: Sequence[Window],
         first_step_at_seconds: float,
     ) -> None:
-        """Begin after steps that an earlier process took."""
-        self._taken = [*taken]
-        self.sample_ids = [step.sample_ids for step in taken]
-        self.learning_rates = [step.learning_rate for step in taken]
+        """Continue after the steps of an earlier process."""
+        self._flushed = [*steps]
+        self.sample_ids = [step.sample_ids for step in steps]
+        self.learning_rates = [step.learning_rate for step in steps]
         self.windows = [*windows]
         self.first_step_at_seconds = first_step_at_seconds
