@@ -1,4 +1,4 @@
-"""How a strategy factors its ranks: who sees which samples, and who holds what."""
+"""Layouts: which samples each rank of a strategy processes, and which part of the state it holds."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from shardmark.core.shares import Shard
 
 
 class Mesh(Model):
-    """How ranks are factored; their product is the number of ranks."""
+    """Sizes of the parallel dimensions; their product is the number of ranks."""
 
     data: int = Field(default=1, ge=1)
-    """Copies of the model."""
+    """Number of model replicas."""
     shard: int = Field(default=1, ge=1)
-    """Parts of one copy's state, each with samples of its own."""
+    """Ranks over which the state of one replica is sharded, each with its own samples."""
     tensor: int = Field(default=1, ge=1)
-    """Ranks that divide each layer; they see the same samples."""
+    """Ranks over which each layer is split; they process the same samples."""
     pipeline: int = Field(default=1, ge=1)
-    """Stages of consecutive layers; they see the same samples."""
+    """Stages of consecutive layers; they process the same samples."""
     sequence: int = Field(default=1, ge=1)
-    """Ranks with a part of every sequence; they see the same samples."""
+    """Ranks over which every sequence is split; they process the same samples."""
 
     @property
     def ranks(self) -> int:
-        return self.data * self.shard * self.of_a_share
+        return self.data * self.shard * self.ranks_per_share
 
     @property
-    def of_a_share(self) -> int:
-        """Ranks that see the same samples."""
+    def ranks_per_share(self) -> int:
+        """Number of ranks that process the same samples."""
         return self.tensor * self.pipeline * self.sequence
 
     def __str__(self) -> str:
-        """`shard 2 x tensor 2`."""
+        """Format the sizes above 1, such as `shard 2 x tensor 2`."""
         factors = [f"{name} {size}" for name, size in self if size > 1]
         return " x ".join(factors) or "one rank"
 
 
-class LayerDivision(NamedTuple):
-    """What ranks that divide each layer have of activations between those layers."""
+class ActivationSharding(NamedTuple):
+    """Sharding of the activations between tensor-parallel layers."""
 
     sequence_parallel: bool = False
-    """A part of every sequence; else all."""
+    """Each rank holds a part of every sequence; otherwise activations are replicated."""
     loss_parallel: bool = False
-    """A part of the logits; else all."""
+    """Each rank holds a part of the logits; otherwise logits are replicated."""
 
 
-WHOLE_BETWEEN = LayerDivision()
+REPLICATED_ACTIVATIONS = ActivationSharding()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fractions:
-    """The part of the model's state that a rank holds where a step holds most, 1 for all of it.
+    """Fractions of the model's state that a rank holds at the peak of a step, 1 for all of it.
 
-    By the strategy's definition: padding, message buffers, single blocks that are gathered for
-    their computation, and what a library keeps besides come on top.
+    They follow from the strategy's definition.  Padding, message buffers, blocks gathered for their
+    computation, and memory that a library allocates in addition are not included.
     """
 
     parameters: float = 1.0
@@ -69,45 +69,44 @@ class Fractions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankLayout:
-    """One started process."""
+    """Place of one process in the layout."""
 
     share: Shard | None
-    """The part of every step's batch that it sees; None for a server.  Processes with the same
-    share see the same samples."""
+    """Part of every global batch that the rank processes; None for a parameter server."""
     counts_loss: bool = True
-    """Whether its loss and its samples count: exactly one process of each share."""
-    holds: Fractions = Fractions()
+    """True for exactly one rank of each share: its loss and samples enter the totals."""
+    state_fractions: Fractions = Fractions()
     node: int = 0
     on_cpu: bool = False
-    """It computes on the CPU, whatever device the others use."""
+    """Whether the process computes on the CPU even if the others use GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """All processes of a trial.  The product of all sizes is how many devices train.
+    """Places of all processes of a trial, and the sizes of the parallel dimensions.
 
-    Samples are divided over `data` and `shard`; layers over `tensor` and `pipeline`; the positions
+    Samples are split over `data` and `shard`, layers over `tensor` and `pipeline`, the positions
     of each sample over `sequence`.
     """
 
     ranks: tuple[RankLayout, ...]
-    """In order of rank; servers last."""
+    """Places in order of rank; parameter servers come last."""
     data: int = 1
-    """Copies of the model's state."""
+    """Number of model replicas."""
     shard: int = 1
-    """Parts of one copy, each of which sees samples of its own."""
+    """Ranks over which the state of one replica is sharded, each with its own samples."""
     tensor: int = 1
     pipeline: int = 1
     sequence: int = 1
 
     @property
     def shares(self) -> int:
-        """Distinct parts of a step's batch: what `per_rank_batch` is multiplied by."""
+        """Number of disjoint parts of a global batch, by which `per_rank_batch` is multiplied."""
         return self.data * self.shard
 
     @property
     def devices(self) -> int:
-        """Devices that train; a process may have several (DataParallel)."""
+        """Number of devices that train; a DataParallel process uses several."""
         return prod((self.data, self.shard, self.tensor, self.pipeline, self.sequence))
 
     @property
@@ -134,16 +133,16 @@ class Layout:
 
 @lru_cache(maxsize=8)
 def data_parallel(
-    count: int, *, nodes: int = 1, group: int = 1, holds: Fractions | None = None
+    count: int, *, nodes: int = 1, group: int = 1, state_fractions: Fractions | None = None
 ) -> Layout:
-    """Every rank has samples of its own; neighbours sit together on equally many nodes.
+    """Return a layout in which every rank has its own samples, with equally many ranks a node.
 
-    Each copy of the state is divided over `group` neighbouring ranks; `holds` is each rank's.
+    The state of each replica is sharded over `group` consecutive ranks.
     """
     ranks = (
         RankLayout(
             share=Shard(index=rank, count=count),
-            holds=holds or Fractions(),
+            state_fractions=state_fractions or Fractions(),
             node=rank * nodes // count,
         )
         for rank in range(count)
@@ -152,18 +151,19 @@ def data_parallel(
 
 
 @lru_cache(maxsize=8)
-def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
-    """Neighbours divide a layer or a sequence; then come a share's stages, the shards of a copy,
-    the copies.
+def on_mesh(mesh: Mesh, *, nodes: int = 1, state_fractions: Fractions | None = None) -> Layout:
+    """Return the layout of a mesh.
 
-    The loss is known, and counts, on the first rank of a share's last stage.
+    Consecutive ranks split a layer or a sequence; the next dimensions are the pipeline stages, the
+    shards of a replica, and the replicas.  The loss is computed, and counts, on the first rank of a
+    share's last stage.
     """
-    count, together = mesh.ranks, mesh.of_a_share
+    count, share_ranks = mesh.ranks, mesh.ranks_per_share
     ranks = (
         RankLayout(
-            share=Shard(index=rank // together, count=count // together),
-            counts_loss=rank % together == together - mesh.tensor * mesh.sequence,
-            holds=holds or Fractions(),
+            share=Shard(index=rank // share_ranks, count=count // share_ranks),
+            counts_loss=rank % share_ranks == share_ranks - mesh.tensor * mesh.sequence,
+            state_fractions=state_fractions or Fractions(),
             node=rank * nodes // count,
         )
         for rank in range(count)

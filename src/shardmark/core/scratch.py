@@ -1,4 +1,4 @@
-"""Folders that are gone with their owners, however those end."""
+"""Temporary folders that are removed when their owner ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ PREFIX = "shardmark-scratch-"
 
 
 def lock_file() -> str:
-    """Locked while its owner lives, frozen or not, and in whatever PID namespace it is.
+    """Return the name of a folder's lock file, which is locked while the folder's owner lives.
 
-    Its name tells the host, whose locks nobody elsewhere sees.
+    A lock, unlike a process ID, is valid across PID namespaces.  The name holds a hash of the host
+    name, because locks are not visible on other hosts.
     """
     return f"owner-{hashlib.sha256(platform.node().encode()).hexdigest()[:8]}.lock"
 
 
-def own(folder: Path, until_seconds: float = 0.0) -> int:
-    """Keep the folder while this process, or one forked from it, has the descriptor returned.
+def lock_folder(folder: Path, until_seconds: float = 0.0) -> int:
+    """Protect the folder from `remove_if_abandoned`, and return the descriptor of the lock.
 
-    And until that Unix time.  Raises `OSError`, on a file system without locks too: then nobody
-    else removes the folder.
+    The protection lasts while this process or one forked from it keeps the descriptor open, and at
+    least until the given Unix time.  Raises `OSError` if the file system has no locks; no other
+    process removes the folder in that case.
     """
     lock = folder / lock_file()
     part = lock.with_suffix(".part")
@@ -39,7 +41,7 @@ def own(folder: Path, until_seconds: float = 0.0) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.utime(descriptor, (until_seconds, until_seconds))
-        part.rename(lock)  # nobody sees it unlocked
+        part.rename(lock)  # other processes never see the file unlocked
     except OSError:
         part.unlink(missing_ok=True)
         os.close(descriptor)
@@ -49,27 +51,30 @@ def own(folder: Path, until_seconds: float = 0.0) -> int:
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A new folder; it is removed at the end, or by the next process if this one is killed."""
+    """Create a temporary folder, and remove it at the end of the context.
+
+    If this process is killed, the next process that calls this function removes the folder.
+    """
     temporary = temporary_folder()
     remove_abandoned_scratch(temporary)
     folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
     with ExitStack() as stack:
         with suppress(OSError):
-            stack.callback(os.close, own(folder))
+            stack.callback(os.close, lock_folder(folder))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         yield folder
 
 
 def remove_abandoned_scratch(temporary: Path) -> None:
-    """Remove this user's folders of this machine whose owners have died without doing so."""
+    """Remove this user's scratch folders whose owners on this machine have been killed."""
     for folder in temporary.glob(f"{PREFIX}*"):
         remove_if_abandoned(folder)
 
 
 def remove_if_abandoned(folder: Path) -> None:
-    """Remove this user's folder if its owner on this machine is dead, and its time is over."""
-    with suppress(OSError), ExitStack() as stack:  # in use, gone meanwhile, or without a lock
-        # All goes by this descriptor: who makes a folder of that name anew has another one.
+    """Remove this user's folder if its owner on this machine is dead and its time has passed."""
+    with suppress(OSError), ExitStack() as stack:  # in use, already removed, or without a lock
+        # Every access uses this descriptor, so a new folder of the same name is never touched.
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, inside)
         if not is_private(os.fstat(inside)):
@@ -85,11 +90,11 @@ def remove_if_abandoned(folder: Path) -> None:
                     shutil.rmtree(entry.name, dir_fd=inside)
                 elif entry.name != lock_file():
                     os.unlink(entry.name, dir_fd=inside)
-        os.unlink(lock_file(), dir_fd=inside)  # last: whoever is killed meanwhile leaves it
+        os.unlink(lock_file(), dir_fd=inside)  # last, so that an interrupted removal can go on
         folder.rmdir()
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether it is a folder of this user, which nobody else can write."""
-    own_folder = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    return own_folder and not status.st_mode & 0o022
+    """Return whether this is a folder of this user that no other user can write to."""
+    is_folder_of_user = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return is_folder_of_user and not status.st_mode & 0o022

@@ -1,4 +1,4 @@
-"""Which part of a step's samples a rank takes."""
+"""Shares of a global batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """One training rank's share of every global batch: slice `index` of `count` equal ones."""
+    """A share of every global batch: slice `index` of `count` equal slices."""
 
     index: int
     count: int
@@ -15,7 +15,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShard:
-    """What one rank computes at once: one share of one step of the training."""
+    """The samples that a rank processes in one step: a share of that step's global batch."""
 
     step: int
     shard: Shard

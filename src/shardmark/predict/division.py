@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 
-from shardmark.core.layout import LayerDivision
+from shardmark.core.layout import ActivationSharding
 from shardmark.strategies.layers.divided import DIVIDED, placement_of
 
 aten = torch.ops.aten
@@ -27,7 +27,7 @@ class Division:
     Source: Shoeybi et al., arXiv:1909.08053, section 3; Korthikanti et al., MLSys 2023, section 4.
     """
 
-    def __init__(self, styled: Iterable[tuple[nn.Module, str]], how: LayerDivision) -> None:
+    def __init__(self, styled: Iterable[tuple[nn.Module, str]], how: ActivationSharding) -> None:
         self._how = how
         self._parameters: set[int] = set()
         """Those of which a rank has a part."""

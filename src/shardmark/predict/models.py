@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import DataError, InputError, ShardmarkError
-from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
+from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
 from shardmark.predict.profile import Profile
 from shardmark.trials.trial import Trial
@@ -40,7 +40,7 @@ class Models:
         recipe: Recipe,
         *,
         device_type: str = "cuda",
-        division: LayerDivision = WHOLE_BETWEEN,
+        division: ActivationSharding = REPLICATED_ACTIVATIONS,
     ) -> Profile:
         """Of its steps, with the kernels of such devices, and as its layers would be divided.
 

@@ -215,7 +215,7 @@ class Searcher:
     def _offloads(self, mesh: Mesh) -> tuple[bool, ...]:
         """Shards alone, where the way to the host is known."""
         known = self.node.card.host_bytes_per_second is not None
-        return (False, True) if known and mesh.shard > 1 and mesh.of_a_share == 1 else (False,)
+        return (False, True) if known and mesh.shard > 1 and mesh.ranks_per_share == 1 else (False,)
 
     def _samples(self, mesh: Mesh) -> int:
         """Of a share; 0 where they cannot be shared out."""
@@ -229,7 +229,7 @@ class Searcher:
     def _named(self, kind: tuple[Mesh, bool], count: int) -> tuple[str, dict[str, Any]]:
         """The strategy that lays ranks out so, and its options."""
         mesh, again = kind
-        if mesh.of_a_share > 1:
+        if mesh.ranks_per_share > 1:
             options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": again}
             return DIVIDED, options | ({"micro_batches": count} if mesh.pipeline > 1 else {})
         if mesh.shard == 1:

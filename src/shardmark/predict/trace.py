@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from shardmark.core.errors import InputError
-from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
+from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
@@ -317,7 +317,7 @@ def trace(
     recipe: Recipe,
     *,
     device_type: str = "cuda",
-    division: LayerDivision = WHOLE_BETWEEN,
+    division: ActivationSharding = REPLICATED_ACTIVATIONS,
 ) -> Profile:
     """Two steps of few samples each, on fake tensors; really on the CPU where these cannot.
 
@@ -341,7 +341,7 @@ def _profile(
     workload: Workload,
     recipe: Recipe,
     device_type: str,
-    division: LayerDivision,
+    division: ActivationSharding,
     casts: torch.dtype | None,
 ) -> Profile:
     """Under autocast, or with parameters in that type."""
@@ -388,7 +388,7 @@ def _steps(
     sizes: Sequence[int],
     *,
     device_type: str,
-    division: LayerDivision,
+    division: ActivationSharding,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
 ) -> tuple[nn.Module, _Step, _Step]:

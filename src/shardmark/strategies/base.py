@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Fractions, LayerDivision, Layout, data_parallel
+from shardmark.core.layout import ActivationSharding, Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.shares import StepShard
@@ -401,9 +401,9 @@ class Strategy(ABC):
         """
         return {}
 
-    def division(self) -> LayerDivision:
+    def division(self) -> ActivationSharding:
         """What its ranks have of activations, where they divide layers."""
-        return LayerDivision()
+        return ActivationSharding()
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""
@@ -411,7 +411,7 @@ class Strategy(ABC):
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """What a training rank holds, by the layout."""
-        return self.layout(world_size, nodes).ranks[0].holds
+        return self.layout(world_size, nodes).ranks[0].state_fractions
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

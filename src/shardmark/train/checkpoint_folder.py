@@ -16,7 +16,7 @@ from pathlib import Path
 
 from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.errors import FULL, InputError, StorageError
-from shardmark.core.scratch import is_private, own, remove_if_abandoned
+from shardmark.core.scratch import is_private, lock_folder, remove_if_abandoned
 from shardmark.core.storage import temporary_folder
 from shardmark.trials.trial import Trial
 
@@ -101,7 +101,7 @@ def keep(folder: Path, trial: Trial) -> None:
     if folder.name != DEFAULT:  # in a run's folder, which nobody else looks into
         with suppress(OSError, InputError):  # the ranks meet the same, and tell it
             check_writable(folder)
-            own(folder, until_seconds)
+            lock_folder(folder, until_seconds)
 
 
 def remove(folder: Path | None) -> None:

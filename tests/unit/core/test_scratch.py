@@ -7,7 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark.core.scratch import PREFIX, lock_file, own, remove_if_abandoned, scratch_folder
+from shardmark.core.scratch import (
+    PREFIX,
+    lock_file,
+    lock_folder,
+    remove_if_abandoned,
+    scratch_folder,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
 
 def dead(folder: Path, until_seconds: float = 0.0) -> Path:
     (folder / "logs").mkdir(parents=True)
-    os.close(own(folder, until_seconds))
+    os.close(lock_folder(folder, until_seconds))
     (folder / "file").touch()
     return folder
 
@@ -56,7 +62,7 @@ def test_a_folder_is_kept_for_those_that_were_forked_and_until_its_time(tmp_path
     folder = dead(tmp_path / "folder", until_seconds=4e9)
     remove_if_abandoned(folder)
     assert (folder / "file").exists()
-    descriptor = own(folder)
+    descriptor = lock_folder(folder)
     inherited = os.dup(descriptor)  # what a fork does with it
     os.close(descriptor)
     remove_if_abandoned(folder)

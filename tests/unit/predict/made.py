@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import WHOLE_BETWEEN, LayerDivision
+from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
 from shardmark.predict.models import Models
@@ -53,7 +53,7 @@ class MadeModels(Models):
         recipe: Recipe,  # noqa: ARG002
         *,
         device_type: str = "cuda",  # noqa: ARG002
-        division: LayerDivision = WHOLE_BETWEEN,  # noqa: ARG002
+        division: ActivationSharding = REPLICATED_ACTIVATIONS,  # noqa: ARG002
     ) -> Profile:
         return self._made
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.core.errors import InputError
-from shardmark.core.layout import LayerDivision
+from shardmark.core.layout import ActivationSharding
 from shardmark.measure.memory.tensors import allocator_rise_bytes
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
@@ -166,16 +166,16 @@ def test_products_are_counted_once_forward_and_twice_backward() -> None:
     ("division", "start", "last", "logits"),
     [
         # The first layer's outputs are whole; so are, at the end, logits, loss and its targets.
-        (LayerDivision(), 1, 124, 1),
+        (ActivationSharding(), 1, 124, 1),
         # What enters a divided layer is gathered, and kept whole for its backward pass.
-        (LayerDivision(sequence_parallel=True), 1 / 2, 6000 + 56, 13 / 17),
-        (LayerDivision(loss_parallel=True), 1, 82, 1 / 2),
-        (LayerDivision(sequence_parallel=True, loss_parallel=True), 1 / 2, 6000 + 14, 1 / 2),
+        (ActivationSharding(sequence_parallel=True), 1 / 2, 6000 + 56, 13 / 17),
+        (ActivationSharding(loss_parallel=True), 1, 82, 1 / 2),
+        (ActivationSharding(sequence_parallel=True, loss_parallel=True), 1 / 2, 6000 + 14, 1 / 2),
     ],
     ids=["plain", "sequence", "loss", "both"],
 )
 def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
-    division: LayerDivision, start: float, last: float, logits: float
+    division: ActivationSharding, start: float, last: float, logits: float
 ) -> None:
     """On one of two: a block's hidden activations are divided, what it adds them to is not."""
     found = trace(Divisible(blocks), recipe(), division=division)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.core.errors import InputError
-from shardmark.core.scratch import own
+from shardmark.core.scratch import lock_folder
 from shardmark.train import checkpoint_folder
 from shardmark.train.checkpoint_folder import (
     check_given,
@@ -87,8 +87,8 @@ def test_a_dead_nodes_checkpoints_go_with_the_next_run_unless_a_restart_needs_th
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[int] = []
-    note = lambda folder, until_seconds: held.append(own(folder, until_seconds))  # noqa: E731
-    monkeypatch.setattr(checkpoint_folder, "own", note)
+    note = lambda folder, until_seconds: held.append(lock_folder(folder, until_seconds))  # noqa: E731
+    monkeypatch.setattr(checkpoint_folder, "lock_folder", note)
 
     def kept(run: str, **limits: object) -> Path:
         of = trial(max_restarts=1, checkpoint_dir=str(tmp_path), **limits)

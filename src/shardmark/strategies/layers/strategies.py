@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Fractions, LayerDivision, Layout, Mesh, on_mesh
+from shardmark.core.layout import ActivationSharding, Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
@@ -184,10 +184,10 @@ class Layered(Strategy):
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         factors = self.factors(world_size, nodes)
-        return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
+        return on_mesh(factors, nodes=nodes, state_fractions=self.holds(world_size, nodes))
 
-    def division(self) -> LayerDivision:
-        return LayerDivision(self.sequence_parallel, self.loss_parallel)
+    def division(self) -> ActivationSharding:
+        return ActivationSharding(self.sequence_parallel, self.loss_parallel)
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """Stages are balanced, not equal: a rank's fraction is that of equal ones.
@@ -195,7 +195,7 @@ class Layered(Strategy):
         Gradients of a stage add up whole on each rank until its last micro-batch.
         """
         factors = self.factors(world_size, nodes)
-        part = 1 / factors.of_a_share
+        part = 1 / factors.ranks_per_share
         sharded = part / factors.shard
         staged = factors.pipeline > 1
         return Fractions(
@@ -320,7 +320,7 @@ class Layered(Strategy):
 
     def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> RequiredTraffic:
         """Of a pipeline every pass of gradient accumulation shares its gradients."""
-        staged, parts = factors.pipeline > 1, factors.of_a_share
+        staged, parts = factors.pipeline > 1, factors.ranks_per_share
         twice = size.tied_parameters if staged else 0
         part = ModelSize(
             parameters=(size.parameters + twice) // parts,
