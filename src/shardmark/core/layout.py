@@ -1,4 +1,4 @@
-"""Layouts: which samples each rank of a strategy processes, and which part of the state it holds."""
+"""Layouts: the samples that each rank of a strategy processes, and the state that it holds."""
 
 from __future__ import annotations
 
