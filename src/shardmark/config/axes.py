@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from shardmark.config.messages import Location, mistake, refuse, show
-from shardmark.core.recipe import MOST_RANKS, Measure, Model, Placement, Recipe, SlowRanks
+from shardmark.core.recipe import MAX_RANKS, Measure, Model, Placement, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, STRATEGIES, option_names, strategy_class
 from shardmark.workloads import WORKLOADS
 
@@ -91,7 +91,7 @@ def matrix_model() -> type[BaseModel]:
         Field(discriminator="name"),
         BareName(tuple(STRATEGIES)),
     ]
-    world_size = Annotated[int, Field(strict=True, ge=1, le=MOST_RANKS)]
+    world_size = Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
     axes: dict[str, Any] = {"strategy": entries, "world_size": world_size, "slow_ranks": SlowRanks}
     for section, model in SECTIONS.items():
         for key, field in fields_of(model, section):

@@ -1,39 +1,40 @@
-"""Environment variables by which launchers tell ranks their place."""
+"""Names of the environment variables that launchers set for ranks."""
 
 DEVICE_TYPE_VARIABLE = "SHARDMARK_DEVICE_TYPE"
 
 NODE_VARIABLE = "SHARDMARK_NODE"
-"""Tells a rank its node's number."""
+"""Number of the rank's node."""
 
 FOLDER_VARIABLE = "SHARDMARK_CHECKPOINTS"
 """Tells a node's ranks their folder."""
 
 
 LAUNCHED_VARIABLE = "SHARDMARK_LAUNCHED_AT"
-"""Tells ranks the Unix time at which their launcher was started."""
+"""Unix time at which the launcher was started."""
 
 
 RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
 """Set by the launcher, the same on every node."""
 
 STORE_VARIABLE = "SHARDMARK_STORE"
-"""Tells ranks the store at which they meet: `file PATH`, or `tcp HOST PORT PREFIX`."""
+"""Store for the process groups of the ranks: `file PATH`, or `tcp HOST PORT PREFIX`."""
 
 RENDEZVOUS_VARIABLE = "SHARDMARK_RENDEZVOUS"
 """Tells a node's launcher where those of all nodes meet, as JSON; unset with one node."""
 
 SECRET_VARIABLE = "SHARDMARK_SECRET"
-"""What all nodes of a run know, and nobody else."""
+"""Secret key that the nodes of a run share."""
 
 ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc learns, and allows
-    "MALLOC_TRIM_THRESHOLD_": "-1",  # freed memory is kept for the next step
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the largest value that glibc allows
+    "MALLOC_TRIM_THRESHOLD_": "-1",  # freed memory stays with the process
 }
-"""Set for all ranks unless the user has set them.
+"""Allocator settings for all ranks; settings of the user take precedence.
 
-By default glibc learns both as it goes, so that by chance some processes hand their freed tensors
-back to the system in every step and fault them in again: one was 8 % slower.
+By default glibc adapts both values at run time.  Some processes then return freed tensors to the
+system in every step and fault the pages in again, which made one process 8 % slower.
 """
 
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""For the ranks of one machine, which nobody outside is to reach; the user's settings yield."""
+"""Loopback interface for the ranks of a single machine, which other hosts cannot reach.  These
+settings override the user's."""

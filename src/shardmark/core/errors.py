@@ -1,4 +1,4 @@
-"""Errors that a user can cause or fix: what was found, where, what is allowed, what to do."""
+"""Errors that a user can cause or fix.  Each names the place, the problem and a remedy."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from shardmark.core.text import one_line
 
 
 class ShardmarkError(Exception):
-    """Base of every error that a user can cause or fix; it is told on one line."""
+    """Base of every error that a user can cause or fix.  Its text is one line."""
 
     def __str__(self) -> str:
         return one_line(super().__str__())
 
 
 class InputError(ShardmarkError):
-    """The experiment, a run folder or an argument is wrong: exit code 2.
+    """The experiment, a run folder or an argument is invalid; the exit code is 2.
 
-    `where` is a file and key or an option, `found` the value met, `allowed` what would be accepted.
-    Each of `more` mistakes, or lines of a traceback, has a line of its own.
+    `place` is a file and key, or an option; `problem` describes the invalid value; `allowed`
+    describes valid values or a remedy.  Every further mistake is formatted on a line of its own.
     """
 
-    def __init__(self, where: str, found: str, allowed: str, *more: ShardmarkError) -> None:
-        super().__init__(where, found, allowed, *more)  # all positional, so that it can be pickled
+    def __init__(self, place: str, problem: str, allowed: str, *more: ShardmarkError) -> None:
+        super().__init__(place, problem, allowed, *more)  # positional, so that it can be pickled
 
     def __str__(self) -> str:
-        where, found, allowed, *more = self.args
-        return "\n".join([one_line(f"{where}: {found}; {allowed}"), *map(str, more)])
+        place, problem, allowed, *more = self.args
+        return "\n".join([one_line(f"{place}: {problem}; {allowed}"), *map(str, more)])
 
 
 FULL = {
@@ -37,20 +37,20 @@ FULL = {
     **dict.fromkeys((errno.EIO, errno.EROFS, errno.ESTALE, errno.ENODEV), "see to that disk"),
     **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
 }
-"""What is wrong with a disk or the machine, and what to do."""
+"""Remedies by error number, for errors that come from a disk or the machine."""
 STORAGE_EXIT = os.EX_IOERR
-"""Exit code of a process that a disk stopped, and kept from leaving a word of it."""
+"""Exit code of a process that failed because it could not write, its error message included."""
 
 
 class StorageError(InputError):
-    """A disk is full, broken or read-only, or there is no right to write: as an `InputError`."""
+    """A disk is full, broken or read-only, or the user has no permission to write."""
 
 
 class DataError(ShardmarkError):
     """A data set is missing, empty or broken."""
 
-    def __init__(self, where: str, found: str, remedy: str) -> None:
-        super().__init__(where, found, remedy)
+    def __init__(self, place: str, problem: str, remedy: str) -> None:
+        super().__init__(place, problem, remedy)
 
     def __str__(self) -> str:
         return one_line("{}: {}; {}".format(*self.args))
@@ -88,13 +88,13 @@ KINDS: dict[type[BaseException], ErrorKind] = {
     MemoryError: "out_of_memory",
     StrategyUnavailable: "unavailable",
     DataError: "data",
-    StorageError: "storage",  # before what it is a case of
+    StorageError: "storage",  # before its base class
     InputError: "input",
 }
 
 
 def error_kind(error: BaseException) -> ErrorKind:
-    """What kind of end an exception is; torch's classes are known by name, without torch."""
+    """Classify an exception.  Classes of torch are recognised by name, without importing torch."""
     memory = (
         type(error).__name__ == "OutOfMemoryError"
         or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
@@ -103,5 +103,5 @@ def error_kind(error: BaseException) -> ErrorKind:
     if memory:
         return "out_of_memory"
     if isinstance(error, OSError) and error.errno in FULL:
-        return "storage"  # no strategy is to blame
-    return next((kind for known, kind in KINDS.items() if isinstance(error, known)), "exception")
+        return "storage"
+    return next((kind for type_, kind in KINDS.items() if isinstance(error, type_)), "exception")

@@ -1,7 +1,4 @@
-"""The catalogue: every metric that a trial or a comparison can have, each defined once.
-
-Tables, docs and reports are made from it.
-"""
+"""Catalogue of the metrics of trials and comparisons, from which tables and docs are generated."""
 
 from __future__ import annotations
 
@@ -20,15 +17,15 @@ Better = Literal["lower", "higher"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One line of `shardmark list metrics`."""
+    """Definition of a metric, as `shardmark list metrics` shows it."""
 
     name: str
     definition: str
     source: str
-    """Where the number is read: clock, allocator, /proc, NVML, ..."""
+    """Source of the number: clock, allocator, /proc, NVML, ..."""
     group: Group
     over: Over
-    """How a trial's value comes from its ranks; `trial` where it is not a rank's."""
+    """Aggregation over the ranks; `trial` for a metric that is not computed for each rank."""
     better: Better | None
     unit: str
     """Base units: seconds, bytes, samples/s, FLOP/s, ratio, percent, watts, joules, ..."""
@@ -36,7 +33,7 @@ class Metric:
 
 _HOST, _COMPARED = "host clock", "comparison"
 FEW_STEPS = 10
-"""A rate from fewer measured steps is noted."""
+"""Tables add a note to a rate from fewer measured steps."""
 _WALL = "wall clock of each rank, device idle at both ends of a window"
 _SPANS = "marks around the span: CUDA events on a GPU, the host's clock on a CPU"
 _PROBE = "untimed steps after the training"
@@ -449,20 +446,20 @@ _CATALOGUE = (
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _CATALOGUE})
-"""By name, in the order in which tables show them."""
+"""Metrics by name, in the order in which tables show them."""
 
 NO_PIPELINE = "the strategy has no pipeline"
 NO_SERVERS = "the strategy has no parameter server"
-"""Why most strategies have no staleness; tables do not say it."""
+"""Reason for missing staleness metrics, which tables do not show."""
 NO_SUCH_METRIC = "the workload has no such metric"
-"""Why a detector has no accuracy and a classifier no average precision; tables do not say it."""
+"""Reason for missing quality metrics of other tasks, which tables do not show."""
 NOT_COMPILED = "recipe.compile is none"
-"""Why most trials have no compile_seconds; tables do not say it."""
+"""Reason for a missing compile_seconds, which tables do not show."""
 NO_CHECKPOINTS = "no checkpoint was written"
-"""Why a trial without `limits.max_restarts` has no checkpoint_seconds; tables do not say it."""
+"""Reason for missing checkpoint metrics, which tables do not show."""
 
 RATES = ("tokens_per_second", "samples_per_second")
-"""What a workload's speed is shown as: the first that it has.  All have the second."""
+"""Throughput metrics in order of preference; every workload has the last one."""
 QUALITIES = (
     "accuracy_top1",
     "map",
@@ -471,10 +468,10 @@ QUALITIES = (
     "validation_loss",
     "train_loss",
 )
-"""What represents a workload's quality: of those that most rows have, the first."""
+"""Quality metrics in order of preference, among those that most rows have."""
 
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
-"""Relations between trials: only `analysis.compare.comparison` computes them."""
+"""Metrics that relate trials; only `analysis.compare.comparison` computes them."""
 
 TRIAL_METRICS = tuple(name for name in METRICS if name not in COMPARISON_METRICS)
-"""What `TrialResult.metrics` holds: a value, or None with a reason in `missing`."""
+"""Metrics in `TrialResult.metrics`: each is a value, or None with a reason in `missing`."""

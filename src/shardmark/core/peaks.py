@@ -9,18 +9,18 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One kind of GPU, in 10^12 FLOP/s without 2:4 sparsity; None: not in hardware."""
+    """Peaks of a GPU model in 10^12 FLOP/s without 2:4 sparsity; None: not in hardware."""
 
     names: str
-    """As NVML and torch report them, with `|` between; drivers before 455 left `NVIDIA` out."""
+    """Names that NVML and torch report, separated by `|`; drivers before 455 omit `NVIDIA`."""
     fp32: float
-    """On the ordinary cores; products on the tensor cores are `tf32`."""
+    """Peak of the ordinary cores; `tf32` is that of the tensor cores."""
     tf32: float | None
     bf16: float | None
-    """As fp16, with sums kept in fp32."""
+    """Peak with fp32 accumulation, as for fp16."""
     fp16: float
     source: str
-    """Of the figures, halved where it gives those with sparsity alone."""
+    """Source of the figures, which are halved if it lists only those with sparsity."""
 
 
 PEAKS = (
@@ -93,10 +93,10 @@ PEAK_BY_NAME: Mapping[str, Peak] = MappingProxyType(
 def peak_flops_per_second(
     device_name: str, precision: str, *, tf32: bool = False
 ) -> tuple[float | None, str]:
-    """The dense peak and its source; or None and why it is not known.
+    """Return the dense peak and its source, or None and the reason why it is unknown.
 
-    `precision` is `fp32`, `bf16` or `fp16`; `tf32` says that fp32 products may use TensorFloat-32,
-    which hardware without it ignores.
+    `precision` is `fp32`, `bf16` or `fp16`.  `tf32` allows TensorFloat-32 in fp32 products; it has
+    no effect on hardware without it.
     """
     peak = PEAK_BY_NAME.get(device_name)
     if peak is None:

@@ -1,4 +1,4 @@
-"""The sections of the experiment file that every trial carries.  Imports no torch."""
+"""Sections of the experiment file that are part of every trial.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ UserPath = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
 
 def _require_fixed_name(schema: dict[str, Any]) -> None:
-    """An editor tells the members of a union apart by their names, so these must be given."""
+    """Require `name` in the JSON schema, by which an editor distinguishes members of a union."""
     if "const" in schema.get("properties", {}).get("name", {}):
         schema["required"] = list(dict.fromkeys(["name", *schema.get("required", ())]))
 
 
 class Model(BaseModel):
-    """Frozen; unknown keys, infinities and truth values in place of numbers are errors."""
+    """Frozen model that rejects unknown keys, infinities, and booleans in place of numbers."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -66,27 +66,27 @@ class Model(BaseModel):
 
 
 class Choice(Model):
-    """One of several by `name`: keys of the others are refused, and not written out."""
+    """Model whose `name` selects a choice; keys of the other choices are rejected and not stored."""
 
     KEYS: ClassVar[dict[str, tuple[str, ...]]]
-    """Keys that only some names have, by name."""
+    """Keys that are specific to a choice, by name."""
     name: str
 
     @classmethod
     def foreign_keys(cls, name: str) -> list[str]:
-        """Keys that say nothing about the choice of this name."""
-        owned = {key for keys in cls.KEYS.values() for key in keys}
-        return [key for key in cls.model_fields if key in owned.difference(cls.KEYS[name])]
+        """Return the keys that belong only to other choices than this name."""
+        specific = {key for keys in cls.KEYS.values() for key in keys}
+        return [key for key in cls.model_fields if key in specific.difference(cls.KEYS[name])]
 
     @model_validator(mode="after")
     def _only_own_keys(self) -> Self:
         foreign = self.foreign_keys(self.name)
-        given = [key for key in foreign if key in self.model_fields_set]
-        if given:
-            own = [key for key in type(self).model_fields if key not in foreign]
+        unexpected = [key for key in foreign if key in self.model_fields_set]
+        if unexpected:
+            allowed = [key for key in type(self).model_fields if key not in foreign]
             raise ValueError(
-                f"{self.name} has no {' and no '.join(given)}; "
-                f"leave it out: the keys of {self.name} are {', '.join(own)}"
+                f"{self.name} has no {' and no '.join(unexpected)}; "
+                f"leave it out: the keys of {self.name} are {', '.join(allowed)}"
             )
         if self.name == "own" and getattr(self, "path", None) is None:
             raise ValueError("own without path; give path, e.g. torch.optim:RMSprop")
@@ -104,7 +104,7 @@ _ADAM_KEYS = ("betas", "eps", "weight_decay", "implementation")
 
 
 class Optimizer(Choice):
-    """The optimizer with every default written out."""
+    """The optimizer, with every default stored explicitly."""
 
     KEYS = {
         "sgd": ("momentum", "dampening", "nesterov", "weight_decay", "implementation"),
@@ -113,8 +113,8 @@ class Optimizer(Choice):
         "own": _OWN_KEYS,
     }
     name: Literal["sgd", "adam", "adamw", "own"] = "sgd"
-    """`own`: any class of torch's kind, by `path`.  Sharded strategies give it parts of tensors, so
-    it has to work element by element: `verify` finds one that does not."""
+    """`own`: a subclass of `torch.optim.Optimizer`, by `path`.  Sharded strategies pass it shards of
+    tensors, so it must work element by element; `verify` detects one that does not."""
     lr: PositiveFloat = 0.01
     momentum: Decay = 0.0
     """SGD only."""
@@ -127,15 +127,16 @@ class Optimizer(Choice):
     eps: PositiveFloat = 1e-8
     """Adam and AdamW only."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """The same for every parameter, biases and norms included, unless a task of the user's has
+    """Applies to every parameter, biases and norms included, unless the user's task defines
     `parameter_groups`."""
     implementation: Literal["default", "foreach", "fused"] = "default"
-    """How torch's own three update: all parameters in a few operators (`foreach`), in one kernel
-    (`fused`), or as torch chooses.  The same mathematics; `own` takes it among its options."""
+    """Implementation of `sgd`, `adam` and `adamw`: a few operators for all parameters (`foreach`),
+    one kernel (`fused`), or torch's choice.  The result is the same up to rounding.  Optimizers by
+    `path` take it among their options."""
     path: UserPath | None = None
     """`own` only: `torch.optim:RMSprop`, `package.module:Class` or `folder/file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """`own` only: keyword arguments beside `lr`."""
+    """`own` only: keyword arguments in addition to `lr`."""
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Optimizer:
@@ -148,7 +149,7 @@ class Optimizer(Choice):
 
 
 class Schedule(Choice):
-    """Learning rate over the steps of the training, as a factor on `optimizer.lr`."""
+    """The learning rate over the steps of the training, as a factor of `optimizer.lr`."""
 
     KEYS = {
         "constant": (),
@@ -158,21 +159,21 @@ class Schedule(Choice):
         "own": _OWN_KEYS,
     }
     name: Literal["constant", "linear", "cosine", "step", "own"] = "constant"
-    """`own`: a class of `torch.optim.lr_scheduler`, or a function that makes one, by `path`."""
+    """`own`: a class of `torch.optim.lr_scheduler`, or a function that returns one, by `path`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Linear rise over so many steps first (no relation to `measure.warmup_steps`).  `linear`,
-    `cosine` and `own` begin after it."""
+    """Steps of a linear warm-up, after which `linear`, `cosine` and `own` begin.  Not related to
+    `measure.warmup_steps`."""
     end_factor: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """`linear` and `cosine` only: what the factor falls to, one step after the last."""
+    """`linear` and `cosine` only: the factor that is reached one step after the last step."""
     every_steps: PositiveInt | None = None
-    """`step` only: multiply by `gamma` each time so many steps have been taken."""
+    """`step` only: number of steps after which the factor is multiplied by `gamma`."""
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
     """`step` only."""
     path: UserPath | None = None
     """`own` only: `torch.optim.lr_scheduler:OneCycleLR`, `package.module:function`, ..."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """`own` only: keyword arguments beside the optimizer.  The text `steps` as a value stands for
-    the number of steps after the warm-up."""
+    """`own` only: keyword arguments in addition to the optimizer.  The value `steps` stands for the
+    number of steps after the warm-up."""
 
     @model_validator(mode="after")
     def _step_has_steps(self) -> Schedule:
@@ -189,62 +190,63 @@ EXCLUSIVE = (("global_batch", "per_rank_batch"), ("epochs", "steps"))
 
 
 class Recipe(Model):
-    """How to train: the same in every trial, unless one of these keys is an axis of the matrix."""
+    """Training settings: the same in every trial, unless a key is an axis of the matrix."""
 
     global_batch: PositiveInt | None = None
-    """Samples per optimizer step over all ranks.  Exactly one of this and `per_rank_batch`."""
+    """Samples per optimizer step of all ranks together.  Give either this or `per_rank_batch`."""
     per_rank_batch: PositiveInt | None = None
-    """Samples per optimizer step and rank: weak scaling, which changes the mathematics."""
+    """Samples per optimizer step and rank.  The global batch, and with it the training, then
+    depends on the number of ranks (weak scaling)."""
     epochs: PositiveInt | None = None
-    """Passes over the training set.  Exactly one of this and `steps`."""
+    """Passes over the training set.  Give either this or `steps`."""
     steps: PositiveInt | None = None
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     precision: Precision = "fp32"
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     gradient_accumulation: PositiveInt = 1
-    """Micro-batches per optimizer step and rank; `global_batch` counts all of them."""
+    """Micro-batches per optimizer step and rank; `global_batch` includes all of them."""
     gradient_clipping: PositiveFloat | None = None
-    """Largest 2-norm of all gradients together; null clips nothing, in every strategy."""
+    """Maximum 2-norm of all gradients together; null disables clipping in every strategy."""
     sync_batch_norm: bool = False
-    """Batch norm takes the statistics of each micro-batch over all ranks, as torch's
-    `SyncBatchNorm`: else of each rank's share of it."""
+    """Compute batch-norm statistics of each micro-batch over all ranks, as torch's
+    `SyncBatchNorm`; otherwise over each rank's share."""
     activation_checkpointing: bool = False
     cpu_offload: bool = False
     compile: Literal["none", "blocks", "model"] = "none"
-    """torch.compile of each repeated block, or of the whole model in one piece.  The same
-    mathematics and draws, in other kernels; compiled anew in each trial."""
+    """Apply torch.compile to each repeated block or to the full model.  Results and random draws
+    are the same up to rounding; every trial compiles again."""
     channels_last: bool = False
-    """Pictures, and weights where the strategy leaves them whole, in memory pixel by pixel with all
-    channels of one together.  The same mathematics; for models with convolutions."""
+    """Use the channels_last memory format for images, and for weights that the strategy does not
+    shard.  Results are the same up to rounding; for models with convolutions."""
     tf32: bool = False
     """Allow TensorFloat-32 in CUDA matrix products and convolutions."""
     threads_per_rank: PositiveInt | None = None
-    """CPU threads of each rank's operators; null shares the machine's cores out evenly."""
+    """CPU threads for the operators of each rank; null divides the machine's cores evenly."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Recipe:
         for first, second in EXCLUSIVE:
-            given = [name for name in (first, second) if getattr(self, name) is not None]
-            if len(given) != 1:
-                found = "both are given" if given else "neither is given"
-                raise ValueError(f"{found}; give exactly one of {first} and {second}")
+            keys = [name for name in (first, second) if getattr(self, name) is not None]
+            if len(keys) != 1:
+                problem = "both are given" if keys else "neither is given"
+                raise ValueError(f"{problem}; give exactly one of {first} and {second}")
         return self
 
 
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
 _REPEATS_ALLOWED = "allowed is a whole number, or {at_least: 3, at_most: 6, until: 0.05}"
 
 
 class Repeats(Model):
-    """How often each cell is measured: a number, or until it is known."""
+    """Number of times that each cell is measured: fixed, or until the result is precise enough."""
 
-    at_least: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 3
-    """Two give an interval, three one that is of use."""
-    at_most: Annotated[int, Field(ge=1, le=MOST_REPEATS)] = 6
+    at_least: Annotated[int, Field(ge=1, le=MAX_REPEATS)] = 3
+    """Minimum number of repeats.  Two give a confidence interval, three a useful one."""
+    at_most: Annotated[int, Field(ge=1, le=MAX_REPEATS)] = 6
     until: Annotated[float, Field(gt=0, lt=1)] = 0.05
-    """A cell ends once half the 95 % interval of its rate is below this share of it, or
-    once its comparisons are decided."""
+    """A cell ends when half the width of its throughput's 95 % interval is below this fraction of
+    the throughput, or when its comparisons are decided."""
 
     @model_validator(mode="before")
     @classmethod
@@ -258,8 +260,8 @@ class Repeats(Model):
     @model_validator(mode="after")
     def _in_order(self) -> Repeats:
         if self.at_least > self.at_most:
-            found = f"found at_least {self.at_least} above at_most {self.at_most}"
-            raise ValueError(f"{found}; raise at_most")
+            problem = f"found at_least {self.at_least} above at_most {self.at_most}"
+            raise ValueError(f"{problem}; raise at_most")
         return self
 
     @model_serializer(mode="wrap")
@@ -271,7 +273,7 @@ class Repeats(Model):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        number = {"type": "integer", "minimum": 1, "maximum": MOST_REPEATS}
+        number = {"type": "integer", "minimum": 1, "maximum": MAX_REPEATS}
         return {"anyOf": [number, handler.resolve_ref_schema(handler(schema))]}
 
     @property
@@ -279,44 +281,45 @@ class Repeats(Model):
         return self.at_least < self.at_most
 
     def __str__(self) -> str:
-        """`3`, or `3 to 6`."""
+        """Format the number of repeats, such as `3` or `3 to 6`."""
         return f"{self.at_least} to {self.at_most}" if self.adaptive else str(self.at_least)
 
 
 GPU_WARMUP_SECONDS = 5.0
 GPU_WINDOW_SECONDS = 15.0
-"""Clocks have settled, and a sampled power is a mean of thirty readings."""
+"""Long enough for stable clocks, and for a mean of thirty readings of the power."""
 
 
 class Measure(Model):
-    """What is measured, and how often."""
+    """Measurement settings."""
 
     warmup_steps: Annotated[int, Field(ge=0)] = 5
-    """First steps of the training that are left out of every performance metric, at least."""
+    """Minimum number of first steps that performance metrics exclude."""
     warmup_seconds: Annotated[float, Field(ge=0, le=3600)] | None = None
-    """More steps are left out until they have lasted so long.  null: 5 on a GPU, 0 on a CPU."""
+    """Minimum duration of the excluded steps.  null: 5 on a GPU, 0 on a CPU."""
     window_seconds: Annotated[float, Field(ge=0, le=86400)] | None = None
-    """So long is measured at least: where the recipe is shorter, steps are added after its end.
+    """Minimum duration of the measured steps; a shorter recipe is extended by additional steps.
     null: 15 on a GPU, 0 on a CPU."""
     repeats: Repeats = Repeats()
-    """Number of times that each cell is measured, in random order: by default until it is known, 3
-    to 6 times."""
+    """Number of times that each cell is measured, in random order.  By default 3 to 6 times, until
+    the result is precise enough."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
-    """How often a trial that other work disturbed is measured again, before it stays marked."""
+    """Maximum number of new measurements of a trial that other work disturbed; after them it stays
+    marked as disturbed."""
     sample_seconds: Annotated[float, Field(ge=0.05, le=60)] = 0.5
-    """Period of the system metrics, sampled from outside the ranks."""
+    """Sampling period of the system metrics, which are read outside of the ranks."""
     probe: bool = True
     """After the training, take untimed steps that count memory, collectives and communication."""
     verify: bool = True
-    """Before the first trial, prove with a few steps that the strategies train the same thing."""
+    """Before the first trial, verify with a few steps that all strategies train the same model."""
     twin: bool = True
-    """Train the baseline's cell once more from initial weights that are changed by one rounding, to
-    measure what rounding alone does to the quality; where strategies are verified and evaluated."""
+    """Train the baseline's cell once more from initial weights that differ by one rounding, to
+    measure the effect of rounding on the quality.  Requires verification and evaluation."""
     evaluate: Literal["epoch", "end", "never"] = "epoch"
-    """When the whole validation set is evaluated; never inside a measured window."""
+    """Time of evaluations on the full validation set; never inside a measured window."""
     link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
-    """Time for measuring the links between the ranks once, before the first trial; 0 leaves it out.
-    null: 8 where trials have several nodes, else 0."""
+    """Time for measuring the links between the ranks before the first trial; 0 skips it.
+    null: 8 for trials with several nodes, otherwise 0."""
 
 
 class Limits(Model):
@@ -335,21 +338,21 @@ class Limits(Model):
     """With `max_restarts`: how long a trial waits for a lost node, or another in its place."""
 
 
-MOST_RANKS = 2**16
-"""A world size above this is a slip of the hand."""
+MAX_RANKS = 2**16
+"""Larger world sizes are rejected as typing errors."""
 
 
 class Placement(Model):
-    """Where the training ranks sit; beside `world_size`, which is `nodes` x `ranks_per_node`.
+    """Placement of the training ranks.
 
-    Any of the three follows from the others.
+    `world_size` is `nodes` x `ranks_per_node`; any of the three follows from the other two.
     """
 
-    nodes: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
-    """Machines of a trial; one if nothing says otherwise."""
-    ranks_per_node: Annotated[PositiveInt, Field(le=MOST_RANKS)] | None = None
-    """Training ranks on each of them; parameter servers come on top."""
+    nodes: Annotated[PositiveInt, Field(le=MAX_RANKS)] | None = None
+    """Number of machines of a trial; 1 by default."""
+    ranks_per_node: Annotated[PositiveInt, Field(le=MAX_RANKS)] | None = None
+    """Training ranks on each machine, not counting parameter servers."""
 
 
 SlowRanks = dict[Annotated[int, Field(ge=0)], Annotated[float, Field(ge=1, le=1000)]]
-"""Rank -> factor by which its computing is slowed."""
+"""Factor by which the computation of a rank is slowed down, by rank."""

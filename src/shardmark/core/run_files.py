@@ -1,11 +1,11 @@
-"""The names and columns of the raw files that ranks and the sampler leave for the run folder."""
+"""Names and columns of the files that ranks and the sampler write to the run folder."""
 
 from __future__ import annotations
 
 STEPS_FILE = "steps.jsonl"
-"""One line a rank and step: rank, step, epoch, measured, samples, loss, learning_rate,
-started_at_seconds (Unix), and `<span>_seconds` for each span (step, data, forward, backward,
-optimizer)."""
+"""Steps: each line is a JSON object for one step of one rank, with rank, step, epoch, measured,
+samples, loss, learning_rate, started_at_seconds (Unix), and `<span>_seconds` for each span (step,
+data, forward, backward, optimizer)."""
 
 SAMPLES_FILE = "samples.jsonl"
 """One line a sampling: at_seconds (Unix), `ranks`: one object a rank with rank, pid, cpu_seconds
@@ -26,23 +26,23 @@ JOB_FOLDER = "slurm"
 
 LOG_FILE = "log.txt"
 TRIAL_FILE = "trial.json"
-"""The trial as its ranks are given it."""
+"""Description of the trial, which the ranks read."""
 RESULT_FILE = "result.json"
 INITIAL_WEIGHTS_FILE = "initial-weights.bin"
-"""A large model's, until every rank of the node has opened it."""
+"""Initial weights of a large model; removed after every rank of the node has opened the file."""
 JOINED_FILE = "joined-{}.txt"
 """The rank of that number has connected to all others."""
 CAPTURED_FILE = "captured.txt"
 """The ranks have captured all that a verification compares."""
 LOST_FILE = "lost-{}.txt"
-"""How the worker of that rank died while the others trained on."""
+"""Written for a worker that died while the other ranks continued: describes its death."""
 
 
 def rank_file(rank: int) -> str:
-    """Where rank `rank` leaves its `RankRecord` until the trial's result is written."""
+    """Name of the file with the rank's `RankRecord`, until the trial's result is written."""
     return f"rank-{rank}.json"
 
 
 def rank_steps_file(rank: int) -> str:
-    """Where rank `rank` leaves its lines of `steps.jsonl`."""
+    """Name of the file with the rank's lines of `steps.jsonl`."""
     return f"rank-{rank}.steps.jsonl"

@@ -1,4 +1,4 @@
-"""What a disk says when it takes no more, as an error with a remedy."""
+"""Conversion of the operating system's storage errors to `StorageError` with a remedy."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from pathlib import Path
 
 from shardmark.core.errors import FULL, StorageError
 
-AWAY = {
+ACCESS_REMEDIES = {
     **dict.fromkeys((errno.EACCES, errno.EPERM), "get the right to write there"),
     **dict.fromkeys((errno.ENOTCONN, errno.ETIMEDOUT), "see to that disk"),
 }
-"""What sockets and others say, too: it is the disk where a file of the run is concerned."""
-REMEDIES = FULL | AWAY
-GONE = {errno.ENOENT: "something removed it meanwhile: run the same command again"}
+"""Remedies for error numbers that sockets also use: they apply only to files of the run."""
+MISSING_REMEDIES = {errno.ENOENT: "something removed it meanwhile: run the same command again"}
+REMEDIES = FULL | ACCESS_REMEDIES | MISSING_REMEDIES
 
 
 @contextmanager
 def storing(folder: Path) -> Iterator[None]:
-    """Raise `StorageError` where a disk, or a right below the folder, is in the way."""
+    """Raise `StorageError` if a disk, or a missing permission in the folder, prevents access."""
     try:
         yield
     except OSError as error:
         inside = error.filename is not None and _is_below(error.filename, folder)
-        if error.errno in FULL or (error.errno in AWAY | GONE and inside):
+        if error.errno in FULL or (error.errno in REMEDIES and inside):
             raise storage_error(Path(error.filename or folder), error, "used") from error
         raise
 
@@ -36,20 +36,20 @@ def _is_below(name: object, folder: Path) -> bool:
     return absolute.is_relative_to(folder.absolute())
 
 
-def storage_error(path: Path, error: OSError, what: str = "written") -> StorageError:
-    """What to raise where nothing can be written; a file where a folder is needed is named."""
+def storage_error(path: Path, error: OSError, operation: str = "written") -> StorageError:
+    """Return a `StorageError` for the path; it names a file that stands in a folder's place."""
     blocked = error.errno in (errno.ENOTDIR, errno.EEXIST)
     places = (path, *path.parents) if blocked else ()
     file = next((place for place in places if place.is_file()), None)
     reason = error.strerror or str(error) if file is None else f"{file} is a file"
-    remedy = (REMEDIES | GONE).get(error.errno or 0)
-    other = "name another --out"
-    allowed = other if remedy is None else f"{remedy}, or {other}"
-    return StorageError(str(path), f"cannot be {what}: {reason}", allowed)
+    remedy = REMEDIES.get(error.errno or 0)
+    alternative = "name another --out"
+    allowed = alternative if remedy is None else f"{remedy}, or {alternative}"
+    return StorageError(str(path), f"cannot be {operation}: {reason}", allowed)
 
 
 def temporary_folder() -> Path:
-    """Where temporary files go.  Raises `StorageError` where they can go nowhere."""
+    """Return the folder for temporary files.  Raises `StorageError` if none is writable."""
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""YAML as people write it: `5e-4` is a number, `2:00:00` and dates are text, keys come once."""
+"""YAML without its surprises: `5e-4` is a number, `2:00:00` and dates are text, keys are unique."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import yaml
 from shardmark.core.errors import InputError
 
 _EXPONENT = re.compile(r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)[eE][-+]?[0-9]+$")
-"""YAML 1.1 wants a point and a sign in `5e-4`."""
+"""Numbers such as `5e-4`, in which YAML 1.1 requires a point and a sign."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-MOST_CHARACTERS = 2**20
-MOST_VALUES = 50_000
-"""Values in one document, each alias counted as what it stands for."""
-MOST_LEVELS = 50
-"""Of nesting: PyYAML's time grows with their square."""
-LARGEST_INTEGER = 10**18
-"""More is no count of anything, and overflows what reads it."""
+MAX_CHARACTERS = 2**20
+MAX_VALUES = 50_000
+"""Maximum number of values in a document; the values behind an alias count each time."""
+MAX_LEVELS = 50
+"""Maximum depth of nesting: PyYAML's time grows with its square."""
+MAX_INTEGER = 10**18
+"""Larger integers would overflow in the code that uses them."""
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _PLAIN_TAGS = ("null", "bool", "int", "float", "str", "seq", "map")
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only; nothing may contain itself."""
+    """Loads plain values; a value that contains itself is an error."""
 
     _composed = 0
     yaml_constructors: ClassVar = {
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     }
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Counted, so that a large text is refused before all of it is read."""
+        """Compose a node and count it, so that a large document is rejected early."""
         node = super().compose_node(parent, index)
         self._composed += 1
         if node is not None:
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
         if "\0" in node.value:
             raise _Mistake(line, "a NUL character", "leave it out")
         if _SURROGATE.search(node.value):
-            # JSON writes some characters as two halves, which PyYAML leaves apart.
+            # JSON writes some characters as surrogate pairs, which PyYAML does not join.
             try:
                 node.value = node.value.encode("utf-16", "surrogatepass").decode("utf-16")
             except UnicodeDecodeError:
@@ -63,8 +63,8 @@ class _Loader(yaml.SafeLoader):
         return super().add_indent(column)
 
     def _check_level(self, level: int) -> None:
-        if level >= MOST_LEVELS:
-            raise _Mistake(self.line + 1, "nested too deeply", f"at most {MOST_LEVELS} levels")
+        if level >= MAX_LEVELS:
+            raise _Mistake(self.line + 1, "nested too deeply", f"at most {MAX_LEVELS} levels")
 
     def mapping(self, node: yaml.MappingNode) -> dict[str, Any]:
         self._check_keys(node)
@@ -74,12 +74,12 @@ class _Loader(yaml.SafeLoader):
         return list(self.construct_sequence(node, deep=True))
 
     def number(self, node: yaml.ScalarNode) -> Any:
-        """YAML 1.1 reads 2:00:00 as 7200, and nobody means that."""
+        """Construct a number; `2:00:00`, which YAML 1.1 reads as 7200, stays text."""
         if ":" in node.value:
             return node.value
-        whole = node.tag.endswith(":int")
-        number = self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
-        if whole and abs(number) > LARGEST_INTEGER:
+        is_integer = node.tag.endswith(":int")
+        number = self.construct_yaml_int(node) if is_integer else self.construct_yaml_float(node)
+        if is_integer and abs(number) > MAX_INTEGER:
             raise _Mistake(node.start_mark.line + 1, "too large a whole number", "at most 10^18")
         return number
 
@@ -93,8 +93,8 @@ class _Loader(yaml.SafeLoader):
                 text = key.value if isinstance(key, yaml.ScalarNode) else "a list or mapping"
                 raise _Mistake(line, f"the key {text!r} is not text", "put it in quotes")
             if key.value in lines:
-                found = f"the key {key.value!r} is given twice, first on line {lines[key.value]}"
-                raise _Mistake(line, found, "give it once")
+                problem = f"the key {key.value!r} is given twice, first on line {lines[key.value]}"
+                raise _Mistake(line, problem, "give it once")
             lines[key.value] = line
 
 
@@ -106,25 +106,25 @@ _REMEDIES = {
     "alias": "put text that begins with * or & in quotes",
     "cannot start any token": "put it in quotes",
 }
-"""Parts of PyYAML's messages -> remedies."""
+"""Remedies by a part of PyYAML's message."""
 _KEY_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:int")
-"""Text, and the numbers of ranks; `on` and `1.5` were meant as something else."""
+"""Tags of valid keys: text, and numbers of ranks.  `on` and `1.5` would not be read as text."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that the loader would take for something else."""
+    """Quotes text that the loader would read as another type."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
 
     def text(self, data: str) -> yaml.ScalarNode:
-        # PyYAML writes these as they are, and reads them back as ends of lines.
+        # PyYAML writes these characters unescaped, and reads them as line breaks.
         style = '"' if any(character in data for character in "\x85\u2028\u2029") else None
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
 
 class _Mistake(Exception):  # noqa: N818
-    """Line, found, allowed."""
+    """A mistake in the document: line, problem, and what is allowed."""
 
 
 _Loader.yaml_implicit_resolvers = {  # dates are text
@@ -140,56 +140,56 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))
 
 
-def _weigh(node: yaml.Node, weights: dict[yaml.Node, int]) -> int:
-    """Values in the node with every alias written out.  Raises `_Mistake` for too many.
+def _count_values(node: yaml.Node, counts: dict[yaml.Node, int]) -> int:
+    """Count the values in a node with every alias expanded.  Raises `_Mistake` for too many.
 
-    A file of 600 bytes can hold aliases of aliases that stand for more than memory has.
+    A file of 600 bytes can hold nested aliases that expand to more than the memory can hold.
     """
-    if node not in weights:
-        weights[node] = 1  # a node that contains itself is refused when it is constructed
-        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+    if node not in counts:
+        counts[node] = 1  # a node that contains itself is rejected when it is constructed
+        children = node.value if isinstance(node, yaml.CollectionNode) else ()
         if isinstance(node, yaml.MappingNode):
-            parts = [part for pair in parts for part in pair]
-        weights[node] += sum(_weigh(part, weights) for part in parts)
-    _check_count(node, weights[node])
-    return weights[node]
+            children = [child for pair in children for child in pair]
+        counts[node] += sum(_count_values(child, counts) for child in children)
+    _check_count(node, counts[node])
+    return counts[node]
 
 
 def _check_count(node: yaml.Node, count: int) -> None:
-    if count > MOST_VALUES:
-        found = f"more than {MOST_VALUES:,} values, aliases written out"
-        raise _Mistake(node.start_mark.line + 1, found, "use fewer")
+    if count > MAX_VALUES:
+        problem = f"more than {MAX_VALUES:,} values, aliases written out"
+        raise _Mistake(node.start_mark.line + 1, problem, "use fewer")
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """The one document in the text; raises `InputError` with the line of whatever is wrong."""
-    if len(text) > MOST_CHARACTERS:
-        raise InputError(where, "larger than 1 MiB", "allowed is an experiment in YAML")
+def parse_yaml(text: str, place: str) -> Any:
+    """Parse one document.  Raises `InputError` with the place and the line of the mistake."""
+    if len(text) > MAX_CHARACTERS:
+        raise InputError(place, "larger than 1 MiB", "allowed is an experiment in YAML")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is None:
             return None
-        _weigh(node, {})
+        _count_values(node, {})
         return loader.construct_document(node)
     except _Mistake as error:
-        line, found, allowed = error.args
-        raise InputError(f"{where}, line {line}", found, allowed) from None
+        line, problem, allowed = error.args
+        raise InputError(f"{place}, line {line}", problem, allowed) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{where}, line {mark.line + 1}" if mark else where
+        line_place = f"{place}, line {mark.line + 1}" if mark else place
         problem = " ".join(filter(None, (error.context, error.problem)))
         remedy = next((r for text, r in _REMEDIES.items() if text in problem), "see that line")
-        raise InputError(place, problem, remedy) from None
+        raise InputError(line_place, problem, remedy) from None
     except (yaml.YAMLError, ValueError, LookupError) as error:
         problem = " ".join(str(error).split())
-        raise InputError(where, f"not YAML: {problem}", "allowed is plain YAML text") from None
+        raise InputError(place, f"not YAML: {problem}", "allowed is plain YAML text") from None
     except RecursionError:
-        raise InputError(where, "nested too deeply", "allowed is plain YAML") from None
+        raise InputError(place, "nested too deeply", "allowed is plain YAML") from None
 
 
 def format_yaml(data: Any, *, one_line: bool = False) -> str:
-    """Text that `parse_yaml` reads back as the same data; keys keep their order."""
+    """Format data as YAML that `parse_yaml` reads back unchanged, with the keys in order."""
     text: str = yaml.dump(
         data,
         Dumper=_Dumper,

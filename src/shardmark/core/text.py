@@ -1,4 +1,4 @@
-"""Text of others stays text: the one place through which it leaves for a terminal or a page."""
+"""Safe output of text from users, hosts and libraries to a terminal or a page."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import unicodedata
 from collections.abc import Mapping
 
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
-"""What sets colours or a title, or moves a cursor."""
+"""Terminal sequences that set colours or a title, or move the cursor."""
 
 
 def one_line(text: str) -> str:
-    """The text on one line: white space becomes blanks, other control characters vanish.
+    """Return the text on one line: white space becomes blanks, control characters are removed.
 
-    Whoever named a strategy, a host or a file must not steer the reader's terminal, turn the
-    direction of a line, or write a line that seems to be ours.
+    The name of a strategy, a host or a file must not control the reader's terminal, change the
+    direction of a line, or add a line to the output.
     """
     if text.isprintable():
         return text
@@ -28,30 +28,30 @@ def one_line(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with its line breaks, and no other control character."""
+    """Return the text with its line breaks and without other control characters."""
     return "\n".join(map(one_line, text.split("\n")))
 
 
 def as_text(value: object) -> str:
-    """A value of the experiment file without quotes, the same for the same content."""
+    """Format a value of the experiment file without quotes and with sorted keys."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, default=str).replace('"', "")
 
 
 def with_options(name: str, options: Mapping[str, object]) -> str:
-    """`fsdp-tp (mesh={shard: 2, tensor: 2})`."""
-    told = ", ".join(f"{key}={as_text(value)}" for key, value in options.items())
-    return f"{name} ({told})" if told else name
+    """Format a name with its options, such as `fsdp-tp (mesh={shard: 2, tensor: 2})`."""
+    text = ", ".join(f"{key}={as_text(value)}" for key, value in options.items())
+    return f"{name} ({text})" if text else name
 
 
 def say(*lines: str, error: bool = False) -> None:
-    """Print each on a line of its own, whatever it holds, to standard output or error."""
+    """Print each text on one line, without control characters, to standard output or error."""
     _write("".join(f"{one_line(line)}\n" for line in lines), error=error)
 
 
 def say_text(text: str) -> None:
-    """Print a text whose line breaks are ours: a value in it must have become one line before."""
+    """Print a text with line breaks.  Pass values in it through `one_line` first."""
     _write(printable(text))
 
 

@@ -48,7 +48,7 @@ def matrix_shapes(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """One kind of collective in a step, seen from one training rank.  Part of stored results."""
+    """Collectives of the same kind in a step of one training rank.  Part of stored results."""
 
     kind: str
     """Name of the collective, as in the probe's `collectives`."""
@@ -57,11 +57,11 @@ class Traffic:
     ranks: int
     """Number of ranks in the group."""
     sent_by_peers: bool = False
-    """Whether other training ranks send these messages and therefore count them."""
+    """True if other training ranks send these messages, and therefore count them."""
     apart: int = 1
     """Difference between the numbers of consecutive ranks of the group: 1 for neighbours."""
     waited_for: bool = False
-    """Whether the rank computes nothing during the collective.  Otherwise gathers run ahead of the
+    """True if the rank computes nothing during the collective.  Otherwise gathers run ahead of the
     layers that need them, and gradients are reduced while earlier layers compute theirs."""
     calls: float = 1.0
     """Minimum number of consecutive calls; the library splits long messages into more."""
@@ -69,7 +69,7 @@ class Traffic:
     """Bytes that the rank reads and writes in its own memory for casts and for copies into and out
     of message buffers."""
     filling: bool = False
-    """Whether these are sends between pipeline stages: other micro-batches hide them, except while
+    """True for sends between pipeline stages: other micro-batches hide them, except while
     the pipeline fills or drains, or if they take longer than the computation."""
     crossing: float = 1.0
     """Fraction of the traffic that goes to other nodes, if the group spans several."""

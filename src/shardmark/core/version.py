@@ -1,3 +1,3 @@
-"""The version, for every part that writes it down."""
+"""The version of the package."""
 
 __version__ = "0.1.0"

@@ -12,7 +12,7 @@ from shardmark.config.axes import title_of
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.recipe import MOST_RANKS, Recipe
+from shardmark.core.recipe import MAX_RANKS, Recipe
 from shardmark.core.text import as_text, with_options
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.hardware.catalogue import NodeType, joined_node
@@ -236,8 +236,8 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 1 <= first <= last <= MOST_RANKS:
-            allowed = f"allowed are numbers from 1 to {MOST_RANKS}, as 4, 1,2,3 or 1..128"
+        if not 1 <= first <= last <= MAX_RANKS:
+            allowed = f"allowed are numbers from 1 to {MAX_RANKS}, as 4, 1,2,3 or 1..128"
             raise InputError("--nodes", f"found {part!r}", allowed)
         counts.add(last)
         while first < last:
@@ -305,9 +305,9 @@ def make_plan(
         raise InputError("the price of a card's hour", found, "allowed are dollars from 0 on")
     constants = constants or Constants()
     node, notes = joined_node(on, nodes[-1])
-    if node.node.devices * nodes[-1] > MOST_RANKS:
+    if node.node.devices * nodes[-1] > MAX_RANKS:
         found = f"{nodes[-1]} nodes of {node.node.devices} cards"
-        raise InputError("--nodes", found, f"allowed are at most {MOST_RANKS} ranks")
+        raise InputError("--nodes", found, f"allowed are at most {MAX_RANKS} ranks")
     if node.card.device_type == "cpu" and node.card.operation_seconds is None:
         notes.append(
             "Libraries' own code is left out: the card's file has no operation_seconds, which"

@@ -21,7 +21,7 @@ from shardmark.results.schema import SCHEMA_VERSION, FileRecord
 
 MOST_BYTES = 2**26
 """No file of a run that is read as one is as large; a result of 1,000 ranks has a sixth of it."""
-MOST_VALUES = 2_000_000
+MAX_VALUES = 2_000_000
 """In one file: small ones take eighty times their room in memory."""
 MOST_FAULTS = 10_000
 """Of one file, that are looked at."""
@@ -161,8 +161,8 @@ def open_regular(path: Path) -> BufferedReader:
 
 def check_values(content: bytes) -> None:
     """Raise `ValueError` for JSON that would fill the memory."""
-    if json_values(content) > MOST_VALUES:
-        raise ValueError(f"holds more than {MOST_VALUES:,} values")
+    if json_values(content) > MAX_VALUES:
+        raise ValueError(f"holds more than {MAX_VALUES:,} values")
 
 
 def json_values(content: bytes) -> int:

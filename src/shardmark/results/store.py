@@ -164,11 +164,11 @@ class RunFolder:
 
     def read_experiment(self) -> dict[str, Any]:
         """The resolved experiment.  Raises `InputError` where the file is missing or broken."""
-        from shardmark.core.strict_yaml import MOST_CHARACTERS, parse_yaml
+        from shardmark.core.strict_yaml import MAX_CHARACTERS, parse_yaml
 
         path = self.path / EXPERIMENT_FILE
         try:
-            text = read_regular(path, MOST_CHARACTERS).decode()
+            text = read_regular(path, MAX_CHARACTERS).decode()
         except (OSError, UnicodeDecodeError) as error:
             if isinstance(error, OSError) and error.errno not in LASTING:
                 raise not_now(path, error) from error

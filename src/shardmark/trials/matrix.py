@@ -17,7 +17,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.messages import Location, dotted, join, show
 from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
-from shardmark.core.recipe import MOST_RANKS, Measure, Recipe, SlowRanks
+from shardmark.core.recipe import MAX_RANKS, Measure, Recipe, SlowRanks
 from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names
 from shardmark.strategies.base import Strategy
 from shardmark.trials.trial import (
@@ -289,7 +289,7 @@ def _size(
     if world_size is None:
         nodes = nodes or 1
         world_size = nodes * (each or max(1, DEFAULT_WORLD_SIZE // nodes))
-        too_many = f"allowed are at most {MOST_RANKS} ranks" if world_size > MOST_RANKS else None
+        too_many = f"allowed are at most {MAX_RANKS} ranks" if world_size > MAX_RANKS else None
         return (world_size, nodes), too_many
     if nodes is None:
         nodes = max(1, world_size // each) if each else 1

@@ -125,6 +125,6 @@ def test_small_texts_do_not_make_much_work(text: str, message: str) -> None:
 
 
 def test_a_long_text_is_refused_before_all_of_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strict_yaml, "MOST_VALUES", 1000)
+    monkeypatch.setattr(strict_yaml, "MAX_VALUES", 1000)
     with pytest.raises(InputError, match="FILE, line 1: more than 1,000 values"):
         parse_yaml("a: [" + "1, " * 1200 + "not closed", "FILE")

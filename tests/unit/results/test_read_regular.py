@@ -77,7 +77,7 @@ DAMAGED = {"deep": "[" * 100_000, "many": "[" + "[]," * 200_000 + "0]", "number"
 def test_a_small_file_is_no_large_one_in_memory(
     run: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_VALUES", 200_000)
+    monkeypatch.setattr(files, "MAX_VALUES", 200_000)
     for name in FILES:
         (run / name).write_text(content)
     stored = load_run(run)

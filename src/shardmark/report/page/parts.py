@@ -16,7 +16,7 @@ from shardmark.config.axes import title_of
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.metrics import METRICS
 from shardmark.core.run_files import LOG_FILE
-from shardmark.core.strict_yaml import MOST_CHARACTERS
+from shardmark.core.strict_yaml import MAX_CHARACTERS
 from shardmark.core.text import one_line, with_options
 from shardmark.report.figures.measured import peak_bytes
 from shardmark.report.table.table import (
@@ -62,7 +62,7 @@ class Facts:
 def facts_of(run: StoredRun) -> Facts:
     """From `environment.json` and `experiment.yaml`."""
     try:
-        text = read_regular(run.path / EXPERIMENT_FILE, MOST_CHARACTERS).decode()
+        text = read_regular(run.path / EXPERIMENT_FILE, MAX_CHARACTERS).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         text = f"{EXPERIMENT_FILE} cannot be read: {reason}"
