@@ -12,7 +12,7 @@ import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
-from shardmark.measure.step.progress import reached
+from shardmark.measure.step.progress import read_progress
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.distributed.experiments import experiment
@@ -64,7 +64,7 @@ def under_way(run: Path, results: int) -> Path | None:
 def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool:
     """Whether the ranks of the trial after so many have each taken so many steps."""
     trial = under_way(run, results)
-    told = [None if trial is None else reached(trial, rank) for rank in range(ranks)]
+    told = [None if trial is None else read_progress(trial, rank) for rank in range(ranks)]
     return all(rank is not None and rank.steps >= steps for rank in told)
 
 

@@ -45,5 +45,5 @@ def test_a_rank_that_fails_is_told_and_the_others_are_ended(
 
 def test_ranks_that_take_too_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network_probe, "GRACE_SECONDS", -SECONDS + 0.2)
-    with pytest.raises(ShardmarkError, match="the ranks were not done after 0 s"):
+    with pytest.raises(ShardmarkError, match="the ranks did not finish within 0 s"):
         probe_network(2, device="cpu", seconds=SECONDS)

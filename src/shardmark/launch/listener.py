@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from shardmark.measure.step.progress import Reached
+from shardmark.measure.step.progress import RankProgress
 from shardmark.results.schema import TrialResult
 from shardmark.trials.matrix import LeftOut
 from shardmark.trials.trial import Trial
@@ -25,7 +25,7 @@ class Reading:
     """Steps that had been taken at that loss: on a GPU it is told at the ends of epochs alone."""
 
     @classmethod
-    def of(cls, ranks: Sequence[Reached]) -> Self:
+    def of(cls, ranks: Sequence[RankProgress]) -> Self:
         """At least one rank is needed."""
         furthest = max(ranks, key=lambda rank: rank.steps)
         losses = [rank.loss for rank in ranks if rank.loss is not None]

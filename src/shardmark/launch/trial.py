@@ -29,7 +29,7 @@ from shardmark.launch.trial_artifacts import (
     read_lines,
     refuse_full,
 )
-from shardmark.measure.step.progress import reached
+from shardmark.measure.step.progress import read_progress
 from shardmark.results.schema import (
     NOT_MEASURED,
     Failure,
@@ -106,7 +106,7 @@ class TrialRunner:
         ending = self._watch(trial, directory)
         processes = trial.layout.processes
         records = rank_records(directory, range(processes))
-        progress = [reached(directory, rank) for rank in trial.layout.training_ranks]
+        progress = [read_progress(directory, rank) for rank in trial.layout.training_ranks]
         outcome, failure = decide(
             ending,
             records,
@@ -148,7 +148,9 @@ class TrialRunner:
             if not self.engine.samples:
                 sampler.look()
             # Not the first rank's alone: it may be slow, or dead while the others train on.
-            progress = [told for rank in ranks if (told := reached(directory, rank)) is not None]
+            progress = [
+                told for rank in ranks if (told := read_progress(directory, rank)) is not None
+            ]
             if progress:
                 self.listener.trial_stepped(Reading.of(progress))
 

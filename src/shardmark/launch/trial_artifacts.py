@@ -28,7 +28,7 @@ from shardmark.core.run_files import (
 )
 from shardmark.core.storage import storage_error
 from shardmark.launch.outcome import Ending, NoticedCause, ProcessEnd
-from shardmark.measure.step.progress import reached
+from shardmark.measure.step.progress import read_progress
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.files import read_model, write_whole
 from shardmark.results.schema import RankRecord
@@ -116,7 +116,7 @@ class RankSampler:
 
         One rank is enough: another may be slow, or dead while the others train on.
         """
-        progress = (reached(self._directory, rank) for rank in self._ranks)
+        progress = (read_progress(self._directory, rank) for rank in self._ranks)
         ended = (told.steps for told in progress if told and told.steps == told.total_steps)
         return max(ended, default=0)
 

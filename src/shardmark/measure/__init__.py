@@ -1,1 +1,1 @@
-"""What is measured, and by whom: ranks mark, the sampler watches, the probe counts."""
+"""Measurement: ranks mark their steps, a sampler watches from outside, a probe counts."""

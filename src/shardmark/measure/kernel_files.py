@@ -1,4 +1,4 @@
-"""Small files of /proc and /sys."""
+"""Reads small files of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def read_kernel_file(path: Path) -> str:
-    """The text without white space around it; empty where it is not there or cannot be read."""
+    """Return the stripped text; empty if the file does not exist or cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 from shardmark.core.shares import Shard, StepShard
-from shardmark.measure.memory.tensors import memory_apart
+from shardmark.measure.memory.tensors import temporary_memory
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
 from shardmark.train.checkpoint import Checkpoints
@@ -103,12 +103,12 @@ class Training:
             self._take_epoch(end_step)
             evaluation = None
             if evaluated:
-                with memory_apart(device):
+                with temporary_memory(device):
                     evaluation = evaluate(worker, self.workload, self.shard, device)
             report.end_epoch(self.recorder.step, evaluation)
             self._save(end_step)
         worker.group.barrier()
-        with memory_apart(device):
+        with temporary_memory(device):
             report.end_training(self.recorder.step, weights_sha256(worker.each_parameter()))
         while added := self.pacing.added_steps:
             self.on_added(self.step + added)

@@ -24,7 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, StrategyUnavailable, error_kind
 from shardmark.core.run_files import INITIAL_WEIGHTS_FILE, JOINED_FILE
-from shardmark.measure.memory.tensors import CudaPeak, memory_apart
+from shardmark.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.measure.network.links import measure_links
 from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
 from shardmark.measure.step.progress import ProgressWriter
@@ -186,7 +186,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     report.cuda_peak = CudaPeak(devices) if device.type == "cuda" else None
     recorder = Recorder(clock_for(devices), [report.cuda_peak] if report.cuda_peak else [])
     report.recorder, report.worker = recorder, worker
-    with memory_apart(device):
+    with temporary_memory(device):
         report.initial_sha256 = weights_sha256(worker.each_parameter())
     with (
         ProgressWriter.opened(

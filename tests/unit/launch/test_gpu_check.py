@@ -242,7 +242,7 @@ def test_a_copy_arrives_or_is_told(
     assert (there.bytes_per_second or 0) > 0
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *_, **__: self)
     assert [copy.error for copy in gpu_probe._copies([cpu_as_gpu])] == [
-        "what arrived is not what was sent"
+        "the copy differs from its source"
     ] * 2
 
 

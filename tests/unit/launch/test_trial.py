@@ -14,7 +14,7 @@ from shardmark.core.run_files import LOST_FILE, rank_file
 from shardmark.launch.listener import Reading
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
-from shardmark.measure.step.progress import ProgressWriter, Reached
+from shardmark.measure.step.progress import ProgressWriter, RankProgress
 from shardmark.results.schema import Outcome, RankError, RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.trials.trial import Trial
@@ -200,8 +200,8 @@ def test_progress_is_that_of_the_furthest(folder: RunFolder) -> None:
 
 
 def test_reading_has_the_mean_loss_of_those_that_told_one() -> None:
-    def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> Reached:
-        return Reached(steps=steps, total_steps=9, loss=loss, loss_steps=loss_steps)
+    def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> RankProgress:
+        return RankProgress(steps=steps, total_steps=9, loss=loss, loss_steps=loss_steps)
 
     reading = Reading.of([rank(3, 1.0, 3), rank(5, 2.0, 4), rank(2)])
     assert reading == Reading(steps=5, total_steps=9, loss=1.5, loss_steps=4)

@@ -141,7 +141,7 @@ def test_numa_node(tmp_path: Path) -> None:
         (0, 600 * 2**20, []),
         (None, None, []),
         (2, 600 * 2**20, ["2 processes", "0.6 GiB"]),
-        (0, 12 * 2**30, ["does not name", "12.0 GiB"]),
+        (0, 12 * 2**30, ["does not list", "12.0 GiB"]),
     ],
 )
 def test_a_device_in_use(processes: int | None, used_bytes: int | None, words: list[str]) -> None:

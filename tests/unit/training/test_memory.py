@@ -18,8 +18,8 @@ from shardmark.measure.memory.tensors import (
     CudaPeak,
     allocator_rise_bytes,
     live_tensor_bytes,
-    memory_apart,
     storage_bytes,
+    temporary_memory,
 )
 from shardmark.measure.step.recorder import clock_for
 from tests.unit.training.toy import CPU
@@ -138,11 +138,11 @@ def test_the_fullest_device_of_a_process_counts(monkeypatch: pytest.MonkeyPatch)
 def test_an_evaluation_s_memory_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the windows of all later epochs would seem to have reserved it."""
     fake = FakeCuda(monkeypatch)
-    with memory_apart(CPU):
+    with temporary_memory(CPU):
         pass
     assert fake.calls == []
-    with memory_apart(GPUS[1]):
+    with temporary_memory(GPUS[1]):
         fake.calls.append("evaluation")
     assert fake.calls == ["begin 1", "evaluation", "end", "synchronize 1", "released"]
-    with pytest.raises(RuntimeError, match="out of memory"), memory_apart(GPUS[0]):
+    with pytest.raises(RuntimeError, match="out of memory"), temporary_memory(GPUS[0]):
         raise RuntimeError("out of memory")

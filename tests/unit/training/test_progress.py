@@ -12,7 +12,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardmark.core.shares import Shard, StepShard
-from shardmark.measure.step.progress import ProgressWriter, Reached, progress_file, reached
+from shardmark.measure.step.progress import (
+    ProgressWriter,
+    RankProgress,
+    progress_file,
+    read_progress,
+)
 from shardmark.measure.step.recorder import Recorder
 from shardmark.train.loop import LoopOptions, train
 from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload
@@ -22,27 +27,27 @@ HOST_COPIES = ("_local_scalar_dense", "_to_copy", "copy_", "is_nonzero", "equal"
 
 def test_round_trip(tmp_path: Path) -> None:
     losses: list[Tensor] = []
-    assert reached(tmp_path, 1) is None
+    assert read_progress(tmp_path, 1) is None
     for _ in range(2):  # an earlier attempt's file is overwritten
         with ProgressWriter.opened(tmp_path, 1, total_steps=2**40, losses=losses) as progress:
-            start = Reached(steps=0, total_steps=2**40, loss=None, loss_steps=None)
-            assert reached(tmp_path, 1) == start
+            start = RankProgress(steps=0, total_steps=2**40, loss=None, loss_steps=None)
+            assert read_progress(tmp_path, 1) == start
             losses.append(torch.tensor(0.25))
             progress.stepped(7)
-            told = Reached(steps=7, total_steps=2**40, loss=0.25, loss_steps=7)
-            assert reached(tmp_path, 1) == told
+            told = RankProgress(steps=7, total_steps=2**40, loss=0.25, loss_steps=7)
+            assert read_progress(tmp_path, 1) == told
             losses.append(torch.tensor(math.nan))
             progress.lengthen(2**41)
             progress.stepped(8)
         losses.clear()
-    ended = reached(tmp_path, 1)
+    ended = read_progress(tmp_path, 1)
     assert ended is not None
     assert (ended.steps, ended.loss_steps, ended.total_steps) == (8, 8, 2**41)
     assert math.isnan(ended.loss or 0), "a loss that is no number is news"
     file = progress_file(tmp_path, 1)
     for left in (12, 0):
         file.write_bytes(file.read_bytes()[:left])
-        assert reached(tmp_path, 1) is None, "a cut file tells nothing"
+        assert read_progress(tmp_path, 1) is None, "a cut file tells nothing"
 
 
 class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # untyped in torch
@@ -69,7 +74,7 @@ class Told:
         self._directory = directory
         self._on_host, self._watched = on_host, watched
 
-    def run(self) -> Reached | None:
+    def run(self) -> RankProgress | None:
         steps = (StepShard(step=step, shard=Shard(index=0, count=1)) for step in range(5))
         batches = ((step_shard, ToyWorkload().batch(range(2))) for step_shard in steps)
         with ProgressWriter.opened(
@@ -80,7 +85,7 @@ class Told:
 
             def on_step(step: int) -> None:
                 progress.stepped(step)
-                shown = reached(self._directory, 0)
+                shown = read_progress(self._directory, 0)
                 assert shown is not None
                 assert shown.steps == step
                 self.losses.append(shown.loss)
@@ -91,13 +96,13 @@ class Told:
             for count, measured in ((2, False), (3, True)):
                 some = islice(batches, count)
                 train(FakeWorker(), some, self.recorder, options, measured=measured)
-        return reached(self._directory, 0)
+        return read_progress(self._directory, 0)
 
 
 def test_losses_on_a_device_are_told_when_the_window_has_closed(tmp_path: Path) -> None:
     on_host, on_device = (Told(tmp_path, on_host=on_host) for on_host in (True, False))
     for told, losses in ((on_host, [1.0, 2.0, 1.0, 2.0, 3.0]), (on_device, [None] * 5)):
-        assert told.run() == Reached(steps=5, total_steps=5, loss=3.0, loss_steps=5)
+        assert told.run() == RankProgress(steps=5, total_steps=5, loss=3.0, loss_steps=5)
         assert told.losses == losses
 
 

@@ -1,1 +1,1 @@
-"""Memory."""
+"""Memory that a rank uses."""

@@ -1,4 +1,4 @@
-"""Bytes that a rank holds, how high its device's allocator rose, and what it may still take."""
+"""Measures the bytes that a rank's tensors hold, its allocator's peak, and available memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class CudaPeak:
-    """Largest allocated and reserved bytes of the fullest device, inside the windows alone.
+    """Peak of allocated and reserved bytes in the measured windows, on the device with most.
 
-    Source: torch.cuda memory statistics; `allocated` is what tensors hold, `reserved` what the
-    caching allocator keeps from the driver.
+    Source: torch.cuda memory statistics.  Tensors hold `allocated`; the caching allocator has got
+    `reserved` from the driver.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -48,26 +48,27 @@ class CudaPeak:
 
 
 @contextmanager
-def memory_apart(device: torch.device) -> Iterator[None]:
-    """What is allocated meanwhile is given back to the driver at the end, on a CUDA device.
+def temporary_memory(device: torch.device) -> Iterator[None]:
+    """Return to the driver, at the end, what is allocated inside the block on a CUDA device.
 
-    Else the allocator would keep an evaluation's blocks, and the next windows seem to need them.
-    What training keeps stays, so that its next step finds its blocks.
+    Without it the caching allocator would keep the blocks of an evaluation, and they would count in
+    the next windows.  Cached blocks of the training stay, so that its next step can use them.
     """
     if device.type != "cuda" or torch.cuda.get_allocator_backend() != "native":
-        yield  # a CPU's and CUDA's own allocator keep nothing
+        yield  # neither the CPU's allocator nor cudaMallocAsync caches
         return
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool, device):
         yield
     torch.cuda.synchronize(device)
-    del pool  # which empties it
+    del pool  # frees its blocks
 
 
 def room_bytes(device: torch.device, processes: int) -> int:
-    """Of the device and of the host, the lesser; `processes` share the host alike.
+    """Memory that one process can use: the lesser of the device's and its share of the host's.
 
-    The host's is what is available, less where the container's limit or RLIMIT_DATA is lower.
+    `processes` share the host's available memory, or the container's limit, equally; RLIMIT_DATA
+    limits each.
     """
     host = psutil.virtual_memory().available
     limit = cgroup_limits().memory_bytes
@@ -81,9 +82,9 @@ def room_bytes(device: torch.device, processes: int) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) -> int:
-    """Bytes of the tensors' storages, each storage once; a DTensor counts its local part.
+    """Bytes of the tensors' storages, each counted once; a DTensor counts as its local tensor.
 
-    Storages whose address is in `seen` are left out; those counted are added to it.
+    Storages whose address is in `seen` are not counted; addresses that are counted are added.
     """
     counted = set() if seen is None else seen
     total = 0
@@ -97,24 +98,24 @@ def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) ->
 
 
 def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensor, or the indices and values of a sparse one."""
+    """The tensor itself, or the indices and values of a sparse tensor."""
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
 
 def is_on(device_type: str, tensor: Tensor) -> bool:
-    """Whether what this rank holds of the tensor lies on that type of device."""
+    """True if the tensor, or the local tensor of a DTensor, is on that type of device."""
     return local(tensor).device.type == device_type
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this rank holds; any other tensor as it is."""
+    """The local tensor of a DTensor; any other tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def live_tensor_bytes(device_type: str) -> int:
     """Bytes of all tensors that Python can reach on that type of device, each storage once."""
     with warnings.catch_warnings():
-        # Looking at every object touches deprecated lazy attributes of other libraries.
+        # Inspecting every object touches deprecated lazy attributes of other libraries.
         warnings.simplefilter("ignore")
         tensors = [item for item in gc.get_objects() if _is_plain_tensor(item, device_type)]
     return storage_bytes(tensors)
@@ -124,24 +125,24 @@ def _is_plain_tensor(item: object, device_type: str) -> bool:
     try:
         return (
             issubclass(type(item), Tensor)
-            # A DTensor's local part is found by itself; a fake tensor has no memory.
+            # A DTensor's local tensor is another object; a fake tensor has no memory.
             and not isinstance(item, DTensor | FakeTensor)
             and item.device.type == device_type  # type: ignore[attr-defined]  # a Tensor by now
             and item.layout in (torch.strided, torch.sparse_coo)  # type: ignore[attr-defined]
         )
     except (RuntimeError, ReferenceError, AttributeError):
-        return False  # a fake or dying object is not held memory
+        return False  # a fake or dying object has no memory
 
 
 def allocator_rise_bytes(profiled: profile, *, since_nanoseconds: int) -> int:
-    """How far the CPU allocator's total rose above its level at an instant of the profile, at most.
+    """Largest rise of the CPU allocator's total above its level at an instant of the profile.
 
-    The instant must lie one step into the profile: blocks from before the profile are freed
-    unseen, and after one step none of a step's own is left.  The profiler does not see either what
-    gloo's threads free.  Such a block is taken to be freed when the outermost operation that it was
-    made in ends, unless one of its size was left by the step before, and so is carried on.
+    The instant must be one step after the start of the profile: the profiler does not see blocks
+    from before the profile being freed, and after one step none of them is left.  It does not see
+    blocks freed by gloo's threads either.  Such a block counts as freed at the end of the outermost
+    operation that allocated it, unless the step before left a block of that size to this one.
     """
-    blocks = [each for each in _blocks(profiled) if each[0] >= since_nanoseconds]
+    blocks = [block for block in _blocks(profiled) if block[0] >= since_nanoseconds]
     changes: list[tuple[int, int]] = []
     alive: dict[int, tuple[int, int]] = {}
     left_before: Counter[int] = Counter()
@@ -167,7 +168,7 @@ def allocator_rise_bytes(profiled: profile, *, since_nanoseconds: int) -> int:
 
 
 def _blocks(profiled: profile) -> Iterator[tuple[int, int, int, int]]:
-    """Instant, size (negative for a release), address, and the end of the outermost operation."""
+    """Yield instant, size (negative for a release), address, and end of the outermost operation."""
     results = profiled.profiler.kineto_results if profiled.profiler is not None else None
     assert results is not None, "the profile has not ended"
     for outermost in results.experimental_event_tree():

@@ -1,1 +1,1 @@
-"""Network."""
+"""Counters of network interfaces, and timings of links."""

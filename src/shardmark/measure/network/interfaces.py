@@ -1,4 +1,4 @@
-"""What passed over each interface of this machine: the kernel's, InfiniBand's ports, NVLink."""
+"""Byte counters of this machine's network interfaces, InfiniBand ports and NVLinks."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from pathlib import Path
 from shardmark.measure.kernel_files import read_kernel_file
 
 INFINIBAND_WORD_BYTES = 4
-"""The unit of a port's counters."""
+"""The unit in which an InfiniBand port counts."""
 IP_OVER_INFINIBAND = "32"
-"""The kernel's type of an interface whose bytes its port counts, too."""
+"""The kernel's type of IP-over-InfiniBand interfaces, whose bytes their port counts as well."""
 NVLINK = "nvlink"
-"""Stands among the interfaces for all NVLinks of the devices in use."""
+"""Name that stands, among the interfaces, for all NVLinks of the devices in use."""
 
 
 def network_counters(system: Path = Path("/sys/class")) -> dict[str, dict[str, int]]:
-    """Bytes by interface since the machine started, counters that wrapped around put right.
+    """Bytes by interface since the machine started, corrected where a counter wrapped around.
 
-    InfiniBand's and RoCE's ports are among them, as `mlx5_0 port 1`: what passes by RDMA, no
-    interface counts.
+    Ports of InfiniBand and RoCE are included, as `mlx5_0 port 1`: no interface counts RDMA traffic.
     """
     import psutil
 
@@ -32,7 +31,7 @@ def network_counters(system: Path = Path("/sys/class")) -> dict[str, dict[str, i
 
 
 def infiniband_counters(folder: Path) -> dict[str, dict[str, int]]:
-    """Bytes by port, where the kernel counts them."""
+    """Bytes by port of InfiniBand or RoCE, where the kernel counts them."""
     counters: dict[str, dict[str, int]] = {}
     for port in sorted(folder.glob("*/ports/*")):
         sent, received = (
@@ -48,20 +47,20 @@ def infiniband_counters(folder: Path) -> dict[str, dict[str, int]]:
 
 
 def nvlink_counters(
-    gpus: Sequence[Mapping[str, object]], answered: set[object]
+    gpus: Sequence[Mapping[str, object]], counting_uuids: set[object]
 ) -> dict[str, dict[str, int]]:
-    """Over the NVLinks of all these devices together; nothing where NVML does not count.
+    """Bytes over the NVLinks of all these devices together; empty where NVML does not count them.
 
-    `answered` grows by those that tell.  Where one of them does not any more, nothing is told: the
-    sum would seem to fall.
+    Devices that report a count are added to `counting_uuids`.  The result is empty as soon as one
+    of them reports none, since the sum would seem to fall.
     """
-    told = {}
+    bytes_by_uuid = {}
     for gpu in gpus:
         sent, received = gpu.get("nvlink_sent_bytes"), gpu.get("nvlink_received_bytes")
         if isinstance(sent, int) and isinstance(received, int):
-            told[gpu["uuid"]] = sent, received
-    answered.update(told)
-    if not told or answered != told.keys():
+            bytes_by_uuid[gpu["uuid"]] = sent, received
+    counting_uuids.update(bytes_by_uuid)
+    if not bytes_by_uuid or counting_uuids != bytes_by_uuid.keys():
         return {}
-    sums = [sum(counts) for counts in zip(*told.values(), strict=True)]
+    sums = [sum(counts) for counts in zip(*bytes_by_uuid.values(), strict=True)]
     return {NVLINK: dict(zip(("bytes_sent", "bytes_received"), sums, strict=True))}

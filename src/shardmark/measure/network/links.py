@@ -31,43 +31,43 @@ from shardmark.results.network import (
 )
 
 SIZES = tuple(4**power for power in range(5, 13))
-"""Payloads, bytes: 1 KiB to 16 MiB."""
+"""Payloads in bytes: 1 KiB to 16 MiB."""
 ALWAYS_BYTES = 64 * 1024
-"""Sizes up to here are measured however slow they are: without them there is no fit."""
+"""Largest size that is measured on any link, however slow: the fit needs these sizes."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 50
 ALWAYS_CALLS, SHORT_CALLS = 10, 3
 WARMUP_SHARE = 0.1
-"""A size is left out where one call takes more than this of the time for all."""
+"""A size is skipped if one call takes more than this fraction of the time for all sizes."""
 SEED = 0
 
 COLLECTIVES: dict[Operation, Callable[..., object]] = {
-    "all_reduce": lambda whole, _, group: dist.all_reduce(whole, group=group),
-    "all_gather": lambda whole, part, group: dist.all_gather_into_tensor(whole, part, group=group),
-    "reduce_scatter": lambda whole, part, group: dist.reduce_scatter_tensor(
-        part, whole, group=group
+    "all_reduce": lambda full, _, group: dist.all_reduce(full, group=group),
+    "all_gather": lambda full, shard, group: dist.all_gather_into_tensor(full, shard, group=group),
+    "reduce_scatter": lambda full, shard, group: dist.reduce_scatter_tensor(
+        shard, full, group=group
     ),
 }
-"""Of a whole tensor, a rank's part of it, and the group."""
+"""Each collective as a function of the full tensor, the rank's shard of it, and the group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One operation with one size, ready to be called."""
+    """An operation with a payload of one size, ready to be called."""
 
     operation: Operation
     reach: Reach
     ranks: tuple[int, ...]
     payload_bytes: int
     call: Callable[[], object] | None
-    """None on a rank that does not take part."""
+    """None on a rank that is not in the group."""
     per_call: float = 1.0
-    """Of one call's seconds: half a round trip is one message's."""
+    """Operations are this fraction of a call: a message is half of a round trip."""
     seconds: list[float] = field(default_factory=list)
-    """This rank's, one value a round."""
+    """This rank's measurements, one for each round."""
 
     @property
     def calls(self) -> int:
-        """One after the other, so that the clock and the ranks' uneven start weigh little."""
+        """Number of consecutive calls that are timed together, so that the start weighs little."""
         if self.payload_bytes <= ALWAYS_BYTES:
             return ALWAYS_CALLS
         return SHORT_CALLS if self.payload_bytes <= 4 * ALWAYS_BYTES else 1
@@ -80,33 +80,34 @@ def measure_links(
     node: int | None = None,
     threads: int | None = None,
 ) -> NetworkRecord | None:
-    """About so many seconds of timings; the record without fits on rank 0, None on the others.
+    """Time messages and collectives for about `seconds`; return the record on rank 0, else None.
 
-    The default process group must exist.  Sizes and operations are interleaved, in another order
-    in each round, so that a disturbance falls on no single one.  `node` is this rank's, where hosts
-    may share a name.  With `threads`, what ranks compute with so many of a CPU is measured, too.
+    The record has no fits yet.  The default process group must exist.  Sizes and operations are
+    interleaved, in another order in each round, so that a disturbance does not fall on one of them.
+    `node` is this rank's node, needed where hosts share a name.  With `threads`, the speed at which
+    ranks compute with that many CPU threads is measured too.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    told: list[tuple[str, int | None]] = [("", None)] * ranks
-    dist.all_gather_object(told, (platform.node(), node))
-    meeting = torch.zeros(1, dtype=torch.float64, device=device)
+    hosts: list[tuple[str, int | None]] = [("", None)] * ranks
+    dist.all_gather_object(hosts, (platform.node(), node))
+    scalar = torch.zeros(1, dtype=torch.float64, device=device)
     deadline = time.perf_counter() + seconds
-    kept = _affordable(_cases([str(place) for place in told], device), meeting, seconds)
+    cases = _affordable(_cases([str(host) for host in hosts], device), scalar, seconds)
     order = random.Random(SEED)
     for number in range(MOST_ROUNDS):
-        for case in order.sample(kept, len(kept)):
-            _time(case, meeting)
+        for case in order.sample(cases, len(cases)):
+            _time(case, scalar)
         late = float(time.perf_counter() > deadline)
-        if number + 1 >= LEAST_ROUNDS and _slowest(late, meeting):
+        if number + 1 >= LEAST_ROUNDS and _maximum(late, scalar):
             break
     gathered: list[list[list[float]]] = [[] for _ in range(ranks)]
-    dist.all_gather_object(gathered, [case.seconds for case in kept])
+    dist.all_gather_object(gathered, [case.seconds for case in cases])
     speed = None if threads is None else measure_speeds(device, threads)
     if rank != 0:
         return None
     slowest = [
-        tuple(max(values) for values in zip(*(own for own in each if own), strict=True))
-        for each in zip(*gathered, strict=True)
+        tuple(map(max, zip(*(seconds for seconds in of_ranks if seconds), strict=True)))
+        for of_ranks in zip(*gathered, strict=True)
     ]
     device_type: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
     variable = "NCCL_SOCKET_IFNAME" if device_type == "cuda" else "GLOO_SOCKET_IFNAME"
@@ -114,10 +115,10 @@ def measure_links(
         measured_at_seconds=time.time(),
         backend=dist.get_backend(),
         device_type=device_type,
-        hosts=tuple(host for host, _ in told),
+        hosts=tuple(name for name, _ in hosts),
         interface=os.environ.get(variable, "").removeprefix("=") or None,
         torch=torch.__version__,
-        operations=_operations(kept, slowest),
+        operations=_operations(cases, slowest),
         speed=speed,
     )
 
@@ -125,7 +126,7 @@ def measure_links(
 def _operations(
     cases: Sequence[Case], seconds: Sequence[tuple[float, ...]]
 ) -> tuple[MeasuredOperation, ...]:
-    """The timings by operation, in order of size."""
+    """Group the timings by operation, in order of size."""
     sizes: dict[tuple[Operation, Reach, tuple[int, ...]], list[TimedSize]] = {}
     for case, timings in zip(cases, seconds, strict=True):
         timed = TimedSize(payload_bytes=case.payload_bytes, seconds=timings)
@@ -141,102 +142,103 @@ def _operations(
     )
 
 
-def _affordable(cases: Iterator[Case], meeting: Tensor, seconds: float) -> list[Case]:
-    """The cases that there is time for, each called once.  The same ones on every rank."""
-    kept: list[Case] = []
+def _affordable(cases: Iterator[Case], scalar: Tensor, seconds: float) -> list[Case]:
+    """Call each case once, and return those that there is time for: the same on every rank."""
+    affordable: list[Case] = []
     slow: set[tuple[Operation, tuple[int, ...]]] = set()
     for case in cases:
-        what = (case.operation, case.ranks)
-        if what in slow:
-            continue  # a shorter one took too long already
-        _time(case, meeting)
-        own = case.seconds.pop() / case.per_call if case.call is not None else 0.0
-        slowest = _slowest(own, meeting)
-        if case.payload_bytes <= ALWAYS_BYTES or slowest <= seconds * WARMUP_SHARE:
-            kept.append(case)
+        if (case.operation, case.ranks) in slow:
+            continue  # a smaller payload took too long already
+        _time(case, scalar)
+        call_seconds = case.seconds.pop() / case.per_call if case.call is not None else 0.0
+        slowest_seconds = _maximum(call_seconds, scalar)
+        if case.payload_bytes <= ALWAYS_BYTES or slowest_seconds <= seconds * WARMUP_SHARE:
+            affordable.append(case)
         else:
-            slow.add(what)
-    return kept
+            slow.add((case.operation, case.ranks))
+    return affordable
 
 
-def _time(case: Case, meeting: Tensor) -> None:
-    _slowest(0.0, meeting)  # all are here
+def _time(case: Case, scalar: Tensor) -> None:
+    _maximum(0.0, scalar)  # waits for all ranks
     if case.call is None:
         return
     started = time.perf_counter()
     for _ in range(case.calls):
         case.call()
-    if meeting.device.type == "cuda":
-        torch.cuda.synchronize(meeting.device)
+    if scalar.device.type == "cuda":
+        torch.cuda.synchronize(scalar.device)
     elapsed_seconds = time.perf_counter() - started
     case.seconds.append(elapsed_seconds / case.calls * case.per_call)
 
 
-def _slowest(value: float, meeting: Tensor) -> float:
-    meeting.fill_(value)
-    dist.all_reduce(meeting, op=dist.ReduceOp.MAX)
-    return float(meeting.item())
+def _maximum(value: float, scalar: Tensor) -> float:
+    """Return the maximum of the ranks' values; `scalar`, shape (1,), is the buffer."""
+    scalar.fill_(value)
+    dist.all_reduce(scalar, op=dist.ReduceOp.MAX)
+    return float(scalar.item())
 
 
 def _cases(hosts: Sequence[str], device: torch.device) -> Iterator[Case]:
-    """Shortest first.  Rank 0 exchanges messages with the nearest and with the farthest host.
+    """Yield all cases, smallest payload first.
 
-    All ranks meet, and those of each host, all hosts at once.  `hosts` are equal for ranks on one
-    machine.
+    Rank 0 exchanges messages with a rank on its host and with one on another host.  Collectives
+    run over all ranks, and over the ranks of each host on all hosts at once.  Ranks on one machine
+    have the same entry in `hosts`.
     """
-    everybody = tuple(range(len(hosts)))
-    near = next((rank for rank in everybody[1:] if hosts[rank] == hosts[0]), None)
-    far = next((rank for rank in everybody[1:] if hosts[rank] != hosts[0]), None)
+    all_ranks = tuple(range(len(hosts)))
+    near = next((rank for rank in all_ranks[1:] if hosts[rank] == hosts[0]), None)
+    far = next((rank for rank in all_ranks[1:] if hosts[rank] != hosts[0]), None)
     groups: list[tuple[Reach, tuple[int, ...], object]] = [
-        ("same_host" if far is None else "between_hosts", everybody, None)
+        ("same_host" if far is None else "between_hosts", all_ranks, None)
     ]
-    of_hosts = [[r for r in everybody if hosts[r] == host] for host in dict.fromkeys(hosts)]
-    if far is not None and near is not None and len({len(ranks) for ranks in of_hosts}) == 1:
-        own, _ = dist.new_subgroups_by_enumeration(of_hosts)
-        groups.append(("same_host", tuple(of_hosts[0]), own))
+    by_host = [[r for r in all_ranks if hosts[r] == host] for host in dict.fromkeys(hosts)]
+    if far is not None and near is not None and len({len(ranks) for ranks in by_host}) == 1:
+        host_group, _ = dist.new_subgroups_by_enumeration(by_host)
+        groups.append(("same_host", tuple(by_host[0]), host_group))
     for size in SIZES:
         elements = -(-size // 4 // len(hosts)) * len(hosts)
-        whole = torch.ones(elements, device=device)
+        full = torch.ones(elements, device=device)
         if near is not None:
-            yield _messages("same_host", near, whole)
+            yield _round_trip("same_host", near, full)
         if far is not None:
-            yield _messages("between_hosts", far, whole)
+            yield _round_trip("between_hosts", far, full)
         for reach, ranks, group in groups:
-            part = torch.ones(elements // len(ranks), device=device)
+            shard = torch.ones(elements // len(ranks), device=device)
             for operation, collective in COLLECTIVES.items():
                 yield Case(
                     operation=operation,
                     reach=reach,
                     ranks=ranks,
                     payload_bytes=4 * elements,
-                    call=partial(collective, whole, part, group),
+                    call=partial(collective, full, shard, group),
                 )
 
 
-def _messages(reach: Reach, peer: int, whole: Tensor) -> Case:
-    """There and back between rank 0 and the peer."""
+def _round_trip(reach: Reach, peer: int, full: Tensor) -> Case:
+    """A message from rank 0 to the peer and back."""
     rank = dist.get_rank()
 
-    def there_and_back() -> None:
+    def round_trip() -> None:
         if rank == 0:
-            dist.send(whole, peer)
-            dist.recv(whole, peer)
+            dist.send(full, peer)
+            dist.recv(full, peer)
         else:
-            dist.recv(whole, 0)
-            dist.send(whole, 0)
+            dist.recv(full, 0)
+            dist.send(full, 0)
 
     return Case(
         operation="point_to_point",
         reach=reach,
         ranks=(0, peer),
-        payload_bytes=whole.numel() * whole.element_size(),
-        call=there_and_back if rank in (0, peer) else None,
+        payload_bytes=full.numel() * full.element_size(),
+        call=round_trip if rank in (0, peer) else None,
         per_call=0.5,
     )
 
 
 def check_sum(device: torch.device) -> None:
-    """Raise `ShardmarkError` where the ranks' sum is wrong: a broken link may well be fast."""
+    """Raise `ShardmarkError` if an all-reduce gives a wrong sum: a broken link may be fast."""
     ranks = dist.get_world_size()
     total = torch.full((SIZES[-1] // 4,), float(dist.get_rank() + 1), device=device)
     dist.all_reduce(total)
@@ -247,10 +249,9 @@ def check_sum(device: torch.device) -> None:
 
 @contextmanager
 def process_group(device_type: str, meeting: Path | None = None) -> Iterator[torch.device]:
-    """The group that torchrun's environment describes: this rank's device.
+    """Join the process group of torchrun's environment; yield this rank's device.
 
-    The ranks meet at that file, or without one as torchrun tells them to.
-
+    With `meeting`, ranks find one another through that file instead of torchrun's address.
     `device_type` is auto, cuda or cpu.
     """
     if device_type == "auto":

@@ -1,4 +1,4 @@
-"""Starts ranks that measure the links between them.  Imports no torch: the ranks do."""
+"""Starts ranks that measure the links between them.  Only the ranks import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECORD_FILE = "record.json"
 DEFAULT_SECONDS = 8.0
 MOST_RANKS = 256
 GRACE_SECONDS = 90.0
-"""For imports, the connection of all ranks, and sizes that take longer than expected."""
+"""Time for imports, for connecting the ranks, and for sizes that take longer than expected."""
 Device = Literal["auto", "cuda", "cpu"]
 
 
@@ -24,11 +24,11 @@ def probe_network(
     seconds: float = DEFAULT_SECONDS,
     threads: int | None = None,
 ) -> NetworkRecord:
-    """Measure the links between so many ranks on this machine; without fits.
+    """Measure the links between so many ranks on this machine; the record has no fits yet.
 
-    `seconds` is what the timings take; starting the ranks comes on top, and with `threads` what
-    ranks compute with so many of a CPU.  No rank is left when it
-    returns or raises.  Raises `ShardmarkError` with what a rank said that failed.
+    The timings take about `seconds`, without the start of the ranks.  With `threads`, the speed at
+    which ranks compute with that many CPU threads is measured too.  No rank is left when the
+    function returns or raises.  Raises `ShardmarkError` with the message of a rank that failed.
     """
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError("--ranks", f"found {ranks}", f"allowed are 1 to {MOST_RANKS}")

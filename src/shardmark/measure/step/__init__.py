@@ -1,1 +1,1 @@
-"""Step."""
+"""A training step as its rank sees it: spans, collectives, compilation and progress."""

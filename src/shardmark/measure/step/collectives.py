@@ -1,4 +1,4 @@
-"""Counts the collectives that one rank calls, by kind, with the bytes it hands to each."""
+"""Counts the collectives that one rank calls, by kind, with the bytes of their inputs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, int]] = {
     "recv_": ("receive", 0),
     "recv_any_source_": ("receive", 0),
     "barrier": ("barrier", 0),
-    # Functional ones, which DTensor calls.
+    # Functional collectives, which DTensor calls.
     "all_reduce": ("all_reduce", 0),
     "all_gather_into_tensor": ("all_gather", 0),
     "reduce_scatter_tensor": ("reduce_scatter", 0),
@@ -44,7 +44,7 @@ FUNCTIONAL = ("_c10d_functional", "_dtensor")
 
 
 class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
-    """While entered, sees every collective of this thread and of the backward pass it starts.
+    """Counts, while it is entered, the collectives of this thread and of its backward passes.
 
     DDP's reducer, FSDP2 and DeepSpeed all reach their backend through `c10d` operators, DTensor
     through functional ones.
@@ -62,11 +62,11 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it calls collectives, and operators on what the rank holds
+        if any(issubclass(tensor_type, DTensor) for tensor_type in types):
+            return NotImplemented  # DTensor then calls collectives and operators on local tensors
         namespace, _, operator = str(func).partition(".")
         name = operator.rpartition(".")[0] or operator
-        # Functional ones are also waited for.
+        # Their namespace also has `wait_tensor`, which is no collective.
         if namespace == "c10d" or (namespace in FUNCTIONAL and name in KINDS):
             kind, position = KINDS.get(name, (name.strip("_"), 0))
             self._calls[kind] += 1
@@ -85,7 +85,7 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 
 def flat(value: object) -> Iterable[Tensor]:
-    """The tensors in nested lists, as this rank holds them."""
+    """Yield the local tensors in nested lists."""
     if isinstance(value, Tensor):
         yield local(value)
     elif isinstance(value, list | tuple):

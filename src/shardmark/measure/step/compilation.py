@@ -1,4 +1,4 @@
-"""What torch.compile takes of a rank's time, and whether it compiles where steps are measured."""
+"""Measures the time that torch.compile takes, and counts compilations in measured windows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch._dynamo.callback import callback_handler  # torch has no public place
 
 
 class Compilation:
-    """Hears, while it is entered, of every compilation in this process; a window's observer."""
+    """Counts, while it is entered, every compilation in this process.  A window observer."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._started = 0.0
         self._measured = False
         self.seconds = 0.0
-        """Of all compilations: tracing, generating code and its compiler; what is cached, loading.
+        """Time of all compilations: tracing, generating and compiling code, or loading cached code.
         A backward pass is compiled when it first runs."""
         self.in_windows = 0
-        """Compilations whose seconds are also those of measured steps."""
+        """Compilations that happened during measured steps."""
 
     def __enter__(self) -> Self:
         callback_handler.register_start_callback(self._begun)
@@ -38,9 +38,10 @@ class Compilation:
         self._measured = False
 
     def _begun(self, _: object) -> None:
-        """Not of one within another."""
+        """Called when an outermost compilation begins."""
         self._started = self._clock()
         self.in_windows += self._measured
 
     def _done(self, _: object) -> None:
+        """Called when an outermost compilation ends."""
         self.seconds += self._clock() - self._started

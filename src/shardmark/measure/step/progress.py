@@ -1,4 +1,4 @@
-"""How far each rank has come, in a memory-mapped file: one store a step, no system call."""
+"""Progress of each rank in a memory-mapped file: one store for each step, no system call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from torch import Tensor
 
-WHOLE = struct.Struct("<qqdq")
-"""Steps taken, steps in all, latest loss, steps taken when that loss was written (0: never)."""
+RECORD = struct.Struct("<qqdq")
+"""Steps so far, total steps, latest loss, steps when that loss was written (0: never)."""
 STEPS = struct.Struct("<q")
 LOSS = struct.Struct("<dq")
 LOSS_OFFSET = 2 * STEPS.size
@@ -25,11 +25,11 @@ def progress_file(directory: Path, rank: int) -> Path:
 
 
 class ProgressWriter:
-    """Writes a rank's steps and losses for whoever watches, at no cost to what is measured.
+    """Writes a rank's steps and losses for other processes, without slowing measured steps.
 
-    To read a loss on a GPU is to copy it to the host and to wait for the device.  So it is read
-    only when a window has closed, with the device idle and the clock stopped.  On a CPU the loss is
-    in memory already when the step returns, and reading it waits for nothing.
+    Reading a loss on a GPU copies it to the host and waits for the device.  It is therefore read
+    only after a window, with the device idle and the clock stopped.  On a CPU the loss is in memory
+    when the step returns.
     """
 
     def __init__(self, mapped: mmap.mmap, losses: Sequence[Tensor], *, on_host: bool) -> None:
@@ -49,21 +49,21 @@ class ProgressWriter:
         losses: Sequence[Tensor] = (),
         on_host: bool = True,
     ) -> Iterator[Self]:
-        """`losses` is the recorder's growing list; `on_host`, whether they lie in host memory."""
+        """Open the file of a rank; `on_host` is true if the losses are in host memory."""
         path = progress_file(directory, rank)
-        path.write_bytes(WHOLE.pack(0, total_steps, 0.0, 0))
-        with path.open("r+b") as file, mmap.mmap(file.fileno(), WHOLE.size) as mapped:
+        path.write_bytes(RECORD.pack(0, total_steps, 0.0, 0))
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), RECORD.size) as mapped:
             yield cls(mapped, losses, on_host=on_host)
 
     def stepped(self, steps: int) -> None:
-        """After each step, inside the window: so many steps of the training have been taken."""
+        """Called after every step with the number of steps so far; does not wait for the device."""
         self._steps = steps
         STEPS.pack_into(self._mapped, 0, steps)
         if self._on_host:
             self._write_loss()
 
     def lengthen(self, total_steps: int) -> None:
-        """Steps are added: there are so many now."""
+        """Set the number of total steps after some were added."""
         STEPS.pack_into(self._mapped, STEPS.size, total_steps)
 
     def window_started(self) -> None: ...
@@ -77,26 +77,26 @@ class ProgressWriter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
-    """How far one rank has come."""
+class RankProgress:
+    """Number of steps and latest loss of one rank."""
 
     steps: int
     total_steps: int
     loss: float | None
-    """The latest that the rank could write; it may be of an earlier step."""
+    """The latest loss that the rank could write; it may be that of an earlier step."""
     loss_steps: int | None
-    """Steps that had been taken when it was."""
+    """Number of steps when the loss was written."""
 
 
-def reached(directory: Path, rank: int) -> Reached | None:
-    """How far a rank has come; None before it has begun."""
+def read_progress(directory: Path, rank: int) -> RankProgress | None:
+    """Read the progress of a rank; None before it has begun."""
     try:
         content = progress_file(directory, rank).read_bytes()
-        steps, total_steps, loss, loss_steps = WHOLE.unpack(content)
+        steps, total_steps, loss, loss_steps = RECORD.unpack(content)
     except (OSError, struct.error):
         return None
     written = loss_steps > 0
-    return Reached(
+    return RankProgress(
         steps=steps,
         total_steps=total_steps,
         loss=loss if written else None,

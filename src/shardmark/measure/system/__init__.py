@@ -1,1 +1,1 @@
-"""System."""
+"""The machine: its software, load, processes and GPUs."""

@@ -1,4 +1,4 @@
-"""The limits that a container or a batch system puts on this process.  Linux, cgroup v1 and v2."""
+"""Reads the limits of a container or batch system on this process.  Linux, cgroup v1 and v2."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _UNLIMITED_BYTES = 2**60  # cgroup v1 writes "no limit" as a number near 2**63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupLimits:
-    """None: not limited, or not to be seen from here."""
+    """Limits of this process; None where there is none, or where it cannot be read."""
 
     cpu_cores: float | None
-    """CPU time per wall time that the quota allows."""
+    """CPU time per wall time."""
     memory_bytes: int | None
 
 
 def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    """The tightest limits of this process's groups and of those around them."""
+    """Return the tightest limits of this process's groups and their parents."""
     cores: list[float] = []
     memory: list[int] = []
     for folder in cgroup_folders(root):
@@ -33,7 +33,7 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
 
 
 def _cores(folder: Path) -> list[float]:
-    """Version 2: `max 100000` or `QUOTA PERIOD` in one file; version 1: two files, -1 for none."""
+    """Read a group's quota: one file `QUOTA PERIOD` in version 2, two files in version 1."""
     words = read_kernel_file(folder / "cpu.max").split() or [
         read_kernel_file(folder / "cpu.cfs_quota_us"),
         read_kernel_file(folder / "cpu.cfs_period_us"),
@@ -44,7 +44,7 @@ def _cores(folder: Path) -> list[float]:
 
 
 def cgroup_folders(root: Path) -> list[Path]:
-    """Each group of this process and its parents; a container may show only the mount's top."""
+    """Return the folder of each group of this process, and of its parents up to the mount."""
     folders: list[Path] = []
     for line in read_kernel_file(root / "proc/self/cgroup").splitlines():
         _, controllers, group = line.split(":", 2)

@@ -1,4 +1,4 @@
-"""Runs one of our modules in a process of its own, for what may hang or crash."""
+"""Runs a module of this package in a separate process: what it does may hang or crash."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from shardmark.core.errors import ShardmarkError
 
 
 def run_module(module: str, *arguments: str, title: str, limit_seconds: float) -> None:
-    """Run `python -P -m MODULE ARGUMENTS`; none of its processes is left when it returns or raises.
+    """Run `python -P -m MODULE ARGUMENTS`.  None of its processes is left at the end.
 
-    Raises `ShardmarkError` with the last line that it said where it fails or takes longer.
+    Raises `ShardmarkError` if it takes longer than `limit_seconds`, or if it fails, with the last
+    line of its standard error.
     """
-    started = subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -26,13 +27,15 @@ def run_module(module: str, *arguments: str, title: str, limit_seconds: float) -
         start_new_session=True,
     )
     try:
-        _, said = started.communicate(timeout=limit_seconds)
+        _, stderr = process.communicate(timeout=limit_seconds)
     except subprocess.TimeoutExpired:
-        raise ShardmarkError(f"{title} were not done after {limit_seconds:.0f} s") from None
+        raise ShardmarkError(f"{title} did not finish within {limit_seconds:.0f} s") from None
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)  # what it has started, too
-        started.communicate()
-    if started.returncode:
-        last = said.strip().splitlines()[-1:] or [f"exit code {started.returncode}, and no word"]
+            os.killpg(process.pid, signal.SIGKILL)  # with its own child processes
+        process.communicate()
+    if process.returncode:
+        last = stderr.strip().splitlines()[-1:] or [
+            f"exit code {process.returncode}, without a message"
+        ]
         raise ShardmarkError(f"{title} failed: {last[0]}")

@@ -1,4 +1,4 @@
-"""What a run was measured on: `environment.json`.  Imports no torch and starts nothing of it."""
+"""Describes the machine and software of a run, as `environment.json`.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ PACKAGES = (
     "faster-coco-eval",
     "transformers",
 )
-"""Those whose version can change what is measured."""
+"""Packages whose version can change what is measured."""
 
 _STEERING = re.compile(
     r"(CUBLAS|CUDA|DS|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|NVIDIA|OMP|OPENBLAS|PYTORCH|TORCH|TORCHINDUCTOR)_"
 )
-"""Beginnings of the names of variables that steer threads, devices or communication."""
+"""Prefixes of environment variables that control threads, devices or communication."""
 _SETTINGS = re.compile(
     r"(CUBLAS|GLOO|GOMP|KMP|MALLOC|MKL|NCCL|OMP|OPENBLAS|DS_BUILD|TORCH_CUDNN|TORCH_NCCL"
     r"|TORCHINDUCTOR)_\w+"
@@ -62,28 +62,28 @@ _SETTINGS = re.compile(
     r"|PYTORCH_(\w*ALLOC_CONF|JIT|NO_CUDA_MEMORY_CACHING)"
     r"|TORCH_(ALLOW_TF32_CUBLAS_OVERRIDE|COMPILE_DISABLE|CUDA_ARCH_LIST|DISTRIBUTED_DEBUG|LOGS)"
 )
-"""Those whose values are stored; of the others only that they are set."""
+"""Variables whose values are stored.  For the others, only the name is stored."""
 _SECRET_NAME = re.compile(r"AUTH|CREDENTIAL|KEY|PASSW|SECRET|TOKEN|(?<![A-Z])PAT(?![A-Z])")
-"""PAT is a personal access token; PATH is none."""
+"""Names of variables that may be secret.  PAT is a personal access token; PATH is not."""
 MASK = "***"
-"""Stands for a value that may be secret."""
+"""Text that replaces a value that may be secret."""
 _LOGIN = re.compile(r"(?<=//)[^/\s]*@")
-"""Of a URL, with or without a password."""
+"""User name in a URL, with or without a password."""
 ROCM_BUILD = "rocm"
-"""Begins what stands behind the `+` of torch's version where it was built for AMD's GPUs."""
+"""Prefix of the build in torch's version, after `+`, if it was built for AMD GPUs."""
 _GIT_SECONDS = 10
 
 BUSY_PERCENT = 5.0
 BUSY_SECONDS = 0.2
-"""How long the other processes are watched."""
+"""Time for which the other processes are observed."""
 
 
 def environment(
     folder: Path | None = None, *, sleep: Callable[[float], None] = time.sleep
 ) -> dict[str, Any]:
-    """Machine, versions, settings and disturbances now, as JSON knows them.
+    """Return machine, versions, settings and present load as JSON values.
 
-    Takes `BUSY_SECONDS` to see which other processes are busy.  Git is asked in
+    It observes other processes for `BUSY_SECONDS`.  The commit is that of the repository at
     `folder`, by default the current one.
     """
     limits = cgroup_limits()
@@ -100,7 +100,7 @@ def environment(
         "cuda": _cuda(),
         "shardmark": __version__,
         "packages": {name: package_version(name) for name in PACKAGES},
-        "variables": relevant_variables({**ALLOCATOR, **os.environ}),  # as ranks have them
+        "variables": relevant_variables({**ALLOCATOR, **os.environ}),  # as ranks get them
         "git": git_state(folder or Path.cwd()),
         "load": {
             "average": list(os.getloadavg()),
@@ -110,7 +110,7 @@ def environment(
 
 
 def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
-    """What strategies may ask of this machine; `device` as in the experiment: auto, cuda or cpu."""
+    """Describe this machine for strategies.  `device` is auto, cuda or cpu, as in an experiment."""
     _, _, build = (package_version("torch") or "").partition("+")
     without_cuda = device == "cpu" or build.startswith(("cpu", ROCM_BUILD))
     devices = () if without_cuda else visible_cuda_devices(all_cuda_devices())
@@ -126,7 +126,7 @@ def machine(device: Literal["auto", "cuda", "cpu"] = "auto") -> Machine:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version, read without importing; None where there is none."""
+    """Return the installed version without importing the package; None if not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -134,19 +134,19 @@ def package_version(name: str) -> str | None:
 
 
 def usable_cores(limits: CgroupLimits) -> int:
-    """Logical cores that this process may use, at least 1: affinity and the container's quota."""
+    """Logical cores that affinity and the container's quota allow this process, at least 1."""
     cores = len(os.sched_getaffinity(0))
     return cores if limits.cpu_cores is None else max(1, min(cores, int(limits.cpu_cores)))
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """The CPU's name; None where the kernel does not tell, as on some Arm machines."""
+    """Name of the CPU; None where the kernel does not report it, as on some Arm machines."""
     named = re.search(r"^model name\s*:[ \t]*(.+)$", read_kernel_file(cpuinfo), re.MULTILINE)
     return named and named[1].strip()
 
 
 def shared_memory_bytes() -> int | None:
-    """Size of /dev/shm, through which data-loader workers hand batches over."""
+    """Size of /dev/shm, through which data-loader workers send batches."""
     try:
         return shutil.disk_usage("/dev/shm").total
     except OSError:
@@ -154,7 +154,7 @@ def shared_memory_bytes() -> int | None:
 
 
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that steer threads, devices or communication; never a secret."""
+    """Environment variables that control threads, devices or communication, without secrets."""
     return {
         name: _LOGIN.sub(f"{MASK}@", value) if _SETTINGS.fullmatch(name) else MASK
         for name, value in sorted(variables.items())
@@ -163,22 +163,22 @@ def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def busy_processes(*, sleep: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:
-    """At most five processes, not ours, that use the CPU now: only their names are kept."""
-    own = psutil.Process()
-    ours = {own.pid, *(child.pid for child in own.children(recursive=True))}
-    # psutil gives the use since it was last asked, and None for what may not be seen.
-    watched = [p for p in psutil.process_iter(["name", "cpu_percent"]) if p.pid not in ours]
+    """Name and CPU use of at most five busy processes outside of this process tree."""
+    this = psutil.Process()
+    tree = {this.pid, *(child.pid for child in this.children(recursive=True))}
+    # psutil returns the use since its last call, and None for what this user must not see.
+    others = [p for p in psutil.process_iter(["name", "cpu_percent"]) if p.pid not in tree]
     sleep(BUSY_SECONDS)
     busy: list[tuple[float, str]] = []
-    for process in watched:
-        with suppress(psutil.Error):  # it has ended
+    for process in others:
+        with suppress(psutil.Error):  # the process has ended
             busy.append((process.cpu_percent(), process.info["name"] or "a process without a name"))
     busy = sorted((use for use in busy if use[0] >= BUSY_PERCENT), reverse=True)[:5]
     return [{"name": name, "cpu_percent": round(percent, 1)} for percent, name in busy]
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """The repository's commit and whether files differ from it; None where there is none."""
+    """Commit of the repository at the folder, and whether files differ from it; else None."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None
@@ -222,13 +222,13 @@ def _cuda() -> dict[str, Any]:
 
 
 def occupied_devices(environment: Mapping[str, Any]) -> list[str]:
-    """What others have on the devices that trials will use, to be told before they start."""
+    """Messages about devices of the trials that other processes occupy, for before the start."""
     cuda = environment["cuda"]
     return [
-        f"GPU {index} ({device['name']}) {told}: trials may be slower, or lack memory"
+        f"GPU {index} ({device['name']}) {description}: trials may be slower, or lack memory"
         for index, device in enumerate(cuda["devices"])
         if device["uuid"] in cuda["visible"]
-        and (told := occupation(device["processes"], device["memory_used_bytes"]))
+        and (description := occupation(device["processes"], device["memory_used_bytes"]))
     ]
 
 

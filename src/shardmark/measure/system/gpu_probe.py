@@ -1,6 +1,6 @@
-"""Asks every GPU for a kernel and for copies, in a process that may hang or crash.
+"""Runs a kernel and copies on every GPU, in a separate process, since they may hang or crash.
 
-Whoever starts it imports no torch.
+The process that starts it does not import torch.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 LIMIT_SECONDS = 90.0
 EXACT_SIDE, FAST_SIDE = 512, 8192
-"""Of the square matrices that are multiplied: to see the values, and the speed."""
+"""Sides of the square matrices that are multiplied: to check values, and to time them."""
 LARGEST_ERROR = 1e-3
-"""Relative; TF32 may be on."""
+"""Largest relative error of a product; TF32 may be on."""
 ROUNDS = 10
 COPY_BYTES = 128 * 2**20
 COPIES = 5
@@ -34,19 +34,19 @@ COPIES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A product of matrices on one GPU."""
+    """Result of a matrix product on one GPU."""
 
     device: int
     name: str
     precision: str
-    """Of the timed product: bf16, or fp16 on older GPUs."""
+    """Precision of the timed product: bf16, or fp16 on older GPUs."""
     flops_per_second: float | None = None
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """From one GPU's memory to another's; None is the host, in pinned memory."""
+    """Result of a copy between the memories of two GPUs; None is the host's pinned memory."""
 
     source: int | None
     target: int | None
@@ -56,17 +56,20 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProbe:
-    """What torch and the GPUs of this process say."""
+    """Libraries of torch, and results of kernels and copies on all GPUs."""
 
     libraries: tuple[tuple[str, str], ...]
     architectures: tuple[str, ...]
-    """That this torch has kernels for, such as `sm_90`."""
+    """Architectures that this torch has kernels for, such as `sm_90`."""
     kernels: tuple[Kernel, ...]
     copies: tuple[Copy, ...]
 
 
 def probe_gpus() -> GpuProbe:
-    """Raises `ShardmarkError` where the process fails or hangs; a single fault is in its place."""
+    """Run the probe.  Raises `ShardmarkError` if its process fails or hangs.
+
+    Errors of a single kernel or copy are in its `error`.
+    """
     with scratch_folder() as folder:
         file = folder / "probe.json"
         run_module(__name__, str(file), title="kernels and copies", limit_seconds=LIMIT_SECONDS)
@@ -74,7 +77,7 @@ def probe_gpus() -> GpuProbe:
 
 
 def cuda_libraries() -> tuple[tuple[str, str], ...]:
-    """CUDA, cuDNN and NCCL with their versions, as torch has loaded them."""
+    """Return CUDA, cuDNN and NCCL with the versions that torch has loaded."""
     import torch
 
     cudnn, nccl = torch.backends.cudnn, torch.cuda.nccl
@@ -109,9 +112,9 @@ def _kernel(device: torch.device) -> Kernel:
     try:
         left, right = torch.rand((2, EXACT_SIDE, EXACT_SIDE))
         expected = left @ right
-        off = float(((left.to(device) @ right.to(device)).cpu() / expected - 1).abs().max())
-        if not off <= LARGEST_ERROR:  # which nan is not, either
-            error = f"a product of matrices is off by a factor of 1 + {off:.2g}"
+        error_ratio = float(((left.to(device) @ right.to(device)).cpu() / expected - 1).abs().max())
+        if not error_ratio <= LARGEST_ERROR:  # also true for NaN
+            error = f"a matrix product is wrong by a factor of 1 + {error_ratio:.2g}"
         square = torch.rand((FAST_SIDE, FAST_SIDE), device=device).to(half)
         product = square @ square  # warms up
         torch.cuda.synchronize(device)
@@ -132,17 +135,17 @@ def _kernel(device: torch.device) -> Kernel:
 
 
 def _copies(devices: list[torch.device]) -> Iterator[Copy]:
-    """Between the host and every GPU, and from every GPU to every other."""
+    """Copy between the host and every GPU, and from every GPU to every other."""
     import torch
 
     host = torch.device("cpu")
-    of_host = [pair for device in devices for pair in ((host, device), (device, host))]
-    for source, target in (*of_host, *permutations(devices, 2)):
+    with_host = [pair for device in devices for pair in ((host, device), (device, host))]
+    for source, target in (*with_host, *permutations(devices, 2)):
         bytes_per_second = error = None
         try:
             bytes_per_second = _copy(source, target)
             if bytes_per_second is None:
-                error = "what arrived is not what was sent"
+                error = "the copy differs from its source"
         except RuntimeError as failed:
             error = _first_line(failed)
         yield Copy(
@@ -154,7 +157,7 @@ def _copies(devices: list[torch.device]) -> Iterator[Copy]:
 
 
 def _copy(source: torch.device, target: torch.device) -> float | None:
-    """Bytes per second; None where the copy differs.  Peer access may be there and broken."""
+    """Return bytes per second; None if the copy differs, since peer access may be broken."""
     import torch
 
     def pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""CUDA devices as NVML sees them, by UUID: an index may mean another device in each process."""
+"""Reads CUDA devices through NVML, by UUID: an index may mean another device in each process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from shardmark.measure.kernel_files import read_kernel_file
 
 _ALL_LINKS = 2**32 - 1
-"""As a scope of NVML's NVLink fields: the sum over the device's links."""
+"""Scope of NVML's NVLink fields that asks for the sum over the device's links."""
 _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
     "utilization_percent": lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
     "power_watts": lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
@@ -38,15 +38,15 @@ _QUERIES: dict[str, Callable[[Any, Any], Any]] = {
 
 FIELDS = tuple(_QUERIES)
 OCCUPIED_BYTES = 2**30
-"""Of a device's memory: more than the driver keeps for itself."""
+"""A device with more memory in use than this is occupied: the driver uses less for itself."""
 
 KERNELS_REMEDY = "install a torch that was built for it, or hide it by CUDA_VISIBLE_DEVICES"
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[a-z]?")
 
 RELEASED_BYTES = 2**24
-"""A device whose use has come as near to what it was is free again."""
+"""A device is released when its memory use is within this of what it was before."""
 RELEASE_SECONDS = 0.1
-"""Between two looks."""
+"""Time between two readings."""
 
 CLOCK_LIMITS = {
     0x08: "the hardware slowed it down",
@@ -54,22 +54,23 @@ CLOCK_LIMITS = {
     0x40: "too hot, by the hardware",
     0x80: "the power supply's brake",
 }
-"""Bits of `clock_limits` (NVML's clocks event reasons) that a cooled device never shows.  The cap
-of its power, 0x04, is not among them: it is where a busy device ends."""
+"""Bits of `clock_limits` (NVML's clocks event reasons) that a well-cooled device never has.
+
+The power cap, 0x04, is not among them: a busy device normally reaches it."""
 
 
 def full_uuid(uuid: str) -> str:
-    """NVML's spelling: torch leaves the prefix out."""
+    """Return the UUID as NVML spells it: torch leaves out the prefix."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 class GpuReader:
-    """Reads the devices with these UUIDs until closed.  What cannot be read is None."""
+    """Reads the devices with these UUIDs until closed.  A value that cannot be read is None."""
 
     def __init__(self, uuids: Iterable[str]) -> None:
         self._handles: dict[str, Any] = {}
         self._unsupported: set[tuple[str, str]] = set()
-        """UUID and field, so that each is asked once."""
+        """UUID and field of values that the driver does not support; they are asked for once."""
         self._nvml, _ = _open_nvml()
         if self._nvml is not None:
             for uuid in sorted({full_uuid(uuid) for uuid in uuids}):
@@ -82,16 +83,16 @@ class GpuReader:
                 self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:
-        """One object a device, as `samples.jsonl` has them; `pids` are each rank's processes."""
-        ours = {pid for own in pids.values() for pid in own}
+        """Return the values of `samples.jsonl` by device.  `pids` are the processes by rank."""
+        trial_pids = {pid for of_rank in pids.values() for pid in of_rank}
         devices = []
         for uuid, handle in self._handles.items():
             values = {field: self._value(uuid, handle, field) for field in FIELDS}
             if (listed := values["other_processes"]) is not None:
-                # A container may have numbers of its own; then only how many there are is known.
-                same_numbers = bool(listed & ours)
+                # NVML may list pids of another namespace than the container's: then only count.
+                same_namespace = bool(listed & trial_pids)
                 values["other_processes"] = (
-                    len(listed - ours) if same_numbers else max(0, len(listed) - len(pids))
+                    len(listed - trial_pids) if same_namespace else max(0, len(listed) - len(pids))
                 )
             devices.append({"uuid": uuid, **values})
         return devices
@@ -103,7 +104,7 @@ class GpuReader:
             return _QUERIES[field](self._nvml, handle)
         except self._nvml.NVMLError as error:
             if error.value in _permanent(self._nvml):
-                self._unsupported.add((uuid, field))  # other errors may pass
+                self._unsupported.add((uuid, field))  # other errors may be temporary
             return None
 
     def close(self) -> None:
@@ -115,53 +116,53 @@ class GpuReader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevice:
-    """One device of the machine as it is now; None is what the driver does not tell."""
+    """Present state of one device; None for what the driver does not report."""
 
     uuid: str
     name: str
     memory_bytes: int | None
     memory_used_bytes: int | None = None
-    """With what the driver itself keeps."""
+    """Memory in use, including the driver's own."""
     processes: int | None = None
-    """That compute on it; a container may see none of the others'."""
+    """Number of processes that compute on it.  A container may not see those outside of it."""
     power_limit_watts: float | None = None
     default_power_limit_watts: float | None = None
     sm_clock_hertz: float | None = None
     highest_sm_clock_hertz: float | None = None
     capability: tuple[int, int] | None = None
-    """Its compute capability, major and minor."""
+    """Compute capability, major and minor."""
     pcie: str | None = None
-    """The most that device and slot can do."""
+    """Highest PCIe generation and width that device and slot support."""
     numa_node: int | None = None
     nvlinks: int = 0
-    """That are up."""
+    """Number of active NVLinks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CudaDevices:
-    """What NVML says of the machine."""
+    """Driver and devices of the machine, as NVML reports them."""
 
     driver_version: str | None
     cuda_version: str | None
-    """The newest that the driver supports."""
+    """The newest CUDA version that the driver supports."""
     devices: tuple[CudaDevice, ...]
     reason: str | None
-    """Why there is none."""
+    """The reason why there is no device; else None."""
     links: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """How two devices are connected: the pairs by index, such as `0-1`, of each kind."""
+    """Pairs of devices by type of their connection; a pair is two indices, such as `0-1`."""
 
 
 def occupation(processes: int | None, memory_used_bytes: int | None) -> str | None:
-    """What others have on a device that is not in use by us; None where it is free."""
+    """Describe what other processes hold on a device; None if it is free."""
     used_bytes = memory_used_bytes or 0
     if not processes and used_bytes <= OCCUPIED_BYTES:
         return None
-    known = "processes that NVML does not name" if not processes else f"{processes} processes"
-    return f"is not free: {known} hold {used_bytes / 2**30:.1f} GiB of its memory"
+    holders = f"{processes} processes" if processes else "processes that NVML does not list"
+    return f"is not free: {holders} hold {used_bytes / 2**30:.1f} GiB of its memory"
 
 
 def all_cuda_devices() -> CudaDevices:
-    """Every device of the machine, also those that this process may not use."""
+    """Return every device of the machine, also those that this process must not use."""
     nvml, reason = _open_nvml()
     if nvml is None:
         return CudaDevices(driver_version=None, cuda_version=None, devices=(), reason=reason)
@@ -174,7 +175,7 @@ def all_cuda_devices() -> CudaDevices:
             driver_version=str(nvml.nvmlSystemGetDriverVersion()),
             cuda_version=f"{cuda // 1000}.{cuda % 1000 // 10}",
             devices=tuple(_describe(nvml, handle) for handle in handles),
-            reason=None if handles else "the driver knows no device",
+            reason=None if handles else "the driver reports no device",
             links=_links(nvml, handles),
         )
     except nvml.NVMLError as error:
@@ -188,10 +189,10 @@ def all_cuda_devices() -> CudaDevices:
 def visible_cuda_devices(
     gpus: CudaDevices, environment: Mapping[str, str] = os.environ
 ) -> tuple[CudaDevice, ...]:
-    """Those that CUDA_VISIBLE_DEVICES leaves; as in CUDA, the list ends at its first bad entry.
+    """Devices that CUDA_VISIBLE_DEVICES allows; as in CUDA, the list ends at the first bad entry.
 
-    An index is taken in NVML's order (the PCI bus's), while CUDA puts the fastest first unless
-    CUDA_DEVICE_ORDER says otherwise: on a mixed machine the count is right, the names may not be.
+    An index counts in NVML's order (that of the PCI bus).  CUDA puts the fastest device first
+    unless CUDA_DEVICE_ORDER is set: with unlike devices names may be wrong, not the number.
     """
     wanted = environment.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -214,30 +215,30 @@ def visible_cuda_devices(
 
 
 BF16_CAPABILITY = (8, 0)
-"""First compute capability with bf16 in hardware: Ampere's."""
+"""The first compute capability with bf16 in hardware, that of Ampere."""
 
 
 def without_kernels(name: str, capability: tuple[int, int], compiled: Iterable[str]) -> str | None:
-    """Why torch cannot compute on that GPU, or None.
+    """Return the reason why torch cannot compute on that GPU, or None if it can.
 
     `compiled` is `torch.cuda.get_arch_list()`: `sm_86` runs on 8.6 and later 8.x, and `compute_90`
     is translated on any GPU from 9.0 on.
     """
-    known = [match for arch in compiled if (match := _ARCHITECTURE.fullmatch(arch))]
-    for kind, major, minor in (match.groups() for match in known):
+    architectures = [match for arch in compiled if (match := _ARCHITECTURE.fullmatch(arch))]
+    for code, major, minor in (match.groups() for match in architectures):
         version = int(major), int(minor)
-        if version <= capability and (kind == "compute" or version[0] == capability[0]):
+        if version <= capability and (code == "compute" or version[0] == capability[0]):
             return None
-    if not known:
-        return None  # another vendor's, or torch does not tell
+    if not architectures:
+        return None  # a build for another vendor, or one that has no list
     return (
         f"torch has no kernels for the {name} (sm_{capability[0]}{capability[1]}), only for"
-        f" {', '.join(match[0] for match in known)}"
+        f" {', '.join(match[0] for match in architectures)}"
     )
 
 
 def used_memory() -> dict[str, int]:
-    """Bytes in use on each device of the machine, by UUID; empty without NVML."""
+    """Return the bytes in use on each device of the machine, by UUID; empty without NVML."""
     used = {device.uuid: device.memory_used_bytes for device in all_cuda_devices().devices}
     return {uuid: count for uuid, count in used.items() if count is not None}
 
@@ -249,7 +250,10 @@ def await_memory(
     patience_seconds: float = 30.0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """Wait until no device has more in use than it had; others may have taken it meanwhile."""
+    """Wait until no device has more memory in use than before, at most `patience_seconds`.
+
+    Another program may have taken the memory meanwhile.
+    """
     most = {uuid: used + RELEASED_BYTES for uuid, used in before.items()}
     for _ in range(int(patience_seconds / RELEASE_SECONDS)):
         if all(used <= most.get(uuid, used) for uuid, used in read().items()):
@@ -258,10 +262,10 @@ def await_memory(
 
 
 def _describe(nvml: Any, handle: Any) -> CudaDevice:
-    facts = {name: _told(nvml, fact, nvml, handle) for name, fact in _FACTS.items()}
-    # The driver refuses the numbers that the device has no link for.
+    facts = {name: _supported(nvml, fact, nvml, handle) for name, fact in _FACTS.items()}
+    # The driver raises an error for link numbers that the device does not have.
     states = [
-        _told(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
+        _supported(nvml, nvml.nvmlDeviceGetNvLinkState, handle, link)
         for link in range(nvml.NVML_NVLINK_MAX_LINKS)
     ]
     return CudaDevice(
@@ -273,7 +277,7 @@ def _describe(nvml: Any, handle: Any) -> CudaDevice:
 
 
 _FACTS: dict[str, Callable[[Any, Any], Any]] = {
-    # Some boards share the host's memory and tell none.
+    # Boards that share the host's memory do not report any.
     "memory_bytes": lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
     "memory_used_bytes": lambda nvml, handle: int(nvml.nvmlDeviceGetMemoryInfo(handle).used),
     "processes": lambda nvml, handle: len(nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
@@ -302,21 +306,21 @@ _PATHS = {
     40: "one NUMA node",
     50: "between NUMA nodes",
 }
-"""NVML's nvmlGpuTopologyLevel_t."""
+"""Meaning of NVML's nvmlGpuTopologyLevel_t."""
 _READ, _NVLINK = 0, 2
-"""NVML's nvmlGpuP2PCapsIndex_t; nvidia-ml-py has the first as a tuple, by mistake."""
+"""Values of NVML's nvmlGpuP2PCapsIndex_t; nvidia-ml-py defines the first wrongly, as a tuple."""
 
 
 def numa_node(bus_id: str, pci: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """Of the device with NVML's `00000000:3B:00.0`; None where the kernel does not tell."""
+    """NUMA node of the device with a bus ID such as `00000000:3B:00.0`; None if not known."""
     text = read_kernel_file(pci / bus_id.lower()[-12:] / "numa_node")
     return int(text) if text.isdecimal() else None  # -1: the kernel does not know
 
 
-def _told(nvml: Any, ask: Callable[..., Any], *arguments: Any) -> Any:
-    """None where the driver does not tell."""
+def _supported(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of an NVML query; None if the driver does not support it."""
     try:
-        return ask(*arguments)
+        return query(*arguments)
     except nvml.NVMLError:
         return None
 
@@ -330,27 +334,27 @@ def _nvlink_bytes(nvml: Any, handle: Any, field_id: int) -> int:
 
 
 def _links(nvml: Any, handles: list[Any]) -> dict[str, tuple[str, ...]]:
-    """The pairs of devices by how they are connected."""
+    """Group the pairs of devices by the type of their connection."""
     links: dict[str, tuple[str, ...]] = {}
     for (first, handle), (second, other) in combinations(enumerate(handles), 2):
-        kind = _connection(nvml, handle, other)
-        links[kind] = (*links.get(kind, ()), f"{first}-{second}")
+        connection = _connection(nvml, handle, other)
+        links[connection] = (*links.get(connection, ()), f"{first}-{second}")
     return links
 
 
 def _connection(nvml: Any, handle: Any, other: Any) -> str:
     def allowed(capability: int) -> bool | None:
-        status = _told(nvml, nvml.nvmlDeviceGetP2PStatus, handle, other, capability)
+        status = _supported(nvml, nvml.nvmlDeviceGetP2PStatus, handle, other, capability)
         return None if status is None else status == nvml.NVML_P2P_STATUS_OK
 
-    level = _told(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
+    level = _supported(nvml, nvml.nvmlDeviceGetTopologyCommonAncestor, handle, other)
     path = "NVLink" if allowed(_NVLINK) else _PATHS.get(level, "path not known")
     words = {True: "peer access", False: "no peer access", None: "peer access not known"}
     return f"{path}, {words[allowed(_READ)]}"
 
 
 def _open_nvml() -> tuple[Any, str | None]:
-    """The library, initialised, or None and why not."""
+    """Return the initialised library and None, or None and the reason."""
     try:
         import pynvml
     except ImportError:
@@ -363,7 +367,7 @@ def _open_nvml() -> tuple[Any, str | None]:
 
 
 def _shut(nvml: Any) -> None:
-    with contextlib.suppress(nvml.NVMLError):  # it counts its users; nothing is left to release
+    with contextlib.suppress(nvml.NVMLError):  # NVML counts its users: nothing is left to release
         nvml.nvmlShutdown()
 
 

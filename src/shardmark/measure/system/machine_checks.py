@@ -1,4 +1,4 @@
-"""What `shardmark doctor` looks at: software, devices and limits.  Imports no torch."""
+"""Checks of `shardmark doctor`: software, devices and limits.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MINIMUM_PYTHON = "3.11"
 MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
 ESSENTIAL = ("operating system", "python", "torch", "torchvision")
-"""Without one of them nothing can be measured."""
+"""Checks that must pass before anything can be measured."""
 OPTIONAL = {
     "timm": "its models",
     "transformers": "its models",
@@ -54,15 +54,15 @@ MINIMUM_OPEN_FILES = 4096
 class State(StrEnum):
     OK = "ok"
     NOTE = "note"
-    """Not needed by all, or smaller than it should be."""
+    """Missing but optional, or smaller than recommended."""
     MISSING = "missing"
     FAILED = "failed"
-    """Was tried, and did not work."""
+    """Tried, and did not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One finding; a `remedy` unless it is `ok`."""
+    """Result of one check, with a `remedy` unless it is `ok`."""
 
     name: str
     state: State
@@ -70,14 +70,14 @@ class Check:
     remedy: str | None = None
 
 
-def _check(name: str, found: str, *, remedy: str | None, worst: State = State.MISSING) -> Check:
-    """Ok without a remedy, else `worst`."""
+def _check(name: str, value: str, *, remedy: str | None, worst: State = State.MISSING) -> Check:
+    """Make a check that is ok without a remedy, and `worst` with one."""
     state = State.OK if remedy is None else worst
-    return Check(name=name, state=state, found=found, remedy=remedy)
+    return Check(name=name, state=state, found=value, remedy=remedy)
 
 
 def problems(checks: Iterable[Check]) -> list[str]:
-    """Names of what was tried and failed, or is missing and needed for any measurement."""
+    """Names of the checks that failed, and of missing parts that every measurement needs."""
     return [
         check.name
         for check in checks
@@ -86,34 +86,34 @@ def problems(checks: Iterable[Check]) -> list[str]:
 
 
 def software_checks() -> list[Check]:
-    """Python, libraries (installed versions, nothing is imported)."""
+    """Check the installed versions of Python and libraries, without importing them."""
     checks = [_version_check("python", platform.python_version(), MINIMUM_PYTHON)]
     for name, least in MINIMUM_VERSIONS.items():
         checks.append(_version_check(name, package_version(name), least))
     for name, use in OPTIONAL.items():
         version = package_version(name)
-        found = version or f"not installed; only for {use}"
+        value = version or f"not installed; only for {use}"
         remedy = None if version else f"pip install {name}"
-        checks.append(_check(name, found, remedy=remedy, worst=State.NOTE))
+        checks.append(_check(name, value, remedy=remedy, worst=State.NOTE))
     return checks
 
 
 def _version_check(name: str, version: str | None, minimum: str) -> Check:
     if version is not None and _numbers(version) >= _numbers(minimum):
         return _check(name, version, remedy=None)
-    found = "not installed" if version is None else f"{version}, older than {minimum}"
+    value = "not installed" if version is None else f"{version}, older than {minimum}"
     python = name == "python"
     remedy = f"install Python {minimum} or newer" if python else f'pip install "{name}>={minimum}"'
-    return _check(name, found, remedy=remedy)
+    return _check(name, value, remedy=remedy)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release's numbers: (2, 11, 0) for `2.11.0+cu130`."""
+    """Numbers of a release: (2, 11, 0) for `2.11.0+cu130`."""
     return tuple(int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3])
 
 
 def torch_kernels() -> list[str]:
-    """The kinds of GPU that the installed torch was built for; asked only where there is a GPU."""
+    """Architectures that the installed torch has kernels for.  Imports torch."""
     try:
         import torch
     except ImportError:
@@ -122,9 +122,9 @@ def torch_kernels() -> list[str]:
 
 
 def device_checks(
-    here: Machine, gpus: CudaDevices, compiled: Callable[[], Sequence[str]] = torch_kernels
+    machine: Machine, gpus: CudaDevices, compiled: Callable[[], Sequence[str]] = torch_kernels
 ) -> list[Check]:
-    """CUDA devices, and whether torch has kernels for them and the driver is new enough for it."""
+    """Check the CUDA devices, the driver's version, and that torch has kernels for the devices."""
     name = "CUDA devices"
     if f"+{ROCM_BUILD}" in (package_version("torch") or ""):
         remedy = "set device: cpu, or install torch with CUDA where there are NVIDIA GPUs"
@@ -133,11 +133,11 @@ def device_checks(
         text = f"none: {gpus.reason}; trials run on the CPU"
         remedy = "install NVIDIA's driver, or give the container its devices (--gpus all)"
         return [_check(name, text, remedy=remedy, worst=State.NOTE)]
-    if here.device_count == 0:
+    if machine.device_count == 0:
         text = f"none of {len(gpus.devices)} can be used; trials run on the CPU"
         remedy = "look at CUDA_VISIBLE_DEVICES, and install torch with CUDA"
         return [_check(name, text, remedy=remedy, worst=State.NOTE)]
-    text = f"{here.device_count}: {', '.join(here.device_names)}"
+    text = f"{machine.device_count}: {', '.join(machine.device_names)}"
     checks = [_check(name, text, remedy=None), _driver_check(gpus)]
     usable = [device for device in visible_cuda_devices(gpus) if device.capability is not None]
     kernels = compiled() if usable else ()
@@ -157,8 +157,8 @@ def _driver_check(gpus: CudaDevices) -> Check:
     return _check(name, text, remedy=None)
 
 
-def host_checks(here: Machine) -> list[Check]:
-    """Cores, memory, shared memory and open files."""
+def host_checks(machine: Machine) -> list[Check]:
+    """Check operating system, cores, memory, shared memory and the limit of open files."""
     total = psutil.virtual_memory().total
     memory = min(total, cgroup_limits().memory_bytes or total)
     shared = shared_memory_bytes() or 0
@@ -173,7 +173,7 @@ def host_checks(here: Machine) -> list[Check]:
             platform.platform(),
             remedy=None if sys.platform == "linux" else use_linux,
         ),
-        _check("CPU cores", str(here.cores), remedy=None),
+        _check("CPU cores", str(machine.cores), remedy=None),
         _check("memory", _gibibytes(memory), remedy=None),
         _check(
             "shared memory",

@@ -1,4 +1,4 @@
-"""What a rank's process and its descendants use, read from /proc.  Linux only."""
+"""Reads what a rank's process and its descendants use from /proc.  Linux only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardmark.measure.system.machine_load import TICKS_PER_SECOND
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 THREADS_PER_READING = 24
-"""Context switches are kept by thread: with more threads than this they are read less often."""
+"""Context switches are counted by thread.  Above this number they are read less often."""
 
 _READ_BYTES = 64 * 1024
 _ZOMBIE = b"Z"
@@ -19,20 +19,20 @@ _ZOMBIE = b"Z"
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """The fields of /proc/PID/stat that are used, in base units."""
+    """Fields of /proc/PID/stat in base units."""
 
     alive: bool
-    """False for one that has ended and whose parent has not looked yet."""
+    """False for a zombie: it has ended, and its parent has not waited for it."""
     cpu_seconds: float
-    """Own, and of children that ended and were waited for."""
+    """Time of the process, and of its children that ended and were waited for."""
     threads: int
     started_ticks: int
-    """With the pid, names a process: pids are used again."""
+    """Identifies the process together with its pid, since pids are used again."""
     rss_bytes: int
 
 
 def parse_stat(text: bytes) -> ProcessStat:
-    """See proc_pid_stat(5); the name, in parentheses, may hold anything."""
+    """Parse /proc/PID/stat, see proc_pid_stat(5).  The name in parentheses may contain anything."""
     fields = text[text.rindex(b")") + 2 :].split()
     return ProcessStat(
         alive=fields[0] != _ZOMBIE,
@@ -44,7 +44,7 @@ def parse_stat(text: bytes) -> ProcessStat:
 
 
 class ProcessTree:
-    """A process and its descendants; counts go on when a descendant ends."""
+    """A process and its descendants.  Counts include descendants that have ended."""
 
     def __init__(self, pid: int, proc: Path = Path("/proc")) -> None:
         self.pid = pid
@@ -54,15 +54,15 @@ class ProcessTree:
         self._cpu_seconds = 0.0
         self._switches = 0
         self._last_switches: dict[tuple[int, str], int] = {}
-        """By process and thread: one that ends takes its count out of /proc."""
+        """Last count by process and thread: /proc loses the count of a thread that ends."""
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process and its descendants, when last looked for."""
+        """The process and its descendants at the last refresh."""
         return (self.pid, *self._descendants)
 
     def refresh(self) -> None:
-        """Look for descendants anew."""
+        """Search for descendants again."""
         descendants: list[int] = []
         parents = [self.pid]
         while parents:
@@ -72,20 +72,20 @@ class ProcessTree:
         self._descendants = tuple(descendants)
 
     def read(self, *, context_switches: bool = True) -> dict[str, object] | None:
-        """The values of `samples.jsonl`, or None once the process is gone."""
-        own = self._stat(self.pid)
-        if own is None or not own.alive:
+        """Return the values of `samples.jsonl`, or None after the process has ended."""
+        root = self._stat(self.pid)
+        if root is None or not root.alive:
             return None
         if self._started_ticks is None:
-            self._started_ticks = own.started_ticks
-        if own.started_ticks != self._started_ticks:
+            self._started_ticks = root.started_ticks
+        if root.started_ticks != self._started_ticks:
             return None  # the pid is another process's now
-        stats = {self.pid: own}
+        stats = {self.pid: root}
         for pid in self._descendants:
             stat = self._stat(pid)
             if stat is not None:
                 stats[pid] = stat
-        # A descendant's time goes to its parent when it is waited for, else it is lost.
+        # The time of an ended descendant goes to the parent that waits for it, or is lost.
         self._cpu_seconds = max(self._cpu_seconds, sum(stat.cpu_seconds for stat in stats.values()))
         alive = {pid: stat for pid, stat in stats.items() if stat.alive}
         return {
@@ -106,7 +106,7 @@ class ProcessTree:
         }
         for thread, count in counts.items():
             before = self._last_switches.get(thread, 0)
-            self._switches += count - before if count >= before else count  # its id is used again
+            self._switches += count - before if count >= before else count  # the id is used again
         self._last_switches = counts
         return self._switches
 
@@ -146,7 +146,7 @@ class ProcessTree:
         return parse_stat(text) if text else None
 
     def _read(self, path: str) -> bytes:
-        """Empty where there is no such file any more: processes end at any time."""
+        """Return the content; empty if the file no longer exists: processes end at any time."""
         try:
             descriptor = os.open(f"{self._proc}/{path}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

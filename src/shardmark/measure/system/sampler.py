@@ -1,7 +1,7 @@
 """Samples a running trial's processes, network and GPUs from outside.  Linux only, without torch.
 
-It runs in a thread of the controller, so that no rank ever waits for it.  It needs /proc with
-task/TID/children (`CONFIG_PROC_CHILDREN`, which distributions set).
+The sampler runs in a thread of the controller, so that no rank ever waits for it.  It needs /proc
+with task/TID/children (`CONFIG_PROC_CHILDREN`, which distributions set).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from shardmark.measure.system.process_tree import THREADS_PER_READING, ProcessTr
 
 FLUSH_SECONDS = 5.0
 DESCENDANTS_EVERY = 4
-"""Samplings between two searches for new data-loader workers."""
+"""Number of samples between two searches for new data-loader workers."""
 
 _BUFFER_BYTES = 256 * 1024
 
 
 class SystemSampler:
-    """Writes one line of `samples.jsonl` every `sample_seconds`, and one at the start and the stop.
+    """Writes a line of `samples.jsonl` every `sample_seconds`, and one at the start and the end.
 
-    Never raises once started: what stopped it is in `error`, and in a last line with `failure`.
+    Never raises after the start: the error that stops it is in `error` and in a last line.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SystemSampler:
         proc: Path = Path("/proc"),
     ) -> None:
         self.error: Exception | None = None
-        """Why the sampling ended early."""
+        """The error that ended the sampling early."""
         self._path = path
         self._sample_seconds = sample_seconds
         self._clock = clock
@@ -60,13 +60,13 @@ class SystemSampler:
         self._trees: dict[int, ProcessTree] = {}
         self._gpus: GpuReader | None = None
         self._gpu_uuids: frozenset[str] = frozenset()
-        self._nvlinks_of: set[object] = set()
-        """Devices that have told of their NVLinks."""
-        self._samplings = 0
+        self._nvlink_uuids: set[object] = set()
+        """UUIDs of the devices that have reported NVLink counters."""
+        self._samples = 0
         self._threads_seen = 0
 
     def start(self) -> None:
-        """Open the file, take the first sample here and now, then one each period."""
+        """Open the file, take the first sample now, and start the thread that takes the others."""
         assert self._file is None, "a sampler is started once"
         self._file = self._path.open("a", encoding="utf-8", buffering=_BUFFER_BYTES)
         self._flushed_at = self._clock()
@@ -75,7 +75,7 @@ class SystemSampler:
         self._thread.start()
 
     def set_ranks(self, pids: Mapping[int, int], gpu_uuids: Iterable[str] = ()) -> None:
-        """From now on these are the ranks' processes and CUDA devices; takes a sample at once.
+        """Set the processes and CUDA devices of the ranks, and take a sample.
 
         NVML is loaded for the first device, and not at all without one.
         """
@@ -91,31 +91,31 @@ class SystemSampler:
                 self._close_gpus()
                 self._gpu_uuids = uuids
                 self._gpus = self._open_gpus(uuids) if uuids else None
-            self._samplings = 0  # look for descendants, read everything
+            self._samples = 0  # the next sample searches for descendants and reads all values
         self.sample_now()
 
     def sample_now(self) -> None:
-        """Take one sample outside the rhythm, for example when a rank is about to end."""
+        """Take an extra sample, for example when a rank is about to end."""
         with self._lock:
             if self._file is None or self.error is not None:
                 return
             try:
                 self._file.write(json.dumps(self._sample(), separators=(",", ":")) + "\n")
                 self._flush_if_due()
-            except Exception as error:  # the observer must not take the observed down
+            except Exception as error:  # must not stop the trial that it observes
                 self.error = error
-                told = {"at_seconds": self._clock(), "failure": f"{type(error).__name__}: {error}"}
+                line = {"at_seconds": self._clock(), "failure": f"{type(error).__name__}: {error}"}
                 with suppress(Exception):
-                    self._file.write(json.dumps(told, separators=(",", ":")) + "\n")
+                    self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
 
     def stop(self) -> None:
-        """Take the last sample, and leave a whole file.  Does nothing when not running."""
+        """Take the last sample, and close the file.  Does nothing if not running."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
         with self._lock:
-            self._samplings = 0
+            self._samples = 0
         self.sample_now()
         with self._lock:
             if self._file is not None:
@@ -128,17 +128,17 @@ class SystemSampler:
         due = time.monotonic() + self._sample_seconds
         while not self._stopping.wait(max(0.0, due - time.monotonic())):
             self.sample_now()
-            # Keep the rhythm; periods that were missed are left out.
+            # Keep the period; samples that were missed are skipped.
             missed = max(0.0, time.monotonic() - due) // self._sample_seconds
             due += self._sample_seconds * (missed + 1)
 
     def _sample(self) -> dict[str, object]:
         at_seconds = self._clock()
-        # With many threads the costly readings come less often, the first one excepted.
+        # With many threads the costly values are read less often, except in the first sample.
         stride = 1 + self._threads_seen // THREADS_PER_READING
-        context_switches = self._samplings % stride == 0
-        refresh = self._samplings % (DESCENDANTS_EVERY * stride) == 0
-        self._samplings += 1
+        context_switches = self._samples % stride == 0
+        refresh = self._samples % (DESCENDANTS_EVERY * stride) == 0
+        self._samples += 1
         readings: dict[int, dict[str, object]] = {}
         for rank, tree in self._trees.items():
             if refresh:
@@ -153,7 +153,7 @@ class SystemSampler:
             "at_seconds": at_seconds,
             "machine": self._machine.read(),
             "ranks": [{"rank": rank, **values} for rank, values in readings.items()],
-            "network": {**self._network(), **nvlink_counters(gpus, self._nvlinks_of)},
+            "network": {**self._network(), **nvlink_counters(gpus, self._nvlink_uuids)},
             "gpus": gpus,
         }
 
@@ -166,7 +166,7 @@ class SystemSampler:
     def _close_file(self, file: TextIO) -> None:
         try:
             file.close()
-        except OSError as error:  # a full disk shows when the buffer is written
+        except OSError as error:  # a full disk raises when the buffer is written
             self.error = self.error or error
 
     def _close_gpus(self) -> None:

@@ -1,4 +1,4 @@
-"""How fast a device multiplies and copies: what data sheets say of a card, measured."""
+"""Measures the speed of products and copies on a device, as data sheets state it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from torch import Tensor, nn
 from shardmark.results.network import RankSpeed
 
 SIDE = 1536
-"""Of square matrices."""
+"""Rows and columns of the square matrices that are multiplied."""
 COPIED_BYTES = 2**27
 LAYERS, OPERATIONS_OF_LAYER = 100, 6
-"""Two forward, a product and what follows it; of their gradients two products, a sum and that."""
+"""A layer has a product and a ReLU forward; backward it has two products, a sum and the ReLU's."""
 TRIES = 7
 SHARED_SECONDS = 2.0
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def measure_speeds(device: torch.device, threads: int) -> RankSpeed | None:
-    """Of rank 0 alone, and what ranks keep of it while all compute; None on the other ranks.
+    """Measure rank 0 alone, then all ranks at once; None on the other ranks.
 
+    `shared` of the result is the fraction of its speed that a rank has while all compute.
     The default process group must exist.
     """
     first = dist.get_rank() == 0
@@ -41,7 +42,7 @@ def measure_speeds(device: torch.device, threads: int) -> RankSpeed | None:
 
 
 def measure_speed(device: torch.device, threads: int) -> RankSpeed:
-    """With so many threads of a CPU, as a rank has."""
+    """Measure products, copies and small operations with so many CPU threads."""
     with _threads(threads):
         flops = {}
         for name, dtype in TYPES.items():
@@ -59,13 +60,13 @@ def measure_speed(device: torch.device, threads: int) -> RankSpeed:
 
 
 def products_per_second(device: torch.device, threads: int) -> float:
-    """In fp32, one after the other, for a while: whoever shares the cores slows them down."""
+    """Rate of consecutive fp32 products over `SHARED_SECONDS`; busy neighbours slow it down."""
     with _threads(threads):
         call = _product(device, torch.float32)
         call()
         began, count = time.perf_counter(), 0
         while (elapsed := time.perf_counter() - began) < SHARED_SECONDS:
-            _waited(device, call)
+            _run(device, call)
             count += 1
     return count / elapsed
 
@@ -76,11 +77,11 @@ def _product(device: torch.device, dtype: torch.dtype) -> Callable[[], Tensor]:
 
 
 def _small_operations(device: torch.device) -> Callable[[], object]:
-    """Forward and backward through layers too small to compute anything."""
-    layers = [part for _ in range(LAYERS) for part in (nn.Linear(4, 4), nn.ReLU())]
+    """Forward and backward pass of layers so small that starting operations takes all the time."""
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(4, 4), nn.ReLU())]
     network = nn.Sequential(*layers).to(device)
-    parameters, given = [*network.parameters()], torch.ones(1, 4, device=device)
-    return lambda: torch.autograd.grad(network(given).sum(), parameters)
+    parameters, inputs = [*network.parameters()], torch.ones(1, 4, device=device)
+    return lambda: torch.autograd.grad(network(inputs).sum(), parameters)
 
 
 @contextmanager
@@ -94,15 +95,15 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _least_seconds(device: torch.device, call: Callable[[], object]) -> float:
-    found: list[float] = []
-    while len(found) < TRIES and (len(found) < 2 or sum(found) < SHARED_SECONDS):
+    seconds: list[float] = []
+    while len(seconds) < TRIES and (len(seconds) < 2 or sum(seconds) < SHARED_SECONDS):
         began = time.perf_counter()
-        _waited(device, call)
-        found.append(time.perf_counter() - began)
-    return min(found)
+        _run(device, call)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
-def _waited(device: torch.device, call: Callable[[], object]) -> None:
+def _run(device: torch.device, call: Callable[[], object]) -> None:
     call()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
