@@ -75,7 +75,8 @@ class RankLayout:
     """Part of every global batch that the rank processes; None for a parameter server."""
     counts_loss: bool = True
     """True for exactly one rank of each share: its loss and samples enter the totals."""
-    state_fractions: Fractions = Fractions()
+    holds: Fractions = Fractions()
+    """Fractions of the model's state that the process holds.  Results are stored with this name."""
     node: int = 0
     on_cpu: bool = False
     """Whether the process computes on the CPU even if the others use GPUs."""
@@ -133,7 +134,7 @@ class Layout:
 
 @lru_cache(maxsize=8)
 def data_parallel(
-    count: int, *, nodes: int = 1, group: int = 1, state_fractions: Fractions | None = None
+    count: int, *, nodes: int = 1, group: int = 1, holds: Fractions | None = None
 ) -> Layout:
     """Return a layout in which every rank has its own samples, with equally many ranks a node.
 
@@ -142,7 +143,7 @@ def data_parallel(
     ranks = (
         RankLayout(
             share=Shard(index=rank, count=count),
-            state_fractions=state_fractions or Fractions(),
+            holds=holds or Fractions(),
             node=rank * nodes // count,
         )
         for rank in range(count)
@@ -151,7 +152,7 @@ def data_parallel(
 
 
 @lru_cache(maxsize=8)
-def on_mesh(mesh: Mesh, *, nodes: int = 1, state_fractions: Fractions | None = None) -> Layout:
+def on_mesh(mesh: Mesh, *, nodes: int = 1, holds: Fractions | None = None) -> Layout:
     """Return the layout of a mesh.
 
     Consecutive ranks split a layer or a sequence; the next dimensions are the pipeline stages, the
@@ -163,7 +164,7 @@ def on_mesh(mesh: Mesh, *, nodes: int = 1, state_fractions: Fractions | None = N
         RankLayout(
             share=Shard(index=rank // share_ranks, count=count // share_ranks),
             counts_loss=rank % share_ranks == share_ranks - mesh.tensor * mesh.sequence,
-            state_fractions=state_fractions or Fractions(),
+            holds=holds or Fractions(),
             node=rank * nodes // count,
         )
         for rank in range(count)

@@ -235,7 +235,7 @@ def plan_step(
         if each.kind in REDUCING and not each.waited_for
     ]
     ranks_of_one = max((each.ranks * each.apart for each in traffic), default=1)  # servers, too
-    kept = layout.ranks[0].state_fractions
+    kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
     host = None
     if recipe.cpu_offload:

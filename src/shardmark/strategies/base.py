@@ -411,7 +411,7 @@ class Strategy(ABC):
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """What a training rank holds, by the layout."""
-        return self.layout(world_size, nodes).ranks[0].state_fractions
+        return self.layout(world_size, nodes).ranks[0].holds
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

@@ -103,7 +103,7 @@ class FSDP(Strategy):
         part = 1 / group
         parameters = part if self.reshard_after_forward else 1.0
         holds = Fractions(parameters=parameters, gradients=part, optimizer_state=part)
-        return data_parallel(world_size, nodes=nodes, group=group, state_fractions=holds)
+        return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

@@ -74,7 +74,7 @@ def test_layouts(
     count = 1 if name == "dp" else ranks // together
     shares = [Shard(index=i, count=count) for i in range(count) for _ in range(together)]
     assert [rank.share for rank in training] == shares
-    assert {fractions(rank.state_fractions) for rank in training} == {held}
+    assert {fractions(rank.holds) for rank in training} == {held}
     counted = [rank.share for rank in training if rank.counts_loss]
     assert counted == shares[::together], "each share once"
     assert layout.server_ranks == tuple(range(ranks, ranks + factors[2])), "servers come last"
@@ -83,9 +83,7 @@ def test_layouts(
 @pytest.mark.parametrize(("device", "on_cpu"), [("cpu", True), ("cuda", False)])
 def test_a_server_holds_its_part_and_a_gradient_of_each_worker(device: str, on_cpu: bool) -> None:
     layout = build_strategy("ps-sync", {"servers": 2, "server_device": device}).layout(3)
-    assert [fractions(layout.ranks[rank].state_fractions) for rank in (3, 4)] == [
-        (0.5, 1.5, 0.5)
-    ] * 2
+    assert [fractions(layout.ranks[rank].holds) for rank in (3, 4)] == [(0.5, 1.5, 0.5)] * 2
     assert [rank.on_cpu for rank in layout.ranks] == [False] * 3 + [on_cpu] * 2
 
 

@@ -177,7 +177,7 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
 def _least_held_share(row: Row) -> float:
     """Of parameters, gradients or optimizer state, by the layout of the first rank that trains."""
     layout = row.trials[0].layout
-    holds = layout.ranks[layout.training_ranks[0]].state_fractions
+    holds = layout.ranks[layout.training_ranks[0]].holds
     return min(holds.parameters, holds.gradients, holds.optimizer_state)
 
 

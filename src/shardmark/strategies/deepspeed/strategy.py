@@ -166,7 +166,7 @@ class Zero(Strategy):
             optimizer_state=part if self.stage >= 1 else 1.0,
         )
         group = world_size if self.stage else 1
-        return data_parallel(world_size, nodes=nodes, group=group, state_fractions=holds)
+        return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

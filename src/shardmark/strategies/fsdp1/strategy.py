@@ -69,7 +69,7 @@ class FullyShardedFirst(Strategy):
         part = 1 / world_size
         parameters = part if self.reshard_after_forward else 1.0
         holds = Fractions(parameters=parameters, gradients=part, optimizer_state=part)
-        return data_parallel(world_size, nodes=nodes, group=world_size, state_fractions=holds)
+        return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

@@ -184,7 +184,7 @@ class Layered(Strategy):
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         factors = self.factors(world_size, nodes)
-        return on_mesh(factors, nodes=nodes, state_fractions=self.holds(world_size, nodes))
+        return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
 
     def division(self) -> ActivationSharding:
         return ActivationSharding(self.sequence_parallel, self.loss_parallel)

@@ -98,7 +98,7 @@ class Ulysses(Strategy):
         factors = self.factors(world_size, nodes)
         part = 1 / (factors.shard * factors.sequence) if self.sharded else 1.0
         holds = Fractions(parameters=part, gradients=part, optimizer_state=part)
-        return on_mesh(factors, nodes=nodes, state_fractions=holds)
+        return on_mesh(factors, nodes=nodes, holds=holds)
 
     def wire_bytes(
         self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1

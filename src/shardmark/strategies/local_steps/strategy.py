@@ -194,4 +194,4 @@ class DiLoCo(LocalStepsStrategy):
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """Own and outer parameters; the outer momentum comes on top of the optimizer's state."""
-        return data_parallel(world_size, nodes=nodes, state_fractions=Fractions(parameters=2.0))
+        return data_parallel(world_size, nodes=nodes, holds=Fractions(parameters=2.0))

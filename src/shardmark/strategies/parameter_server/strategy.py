@@ -87,16 +87,14 @@ class ParameterServer(Strategy):
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """A server has a gradient of each worker at once, of its part of the parameters."""
-        workers = data_parallel(
-            world_size, nodes=nodes, state_fractions=Fractions(optimizer_state=0.0)
-        )
+        workers = data_parallel(world_size, nodes=nodes, holds=Fractions(optimizer_state=0.0))
         part = 1 / self.servers
         holds = Fractions(parameters=part, gradients=world_size * part, optimizer_state=part)
         in_turn = self.server_nodes == "each"
         servers = (
             RankLayout(
                 share=None,
-                state_fractions=holds,
+                holds=holds,
                 node=index % nodes if in_turn else nodes - 1,
                 on_cpu=self.server_device == "cpu",
             )

@@ -42,7 +42,7 @@ class ZeroRedundancy(DDP):
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """Parameters are not cut: the fullest rank may hold more than its part of the state."""
         holds = Fractions(optimizer_state=1 / world_size)
-        return data_parallel(world_size, nodes=nodes, group=world_size, state_fractions=holds)
+        return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
 
     def step_state(
         self,
