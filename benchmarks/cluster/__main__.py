@@ -105,7 +105,7 @@ def _changes(options: argparse.Namespace) -> list[str]:
     found = load_experiment(options.experiment, [engine[0], *given])
     if "placement.nodes" not in found.matrix:
         return [*engine, f"placement.nodes={options.nodes}", *given]
-    most = expand(found).most_nodes
+    most = max(trial.nodes for trial in expand(found).trials)
     if most > options.nodes:
         raise InputError("--nodes", f"{options.nodes}, and trials take up to {most}", "as many")
     return [*engine, *given]

@@ -1,1 +1,1 @@
-"""What the user writes: the experiment file and its presets.  Imports no torch."""
+"""The experiment file and its presets.  Imports no torch."""

@@ -1,4 +1,4 @@
-"""The axes of the matrix: what may vary, over which values, and what a short key stands for."""
+"""Axes of the matrix: keys that can vary, the types of their values, and their short keys."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 SECTIONS: dict[str, type[Model]] = {"recipe": Recipe, "placement": Placement, "measure": Measure}
-"""Sections whose keys may be axes, beside those of the workload."""
+"""Sections whose keys can be axes, in addition to the workload's."""
 SHORTENED = (*SECTIONS, "workload")
-"""Sections whose keys may be named by their last part alone, where that is clear."""
+"""Sections whose keys can be shortened to their last part if that is unambiguous."""
 NOT_VARIED = ("measure.repeats", "measure.max_remeasure", "measure.link_seconds")
-MOST_CELLS = 4_000
-"""A matrix of more was not meant: the largest preset has 132."""
-OWN_AXES = ("strategy", "world_size")
-"""Keys that exist as axes only."""
+MAX_CELLS = 4_000
+"""Maximum number of cells of a matrix; the largest preset has 132."""
+MATRIX_ONLY_AXES = ("strategy", "world_size")
+"""Keys that exist only as axes."""
 NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
 
 def title_of(key: str) -> str:
-    """What tables and notes call an axis: that of nodes by one word, others by their key."""
+    """Return the title of an axis in tables and notes: its key, or `nodes`."""
     return "nodes" if key == NODES else key
 
 
 @dataclass(frozen=True)
 class BareName:
-    """A mapping of which the name alone is enough."""
+    """Annotation of a mapping that can be given by its name alone."""
 
     names: tuple[str, ...]
 
@@ -67,7 +67,10 @@ def named(value: Any) -> Any:
 
 @cache
 def entry_model(name: str) -> type[Model]:
-    """An entry of the axis `strategy`: its own options, and keys of the recipe for it alone."""
+    """Return the model of a strategy's entry in the axis `strategy`.
+
+    It has the strategy's options, and keys of the recipe that the entry overrides.
+    """
     strategy = strategy_class(name)
     hints = get_type_hints(strategy, include_extras=True)
     fields: dict[str, Any] = {"name": (Literal[name], ...)}
@@ -85,7 +88,7 @@ class _Entry(Model):
 
 @cache
 def matrix_model() -> type[BaseModel]:
-    """Every axis by its full key, with the list of its values."""
+    """Return the model of the matrix: a list of values for each full key."""
     entries: Any = Annotated[
         Union[tuple(map(entry_model, STRATEGIES))],  # noqa: UP007  (made at run time)
         Field(discriminator="name"),
@@ -115,7 +118,7 @@ def matrix_model() -> type[BaseModel]:
 
 
 def fields_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted keys of a model's fields, a nested model's own key before those inside it."""
+    """Yield the fields of a model by dotted key, a nested model before its fields."""
     for name, field in model.model_fields.items():
         yield f"{prefix}.{name}", field
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
@@ -123,12 +126,12 @@ def fields_of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldI
 
 
 def _value(field: FieldInfo) -> Any:
-    """The type of a field with its bounds, without its default."""
+    """Return the type of a field with its bounds and without its default."""
     return Annotated[field.annotation, *field.metadata, Field(description=field.description)]
 
 
 def _either(first: Any, second: Any) -> Any:
-    """Of an option that two workloads or strategies have; each cell checks its own."""
+    """Return the type of an option of two workloads or strategies: `Any` if their types differ."""
     return second if first is None or repr(first) == repr(second) else Any
 
 
@@ -138,7 +141,7 @@ def axis_keys() -> tuple[str, ...]:
 
 
 def full_key(key: str) -> str:
-    """`recipe.precision` for `precision`, if only one key ends so; else the key itself."""
+    """Return the full key of an unambiguous short key, such as `recipe.precision`."""
     if "." in key:
         return key
     meanings = [
@@ -153,9 +156,8 @@ def check_matrix(matrix: Mapping[str, list[Any]]) -> None:
     """Raise pydantic's `ValidationError` for keys and values that cannot be an axis."""
     matrix_model().model_validate(matrix)
     cells = math.prod(len(values) for values in matrix.values())
-    if cells > MOST_CELLS:
-        found = f"{cells:,} cells"
-        refuse([mistake((), found, f"allowed are at most {MOST_CELLS:,}", None)])
+    if cells > MAX_CELLS:
+        refuse([mistake((), f"{cells:,} cells", f"allowed are at most {MAX_CELLS:,}", None)])
     mistakes = list(_contradictions(matrix))
     if mistakes:
         refuse(mistakes)
@@ -176,12 +178,12 @@ def _contradictions(matrix: Mapping[str, list[Any]]) -> Iterator[InitErrorDetail
 
 
 def canonical(value: object) -> str:
-    """The same text for the same content, in whatever order the keys came."""
+    """Format content as JSON with sorted keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
 def assigned(data: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    """A copy with the value at that path; mappings on the way are made, anything else replaced."""
+    """Return a copy with the value at the path; missing mappings are created."""
     first, *rest = path
     if not rest:
         return {**data, first: value}

@@ -18,20 +18,20 @@ from shardmark.core.recipe import Model
 
 
 class LocalOptions(Model):
-    """Ranks are processes of this machine: there is nothing to choose."""
+    """Ranks are processes on this machine.  The engine has no options."""
 
     name: Literal["local"] = "local"
 
 
 class NodeOptions(Model):
-    """What every engine with several nodes understands."""
+    """Options of every engine that runs on several nodes."""
 
     interface: str | None = None
-    """Network interface for gloo and NCCL; null: the one by which the controller is reached."""
+    """Network interface for gloo and NCCL; null: the interface that reaches the controller."""
     join_seconds: PositiveFloat = 300.0
-    """How long nodes wait for each other, and a run for room in the cluster."""
+    """Time limit for all nodes to join, and for a run to get resources of the cluster."""
     node_seconds: Annotated[float, Field(ge=2, le=3600)] = 20.0
-    """A node of which nothing is heard for so long is lost, and the trial with it."""
+    """A node that sends no message for this time is lost, and its trial ends."""
 
 
 LOOPBACK = "127.0.0.1"
@@ -39,21 +39,22 @@ SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=5 {host} {quoted}"
 
 
 class TorchrunOptions(NodeOptions):
-    """The same command on every node, or one command that starts the others over `hosts`."""
+    """Nodes that run the same command, or that one command starts on `hosts`."""
 
     name: Literal["torchrun"] = "torchrun"
     rendezvous: str | None = None
-    """HOST:PORT of node 0, where the nodes meet; port 0 with `hosts` takes any that is free."""
+    """HOST:PORT of node 0, to which the other nodes connect; with `hosts`, port 0 selects a free
+    port."""
     node_rank: Annotated[int, Field(ge=0)] | None = None
-    """This node's number, also from SHARDMARK_NODE_RANK; else node 0 is the one that owns HOST, and
-    the others are numbered as they come."""
+    """Number of this node, also read from SHARDMARK_NODE_RANK.  Otherwise the node with the address
+    HOST is node 0, and the others are numbered in the order in which they connect."""
     hosts: tuple[str, ...] = ()
-    """All nodes, the first being this one: it starts a node process on each of the others."""
+    """Host names of all nodes, beginning with this one, which starts processes on the others."""
     remote: str = SSH
-    """How to run a command on `{host}`: `{quoted}` is the command as one word for a shell there,
-    `{command}` the words of the command themselves."""
+    """Command that runs a program on `{host}`: `{quoted}` is the program with its arguments as one
+    word for a remote shell, `{command}` the separate words."""
     python: str | None = None
-    """The interpreter on the other hosts; null: this one's path."""
+    """Python interpreter on the other hosts; null: the path of this interpreter."""
 
     @field_validator("rendezvous")
     @classmethod
@@ -81,7 +82,7 @@ class TorchrunOptions(NodeOptions):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where the nodes meet, without hosts to be looked up."""
+        """Host and port of node 0, without a name lookup."""
         if self.rendezvous is None:
             return (self.hosts[0] if self.hosts else LOOPBACK), 0
         host, _, port = self.rendezvous.rpartition(":")
@@ -92,8 +93,8 @@ _CLOCK = re.compile(r"(?:\d+-)?\d{1,3}:[0-5]\d:[0-5]\d")
 
 _OPTION = re.compile(r"[a-z][a-z-]*")
 
-_OWN = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap", "parsable")
-"""What the engine itself says to `sbatch`."""
+_RESERVED = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap", "parsable")
+"""Options of `sbatch` that the engine sets."""
 
 
 class SlurmOptions(NodeOptions):
@@ -151,7 +152,7 @@ class SlurmOptions(NodeOptions):
         for name in sbatch:
             if not _OPTION.fullmatch(name):
                 raise ValueError(f"found {name!r}; allowed are long options without their dashes")
-            if name in _OWN:
+            if name in _RESERVED:
                 raise ValueError(f"found {name!r}, which the engine says itself")
         return sbatch
 
@@ -160,30 +161,29 @@ AUTO = "auto"
 
 
 class RayOptions(NodeOptions):
-    """Which cluster, and what each rank is given of it."""
+    """Address of a Ray cluster, and the resources of each rank."""
 
     name: Literal["ray"] = "ray"
     address: str = AUTO
-    """HOST:PORT of the cluster's head; `auto` is RAY_ADDRESS, else the cluster that this machine
-    belongs to."""
+    """HOST:PORT of the cluster's head; `auto`: RAY_ADDRESS if it is set, otherwise the cluster of
+    this machine."""
     cpus_per_rank: PositiveFloat = 1.0
-    """Cores that Ray sets aside for a rank; it does not keep the rank from using more."""
+    """Cores that Ray reserves for a rank; the rank can still use more."""
     gpus_per_rank: Annotated[int, Field(ge=0, le=1)] | None = None
-    """GPUs for a rank that uses one; null: one for device cuda, and for device auto where the
-    cluster has them."""
+    """GPUs of each rank; null: 1 with device cuda, and with device auto if the cluster has GPUs."""
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Other resources of the cluster that a rank takes, by name."""
+    """Custom Ray resources of each rank, by name."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    """Ray's runtime environment of the actors, passed on as it is."""
+    """Ray's runtime environment of the actors."""
     namespace: str | None = None
-    """Ray's namespace of the run's actors; null: one of its own."""
+    """Ray's namespace of the actors; null: a new one for each run."""
 
     @field_validator("address")
     @classmethod
     def _of_a_head(cls, address: str) -> str:
         host, _, port = address.rpartition(":")
-        whole = host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536
-        if address != AUTO and not whole:
+        is_complete = host and "/" not in host and port.isdecimal() and 0 < int(port) < 65536
+        if address != AUTO and not is_complete:
             raise ValueError(
                 f"found {address!r}; allowed are {AUTO} and HOST:PORT of the head, e.g. "
                 "10.0.0.1:6379.  Ray Client (ray://) cannot be used: run the command on a machine "
@@ -195,4 +195,4 @@ class RayOptions(NodeOptions):
 EngineOptions = Annotated[
     LocalOptions | TorchrunOptions | RayOptions | SlurmOptions, Field(discriminator="name")
 ]
-"""Who starts the ranks; `launch.engines` says how each is made."""
+"""Options of an engine; `launch.engines` builds the engine."""

@@ -1,4 +1,4 @@
-"""The experiment file: the one place where a user's wishes enter.  Imports no torch."""
+"""Model of the experiment file.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ ENGINE_NAMES = ("local", "torchrun", "ray", "slurm")
 
 
 class Experiment(Model):
-    """The whole file.  `matrix` has full keys, e.g. `recipe.precision` for `precision`."""
+    """Content of an experiment file, with full keys in `matrix`, such as `recipe.precision`."""
 
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-    """Names the run's folder, too."""
+    """Name of the experiment, and of the run's folder."""
     workload: TaskOptions
     recipe: Recipe
     matrix: dict[str, list[Any]]
-    """Dotted key -> the values to try; every combination is a cell."""
+    """Values of each axis, by dotted key; every combination of values is a cell."""
     placement: Placement = Placement()
     measure: Measure = Measure()
     limits: Limits = Limits()
     engine: Annotated[EngineOptions, BareName(ENGINE_NAMES)] = LocalOptions()
-    """Who starts the ranks, and its options; a name alone is enough where they are not needed."""
+    """Engine that starts the ranks: its name, or a mapping with its name and options."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     slow_ranks: SlowRanks = Field(
         default_factory=dict, json_schema_extra={"propertyNames": {"pattern": "^[0-9]+$"}}
     )
-    """Rank -> factor, at least 1, by which its computing is slowed: for studies of uneven
-    machines."""
+    """Factor of at least 1 by which the computation of a rank is slowed down, by rank; for studies
+    of unequal machines."""
 
     @field_validator("matrix")
     @classmethod
@@ -45,7 +45,7 @@ class Experiment(Model):
 
 @cache
 def experiment_schema() -> dict[str, Any]:
-    """JSON schema of the file, for editors; axes have their full keys and their short ones."""
+    """Return the JSON schema of the file for editors, with full and short keys of the axes."""
     schema = Experiment.model_json_schema()
     matrix = matrix_model().model_json_schema(by_alias=True)
     schema["$defs"] |= matrix.pop("$defs")

@@ -1,4 +1,4 @@
-"""Reads an experiment from a file or a preset, changes it by `--set`, and writes one out."""
+"""Loading of an experiment from a file or a preset, with `--set` overrides, and writing one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.config.axes import OWN_AXES, assigned, full_key, named
+from shardmark.config.axes import MATRIX_ONLY_AXES, assigned, full_key, named
 from shardmark.config.experiment import Experiment
 from shardmark.config.messages import Location, dotted, nearest, show
 from shardmark.config.problems import explain
@@ -24,21 +24,21 @@ from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.models import is_user_function
 
 PRESETS = files("shardmark.config").joinpath("presets")
-MOST_BYTES = 2**18
-"""No experiment is as large: something else was given."""
+MAX_BYTES = 2**18
+"""Maximum size of an experiment file."""
 ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
 USER_CODE = ("task", "model", "path")
-"""Keys, and ends of axes, that may name a class or function of the user's."""
+"""Keys, and last parts of axes, whose value can name a class or function of the user."""
 FILES = ("model", "tokenizer", "weights")
-"""Keys, and ends of axes, that may name a file, beside `data_dir`."""
+"""Keys, and last parts of axes, whose value can name a file, in addition to `data_dir`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One `--set`, or one keyword of Python's `run`."""
+    """A changed key: an option `--set`, or a keyword argument of `shardmark.run`."""
 
     path: tuple[str, ...]
-    """Keys from the outside in; an axis is one key, dots and all."""
+    """Keys from the outermost to the innermost; a dotted axis is one key."""
     value: Any
 
     @property
@@ -47,31 +47,32 @@ class Override:
 
 
 def load_experiment(source: str | Path, overrides: Sequence[str | Override] = ()) -> Experiment:
-    """The experiment of a file, or of the preset of that name, changed by `key=value` overrides.
+    """Load the experiment of a file or preset, changed by `key=value` overrides.
 
-    Raises `InputError` for whatever is wrong, all mistakes at once where they are independent.
+    Raises `InputError`, which lists all independent mistakes.
     """
-    where, text = _read(str(source))
-    data = parse_yaml(text, where)
+    place, text = _read(str(source))
+    data = parse_yaml(text, place)
     if data is None:
-        raise InputError(where, "it is empty", ALLOWED)
-    return from_mapping(data, overrides, where=where, folder=Path(where).expanduser().parent)
+        raise InputError(place, "it is empty", ALLOWED)
+    return from_mapping(data, overrides, place=place, folder=Path(place).expanduser().parent)
 
 
-def _found_beside(data: Any, folder: Path, key: str = "") -> Any:
-    """Modules and files that lie in the folder by their paths.
+def _with_paths(data: Any, folder: Path, key: str = "") -> Any:
+    """Replace names of modules and files in the folder by their paths.
 
-    A module there comes before one of the current folder, other files come after it.
+    A module in the folder takes precedence over one in the current folder; for other files it is
+    the reverse.
     """
     if isinstance(data, Mapping):
         return {
             name: value
             if str(name).endswith("options")
-            else _found_beside(value, folder, str(name).rpartition(".")[2])
+            else _with_paths(value, folder, str(name).rpartition(".")[2])
             for name, value in data.items()
         }
     if isinstance(data, list):
-        return [_found_beside(value, folder, key) for value in data]
+        return [_with_paths(value, folder, key) for value in data]
     if not isinstance(data, str):
         return data
     if key in USER_CODE and is_user_function(data):
@@ -81,13 +82,12 @@ def _found_beside(data: Any, folder: Path, key: str = "") -> Any:
     prefix = "hf:" if data.startswith("hf:") and data not in HUGGING_FACE else ""
     path = Path(data.removeprefix(prefix)).expanduser()
     named = key == "data_dir" or (key in FILES and (prefix or path.suffix))
-    return (
-        f"{prefix}{folder / path}" if named and not _there(path) and _there(folder / path) else data
-    )
+    in_folder = named and not _exists(path) and _exists(folder / path)
+    return f"{prefix}{folder / path}" if in_folder else data
 
 
-def _there(path: Path) -> bool:
-    with suppress(OSError, ValueError):  # no path that a file system takes: nothing is there
+def _exists(path: Path) -> bool:
+    with suppress(OSError, ValueError):  # the text is not a valid path
         return path.exists()
     return False
 
@@ -96,24 +96,27 @@ def from_mapping(
     data: object,
     overrides: Sequence[str | Override] = (),
     *,
-    where: str = "experiment",
+    place: str = "experiment",
     folder: Path | None = None,
 ) -> Experiment:
-    """The experiment of data such as a YAML file has; `where` names them in messages.
+    """Validate the experiment in a mapping; messages name it by `place`.
 
-    Relative paths are looked for in the folder, too.
+    Relative paths are also searched for in the folder.
     """
     if not isinstance(data, Mapping):
-        raise InputError(where, f"found {show(data)}", ALLOWED)
-    parsed = [each if isinstance(each, Override) else parse_override(each) for each in overrides]
-    changed = _overridden(_plain(data, where), parsed)
+        raise InputError(place, f"found {show(data)}", ALLOWED)
+    parsed = [
+        override if isinstance(override, Override) else parse_override(override)
+        for override in overrides
+    ]
+    changed = _overridden(_plain(data, place), parsed)
     if folder is not None and folder.resolve() != Path.cwd():
-        changed = _found_beside(changed, folder.resolve())
+        changed = _with_paths(changed, folder.resolve())
     if changed.keys().isdisjoint(("workload", "recipe", "matrix")):
-        raise InputError(where, "it is no experiment: no workload, recipe or matrix", ALLOWED)
+        raise InputError(place, "it is no experiment: no workload, recipe or matrix", ALLOWED)
 
-    def place(location: Location) -> str:
-        """File and dotted key, or the option that set it, or the axis that it came from."""
+    def place_of(location: Location) -> str:
+        """Return the file and dotted key, the option, or the axis that set the value."""
         for length in range(len(location), 1, -1):
             key = dotted(location[:length])
             if key in _axes(changed) and not _is_given(changed, location[:length]):
@@ -127,12 +130,12 @@ def from_mapping(
                 _at(data, location), Mapping
             ):
                 return override.option
-        return f"{where}: {dotted(location)}" if location else where
+        return f"{place}: {dotted(location)}" if location else place
 
     try:
         return Experiment.model_validate(_completed(changed))
     except ValidationError as error:
-        raise explain(error, place) from None
+        raise explain(error, place_of) from None
 
 
 def _axes(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -140,8 +143,8 @@ def _axes(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return matrix if isinstance(matrix, Mapping) else {}
 
 
-def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The file's data with full axis keys, without what is the user's own (`x-...`)."""
+def _plain(data: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Return the file's data with full axis keys and without the user's keys (`x-...`)."""
     plain = {key: value for key, value in data.items() if not str(key).startswith("x-")}
     if isinstance(plain.get("engine"), str):
         plain["engine"] = named(plain["engine"])
@@ -149,13 +152,13 @@ def _plain(data: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, values in _axes(plain).items():
         full = full_key(str(key))
         if full in axes:
-            raise InputError(f"{where}: matrix.{key}", f"the same axis as {full}", "give it once")
+            raise InputError(f"{place}: matrix.{key}", f"the same axis as {full}", "give it once")
         axes[full] = list(values) if isinstance(values, tuple) else values
     return {**plain, "matrix": axes} if axes else plain
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
-    """With each axis's first value where the base, which is checked as a whole, has none."""
+    """Insert the first value of every axis that the base sections, which are validated, lack."""
     for key, values in _axes(data).items():
         path = key.split(".")
         holders = (_at(data, path[:depth]) for depth in range(1, len(path)))
@@ -171,20 +174,20 @@ def _completed(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _at(data: Any, path: Iterable[str | int]) -> Any:
-    """What the mappings have at that place; None where they have nothing."""
+    """Return the value at a path of nested mappings, or None if there is none."""
     for part in path:
         data = data.get(part) if isinstance(data, Mapping) else None
     return data
 
 
 def _is_given(data: Mapping[str, Any], path: Sequence[str | int]) -> bool:
-    """Whether the mappings have something at that place, be it null."""
+    """Return whether the nested mappings have a value, which can be null, at the path."""
     holder = _at(data, path[:-1])
     return isinstance(holder, Mapping) and path[-1] in holder
 
 
 def parse_override(text: str) -> Override:
-    """`recipe.steps=10` or, where it is clear, `steps=10`; the value is read as YAML."""
+    """Parse an override such as `recipe.steps=10` or `steps=10`; the value is YAML."""
     key, equals, value = text.partition("=")
     key = key.strip()
     if not equals or not all(key.split(".")):
@@ -193,9 +196,9 @@ def parse_override(text: str) -> Override:
 
 
 def override_of(key: str, value: Any) -> Override:
-    """The key may be short where that is clear; `strategy` and `world_size` are axes."""
+    """Return the override of a full or unambiguous short key, or of an axis of the matrix."""
     section, _, rest = key.partition(".")
-    if key in OWN_AXES:
+    if key in MATRIX_ONLY_AXES:
         return Override(("matrix", key), value if isinstance(value, list | tuple) else [value])
     if section == "matrix" and rest:
         return Override(("matrix", full_key(rest)), value)
@@ -204,10 +207,10 @@ def override_of(key: str, value: Any) -> Override:
 
 
 def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
-    """A copy with the overrides, in order; the last of equal keys holds.
+    """Return a copy with the overrides applied in order.
 
-    A key of the file that excludes an overridden one is dropped: `recipe.steps=10` drops `epochs`.
-    Another engine's name drops the options of the file's engine.
+    An override removes a key that excludes it: `recipe.steps=10` removes `epochs`.  The name of
+    another engine removes the options of the file's engine.
     """
     for override in overrides:
         if override.path[0] == "engine" and "engine" not in data:
@@ -221,28 +224,28 @@ def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str
         key = dotted(override.path)
         for axis in _axes(data):
             if f"{key}.".startswith(f"{axis}."):
-                found = f"{axis} is an axis of the matrix, which would hide this"
-                raise InputError(override.option, found, f"set matrix.{axis} to a list instead")
+                problem = f"{axis} is an axis of the matrix, which would hide this"
+                raise InputError(override.option, problem, f"set matrix.{axis} to a list instead")
     recipe = data.get("recipe")
-    given = {override.path: override.value for override in overrides}
-    if not isinstance(recipe, Mapping) or ("recipe",) in given:
+    values = {override.path: override.value for override in overrides}
+    if not isinstance(recipe, Mapping) or ("recipe",) in values:
         return data
-    dropped = {
-        excluded: kept
+    replaced = {
+        excluded: key
         for pair in EXCLUSIVE
-        for kept, excluded in (pair, pair[::-1])
-        if given.get(("recipe", kept)) is not None and ("recipe", excluded) not in given
+        for key, excluded in (pair, pair[::-1])
+        if values.get(("recipe", key)) is not None and ("recipe", excluded) not in values
     }
-    for excluded, kept in dropped.items():
+    for excluded, key in replaced.items():
         if recipe.get(excluded) is not None:
-            say(f"--set recipe.{kept} replaces recipe.{excluded}: {recipe[excluded]}", error=True)
-    return {**data, "recipe": {k: v for k, v in recipe.items() if k not in dropped}}
+            say(f"--set recipe.{key} replaces recipe.{excluded}: {recipe[excluded]}", error=True)
+    return {**data, "recipe": {k: v for k, v in recipe.items() if k not in replaced}}
 
 
 def resolve(
     experiment: str | Path | Mapping[str, Any] | Experiment, changes: Mapping[str, Any]
 ) -> Experiment:
-    """The experiment that Python names: file, preset, mapping or itself, with keys changed."""
+    """Return the experiment of a file, preset, mapping or object, with changed keys."""
     overrides = [override_of(key, value) for key, value in _flat(changes)]
     if isinstance(experiment, str | Path):
         return load_experiment(experiment, overrides)
@@ -252,7 +255,7 @@ def resolve(
 
 
 def _flat(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys; what is inside an axis of the matrix stays whole."""
+    """Yield dotted keys with their values; the value of an axis is not flattened."""
     for key, value in changes.items():
         if isinstance(value, Mapping) and value and prefix != "matrix.":
             yield from _flat(value, f"{prefix}{key}.")
@@ -261,7 +264,7 @@ def _flat(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def to_yaml(experiment: Experiment) -> str:
-    """The resolved experiment as a file that loads to an equal one."""
+    """Format the experiment as YAML that loads to an equal experiment."""
     return format_yaml(experiment.model_dump(mode="json"))
 
 
@@ -271,12 +274,12 @@ def preset_names() -> tuple[str, ...]:
 
 
 def preset_text(name: str) -> str:
-    """The file of a preset, comments included."""
+    """Return the text of a preset's file, including its comments."""
     return PRESETS.joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def presets() -> dict[str, str]:
-    """Name of each experiment in the package -> the first sentence of its comment."""
+    """Return the first sentence of the comment of every preset, by the preset's name."""
     comments = {name: preset_text(name).removeprefix("# ") for name in preset_names()}
     return {
         name: re.split(r"\.\s", comment)[0].replace("\n# ", " ")
@@ -285,13 +288,13 @@ def presets() -> dict[str, str]:
 
 
 def _read(source: str) -> tuple[str, str]:
-    """What to call it in messages, and its text."""
+    """Return the name of an experiment in messages, and its text."""
     try:
         path = Path(source).expanduser()
         if source in preset_names() and not path.is_file():
             return f"preset {source}", preset_text(source)
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise _missing(source) from None
     except IsADirectoryError:
@@ -301,7 +304,7 @@ def _read(source: str) -> tuple[str, str]:
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(source, f"cannot be read: {reason}", "allowed is a YAML file") from None
-    if len(content) > MOST_BYTES:
+    if len(content) > MAX_BYTES:
         raise InputError(source, "larger than 256 KiB", "allowed is an experiment in YAML")
     try:
         return source, content.decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""How mistakes are worded: values, names and places as a message shows them."""
+"""Formatting of values, names and places in error messages."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ _SYNONYMS = {
     }.items()
     for alias in aliases.split()
 }
-"""Names of other libraries, folded -> our names, separated by blanks."""
+"""Names of this package, separated by blanks, by the normalised names of other libraries."""
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: as YAML has it, on one line, not too long."""
+    """Format a value for a message, on one line and shortened if it is long."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     text = repr(value)
@@ -70,30 +70,38 @@ def show(value: object) -> str:
 
 
 def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
-    """` (nearest: 'fsdp')`, or nothing where no name is near."""
+    """Return a hint such as ` (nearest: 'fsdp')`, or an empty text if no name is similar."""
     near = near_names(value, names, count)
     return f" (nearest: {', '.join(map(repr, near))})" if near else ""
 
 
 def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]:
-    """The names that were meant: the same but for case and signs, a synonym's, or similar ones."""
-    known, text = list(names), str(value)
-    for given in (_folded(text), _folded(text.rpartition(".")[2])):
-        for meant in ([given], [*map(_folded, _SYNONYMS.get(given, "").split())]):
-            for sections in (0, -1):  # with the sections before it, and without
-                if same := [n for n in known if _folded(n.split(".", sections)[-1]) in meant]:
-                    return same
-    folded = {_folded(name): name for name in known}
-    similar = difflib.get_close_matches(_folded(text), folded, n=count, cutoff=0.5) if count else []
-    return [folded[each] for each in similar]
+    """Return names that equal the value up to case and `-_`, a synonym's name, or similar names."""
+    allowed, text = list(names), str(value)
+    for key in (_normalised(text), _normalised(text.rpartition(".")[2])):
+        for targets in ([key], [*map(_normalised, _SYNONYMS.get(key, "").split())]):
+            for sections in (0, -1):  # with the sections before the key, then without
+                if equal := [
+                    name
+                    for name in allowed
+                    if _normalised(name.split(".", sections)[-1]) in targets
+                ]:
+                    return equal
+    normalised = {_normalised(name): name for name in allowed}
+    similar = (
+        difflib.get_close_matches(_normalised(text), normalised, n=count, cutoff=0.5)
+        if count
+        else []
+    )
+    return [normalised[key] for key in similar]
 
 
-def _folded(text: str) -> str:
+def _normalised(text: str) -> str:
     return re.sub(r"[-_ ]", "", text.lower())
 
 
 def choices(value: object, names: Sequence[str]) -> str:
-    """What is allowed instead; of a long list only the nearest names, if any is near."""
+    """Describe the allowed names; of a long list only the similar names, if there are any."""
     near = nearest(value, names, 3)
     if near and len(names) > _LISTED_NAMES:
         return near.strip(" ()")
@@ -103,27 +111,27 @@ def choices(value: object, names: Sequence[str]) -> str:
 
 
 def dotted(location: Iterable[str | int]) -> str:
-    """`("matrix", "strategy", 1)` as `matrix.strategy[1]`."""
+    """Format a location, such as `("matrix", "strategy", 1)` as `matrix.strategy[1]`."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}"
     return text.removeprefix(".")
 
 
-def mistake(location: Location, found: str, allowed: str, value: object) -> InitErrorDetails:
-    """One mistake for `refuse`; the location is relative to the field that is validated."""
+def mistake(location: Location, problem: str, allowed: str, value: object) -> InitErrorDetails:
+    """Describe a mistake for `refuse`.  The location is relative to the validated field."""
     error = PydanticCustomError(
-        "mistake", "{found}; {allowed}", {"found": found, "allowed": allowed}
+        "mistake", "{problem}; {allowed}", {"problem": problem, "allowed": allowed}
     )
     return InitErrorDetails(type=error, loc=location, input=value)
 
 
 def refuse(mistakes: Sequence[InitErrorDetails]) -> NoReturn:
-    """Raise them inside a validator: pydantic puts the field's own location in front."""
+    """Raise the mistakes inside a validator; pydantic prepends the location of the field."""
     raise ValidationError.from_exception_data("experiment", list(mistakes))
 
 
 def join(errors: Sequence[InputError]) -> InputError:
-    """One error whose text has a line for each."""
-    where, found, allowed, *more = errors[0].args
-    return InputError(where, found, allowed, *more, *errors[1:])
+    """Return one error whose text has a line for every error."""
+    place, problem, allowed, *more = errors[0].args
+    return InputError(place, problem, allowed, *more, *errors[1:])

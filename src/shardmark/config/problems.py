@@ -1,4 +1,4 @@
-"""Says what is wrong with an experiment: one line a mistake, with file, key, value and remedy."""
+"""Error messages for an invalid experiment: one line a mistake, with place, value and remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from shardmark.config.axes import OWN_AXES, axis_keys
+from shardmark.config.axes import MATRIX_ONLY_AXES, axis_keys
 from shardmark.config.experiment import Experiment, experiment_schema
 from shardmark.config.messages import Location, choices, dotted, join, near_names, show
 from shardmark.core.errors import InputError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Schema = dict[str, Any]
 
-_WANTED = {
+_EXPECTED = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping (key: value)"),
     **dict.fromkeys(("list_type", "tuple_type"), "a list in brackets, e.g. [a, b]"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
@@ -29,24 +29,24 @@ _WANTED = {
 
 
 def explain(
-    error: ValidationError, where: Callable[[Location], str], prefix: Location = ()
+    error: ValidationError, place_of: Callable[[Location], str], prefix: Location = ()
 ) -> InputError:
-    """Pydantic's findings as one `InputError`, in pydantic's order, which is the schema's.
+    """Convert pydantic's errors to one `InputError`, in the order of the schema.
 
-    `where` says in which file and key (or option) a location is; `prefix` is the location of what
-    was validated.
+    `place_of` returns the file and key, or the option, of a location.  `prefix` is the location of
+    the validated value.
     """
     lines: dict[str, InputError] = {}
     for item in error.errors(include_url=False):
         item["loc"] = (*prefix, *item["loc"])
         location = _in_file(item)
-        line = InputError(where(location), *_found_and_allowed(item, location))
+        line = InputError(place_of(location), *_problem_and_allowed(item, location))
         lines.setdefault(str(line), line)
     return join(list(lines.values()))
 
 
 def _in_file(item: ErrorDetails) -> Location:
-    """Where the user wrote it: pydantic puts in the name of a union's member."""
+    """Return the location in the file, without the name of a union's member that pydantic adds."""
     location = list(item["loc"])
     tag = 3 if location[:2] == ["matrix", "strategy"] else 1
     if len(location) > tag and (tag == 3 or location[0] in ("workload", "engine")):
@@ -56,70 +56,72 @@ def _in_file(item: ErrorDetails) -> Location:
     return tuple(location)
 
 
-def _found_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, str]:
-    """One finding of pydantic in our words."""
+def _problem_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, str]:
+    """Describe the problem of one pydantic error, and what is allowed instead."""
     context, value, place = item.get("ctx", {}), item["input"], item["loc"]
-    found = f"found {show(value)}"
+    problem = f"found {show(value)}"
     match item["type"]:
         case "mistake":
-            found, allowed = context["found"], context["allowed"]
+            problem, allowed = context["problem"], context["allowed"]
         case "value_error":
-            found, _, allowed = str(context["error"]).partition("; ")
+            problem, _, allowed = str(context["error"]).partition("; ")
             allowed = allowed or f"change {show(value)}"
         case "missing":
-            found, allowed = "missing", "this key is required"
+            problem, allowed = "missing", "this key is required"
         case "extra_forbidden":
-            what = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
+            noun = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
             names = _keys_at(place[:-1])
-            here = near_names(place[-1], names, 0)
-            there = [] if here else near_names(place[-1], _all_keys(), 0)
-            found, allowed = f"no such {what}", choices(place[-1], names)
-            if there:
-                found, allowed = f"no such {what} here", f"nearest: {', '.join(map(repr, there))}"
+            is_near = near_names(place[-1], names, 0)
+            elsewhere = [] if is_near else near_names(place[-1], _all_keys(), 0)
+            problem, allowed = f"no such {noun}", choices(place[-1], names)
+            if elsewhere:
+                problem = f"no such {noun} here"
+                allowed = f"nearest: {', '.join(map(repr, elsewhere))}"
             elif len(location) == 1:
                 allowed += "; keys of your own, for anchors, begin with x-"
         case "union_tag_not_found":
             names, keys = _names_at(place), list(value) if isinstance(value, Mapping) else []
-            found, allowed = "missing", choices("", names)
+            problem, allowed = "missing", choices("", names)
             if len(keys) == 1 and keys[0] in names:
                 allowed = f"write {{name: {keys[0]}, ...}}, its options beside the name"
         case "union_tag_invalid":
-            found = f"found {show(context['tag'])}"
+            problem = f"found {show(context['tag'])}"
             allowed = choices(context["tag"], _quoted(context["expected_tags"]))
         case _:
             allowed = _allowed(item, location)
-    return found, allowed
+    return problem, allowed
 
 
 def _allowed(item: ErrorDetails, location: Location) -> str:
-    """What a value of the wrong kind should be."""
-    kind, value = item["type"], item["input"]
-    if kind == "literal_error":
+    """Describe the values that are allowed in place of one of the wrong type."""
+    error_type, value = item["type"], item["input"]
+    expected = _EXPECTED.get(error_type)
+    if error_type == "literal_error":
         allowed = choices(value, _quoted(item["ctx"]["expected"]))
-    elif kind == "string_pattern_mismatch":
+    elif error_type == "string_pattern_mismatch":
         allowed = "allowed are letters, digits, '.', '_' and '-', a letter or digit first"
         allowed += f", e.g. {re.sub('[^A-Za-z0-9]+', '-', str(value)).strip('-') or 'mine'}"
     else:
-        allowed = f"allowed is {_WANTED.get(kind) or item['msg'].removeprefix('Input should be ')}"
-    key, listed = dotted(location), isinstance(value, list)
-    mapping = _WANTED.get(kind) == _WANTED["dict_type"]
-    if mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
+        allowed = f"allowed is {expected or item['msg'].removeprefix('Input should be ')}"
+    key, is_list = dotted(location), isinstance(value, list)
+    expects_mapping = expected == _EXPECTED["dict_type"]
+    if expects_mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
         allowed += f", e.g. {{name: {value}}}"
-    elif kind == "list_type" and isinstance(value, str | int):
+    elif error_type == "list_type" and isinstance(value, str | int):
         allowed = f"allowed is a list in brackets: [{value}]"
-    elif listed and key in axis_keys() and not mapping:
+    elif is_list and key in axis_keys() and not expects_mapping:
         allowed += f"; to compare them, make it an axis: matrix: {{{key}: {show(value)}}}"
-    elif listed and mapping:
+    elif is_list and expects_mapping:
         allowed += ": write its keys without brackets and dashes"
     return allowed
 
 
 def _all_keys() -> list[str]:
-    """Every key of the file with its sections, those of axes without `matrix` left out."""
+    """Return every key of the file with its sections; only axes of `matrix` are included."""
     sections = [(name,) for name in Experiment.model_fields if name != "matrix"]
     inner = [("recipe", "optimizer"), ("recipe", "schedule")]
     listed = [dotted((*at, key)) for at in (*sections, *inner) for key in _keys_at(at)]
-    return [*listed, *(f"matrix.{axis}" for axis in OWN_AXES)]
+    return [*listed, *(f"matrix.{axis}" for axis in MATRIX_ONLY_AXES)]
 
 
 def _quoted(text: object) -> list[str]:
@@ -127,13 +129,13 @@ def _quoted(text: object) -> list[str]:
 
 
 def _keys_at(location: Location) -> tuple[str, ...]:
-    """The keys allowed in the mapping at that place, as pydantic locates it: with unions' names."""
+    """Return the keys of the mapping at this location, which includes names of union members."""
     keys = (key for mapping in _mappings_at(location) for key in mapping.get("properties", ()))
     return tuple(dict.fromkeys(keys))
 
 
 def _names_at(location: Location) -> tuple[str, ...]:
-    """The names of the members of the union at that place."""
+    """Return the names of the members of the union at this location."""
     named = (mapping.get("properties", {}).get("name", {}) for mapping in _mappings_at(location))
     return tuple(name["const"] for name in named if "const" in name)
 
@@ -162,7 +164,7 @@ def _inside(schema: Schema, part: str | int) -> Iterator[Schema]:
 
 
 def _mappings(schema: Schema, definitions: Schema) -> Iterator[Schema]:
-    """The schema itself, or what it refers to."""
+    """Yield the mappings that a schema refers to, and the schema."""
     reference = schema.get("$ref", "").removeprefix("#/$defs/")
     members = [definitions[reference]] if reference else []
     for member in (*members, *schema.get("oneOf", ()), *schema.get("anyOf", ())):

@@ -79,7 +79,7 @@ class RankLayout:
     """Fractions of the model's state that the process holds.  Results are stored with this name."""
     node: int = 0
     on_cpu: bool = False
-    """Whether the process computes on the CPU even if the others use GPUs."""
+    """True if the process computes on the CPU even if the others use GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

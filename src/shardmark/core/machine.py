@@ -17,7 +17,7 @@ class Machine:
     """Number of logical CPU cores that this process may use."""
     device_names: tuple[str, ...] = ()
     has_bf16: bool = True
-    """Whether the hardware supports bf16: CUDA devices before Ampere compute it in fp32."""
+    """Hardware support of bf16: CUDA devices before Ampere compute it in fp32."""
     libraries: tuple[tuple[str, str], ...] = ()
     """Names and versions of the CUDA libraries that torch has loaded; empty without CUDA."""
 

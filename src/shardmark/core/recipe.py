@@ -66,7 +66,7 @@ class Model(BaseModel):
 
 
 class Choice(Model):
-    """Model whose `name` selects a choice; keys of the other choices are rejected and not stored."""
+    """Model whose `name` selects a choice.  Keys of the other choices are rejected."""
 
     KEYS: ClassVar[dict[str, tuple[str, ...]]]
     """Keys that are specific to a choice, by name."""
@@ -113,8 +113,8 @@ class Optimizer(Choice):
         "own": _OWN_KEYS,
     }
     name: Literal["sgd", "adam", "adamw", "own"] = "sgd"
-    """`own`: a subclass of `torch.optim.Optimizer`, by `path`.  Sharded strategies pass it shards of
-    tensors, so it must work element by element; `verify` detects one that does not."""
+    """`own`: a subclass of `torch.optim.Optimizer`, by `path`.  Sharded strategies pass it shards
+    of tensors, so it must work element by element; `verify` detects one that does not."""
     lr: PositiveFloat = 0.01
     momentum: Decay = 0.0
     """SGD only."""

@@ -8,18 +8,22 @@ samples, loss, learning_rate, started_at_seconds (Unix), and `<span>_seconds` fo
 data, forward, backward, optimizer)."""
 
 SAMPLES_FILE = "samples.jsonl"
-"""One line a sampling: at_seconds (Unix), `ranks`: one object a rank with rank, pid, cpu_seconds
-(user + system, children included), rss_bytes, threads, processes, open_files, context_switches
-(voluntary + not, cumulative), network (the same as below, of its own TCP connections: payload
-without headers; null where the kernel does not tell), `network`: bytes_sent and bytes_received by
-interface (cumulative; InfiniBand's ports and, as `nvlink`, all NVLinks of the devices in use are
-among them), `gpus`: one object a CUDA device in use with uuid, utilization_percent, power_watts,
-energy_joules (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's bits of
-what holds the clocks down), other_processes (that compute on it and are no rank's),
-nvlink_sent_bytes and nvlink_received_bytes (cumulative),
-`machine`: cores that the ranks may use, and cumulative: cpu_seconds for which these were busy,
-cpu_pressure_seconds and memory_pressure_seconds in which some task waited, throttled_seconds in
-which heat slowed the CPU; null where the kernel does not tell."""
+"""Samples of the system metrics: each line is a JSON object for one time, with
+
+- at_seconds (Unix)
+- `ranks`: for each rank pid, cpu_seconds (user and system, with children), rss_bytes, threads,
+  processes, open_files and context_switches (voluntary and involuntary, cumulative)
+- `network`: cumulative bytes_sent and bytes_received of each interface, including InfiniBand ports
+  and, as `nvlink`, the NVLinks of the devices in use
+- `gpus`: for each CUDA device in use uuid, utilization_percent, power_watts, energy_joules
+  (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's reasons for reduced
+  clocks, as bits), other_processes (that compute on it and are not ranks), nvlink_sent_bytes and
+  nvlink_received_bytes (cumulative)
+- `machine`: cores that the ranks may use, and cumulative cpu_seconds of these cores,
+  cpu_pressure_seconds and memory_pressure_seconds (some task waited), throttled_seconds (heat
+  slowed the CPU)
+
+A value that the system does not report is null."""
 
 JOB_FOLDER = "slurm"
 """Scripts and logs of the run's own job; nothing of it is a result."""

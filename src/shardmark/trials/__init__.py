@@ -1,1 +1,1 @@
-"""From an experiment to its trials.  Imports no torch."""
+"""Expansion of an experiment into trials.  Imports no torch."""

@@ -1,4 +1,4 @@
-"""Unfolds the matrix of an experiment into the trials to run, in the order to run them."""
+"""Expansion of an experiment's matrix into trials, in the order in which they run."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from shardmark.trials.trial import (
 from shardmark.workloads import TaskOptions
 
 DEFAULT_WORLD_SIZE = 2
-MOST_TRIALS = 10_000
-"""Months of measuring; more was not meant, and fills the memory."""
-MOST_RANKS_OF_CELLS = 2**18
-"""Of all cells together: each has a layout with a place for every rank."""
+MAX_TRIALS = 10_000
+"""Maximum number of trials, which take months and still fit into memory."""
+MAX_RANKS_OF_CELLS = 2**18
+"""Maximum number of ranks of all cells together, whose layouts must fit into memory."""
 DeviceType = Literal["cuda", "cpu"]
 SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "workload": TypeAdapter(TaskOptions),
@@ -41,21 +41,21 @@ SECTIONS: Mapping[str, TypeAdapter[Any]] = {
     "measure": TypeAdapter(Measure),
     "slow_ranks": TypeAdapter(SlowRanks),
 }
-"""What axes change besides strategy and size."""
+"""Sections that axes can change, in addition to the strategy and the world size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """Cells that no machine could run."""
+    """Cells that no machine could run, with the reason."""
 
     strategy: StrategySpec | None
-    """None where it is none of any strategy."""
+    """None if the reason concerns the world size alone."""
     world_size: int | None
-    """None where it does not matter."""
+    """None if the reason concerns the strategy alone."""
     reason: str
     nodes: int = 1
     runs_on: tuple[str, ...] = ()
-    """Sizes on which the strategy is run, in words."""
+    """Descriptions of the sizes on which the strategy runs."""
 
     @property
     def cell(self) -> str:
@@ -69,28 +69,24 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a run does."""
+    """The trials of a run."""
 
     trials: tuple[Trial, ...]
-    """In the order to run: each repeat takes all cells once, in an order drawn from the seed."""
+    """Trials in the order in which they run: each repeat has all cells in a random order."""
     left_out: tuple[LeftOut, ...]
     twin: Trial | None = None
-    """Measures what rounding alone does to the quality; runs after the first repeat."""
+    """Trial that measures the effect of rounding on the quality, after the first repeat."""
     strategies: tuple[str, ...] = ()
-    """Names in the order of the matrix."""
+    """Names of the strategies in the order of the matrix."""
 
     @property
     def with_twin(self) -> tuple[Trial, ...]:
-        """Trials with the twin, in the order in which they run."""
+        """Trials and the twin, in the order in which they run."""
         twins = () if self.twin is None else (self.twin,)
         return tuple(sorted((*self.trials, *twins), key=lambda trial: trial.repeat))
 
-    @property
-    def most_nodes(self) -> int:
-        return max(trial.nodes for trial in self.trials)
-
     def on(self, device_type: DeviceType) -> Plan:
-        """The same plan on that kind of device; strategies and layouts stay as they were built."""
+        """Return this plan for a device type, without building strategies and layouts again."""
 
         def place(trial: Trial) -> Trial:
             return _with_id(trial.model_copy(update={"device_type": device_type}))
@@ -100,9 +96,9 @@ class Plan:
 
 
 def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
-    """All trials of the experiment on that kind of device, and the cells that make no sense.
+    """Return the trials of the experiment for a device type, and the cells that cannot run.
 
-    Raises `InputError` where values do not go together or the batch cannot be shared.
+    Raises `InputError` if values contradict each other or the batch cannot be divided evenly.
     """
     left_out: list[LeftOut] = []
     asked = _asked_sizes(experiment, left_out)
@@ -115,9 +111,9 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     _check_batches(cells)
     _check_each(cells)
     count = len(cells) * experiment.measure.repeats.at_most
-    if count > MOST_TRIALS:
-        where = f"{experiment.name}: measure.repeats"
-        raise InputError(where, f"{count:,} trials", f"allowed are at most {MOST_TRIALS:,}")
+    if count > MAX_TRIALS:
+        place = f"{experiment.name}: measure.repeats"
+        raise InputError(place, f"{count:,} trials", f"allowed are at most {MAX_TRIALS:,}")
     shuffle = random.Random(experiment.recipe.seed).shuffle
     trials: list[Trial] = []
     for repeat in range(experiment.measure.repeats.at_most):
@@ -137,23 +133,25 @@ def _with_id(trial: Trial) -> Trial:
 
 
 def _twin(cells: Sequence[Trial]) -> Trial | None:
-    """The baseline's first cell from other initial weights; None where no quality is compared."""
+    """Return a copy of the baseline's first cell with different initial weights.
+
+    None if no quality is compared.
+    """
     cell = min(cells, key=lambda cell: cell.strategy.name != DEFAULT_BASELINE)
     measure, one_node = cell.measure, {NODES: 1}
     alone = sum(cell.varied | one_node == other.varied | one_node for other in cells) == 1
     if alone or not (measure.twin and measure.verify) or measure.evaluate == "never":
         return None
-    # Its quality alone counts: no time is spent on windows and the probe.
+    # Only its quality is used, so it needs no measured windows and no probe.
     shorter = {"warmup_seconds": 0.0, "window_seconds": 0.0, "probe": False, "max_remeasure": 0}
     update = {"twin": True, "measure": measure.model_copy(update=shorter)}
     return _with_id(cell.model_copy(update=update))
 
 
 def cells_of_any_size(experiment: Experiment) -> tuple[list[Trial], list[LeftOut]]:
-    """Every strategy with every value of the axes that are no sizes, as if on one rank; and
-    strategies that lack an option.
+    """Return the cells of the experiment on one rank, and strategies without a required option.
 
-    Raises `InputError` where values do not go together.
+    Axes of sizes are ignored.  Raises `InputError` if values contradict each other.
     """
     left_out: list[LeftOut] = []
     matrix = {key: values for key, values in experiment.matrix.items() if key not in SIZE_AXES}
@@ -167,7 +165,7 @@ def _cells(
     left_out: list[LeftOut],
     sizes_of: Callable[[StrategySpec], Sequence[tuple[int, int]]],
 ) -> list[Trial]:
-    """The first repeat of each cell, without its id."""
+    """Return the first repeat of each cell, without its identifier."""
     axes = {
         key: values
         for key, values in experiment.matrix.items()
@@ -180,9 +178,12 @@ def _cells(
     for spec, overrides in entries:
         sizes = sizes_of(spec)
         ranks += len(combinations) * sum(world_size for world_size, _ in sizes)
-        if ranks > MOST_RANKS_OF_CELLS:
-            found, allowed = f"{ranks:,} ranks in all cells", f"at most {MOST_RANKS_OF_CELLS:,}"
-            raise InputError(f"{experiment.name}: matrix", found, f"allowed are {allowed}")
+        if ranks > MAX_RANKS_OF_CELLS:
+            raise InputError(
+                f"{experiment.name}: matrix",
+                f"{ranks:,} ranks in all cells",
+                f"allowed are at most {MAX_RANKS_OF_CELLS:,}",
+            )
         for values in combinations:
             try:
                 sections = _sections(experiment, values | overrides)
@@ -209,26 +210,26 @@ def _cells(
         reasons = "; ".join(map(str, left_out))
         raise InputError(f"{experiment.name}: matrix", "no cell makes sense", reasons)
     overridden = {key for _, overrides in entries for key in overrides}
-    return _telling(cells, sorted(overridden), experiment.matrix)
+    return _with_overrides(cells, sorted(overridden), experiment.matrix)
 
 
-def _telling(
+def _with_overrides(
     cells: Sequence[Trial], overridden: Iterable[str], matrix: Mapping[str, Any]
 ) -> list[Trial]:
-    """With the recipe's keys among what varies that some strategies set and cells differ in."""
-    told = {
+    """Add to `varied` the recipe keys that strategies override and in which cells differ."""
+    varied = {
         key: [getattr(cell.recipe, key.removeprefix("recipe.")) for cell in cells]
         for key in overridden
     }
-    told = {key: values for key, values in told.items() if len(set(values)) > 1}
+    varied = {key: values for key, values in varied.items() if len(set(values)) > 1}
     nodes = [cell.nodes for cell in cells]
     if NODES in matrix or len(set(nodes)) > 1:
-        told[NODES] = nodes
+        varied[NODES] = nodes
     return [
         cell.model_copy(
-            update={"varied": cell.varied | {key: values[at] for key, values in told.items()}}
+            update={"varied": cell.varied | {key: values[index] for key, values in varied.items()}}
         )
-        for at, cell in enumerate(cells)
+        for index, cell in enumerate(cells)
     ]
 
 
@@ -239,8 +240,7 @@ def _combinations(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 def _entries(
     experiment: Experiment, left_out: list[LeftOut]
 ) -> Iterator[tuple[StrategySpec, dict[str, Any]]]:
-    """Each strategy with each combination of the axes that are its options, and the recipe's keys
-    that it sets for itself."""
+    """Yield each strategy with each combination of its options, and its recipe overrides."""
     axes = {
         key.removeprefix("strategy."): values
         for key, values in experiment.matrix.items()
@@ -261,7 +261,7 @@ def _entries(
 
 
 def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[tuple[int, int]]:
-    """World size and nodes that the axes ask for, as far as their values go together."""
+    """Return the world sizes and nodes of the axes, without contradictory combinations."""
     axes: dict[str, Sequence[int | None]] = {
         "world_size": [None],
         NODES: [experiment.placement.nodes],
@@ -269,36 +269,39 @@ def _asked_sizes(experiment: Experiment, left_out: list[LeftOut]) -> list[tuple[
     }
     axes |= {key: experiment.matrix[key] for key in SIZE_AXES if key in experiment.matrix}
     sizes: dict[tuple[int, int], None] = {}
-    for world_size, nodes, each in product(*(axes[key] for key in SIZE_AXES)):
-        size, reason = _size(world_size, nodes, each)
+    for world_size, nodes, ranks_per_node in product(*(axes[key] for key in SIZE_AXES)):
+        size, reason = _size(world_size, nodes, ranks_per_node)
         if reason is None:
             sizes[size] = None
         else:
             left_out.append(LeftOut(strategy=None, world_size=size[0], reason=reason))
     if not sizes:
-        where = f"{experiment.name}: world_size, placement"
+        place = f"{experiment.name}: world_size, placement"
         reasons = "; ".join(map(str, left_out))
-        raise InputError(where, "no size that is asked for fits", reasons)
+        raise InputError(place, "no size that is asked for fits", reasons)
     return list(sizes)
 
 
 def _size(
-    world_size: int | None, nodes: int | None, each: int | None
+    world_size: int | None, nodes: int | None, ranks_per_node: int | None
 ) -> tuple[tuple[int, int], str | None]:
-    """World size and nodes, what is not given following from the rest; and why they do not fit."""
+    """Return the world size and the nodes, and the reason if the values contradict each other.
+
+    Missing values follow from the others.
+    """
     if world_size is None:
         nodes = nodes or 1
-        world_size = nodes * (each or max(1, DEFAULT_WORLD_SIZE // nodes))
+        world_size = nodes * (ranks_per_node or max(1, DEFAULT_WORLD_SIZE // nodes))
         too_many = f"allowed are at most {MAX_RANKS} ranks" if world_size > MAX_RANKS else None
         return (world_size, nodes), too_many
     if nodes is None:
-        nodes = max(1, world_size // each) if each else 1
-    if nodes * (each or world_size // nodes) == world_size:
+        nodes = max(1, world_size // ranks_per_node) if ranks_per_node else 1
+    if nodes * (ranks_per_node or world_size // nodes) == world_size:
         return (world_size, nodes), None
     ranks = ranks_and_nodes(world_size, 1)
-    if each:
+    if ranks_per_node:
         machines = "1 node" if nodes == 1 else f"{nodes} nodes"
-        reason = f"{machines} with {ranks_and_nodes(each, 1)} each are not {ranks}"
+        reason = f"{machines} with {ranks_and_nodes(ranks_per_node, 1)} each are not {ranks}"
     else:
         reason = f"{ranks} cannot be shared out equally to {nodes} nodes"
     return (world_size, nodes), reason
@@ -310,7 +313,7 @@ def _sizes(
     asked: Sequence[tuple[int, int]],
     left_out: list[LeftOut],
 ) -> list[tuple[int, int]]:
-    """The sizes that make sense for the strategy; one rank if it only runs alone."""
+    """Return the sizes on which the strategy can run; one rank if it runs only on a single one."""
     strategy = build_strategy(spec.name, spec.options)
     reasons = {size: unsupported_reason(strategy, *size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
@@ -332,7 +335,7 @@ def _sizes(
 
 
 def unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str | None:
-    """Why no machines could run the strategy so; None if some could."""
+    """Return the reason why no machine can run the strategy in this size, or None."""
     training = len(strategy.layout(world_size).training_ranks)
     if training % nodes:
         processes = "1 process trains" if training == 1 else f"{training} processes train"
@@ -341,37 +344,37 @@ def unsupported_reason(strategy: Strategy, world_size: int, nodes: int) -> str |
 
 
 def _sections(experiment: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The experiment's sections with the cell's values in place.
+    """Return the experiment's sections with the values of a cell.
 
-    Raises `InputError` where they do not go together.
+    Raises `InputError` if values contradict each other.
     """
     sections = {}
     for section, adapter in SECTIONS.items():
         base = getattr(experiment, section)
-        own = {key: value for key, value in values.items() if key.partition(".")[0] == section}
-        # Defaults are left out: those of one optimizer or task may be no keys of another.
+        changes = {key: value for key, value in values.items() if key.partition(".")[0] == section}
+        # Without defaults: another optimizer or task may not have the same keys.
         data = base.model_dump(mode="json", exclude_defaults=True) if "slow" not in section else {}
         if section == "workload":
             data["name"] = base.name
-        for key, value in own.items():
+        for key, value in changes.items():
             _, *path = key.split(".")
             data = assigned(data, path, value) if path else value
 
-        def place(location: Location, own: Mapping[str, Any] = own) -> str:
-            if dotted(location) in own:
+        def place_of(location: Location, changes: Mapping[str, Any] = changes) -> str:
+            if dotted(location) in changes:
                 return f"{experiment.name}: matrix.{dotted(location)}"
-            cells = ", ".join(f"{key}={show(value)}" for key, value in own.items())
+            cells = ", ".join(f"{key}={show(value)}" for key, value in changes.items())
             return f"{experiment.name}: {dotted(location)} in the cells with {cells}"
 
         try:
-            sections[section] = adapter.validate_python(data) if own else base
+            sections[section] = adapter.validate_python(data) if changes else base
         except ValidationError as error:
-            raise explain(error, place, prefix=(section,)) from None
+            raise explain(error, place_of, prefix=(section,)) from None
     return sections
 
 
 def _check_batches(cells: Iterable[Trial]) -> None:
-    """Every share of a step must have the same number of samples, in equal micro-batches."""
+    """Check that shares and micro-batches of every step have equally many samples."""
     parts: dict[tuple[str, int], dict[int, Trial]] = defaultdict(dict)
     for cell in cells:
         recipe, micro_batches = cell.recipe, cell.recipe.gradient_accumulation
@@ -404,7 +407,7 @@ def _batch_error(key: str, batch: int, cell: Trial, multiple: int) -> InputError
 
 
 def _check_each(cells: Sequence[Trial]) -> None:
-    """Refuse slow ranks that no cell has, limits that are too short, and cells that are one."""
+    """Check slow ranks, memory formats and limits of every cell, and reject identical cells."""
     most = max(cell.world_size for cell in cells)
     seen: set[str] = set()
     for cell in cells:

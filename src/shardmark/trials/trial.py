@@ -1,4 +1,4 @@
-"""One trial: all that a fresh process group needs to know.  Imports no torch."""
+"""The description of a trial.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,41 +29,41 @@ DEFAULT_BASELINE = "single"
 
 
 class StrategySpec(Model):
-    """A strategy's name and its own options, already checked against the strategy."""
+    """A strategy's name and its validated options."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
 
     def __str__(self) -> str:
-        """`fsdp-hybrid (shard_group=2)`."""
+        """Format the name and options, such as `fsdp-hybrid (shard_group=2)`."""
         return with_options(self.name, self.options)
 
 
 class Trial(Model):
-    """One cell of the matrix, one repeat: all that a fresh process group needs to know."""
+    """A repeat of a cell of the matrix, with everything that its processes need."""
 
     id: str
-    """Readable and unique in the run; the same for the same content."""
+    """Readable identifier, unique in the run, that depends only on the content of the trial."""
     experiment: str
     workload: TaskOptions
     recipe: Recipe
     strategy: StrategySpec
     world_size: PositiveInt
     nodes: PositiveInt = 1
-    """Machines that the training ranks are shared out to equally, neighbours together."""
+    """Number of machines, each of which runs equally many consecutive training ranks."""
     measure: Measure
     limits: Limits
     device_type: Literal["cuda", "cpu"]
     slow_ranks: dict[int, float] = Field(default_factory=dict)
     repeat: Annotated[int, Field(ge=0)] = 0
     twin: bool = False
-    """The initial weights are changed by one rounding; the trial is no repeat of its cell."""
+    """True for a trial whose initial weights differ by one rounding; it is not a repeat."""
     varied: dict[str, Any] = Field(default_factory=dict)
-    """The other axes' values in this cell, by dotted key, e.g. {"recipe.precision": "bf16"}."""
+    """Values of the other axes in this cell, by dotted key: {"recipe.precision": "bf16"}."""
 
     @cached_property
     def built_strategy(self) -> Strategy:
-        """The strategy with its options, built once in each process."""
+        """The strategy with its options, built once in a process."""
         built = build_strategy(self.strategy.name, self.strategy.options)
         return built.for_workload(self.workload)
 
@@ -73,7 +73,7 @@ class Trial(Model):
 
     @property
     def batch_per_step(self) -> int:
-        """Samples per optimizer step over all ranks."""
+        """Samples per optimizer step of all ranks together."""
         if self.recipe.global_batch is not None:
             return self.recipe.global_batch
         assert self.recipe.per_rank_batch is not None
@@ -81,7 +81,7 @@ class Trial(Model):
 
     @property
     def least_seconds(self) -> tuple[float, float]:
-        """Of the warm-up and of the windows."""
+        """Minimum durations of the warm-up and of the measured windows."""
         on_gpu = self.device_type == "cuda"
         warmup, window = self.measure.warmup_seconds, self.measure.window_seconds
         return (
@@ -91,13 +91,13 @@ class Trial(Model):
 
     @property
     def title(self) -> str:
-        """`fsdp-hybrid (shard_group=2) on 4 ranks of 2 nodes`."""
+        """Title of the cell, such as `fsdp-hybrid (shard_group=2) on 4 ranks of 2 nodes`."""
         twin = "twin of " if self.twin else ""
         return f"{twin}{self.strategy} on {ranks_and_nodes(self.world_size, self.nodes)}"
 
     @property
     def repeat_title(self) -> str:
-        """`repeat 1 of 3 to 6`; a twin is none."""
+        """Title of the repeat, such as `repeat 1 of 3 to 6`, or `twin`."""
         return "twin" if self.twin else f"repeat {self.repeat + 1} of {self.measure.repeats}"
 
 
@@ -107,10 +107,10 @@ def ranks_and_nodes(world_size: int, nodes: int) -> str:
 
 
 def trial_id(trial: Trial) -> str:
-    """E.g. `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, `...-w4-n2-...` on two nodes, `...-twin-...`.
+    """Return an identifier such as `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, with `-n2` on two nodes.
 
-    The digits are a hash of all that defines the trial.  Its time limit and how often it is
-    repeated do not: more of either keeps finished trials.
+    The digits are a hash of the trial's content without its limits and the number of repeats, so
+    that finished trials stay valid if these are raised.
     """
     content = trial.model_dump(
         mode="json",
@@ -126,7 +126,7 @@ def trial_id(trial: Trial) -> str:
 
 
 def cell_id(trial: Mapping[str, Any]) -> str:
-    """Names what a stored trial trains, and on what: the same for all its repeats."""
+    """Return a hash of a stored trial's cell, which all its repeats share."""
     keys = ("workload", "recipe", "strategy", "world_size", "device_type", "nodes")
     return _digest({key: trial.get(key, 1) for key in keys})[:12]
 

@@ -1,4 +1,4 @@
-"""How a disease goes on a year later, from ten measurements (scikit-learn's diabetes data)."""
+"""Predict the progress of a disease from ten measurements (scikit-learn's diabetes data)."""
 
 import torch
 from sklearn.datasets import load_diabetes

@@ -1,4 +1,4 @@
-"""Which pixels belong to the digit, under noise (scikit-learn's digits, 8 x 8 pixels)."""
+"""Segment noisy images of digits (scikit-learn's digits, 8 x 8 pixels)."""
 
 import torch
 from sklearn.datasets import load_digits
@@ -41,8 +41,8 @@ class Task:
         return cross_entropy + dice.mean()
 
     def evaluate(self, model, batch):
-        found, mask = model(batch["picture"]).argmax(1) == 1, batch["mask"] == 1
-        return {"both": (found & mask).sum(), "either": (found | mask).sum()}
+        predicted, mask = model(batch["picture"]).argmax(1) == 1, batch["mask"] == 1
+        return {"both": (predicted & mask).sum(), "either": (predicted | mask).sum()}
 
     def metrics(self, sums):
         return {"iou": sums["both"] / sums["either"]}
