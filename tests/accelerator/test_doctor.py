@@ -1,11 +1,9 @@
-"""`doctor --gpu` on the GPUs of this machine."""
+"""`doctor` on the GPUs of this machine."""
 
 from __future__ import annotations
 
 import json
-import platform
 import re
-import time
 
 import pytest
 
@@ -19,32 +17,18 @@ if not GPUS:
     pytest.skip(f"needs a CUDA device: {REASON}", allow_module_level=True)
 
 
-@pytest.mark.timeout(900)
-def test_a_new_machine(capsys: pytest.CaptureFixture[str]) -> None:
-    """In two minutes with one GPU; the report is printed, to be sent back."""
-    began = time.monotonic()
-    code = main(["doctor", "--gpu"])
-    elapsed_seconds = time.monotonic() - began
-    report = capsys.readouterr().out
-    with capsys.disabled():
-        print(f"\n{report}")
-    assert code == 0, report
-    assert elapsed_seconds < 120 if GPUS == 1 else elapsed_seconds < 600
-    sections = report.split("\n\n")
-    assert len(sections) == 5
-    measured, strategies = sections[3:]
-    assert len(re.findall(r"^ok +kernel, GPU \d", measured, re.MULTILINE)) == GPUS
-    assert re.search(r"^ok +host to GPU .* GB/s", measured, re.MULTILINE)
-    assert re.search(r"^ok +NCCL.*the sum is right", measured, re.MULTILINE)
-    assert ("GPU to GPU" in measured) == (GPUS > 1)
-    assert re.search(r"^ok +single .*equivalent", strategies, re.MULTILINE)
-    assert re.search(r"^ok +ps-sync .*equivalent", strategies, re.MULTILINE)
-    assert ("ddp" in strategies) == (GPUS > 1)
-    assert not re.search(rf"\b{re.escape(platform.node())}\b", report)
+@pytest.mark.timeout(300)
+def test_gpus_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor"])
+    text = capsys.readouterr().out
+    assert code == 0, text
+    assert len(re.findall(r"^ok +GPU \d.*product is correct", text, re.MULTILINE)) == GPUS
+    assert re.search(r"^ok +host to GPU .* GB/s", text, re.MULTILINE)
+    assert ("GPU to GPU" in text) == ("the sum is correct" in text) == (GPUS > 1)
 
 
 @pytest.mark.timeout(300)
-def test_what_a_run_says_of_the_machine(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_run_stores_the_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     from shardmark.config.load import from_mapping
     from shardmark.launch.controller import run_experiment
 

@@ -34,7 +34,7 @@ for name in STRATEGIES:
     ),
     "engines and nodes": (
         "import shardmark.launch.engines, shardmark.launch.nodes.node",
-        NUMBERS | DRAWING | {"ray", "submitit"},
+        NUMBERS | DRAWING | {"ray"},
     ),
     "help and lists": (
         f"""

@@ -1,23 +1,21 @@
-"""SLURM's programs as they are called: small scripts stand in for `sbatch` and `srun`."""
+"""SLURM's programs as they are called: small scripts stand in for `srun` and `scontrol`."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardmark.config.engines import SlurmOptions
-from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import RemoteCommand
+from shardmark.core.errors import ShardmarkError
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.slurm import engine as slurm
-from shardmark.launch.slurm.engine import OTHER_TASKS, Steps
+from shardmark.launch.slurm.engine import OTHER_TASKS, Steps, job_state
 from tests.unit.launch.nodes import KEY, listening
-from tests.unit.launch.test_slurm import command, do, inside
+from tests.unit.launch.test_slurm import inside
 
-__all__ = ["command", "inside"]  # fixtures
+__all__ = ["inside"]  # fixture
 
 
 def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,37 +26,6 @@ def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
     )
     path.chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=":")
-
-
-def test_what_keeps_a_job_from_being_submitted(
-    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "submitit", None)
-        with pytest.raises(InputError, match=r"submitit is not installed; pip install 'shardmark"):
-            do(command)
-    pytest.importorskip("submitit")
-    with monkeypatch.context() as patch:
-        patch.setenv("PATH", str(tmp_path))
-        with pytest.raises(InputError, match="slurm, and there is no sbatch here"):
-            do(command)
-    for name in ("sbatch", "srun"):
-        program(tmp_path, name, "echo 'sbatch: error: bad partition' >&2; exit 1", monkeypatch)
-    with pytest.raises(InputError, match="sbatch refuses the job: error: bad partition"):
-        do(command)
-
-
-def test_shell_of_salloc_goes_to_the_first_node(
-    command: RemoteCommand, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    program(tmp_path, "srun", "exit 1", monkeypatch)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
-    assert do(command) == 1
-    words = (tmp_path / "words").read_text().splitlines()
-    assert words[:4] == ["--overlap", "--nodes=1", "--ntasks=1", "--relative=0"]
-    assert words[words.index("-m") :][:3] == ["-m", "shardmark", "run"]
 
 
 @pytest.fixture
@@ -99,3 +66,11 @@ def test_step_that_does_not_end_is_ended(
     steps.check()
     steps.close()
     steps.close()
+
+
+def test_state_is_what_scontrol_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "scontrol", "echo JobId=3 JobState=RUNNING Requeue=1", monkeypatch)
+    assert job_state("3") == "RUNNING"
+    assert (tmp_path / "words").read_text().split() == ["show", "job", "--oneliner", "3"]
+    program(tmp_path, "scontrol", "exit 1", monkeypatch)
+    assert job_state("3") is None

@@ -1,4 +1,4 @@
-"""`shardmark doctor`: what this machine can run, what is missing and how to get it."""
+"""`shardmark doctor`: says what this machine can run, what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from shardmark.cli.arguments import TextOrJson, path_of
-from shardmark.core.errors import InputError, StrategyUnavailable
+from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
     from shardmark.results.network import NetworkRecord
 
 RANKS = (2, 1, 3, 4)
-"""Numbers of ranks in the order in which a strategy is asked whether it makes sense with them."""
+"""Numbers of ranks, in the order in which a strategy is asked whether it supports them."""
 LINK_SECONDS = 8.0
+ALL_REDUCE_SECONDS = 3.0
 STARTED_BY_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Availability:
-    """Whether a strategy can run here with so many ranks."""
+    """A strategy with a number of ranks, and the reason if it cannot run here."""
 
     strategy: str
     ranks: int
@@ -42,52 +43,51 @@ class Availability:
 def doctor(
     *,
     form: Annotated[
-        TextOrJson, typer.Option("--format", help="json has every finding.")
+        TextOrJson, typer.Option("--format", help="Format of the output.")
     ] = TextOrJson.TEXT,
-    gpu: Annotated[
-        bool,
-        typer.Option(
-            "--gpu",
-            help="Also try the GPUs: a kernel, copies, NCCL, and a few steps of every strategy."
-            "  Two minutes; names no host and no folder.",
-        ),
-    ] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", hidden=True)] = False,
     network: Annotated[
         bool,
         typer.Option(
             "--network",
-            help="Instead, measure latency and bandwidth between ranks: started here, or by"
+            help="Measure only latency and bandwidth between ranks: started here, or by"
             " `torchrun --no-python shardmark doctor --network` on every node.",
         ),
     ] = False,
     ranks: Annotated[
-        int | None, typer.Option(help="With --network: processes to start; 2 by default.")
+        int | None, typer.Option(help="With --network: number of processes; 2 by default.")
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="auto|cuda|cpu", help="With --network: whose links; auto by default."),
+        typer.Option(
+            metavar="auto|cuda|cpu",
+            help="With --network: device of the messages; auto by default.",
+        ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="With --network: time for measuring, 8; starting comes on top."),
+        typer.Option(help="With --network: time for measuring, without start-up; 8 by default."),
     ] = None,
     write: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             parser=path_of,
-            help="With --network or --gpu: measure links, products and copies, and write the node's"
-            " file for `plan --on`, and its card's beside it.",
+            help="With --network: also measure matrix products and copies, and write a file of the"
+            " node for `plan --on`, and a file of its card beside it.",
         ),
     ] = None,
 ) -> None:
     """Say what this machine can run, what is missing and how to get it.
 
-    Exit code 1 where something fails, or is missing and nothing can be measured without it.
+    Where there are GPUs, it multiplies matrices on each and copies between them, and with several
+    it all-reduces by NCCL.  Exit code 1 where something fails, or is missing and nothing can be
+    measured without it.
     """
     as_json = form is TextOrJson.JSON
-    if network and gpu:
-        raise InputError("--gpu, --network", "both are given", "give one of them")
+    if gpu:
+        remedy = "`shardmark doctor` checks the GPUs, `shardmark verify` the strategies on them"
+        raise InputError("--gpu", "this option was removed", remedy)
     if network:
         record = _measure_links(
             ranks,
@@ -100,61 +100,18 @@ def doctor(
             if write is not None:
                 _write_node(write, record)
         return
-    options: dict[str, object] = {"--ranks": ranks, "--device": device, "--seconds": seconds}
-    options |= {} if gpu else {"--write": write}
+    options = {"--ranks": ranks, "--device": device, "--seconds": seconds, "--write": write}
     if given := [name for name, value in options.items() if value is not None]:
         found = "found without --network"
         raise InputError(", ".join(given), found, "add --network, or leave this out")
-    healthy = _try_gpus(as_json=as_json) if gpu else _print_findings(as_json=as_json)
-    if write is not None and healthy:
-        _write_gpus(write)
-    if not healthy:
+    if not _print_findings(as_json=as_json):
         raise typer.Exit(1)
 
 
-def _try_gpus(*, as_json: bool) -> bool:
-    """Print all that a bug report needs, the answer first; whether all is well."""
-    from shardmark.core.version import __version__
-    from shardmark.launch.gpu_check import gpu_sections
-    from shardmark.measure.system.environment import machine
-    from shardmark.measure.system.machine_checks import problems
-    from shardmark.progress.lines import Lines
-
-    began, here = time.monotonic(), machine()
-    can_run = {
-        offer.strategy: offer.ranks for offer in strategy_availability(here) if offer.available
-    }
-    sections = gpu_sections(here, can_run, Lines(error=True))
-    bad = problems(check for section in sections for check in section.checks)
-    if here.device_type != "cuda":
-        answer = "nothing to check: no GPU can be used here"
-    elif bad:
-        answer = f"failed: {', '.join(dict.fromkeys(bad))}"
-    else:
-        answer = "all that was tried works"
-    if as_json:
-        findings = {"answer": answer, "sections": sections}
-        say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
-    else:
-        width = max(len(check.name) for section in sections for check in section.checks)
-        say(f"{answer} (shardmark {__version__}, {time.monotonic() - began:.0f} s)")
-        for section in sections:
-            say("", f"{section.title}:", *_lines(_rows(section.checks), width))
-    return not bad and here.device_type == "cuda"
-
-
-def _write_gpus(path: Path) -> None:
-    """From the links between all GPUs here, and what each computes."""
-    from shardmark.measure.system.environment import machine
-
-    record = _measure_links(machine().device_count, "cuda", LINK_SECONDS, speed=True)
-    assert record is not None, "it was started here"
-    _write_node(path, record)
-
-
 def _print_findings(*, as_json: bool) -> bool:
-    """Software, devices, limits and strategies; whether something can be measured."""
+    """Print software, devices, limits and strategies; return whether trials can be measured."""
     from shardmark.measure.system.environment import machine
+    from shardmark.measure.system.gpu_probe import gpu_checks
     from shardmark.measure.system.gpus import all_cuda_devices
     from shardmark.measure.system.machine_checks import (
         device_checks,
@@ -163,11 +120,19 @@ def _print_findings(*, as_json: bool) -> bool:
         software_checks,
     )
 
-    here = machine()
-    checks = [*software_checks(), *device_checks(here, all_cuda_devices()), *host_checks(here)]
-    strategies = strategy_availability(here)
+    this_machine = machine()
+    checks = [
+        *software_checks(),
+        *device_checks(this_machine, all_cuda_devices()),
+        *host_checks(this_machine),
+    ]
+    if this_machine.device_type == "cuda" and not problems(checks):
+        checks += gpu_checks()
+        if this_machine.device_count > 1 and not problems(checks):
+            checks.append(_all_reduce_check(this_machine.device_count))
+    strategies = strategy_availability(this_machine)
     if as_json:
-        findings = {"machine": here, "checks": checks, "strategies": strategies}
+        findings = {"machine": this_machine, "checks": checks, "strategies": strategies}
         say(*json.dumps(findings, default=asdict, indent=2).split("\n"))
     else:
         offers = [
@@ -181,18 +146,35 @@ def _print_findings(*, as_json: bool) -> bool:
             for offer in strategies
         ]
         width = max(len(name) for _, name, *_ in (*_rows(checks), *offers))
-        heading = f"strategies here, on {here.device_type}:"
+        heading = f"strategies here, on {this_machine.device_type}:"
         say(*_lines(_rows(checks), width), "", heading, *_lines(offers, width))
     return not problems(checks)
 
 
-def strategy_availability(here: Machine) -> list[Availability]:
-    """Each strategy with its default options and the first number of ranks that can run here,
-    else that makes sense."""
+def _all_reduce_check(gpus: int) -> Check:
+    """Check an all-reduce over all GPUs, and measure the links between them."""
+    from shardmark.analysis.network.links import link_summary, with_fits
+    from shardmark.measure.network.probe import probe_network
+    from shardmark.measure.system.machine_checks import Check, State
+
+    name = f"NCCL, {gpus} GPUs"
+    try:
+        record = with_fits(probe_network(gpus, device="cuda", seconds=ALL_REDUCE_SECONDS))
+    except ShardmarkError as error:
+        remedy = "run it again with NCCL_DEBUG=INFO, and look at the copies above"
+        return Check(name=name, state=State.FAILED, found=str(error), remedy=remedy)
+    return Check(name=name, state=State.OK, found=f"the sum is correct; {link_summary(record)}")
+
+
+def strategy_availability(this_machine: Machine) -> list[Availability]:
+    """Return every strategy with its default options and the first number of ranks that can run.
+
+    A strategy that cannot run here has the first number of ranks that it supports.
+    """
     from shardmark.core.recipe import Recipe
     from shardmark.strategies import STRATEGIES, build_strategy
 
-    recipe = Recipe(global_batch=64, epochs=1)  # as long as any strategy needs
+    recipe = Recipe(global_batch=64, epochs=1)  # long enough for every strategy
     answers = []
     for name in STRATEGIES:
         strategy = build_strategy(name, {})
@@ -201,7 +183,7 @@ def strategy_availability(here: Machine) -> list[Availability]:
             if strategy.unsupported_reason(ranks) is None:
                 offer = Availability(strategy=name, ranks=ranks, available=True)
                 try:
-                    strategy.check(ranks, here, recipe)
+                    strategy.check(ranks, this_machine, recipe)
                 except StrategyUnavailable as error:
                     offer = replace(
                         offer, available=False, reason=error.reason, remedy=error.remedy
@@ -212,7 +194,7 @@ def strategy_availability(here: Machine) -> list[Availability]:
 
 
 Line = tuple[str, str, str, str | None]
-"""State, name, what was found, and the remedy."""
+"""State, name, finding and remedy."""
 
 
 def _rows(checks: Iterable[Check]) -> list[Line]:
@@ -220,7 +202,7 @@ def _rows(checks: Iterable[Check]) -> list[Line]:
 
 
 def _lines(rows: Iterable[Line], width: int) -> list[str]:
-    """One line a finding, the remedy below it."""
+    """Format one line for each finding, and below it one for its remedy."""
     lines = []
     for state, name, found, remedy in rows:
         lines.append(f"{state:<8} {name:<{width}}  {found}")
@@ -232,9 +214,10 @@ def _lines(rows: Iterable[Line], width: int) -> list[str]:
 def _measure_links(
     ranks: int | None, device: str, seconds: float, *, speed: bool
 ) -> NetworkRecord | None:
-    """Between ranks of this machine, or of `torchrun` on every node: then None on all but one.
+    """Measure links between ranks of this machine, or between those that `torchrun` started.
 
-    `speed`: also what a rank computes with its share of the cores.
+    Under `torchrun` all ranks but one return None.  `speed` also measures matrix products and
+    copies of a rank with its share of the cores.
     """
     from shardmark.measure.network.probe import Device, probe_network
     from shardmark.measure.system.environment import machine
@@ -244,21 +227,21 @@ def _measure_links(
     if device not in get_args(Device):
         allowed = ", ".join(get_args(Device))
         raise InputError("--device", f"found {device!r}", f"allowed are {allowed}")
-    known = cast("Device", device)
+    device_type = cast("Device", device)
 
-    def threads(here: int) -> int | None:
-        return max(1, machine().cores // here) if speed else None
+    def threads(local_ranks: int) -> int | None:
+        return max(1, machine().cores // local_ranks) if speed else None
 
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
         from shardmark.measure.network.links import measure_links, process_group
 
         if ranks is not None:
-            raise InputError("--ranks", "found under torchrun", "it says how many there are")
-        each = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        with process_group(known) as where:
-            return measure_links(where, seconds=seconds, threads=threads(each))
+            raise InputError("--ranks", "found under torchrun", "torchrun sets the number of ranks")
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        with process_group(device_type) as group:
+            return measure_links(group, seconds=seconds, threads=threads(local_ranks))
     count = 2 if ranks is None else ranks
-    return probe_network(count, device=known, seconds=seconds, threads=threads(max(1, count)))
+    return probe_network(count, device=device_type, seconds=seconds, threads=threads(max(1, count)))
 
 
 def _write_node(path: Path, record: NetworkRecord) -> None:
@@ -269,21 +252,21 @@ def _write_node(path: Path, record: NetworkRecord) -> None:
     from shardmark.measure.memory.tensors import room_bytes
     from shardmark.predict.hardware.written import write_node
 
-    here = torch.device(record.device_type)
-    name, room = "cpu", room_bytes(here, max(Counter(record.hosts).values()))
-    if here.type == "cuda":
-        name, room = torch.cuda.get_device_name(here), torch.cuda.mem_get_info(here)[1]
-    when = time.strftime("%Y-%m-%d", time.gmtime(record.measured_at_seconds))
+    device = torch.device(record.device_type)
+    name, memory_bytes = "cpu", room_bytes(device, max(Counter(record.hosts).values()))
+    if device.type == "cuda":
+        name, memory_bytes = torch.cuda.get_device_name(device), torch.cuda.mem_get_info(device)[1]
+    date = time.strftime("%Y-%m-%d", time.gmtime(record.measured_at_seconds))
     with storing(path):
-        beside = write_node(
+        card = write_node(
             path,
             with_fits(record),
             device=name,
-            memory_gib=round(room / 2**30, 2),
-            source=f"shardmark doctor --network, {when}",
+            memory_gib=round(memory_bytes / 2**30, 2),
+            source=f"shardmark doctor --network, {date}",
         )
     say(
-        f"written: {path}, {beside}   predict with: shardmark plan EXPERIMENT --on {path}",
+        f"written: {path}, {card}   predict with: shardmark plan EXPERIMENT --on {path}",
         error=True,
     )
 

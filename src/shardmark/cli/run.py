@@ -81,7 +81,7 @@ def run(
         print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
         return
     from shardmark.launch.controller import run_experiment
-    from shardmark.launch.slurm.job import JobEndedError
+    from shardmark.launch.engines import serve_as_node
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import fresh_folder, removed_if_empty
 
@@ -93,14 +93,13 @@ def run(
     _name_other_runs(resolved, plan, None if out is not None else [*words, *options])
     folder = out if out is not None else fresh_folder(resolved.name)
     again = shlex.join([*words, *options, "--out", str(folder)])
-    options += ["--remeasure"] if remeasure else []
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: it goes on; --remeasure counted for its first start alone", error=True)
         remeasure = False
     try:
         with _terminable(), storing(folder), removed_if_empty(None if out else folder):
-            done = _delegated(resolved, plan, folder, options, quiet=quiet)
-            if done is None:
+            exit_code = serve_as_node(resolved, plan, (lambda _: None) if quiet else say)
+            if exit_code is None:
                 with listener(folder, quiet=quiet, budget_seconds=budget_seconds) as progress:
                     run_experiment(
                         resolved,
@@ -117,15 +116,10 @@ def run(
     except StorageError as error:
         where, found, remedy = error.args
         raise StorageError(where, found, f"{remedy}; go on with: {again}") from error
-    except JobEndedError as error:
-        if any((folder / "trials").glob("*/result.json")):
-            _print_results(folder, quiet=quiet)
-        say(f"error: {error}", f"what was measured is kept; go on with: {again}", error=True)
-        done = SOME_FAILED
-    if done is None:
-        done = _print_results(folder, quiet=quiet)
-    if done:
-        raise typer.Exit(done)
+    if exit_code is None:
+        exit_code = _print_results(folder, quiet=quiet)
+    if exit_code:
+        raise typer.Exit(exit_code)
 
 
 def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
@@ -150,23 +144,6 @@ def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] 
                     there = shlex.join([*(command or ()), "--out", str(folder)])
                     say(f"{found}; to go on with {folder}: {there}", error=True)
                 return
-
-
-def _delegated(
-    experiment: Experiment, plan: Plan, folder: Path, options: Sequence[str], *, quiet: bool
-) -> int | None:
-    """The exit code, where another process does it; None where it is to be done here."""
-    from shardmark.config.load import to_yaml
-    from shardmark.launch.engine import RemoteCommand
-    from shardmark.launch.engines import delegate
-
-    command = RemoteCommand(
-        verb="run",
-        experiment=to_yaml(experiment),
-        options=("--out", str(folder.absolute()), *options),
-        folder=folder,
-    )
-    return delegate(experiment, plan, command, (lambda _: None) if quiet else say)
 
 
 def _print_results(folder: Path, *, quiet: bool) -> int:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
-import shutil
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,9 +19,7 @@ from shardmark.core.scratch import scratch_folder
 from shardmark.core.text import as_text, say, say_text
 
 if TYPE_CHECKING:
-    from shardmark.config.experiment import Experiment
     from shardmark.results.verification import Verification
-    from shardmark.trials.matrix import Plan
 
 NOT_EQUIVALENT = 1
 UNDECIDED = 2
@@ -45,6 +40,7 @@ def verify(
     """
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
+    from shardmark.launch.engines import serve_as_node
     from shardmark.launch.listener import Silent
     from shardmark.progress.lines import Lines
     from shardmark.report.table.formats import render_json
@@ -53,9 +49,9 @@ def verify(
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     plan = expand(resolved)
-    done = _delegated(resolved, plan, form)
-    if done is not None:
-        raise typer.Exit(done)
+    exit_code = serve_as_node(resolved, plan, partial(say, error=form is TextOrJson.JSON))
+    if exit_code is not None:
+        raise typer.Exit(exit_code)
     with scratch_folder() as folder:
         listener = Silent() if form is TextOrJson.JSON else Lines()
         scratch = folder / "verification"
@@ -69,25 +65,6 @@ def verify(
     doubtful = [verdict for verdict in verification.verdicts if not accepted(verdict)]
     if doubtful:
         raise typer.Exit(UNDECIDED if all(map(undecided, doubtful)) else NOT_EQUIVALENT)
-
-
-def _delegated(experiment: Experiment, plan: Plan, form: TextOrJson) -> int | None:
-    """The exit code, where another process does it; its folder stays only if that says nothing."""
-    from shardmark.config.load import to_yaml
-    from shardmark.launch.engine import RemoteCommand
-    from shardmark.launch.engines import delegate
-
-    folder = Path(f"verify-{experiment.name}-{secrets.token_hex(4)}")
-    command = RemoteCommand(
-        verb="verify",
-        experiment=to_yaml(experiment),
-        options=("--format", form.value),
-        folder=folder,
-    )
-    done = delegate(experiment, plan, command, partial(say, error=form is TextOrJson.JSON))
-    if done in (0, NOT_EQUIVALENT):
-        shutil.rmtree(folder, ignore_errors=True)
-    return done
 
 
 def _text(verification: Verification) -> list[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     field_validator,
@@ -89,72 +88,44 @@ class TorchrunOptions(NodeOptions):
         return host.strip("[]"), int(port)
 
 
-_CLOCK = re.compile(r"(?:\d+-)?\d{1,3}:[0-5]\d:[0-5]\d")
-
-_OPTION = re.compile(r"[a-z][a-z-]*")
-
-_RESERVED = ("nodes", "ntasks", "ntasks-per-node", "array", "output", "error", "wrap", "parsable")
-"""Options of `sbatch` that the engine sets."""
+JOB_OPTIONS = frozenset(
+    {"partition", "account", "qos", "time", "constraint", "cpus_per_task", "mem", "exclusive"}
+    | {"sbatch", "setup"}
+)
+"""Keys of earlier versions, which submitted the job themselves."""
 
 
 class SlurmOptions(NodeOptions):
-    """One job for a run, with all its trials, each a step of it."""
+    """A run inside an allocation of SLURM, in which each trial is a step."""
 
     name: Literal["slurm"] = "slurm"
-    partition: str | None = None
-    """Partition (queue) of the job; null: the cluster's default."""
-    account: str | None = None
-    """Whom the job is charged to."""
-    qos: str | None = None
-    """Quality of service."""
-    time: PositiveInt | str | None = None
-    """Time limit of the whole job: minutes, HH:MM:SS or D-HH:MM:SS; null: the partition's."""
-    constraint: str | None = None
-    """Features that the nodes must have, such as `a100`."""
     gpus_per_node: PositiveInt | None = None
-    """GPUs of each node; null asks for none by number."""
-    cpus_per_task: PositiveInt | None = None
-    """Cores of each node (one task is started on each); null: with `exclusive`, all."""
-    mem: str | NonNegativeInt | None = None
-    """Memory of each node, such as `64G`; `0` is all of it, null the cluster's default."""
-    exclusive: bool = True
-    """Whole nodes: others' work beside it would be measured, too."""
-    sbatch: dict[str, str | int | bool] = Field(default_factory=dict)
-    """More options of `sbatch` by their long names: `{reservation: friday, no-kill: true}`."""
+    """GPUs of each node that a step requests; null requests none by number."""
     srun: tuple[str, ...] = ()
     """More arguments of each `srun`."""
-    setup: tuple[str, ...] = ()
-    """Lines of shell for the job before anything else, such as `module load cuda`."""
     container: str | None = None
-    """Image in which the ranks run: `srun --container-image`, which is pyxis's."""
+    """Image in which the ranks run: `srun --container-image`, an option of pyxis."""
     container_mounts: tuple[str, ...] = ()
-    """HOST:CONTAINER folders of it, beside the current folder, which is there at the same path."""
+    """HOST:CONTAINER folders of the container, beside the current folder, which is mounted at the
+    same path."""
     python: str | None = None
-    """Command of the interpreter on the nodes; null: this one's path, in a container `python3`."""
+    """Command of the interpreter on the nodes; null: this interpreter's path, `python3` in a
+    container."""
     step: Literal["trial", "run"] = "trial"
-    """`trial`: each trial is a step of its own, with its own accounting and control group; `run`:
-    one step has all, which saves the loading of libraries before each trial."""
+    """`trial`: each trial is a step with its own accounting and control group; `run`: one step runs
+    all trials, so that the libraries load once."""
     host: str | None = None
-    """Name or address of the first node by which the others reach it; null: what SLURM calls it."""
+    """Name or address of the first node for the other nodes; null: the name that SLURM gives it."""
 
-    @field_validator("time")
+    @model_validator(mode="before")
     @classmethod
-    def _clock(cls, time: int | str | None) -> int | str | None:
-        if isinstance(time, str) and time.isdecimal() and int(time) > 0:
-            return int(time)
-        if isinstance(time, str) and not _CLOCK.fullmatch(time):
-            raise ValueError(f"found {time!r}; allowed are minutes, HH:MM:SS and D-HH:MM:SS")
-        return time
-
-    @field_validator("sbatch")
-    @classmethod
-    def _long_names(cls, sbatch: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
-        for name in sbatch:
-            if not _OPTION.fullmatch(name):
-                raise ValueError(f"found {name!r}; allowed are long options without their dashes")
-            if name in _RESERVED:
-                raise ValueError(f"found {name!r}, which the engine says itself")
-        return sbatch
+    def _no_job_options(cls, options: Any) -> Any:
+        if isinstance(options, Mapping) and (given := sorted(JOB_OPTIONS & options.keys())):
+            raise ValueError(
+                f"found {', '.join(given)}; Shardmark no longer submits jobs: write them as "
+                "#SBATCH lines of a job script, as `shardmark init --sbatch` makes one"
+            )
+        return options
 
 
 AUTO = "auto"

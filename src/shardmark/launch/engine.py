@@ -20,19 +20,6 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteCommand:
-    """A whole command, for an engine that has it done by another process."""
-
-    verb: str
-    experiment: str
-    """The resolved experiment as YAML, to be the command's argument as a file."""
-    options: tuple[str, ...]
-    """The rest of the command; the experiment has its overrides already."""
-    folder: Path
-    """Where files of the command may lie, below the user's own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
     """What an engine has to know of an experiment."""
 

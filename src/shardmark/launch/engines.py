@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardmark.launch.engine import Engine, EngineRequest, RemoteCommand, Tell
+from shardmark.launch.engine import Engine, EngineRequest, Tell
 from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import run_key
@@ -26,9 +26,9 @@ class EngineKind:
     """Starts nothing yet."""
     submission: Callable[[Any, EngineRequest, Sequence[str]], list[str]]
     """What would be submitted or started by `shardmark`'s command, one line each."""
-    delegate: Callable[[Any, EngineRequest, RemoteCommand], int | None] = lambda *_: None
-    """The exit code, where another process does the command or controls the run: a job that is
-    submitted and followed to its end, a node that serves.  None where this process is to do it."""
+    serve_as_node: Callable[[Any, EngineRequest], int | None] = lambda *_: None
+    """Serves as a node until the run ends and returns the command's exit code; returns None where
+    this process controls the run."""
 
 
 def _beyond_this_machine(_: Any, request: EngineRequest, __: Sequence[str]) -> list[str]:
@@ -42,9 +42,9 @@ def _beyond_this_machine(_: Any, request: EngineRequest, __: Sequence[str]) -> l
 
 ENGINES = {
     "local": EngineKind(lambda *_: LocalEngine(), _beyond_this_machine),
-    "torchrun": EngineKind(torchrun.build, torchrun.submission, torchrun.delegate),
+    "torchrun": EngineKind(torchrun.build, torchrun.submission, torchrun.serve_as_node),
     "ray": EngineKind(ray.build, ray.submission),
-    "slurm": EngineKind(slurm.build, slurm.submission, slurm.delegate),
+    "slurm": EngineKind(slurm.build, slurm.submission, slurm.serve_as_node),
 }
 
 
@@ -54,13 +54,13 @@ def build_engine(experiment: Experiment, plan: Plan, tell: Tell) -> Engine:
     return ENGINES[experiment.engine.name].build(experiment.engine, request)
 
 
-def delegate(experiment: Experiment, plan: Plan, command: RemoteCommand, tell: Tell) -> int | None:
-    """The command's exit code, where another process does it; None where this one is to.
+def serve_as_node(experiment: Experiment, plan: Plan, tell: Tell) -> int | None:
+    """Serve as a node of a run that another process controls, and return the exit code.
 
-    Raises `JobEndedError` where a job was ended from outside.
+    Return None where this process controls the run.
     """
     request = request_of(experiment, plan, tell)
-    return ENGINES[experiment.engine.name].delegate(experiment.engine, request, command)
+    return ENGINES[experiment.engine.name].serve_as_node(experiment.engine, request)
 
 
 def submission(experiment: Experiment, plan: Plan, command: Sequence[str]) -> list[str]:

@@ -10,11 +10,13 @@ import pytest
 
 from shardmark.cli import main
 from shardmark.cli.doctor import strategy_availability
+from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.measure.network import probe as network_probe
-from shardmark.measure.system import machine_checks
+from shardmark.measure.system import environment, gpu_probe, machine_checks
 from shardmark.measure.system.gpus import CudaDevice, CudaDevices
 from shardmark.measure.system.machine_checks import (
+    Check,
     State,
     device_checks,
     host_checks,
@@ -119,6 +121,33 @@ def test_a_gpu_without_kernels_of_torch() -> None:
     assert "GPU kernels" not in {c.name for c in device_checks(ONE_GPU, new, lambda: ["sm_90"])}
 
 
+@pytest.mark.parametrize(
+    ("gpus", "works", "answer"),
+    [(1, True, None), (2, True, "the sum is correct"), (2, False, "NCCL error")],
+)
+def test_gpus_are_checked(
+    *, gpus: int, works: bool, answer: str | None, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    installed(monkeypatch, torch="2.11.0", torchvision="0.26.0")
+    here = replace(ONE_GPU, device_count=gpus)
+    check = Check(name="GPU 0", state=State.OK, found="a matrix product is correct")
+
+    def probe(ranks: int, **_: Any) -> NetworkRecord:
+        assert ranks == gpus
+        if not works:
+            raise ShardmarkError("the ranks failed: NCCL error")
+        return STORED
+
+    monkeypatch.setattr(environment, "machine", lambda: here)
+    monkeypatch.setattr(gpu_probe, "gpu_checks", lambda: [check])
+    monkeypatch.setattr(network_probe, "probe_network", probe)
+    assert main(["doctor"]) == (0 if works else 1)
+    text = capsys.readouterr().out
+    assert check.found in text
+    assert (f"NCCL, {gpus} GPUs" in text) == (answer is not None)
+    assert answer is None or answer in text
+
+
 def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "shared_memory_bytes", lambda: 64 * 2**20)
     check = {check.name: check for check in host_checks(CPU)}["shared memory"]
@@ -183,8 +212,7 @@ def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captu
         ("--network --seconds 0", "--seconds: found 0"),
         ("--network --ranks 0", "--ranks: found 0; allowed are 1 to 256"),
         ("--network --ranks 257", "--ranks: found 257; allowed are 1 to 256"),
-        ("--network --gpu", "--gpu, --network: both are given"),
-        ("--gpu --ranks 3", "--ranks: found without --network"),
+        ("--gpu", "--gpu: this option was removed; `shardmark doctor` checks the GPUs"),
         ("--ranks 3", "--ranks: found without --network; add --network"),
         ("--device cpu --seconds 0", "--device, --seconds: found without --network"),
     ],

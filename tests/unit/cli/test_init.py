@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
-from shardmark.cli.init import Kind
+from shardmark.cli.init import Template
 from shardmark.config.load import load_experiment
 from shardmark.launch.controller import check_plan
 from shardmark.trials.matrix import expand
 
 
-@pytest.mark.parametrize("task", [None, *Kind])
-def test_it_can_be_planned_from_any_folder(task: Kind | None, tmp_path: Path) -> None:
-    told = [] if task is None else ["--task", task.value]
-    assert main(["init", *told, "--out", str(tmp_path / "new")]) == 0
+@pytest.mark.parametrize("task", [None, *Template])
+def test_it_can_be_planned_from_any_folder(task: Template | None, tmp_path: Path) -> None:
+    options = [] if task is None else ["--task", task.value]
+    assert main(["init", *options, "--out", str(tmp_path / "new")]) == 0
     plan = expand(load_experiment(tmp_path / "new" / "experiment.yaml"), "cpu")
     check_plan(plan)
     assert {trial.strategy.name for trial in plan.trials} == {"single", "ddp", "fsdp", "zero-1"}
@@ -34,15 +34,15 @@ class Terminal(StringIO):
 @pytest.mark.parametrize(
     ("flags", "answers", "expected"),
     [
-        ([], "regression\n4\n{}\n", (Kind.REGRESSION, 4)),
-        ([], "\n\n{}\n", (Kind.TOKENS, 2)),
-        (["--ranks", "3", "--out", "{}"], "", (Kind.TOKENS, 3)),
+        ([], "regression\n4\n{}\n", (Template.REGRESSION, 4)),
+        ([], "\n\n{}\n", (Template.TOKENS, 2)),
+        (["--ranks", "3", "--out", "{}"], "", (Template.TOKENS, 3)),
     ],
 )
 def test_a_terminal_is_asked_where_no_flag_is_given(
     flags: list[str],
     answers: str,
-    expected: tuple[Kind, int],
+    expected: tuple[Template, int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -57,5 +57,11 @@ def test_a_terminal_is_asked_where_no_flag_is_given(
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment.yaml").write_text("mine")
     assert main(["init", "--out", str(tmp_path)]) == 2
-    assert "it is there already" in capsys.readouterr().err
+    assert "it exists already" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["experiment.yaml"]
+
+
+def test_job_script_runs_the_experiment(tmp_path: Path) -> None:
+    assert main(["init", "--sbatch", "--out", str(tmp_path)]) == 0
+    *_, command = (tmp_path / "run.sbatch").read_text().splitlines()
+    assert command == "exec shardmark run experiment.yaml --engine slurm --out runs/my-task"

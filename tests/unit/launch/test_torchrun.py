@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from shardmark.config.engines import TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import EngineRequest, RemoteCommand
+from shardmark.launch.engine import EngineRequest
 from shardmark.launch.engines import request_of, submission
 from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import key_difference
@@ -22,7 +22,6 @@ from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import SECRET, request
 
 TWO = ("placement.nodes=2", "matrix.strategy=[ddp]")
-COMMAND = RemoteCommand(verb="run", experiment="", options=(), folder=Path("run"))
 REQUESTS = [
     request(expand(experiment(f"placement.nodes={nodes}", "matrix.strategy=[ddp]"), "cpu").trials)
     for nodes in (1, 2)
@@ -38,8 +37,8 @@ def _secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_SECRET", SECRET)
 
 
-def delegate(**given: object) -> int | None:
-    return torchrun.delegate(options(**given), REQUESTS[1], COMMAND)
+def serve_as_node(**given: object) -> int | None:
+    return torchrun.serve_as_node(options(**given), REQUESTS[1])
 
 
 @pytest.mark.parametrize(
@@ -102,15 +101,15 @@ def test_number_beyond_the_nodes_is_refused_before_it_dials(
 ) -> None:
     monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
     with pytest.raises(InputError, match=f"SHARDMARK_NODE_RANK: found 2, and .* takes {nodes} "):
-        torchrun.delegate(options(rendezvous="192.0.2.1:1"), REQUESTS[nodes - 1], COMMAND)
+        torchrun.serve_as_node(options(rendezvous="192.0.2.1:1"), REQUESTS[nodes - 1])
 
 
 def test_owner_of_the_address_controls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDMARK_NODE_RANK", raising=False)
-    assert delegate(rendezvous="127.0.0.1:1") is None
-    assert delegate(rendezvous="192.0.2.1:1", node_rank=0) is None
+    assert serve_as_node(rendezvous="127.0.0.1:1") is None
+    assert serve_as_node(rendezvous="192.0.2.1:1", node_rank=0) is None
     with pytest.raises(ShardmarkError, match=r"no controller at 127\.0\.0\.1:1 within 0\.1 s"):
-        delegate(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
+        serve_as_node(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
 
 
 def test_address_of_another_machine_cannot_be_listened_at() -> None:

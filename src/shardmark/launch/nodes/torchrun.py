@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shardmark.config.engines import TorchrunOptions
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import EngineRequest, RemoteCommand
+from shardmark.launch.engine import EngineRequest
 from shardmark.launch.nodes.addresses import (
     interface_of,
     is_here,
@@ -132,12 +132,8 @@ def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.envir
     return None if text is None else int(text)
 
 
-def delegate(
-    options: TorchrunOptions,
-    request: EngineRequest,
-    command: RemoteCommand,  # noqa: ARG001  # as every engine's
-) -> int | None:
-    """Be a node until the run ends, if this process is one that does not control it.
+def serve_as_node(options: TorchrunOptions, request: EngineRequest) -> int | None:
+    """Serve as a node until the run ends, unless this process controls the run.
 
     Raises `ShardmarkError` where the controller does not come, or goes.
     """

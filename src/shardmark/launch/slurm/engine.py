@@ -1,9 +1,10 @@
-"""The engine `slurm`: one allocation for a run, and a step of it for each trial."""
+"""The engine `slurm`: runs inside an allocation and starts one step for each trial."""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import socket
 import subprocess
@@ -16,35 +17,35 @@ from pathlib import Path
 from shardmark.config.engines import LOOPBACK, SlurmOptions
 from shardmark.core.environment_variables import SECRET_VARIABLE
 from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.engine import EngineRequest, RemoteCommand
+from shardmark.launch.engine import EngineRequest
 from shardmark.launch.nodes.addresses import listening_address
 from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.protocol import Invitation
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.launch.nodes.secret import fresh_secret
-from shardmark.launch.slurm.job import (
-    command_words,
-    flags,
-    job_state,
-    run_in_job,
-    sbatch_options,
-)
 from shardmark.launch.started_command import StartedCommand
 
+SCONTROL_SECONDS = 60.0
+"""Time limit for an answer of `scontrol`."""
 NOTICE_SECONDS = 2.0
-"""For a job that is being ended to be known as such, once its ranks have been."""
+"""Time within which SLURM shows that it ends a job, after the job's ranks have ended."""
 END_SECONDS = 15.0
-"""For a step to end, once its node processes have been told to."""
+"""Time limit for a step to end after its node processes were told to end."""
 OTHER_TASKS = (
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"),
     *("SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_DISTRIBUTION", "SLURM_EXACT"),
 )
-"""What a job may say of its tasks, each of which would then get a part of the node."""
+"""Variables that describe the job's tasks.  A step must not inherit them: each of its tasks would
+get only a part of the node."""
+SCRIPT_REMEDY = (
+    "give the command in a job script: `shardmark init --sbatch` writes one, see"
+    " docs/guides/slurm.md"
+)
 
 
 class Steps(NodeStarter):
-    """Has `srun` start a node process on each of the allocation's first nodes."""
+    """Starts a node process on each of the allocation's first nodes by `srun`."""
 
     def __init__(self, options: SlurmOptions, key: Mapping[str, str], job: str) -> None:
         self._options = options
@@ -76,8 +77,7 @@ class Steps(NodeStarter):
     def is_ending(self) -> bool:
         deadline = time.monotonic() + NOTICE_SECONDS
         while time.monotonic() < deadline:
-            state = job_state(self._job)
-            if state is not None and state.state != "RUNNING":
+            if job_state(self._job) not in (None, "RUNNING"):
                 return True
             time.sleep(NOTICE_SECONDS / 4)
         return False
@@ -97,9 +97,9 @@ def step_words(
     host: str,
     port: int,
 ) -> list[str]:
-    """The `srun` of a step on so many nodes: the first ones, the controller's being first of all.
+    """Return the `srun` command of a step on the allocation's first `nodes` nodes.
 
-    It may share the nodes with the step in which the controller itself may run.
+    The step may overlap with the step in which the controller itself runs.
     """
     words = [
         *("srun", f"--job-name={title}", f"--nodes={nodes}", f"--ntasks={nodes}"),
@@ -124,7 +124,7 @@ def step_words(
 
 
 def own_name(options: SlurmOptions) -> str:
-    """By which the other nodes reach this one, the first."""
+    """Return the name by which the other nodes reach this one, which is the first node."""
     if options.host is not None:
         return options.host
     names = [name for name in (os.environ.get("SLURMD_NODENAME"), platform.node()) if name]
@@ -140,64 +140,68 @@ def own_name(options: SlurmOptions) -> str:
 
 
 def build(options: SlurmOptions, request: EngineRequest) -> NodesEngine:
-    """The controlling side, on the first node of an allocation; nothing is started yet."""
+    """Build the controlling side on the first node of an allocation; starts nothing yet."""
     return NodesEngine(options, Steps(options, request.key, _allocation(request.nodes)), request)
 
 
-def delegate(options: SlurmOptions, request: EngineRequest, command: RemoteCommand) -> int | None:
-    """The command's exit code, where it is done in a job or by a process on the first node."""
-    if "SLURM_JOB_ID" not in os.environ:
-        return run_in_job(options, request, command)
-    if "SLURMD_NODENAME" not in os.environ:
-        return _on_first_node(command)
-    if os.environ.get("SLURM_PROCID", "0") != "0":
+def serve_as_node(_: SlurmOptions, request: EngineRequest) -> int | None:
+    """Return 0 for every task of a step but the first, which controls the run."""
+    if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_PROCID", "0") != "0":
         request.tell("the first task of this step controls the run; this one has nothing to do")
         return 0
     return None
 
 
 def submission(options: SlurmOptions, request: EngineRequest, command: Sequence[str]) -> list[str]:
-    """The script that would be submitted, and the step of each trial."""
+    """Return the command and the `srun` command of each trial, one a line."""
     step = step_words(options, request.nodes, {}, title="TRIAL", host="FIRST-NODE", port=0)
+    trials = "each trial" if options.step == "trial" else "all trials"
     return [
-        *(f"#SBATCH {flag}" for flag in flags(sbatch_options(options, request))),
-        *options.setup,
-        shlex.join(command),
-        f"{'each trial' if options.step == 'trial' else 'all trials'}: {shlex.join(step)}",
+        f"in an allocation of at least {request.nodes} nodes: {shlex.join(command)}",
+        f"{trials}: {shlex.join(step)}",
     ]
 
 
 def _allocation(nodes: int) -> str:
-    """The id of the job that this process controls a run in; raises `InputError` if it cannot."""
+    """Return the id of the job in which this process controls a run.
+
+    Raises `InputError` where it cannot control one.
+    """
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
-        raise InputError(
-            "engine.name",
-            "slurm, outside an allocation",
-            "the commands run and verify submit a job; from Python, start inside one (sbatch)",
-        )
+        raise InputError("engine.name", "slurm, outside an allocation", SCRIPT_REMEDY)
     allocated = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
     if nodes > allocated:
         raise InputError(
             "SLURM_JOB_NUM_NODES",
             f"the allocation has {allocated}, and the experiment takes {nodes} nodes",
-            f"allocate them: sbatch --nodes={nodes}; outside an allocation they are asked for",
+            f"allocate them: sbatch --nodes={nodes}",
         )
-    if os.environ.get("SLURM_NODEID", "0") != "0":
+    on_first_node = os.environ.get("SLURM_NODEID", "0") == "0"
+    if not on_first_node or "SLURMD_NODENAME" not in os.environ:
         raise InputError(
-            "SLURM_NODEID", "this is not the allocation's first node", "give the command there"
+            "SLURM_NODEID",
+            "this is not the allocation's first node",
+            "give the command there: srun --overlap --nodes=1 --ntasks=1 --relative=0"
+            " --cpu-bind=none shardmark ...",
         )
     return job
 
 
-def _on_first_node(command: RemoteCommand) -> int:
-    """From the shell of `salloc`, which may be on another machine than the allocation's nodes."""
-    words = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--relative=0", "--cpu-bind=none"]
-    words += ["--export=ALL", sys.executable, "-P", "-m", "shardmark", *command_words(command)]
-    started = subprocess.Popen(words, start_new_session=True)  # srun has its own idea of Ctrl-C
+def job_state(job: str) -> str | None:
+    """Return the job's state, such as `RUNNING`; None where the scheduler does not answer."""
     try:
-        return started.wait()
-    except KeyboardInterrupt:
-        started.terminate()  # handed on to the task, which stores the trial under way
-        started.wait()
-        raise
+        shown = subprocess.run(
+            ("scontrol", "show", "job", "--oneliner", job),
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SCONTROL_SECONDS,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C is for this process alone
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    state = re.search(r"(?:^|\s)JobState=(\S+)", shown.stdout)
+    return state[1] if state else None

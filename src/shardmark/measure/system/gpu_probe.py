@@ -1,30 +1,34 @@
-"""Runs a kernel and copies on every GPU, in a separate process, since they may hang or crash.
+"""Checks every GPU with a matrix product and with copies, in a process that may hang or crash.
 
-The process that starts it does not import torch.
+The process that starts the checks imports no torch.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.peaks import peak_flops_per_second
 from shardmark.core.scratch import scratch_folder
 from shardmark.measure.system.child import run_module
 from shardmark.measure.system.gpus import BF16_CAPABILITY
+from shardmark.measure.system.machine_checks import Check, State
 
 if TYPE_CHECKING:
     import torch
 
 LIMIT_SECONDS = 90.0
 EXACT_SIDE, FAST_SIDE = 512, 8192
-"""Sides of the square matrices that are multiplied: to check values, and to time them."""
+"""Sides of the square matrices that check the values, and that measure the speed."""
 LARGEST_ERROR = 1e-3
 """Largest relative error of a product; TF32 may be on."""
 ROUNDS = 10
@@ -32,52 +36,20 @@ COPY_BYTES = 128 * 2**20
 COPIES = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """Result of a matrix product on one GPU."""
-
-    device: int
-    name: str
-    precision: str
-    """Precision of the timed product: bf16, or fp16 on older GPUs."""
-    flops_per_second: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """Result of a copy between the memories of two GPUs; None is the host's pinned memory."""
-
-    source: int | None
-    target: int | None
-    bytes_per_second: float | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProbe:
-    """Libraries of torch, and results of kernels and copies on all GPUs."""
-
-    libraries: tuple[tuple[str, str], ...]
-    architectures: tuple[str, ...]
-    """Architectures that this torch has kernels for, such as `sm_90`."""
-    kernels: tuple[Kernel, ...]
-    copies: tuple[Copy, ...]
-
-
-def probe_gpus() -> GpuProbe:
-    """Run the probe.  Raises `ShardmarkError` if its process fails or hangs.
-
-    Errors of a single kernel or copy are in its `error`.
-    """
+def gpu_checks() -> list[Check]:
+    """Check a matrix product on each GPU and copies between all of them and the host."""
     with scratch_folder() as folder:
-        file = folder / "probe.json"
-        run_module(__name__, str(file), title="kernels and copies", limit_seconds=LIMIT_SECONDS)
-        return TypeAdapter(GpuProbe).validate_json(file.read_bytes())
+        file = folder / "checks.json"
+        try:
+            run_module(__name__, str(file), title="kernels and copies", limit_seconds=LIMIT_SECONDS)
+        except ShardmarkError as error:
+            remedy = "see whether `nvidia-smi` answers, and the driver's log"
+            return [_failed("GPU kernels", str(error), remedy)]
+        return TypeAdapter(list[Check]).validate_json(file.read_bytes())
 
 
 def cuda_libraries() -> tuple[tuple[str, str], ...]:
-    """Return CUDA, cuDNN and NCCL with the versions that torch has loaded."""
+    """Return names and versions of CUDA, cuDNN and NCCL, as torch has loaded them."""
     import torch
 
     cudnn, nccl = torch.backends.cudnn, torch.cuda.nccl
@@ -89,33 +61,35 @@ def cuda_libraries() -> tuple[tuple[str, str], ...]:
     return tuple((name, str(version)) for name, version in versions.items() if version)
 
 
-def _probe() -> GpuProbe:
+def _checks() -> Iterator[Check]:
     import torch
 
+    versions = ", ".join(f"{name} {version}" for name, version in cuda_libraries())
+    yield _passed("CUDA libraries", versions)
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return GpuProbe(
-        libraries=cuda_libraries(),
-        architectures=tuple(torch.cuda.get_arch_list()),
-        kernels=tuple(map(_kernel, devices)),
-        copies=tuple(_copies(devices)),
-    )
+    yield from map(_product_check, devices)
+    host = torch.device("cpu")
+    yield _copy_check("host to GPU", [(host, device) for device in devices])
+    yield _copy_check("GPU to host", [(device, host) for device in devices])
+    if len(devices) > 1:
+        yield _copy_check("GPU to GPU", [*permutations(devices, 2)])
 
 
-def _kernel(device: torch.device) -> Kernel:
+def _product_check(device: torch.device) -> Check:
+    """Compare a matrix product with the CPU's, and time a large one in half precision."""
     import torch
 
+    name = f"GPU {device.index}"
     has_bf16 = torch.cuda.get_device_capability(device) >= BF16_CAPABILITY
-    half = torch.bfloat16 if has_bf16 else torch.float16
-    precision = "bf16" if half is torch.bfloat16 else "fp16"
-    name = torch.cuda.get_device_name(device)
-    flops_per_second = error = None
+    precision, dtype = ("bf16", torch.bfloat16) if has_bf16 else ("fp16", torch.float16)
+    remedy = "compare its compute capability with torch's kernels, and test the GPU"
     try:
         left, right = torch.rand((2, EXACT_SIDE, EXACT_SIDE))
-        expected = left @ right
-        error_ratio = float(((left.to(device) @ right.to(device)).cpu() / expected - 1).abs().max())
-        if not error_ratio <= LARGEST_ERROR:  # also true for NaN
-            error = f"a matrix product is wrong by a factor of 1 + {error_ratio:.2g}"
-        square = torch.rand((FAST_SIDE, FAST_SIDE), device=device).to(half)
+        ratio = (left.to(device) @ right.to(device)).cpu() / (left @ right)
+        error = float((ratio - 1).abs().max())
+        if not error <= LARGEST_ERROR:  # also true for NaN
+            return _failed(name, f"a matrix product has a relative error of {error:.2g}", remedy)
+        square = torch.rand((FAST_SIDE, FAST_SIDE), device=device).to(dtype)
         product = square @ square  # warms up
         torch.cuda.synchronize(device)
         started = time.perf_counter()
@@ -123,41 +97,39 @@ def _kernel(device: torch.device) -> Kernel:
             torch.matmul(square, square, out=product)
         torch.cuda.synchronize(device)
         flops_per_second = ROUNDS * 2 * FAST_SIDE**3 / (time.perf_counter() - started)
-    except RuntimeError as failed:
-        error = _first_line(failed)
-    return Kernel(
-        device=device.index,
-        name=name,
-        precision=precision,
-        flops_per_second=flops_per_second,
-        error=error,
-    )
+    except RuntimeError as failure:
+        return _failed(name, _first_line(failure), remedy)
+    model = torch.cuda.get_device_name(device)
+    peak, source = peak_flops_per_second(model, precision)
+    share = source if peak is None else f"{100 * flops_per_second / peak:.0f} % of the peak"
+    speed = f"{1e-12 * flops_per_second:.0f} TFLOP/s in {precision}, {share}"
+    return _passed(name, f"{model}: a matrix product is correct; {speed}")
 
 
-def _copies(devices: list[torch.device]) -> Iterator[Copy]:
-    """Copy between the host and every GPU, and from every GPU to every other."""
-    import torch
-
-    host = torch.device("cpu")
-    with_host = [pair for device in devices for pair in ((host, device), (device, host))]
-    for source, target in (*with_host, *permutations(devices, 2)):
-        bytes_per_second = error = None
+def _copy_check(name: str, pairs: Sequence[tuple[torch.device, torch.device]]) -> Check:
+    """Copy from the first to the second device of each pair, and compare what arrives."""
+    speeds: list[tuple[float, str]] = []
+    errors: list[str] = []
+    for source, target in pairs:
+        path = " to ".join("host" if d.type == "cpu" else str(d.index) for d in (source, target))
         try:
             bytes_per_second = _copy(source, target)
+        except RuntimeError as failure:
+            errors.append(f"{path}: {_first_line(failure)}")
+        else:
             if bytes_per_second is None:
-                error = "the copy differs from its source"
-        except RuntimeError as failed:
-            error = _first_line(failed)
-        yield Copy(
-            source=source.index,
-            target=target.index,
-            bytes_per_second=bytes_per_second,
-            error=error,
-        )
+                errors.append(f"{path}: the copy differs from its source")
+            else:
+                speeds.append((bytes_per_second, path))
+    if errors:
+        remedy = "test without peer access: NCCL_P2P_DISABLE=1, or switch off IOMMU and ACS"
+        return _failed(name, "; ".join(errors), remedy)
+    ends = dict.fromkeys((min(speeds), max(speeds)))
+    return _passed(name, " to ".join(f"{1e-9 * speed:.1f} GB/s ({path})" for speed, path in ends))
 
 
 def _copy(source: torch.device, target: torch.device) -> float | None:
-    """Return bytes per second; None if the copy differs, since peer access may be broken."""
+    """Return bytes per second; None where the copy differs.  Peer access can be broken."""
     import torch
 
     def pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -182,15 +154,21 @@ def _copy(source: torch.device, target: torch.device) -> float | None:
     return COPY_BYTES / best_seconds if arrived else None
 
 
+def _passed(name: str, text: str) -> Check:
+    return Check(name=name, state=State.OK, found=text)
+
+
+def _failed(name: str, text: str, remedy: str) -> Check:
+    return Check(name=name, state=State.FAILED, found=text, remedy=remedy)
+
+
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 if __name__ == "__main__":
-    import json
-
     import torch
 
     if not torch.cuda.is_available():
         raise SystemExit("torch finds no usable CUDA device")
-    Path(sys.argv[1]).write_text(json.dumps(asdict(_probe())))
+    Path(sys.argv[1]).write_text(json.dumps([asdict(check) for check in _checks()]))

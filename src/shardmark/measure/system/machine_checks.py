@@ -38,7 +38,6 @@ OPTIONAL = {
     "transformers": "its models",
     "tokenizers": "language models with a tokenizer file",
     "triton": "compiled kernels on CUDA devices",
-    "submitit": "--engine slurm",
     "ray": "--engine ray",
     **{
         name: f"export --to {name.removesuffix('-skinny')}"
