@@ -41,7 +41,8 @@ def verbs() -> str:
         lines += [f"## {name}", "", *paragraphs(command.help or ""), "```text"]
         given = [argument(p) for p in command.params if p.param_type_name == "argument"]
         lines += [" ".join(["shardmark", name, "[OPTIONS]", *given]), "```", ""]
-        rows = [option_row(parameter, context) for parameter in command.params]
+        shown = [p for p in command.params if not getattr(p, "hidden", False)]
+        rows = [option_row(parameter, context) for parameter in shown]
         lines += table(("argument or option", "default", "meaning"), rows) if rows else []
     return page("Verbs", lines)
 
@@ -54,7 +55,7 @@ def exit_codes(text: str) -> Iterator[tuple[str, str]]:
 
 
 def option_row(parameter: Any, context: typer.Context) -> tuple[str, str, str]:
-    """Of typer's parameter: how it is written, its default, its help."""
+    """Return how a parameter of typer is written, its default and its help."""
     written, described = parameter.get_help_record(context)
     found = NOTE.search(described)
     default = found[1] if found and not found[1].startswith("x>=") else ""  # what is allowed
