@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum, prod
+from typing import Annotated
+
+from pydantic import Field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,11 @@ class Traffic:
     """Number of ranks in the group."""
     sent_by_peers: bool = False
     """True if other training ranks send these messages, and therefore count them."""
-    apart: int = 1
-    """Difference between the numbers of consecutive ranks of the group: 1 for neighbours."""
+    rank_stride: Annotated[int, Field(alias="apart")] = 1
+    """Difference between the numbers of consecutive ranks of the group: 1 for neighbours.
+
+    Results store it under the key `apart`.
+    """
     waited_for: bool = False
     """True if the rank computes nothing during the collective.  Otherwise gathers run ahead of the
     layers that need them, and gradients are reduced while earlier layers compute theirs."""

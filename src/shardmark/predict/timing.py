@@ -157,7 +157,7 @@ def collective_seconds(
 
 def _inside(traffic: Traffic, ranks_per_node: int) -> int:
     """Ranks of its group on one node."""
-    return min(traffic.ranks, max(1, ranks_per_node // traffic.apart))
+    return min(traffic.ranks, max(1, ranks_per_node // traffic.rank_stride))
 
 
 def _by_formula(

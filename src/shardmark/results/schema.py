@@ -30,7 +30,7 @@ NOT_MEASURED = (Outcome.UNAVAILABLE, Outcome.INTERRUPTED)
 
 
 class Stored(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class WindowRecord(Stored):

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import ActivationSharding, Fractions, Layout, data_parallel
+from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.shares import StepShard
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 
 if TYPE_CHECKING:
     import torch
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Batch, Workload
     from shardmark.workloads.options import WorkloadOptions
 
-FP32_BYTES = 4
-PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 LOSS_SCALE = {
     "initial": 2.0**16,
@@ -117,84 +114,6 @@ class LaunchConfiguration:
     """What a file cannot say, or says differently from what was measured."""
     accelerate_notes: tuple[str, ...] = ()
     """The same of Accelerate's files alone."""
-
-
-class UnitSize(Protocol):
-    """Layers of a model whose parameters are gathered together; sizes are elements."""
-
-    @property
-    def parameters(self) -> int: ...
-
-    @property
-    def trained_parameters(self) -> int: ...
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Of each trained parameter."""
-
-    @property
-    def block(self) -> bool:
-        """Whether it is a unit of its own; what is between blocks is there for a whole pass."""
-
-    @property
-    def undivided(self) -> float:
-        """Share of its parameters that each of the ranks that divide layers has."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnitState:
-    """Bytes that come and go with a unit of the model."""
-
-    entering_forward: float = 0.0
-    """Gathered and in messages as its forward pass begins."""
-    forward: float = 0.0
-    """The same during that."""
-    entering_backward: float = 0.0
-    backward: float = 0.0
-    copied: float = 0.0
-    """More as each of its gradients is complete."""
-    reducing: float = 0.0
-    """After the backward pass, beside its gradients, while these are handed on together."""
-    kept_gradients: float = 0.0
-    """What a rank keeps of its gradients until the update."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostState:
-    """What a rank keeps in its host's memory, and moves to and fro in a step, in bytes."""
-
-    held: float
-    """Beside what the optimizer itself keeps, which is all here: the host updates."""
-    fetched: float = 0.0
-    """Parameters, ahead of the layers that need them."""
-    handed_back: float = 0.0
-    """Gradients, while those of earlier layers are computed."""
-    returned: float = 0.0
-    """Parameters, once they are updated."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepState:
-    """What a rank holds of the model's state in a step, in bytes."""
-
-    parameters: float
-    optimizer_state: float = 0.0
-    """Beside what the optimizer itself keeps: copies of parameters that it updates."""
-    optimizer_share: float = 1.0
-    """Of the optimizer's own state."""
-    gradients: float = 0.0
-    """From before the forward pass on."""
-    fresh_gradients: float = 1.0
-    """Share of a unit's gradients that exist as they are computed, before they are handed on."""
-    buffers: float = 0.0
-    """Of communication, all the time."""
-    updating: float | None = None
-    """Gradients in the update, where not all that were kept are there by then."""
-    flat_update: bool = False
-    """The optimizer sees all parameters as one."""
-    units: tuple[UnitState, ...]
-    host: HostState | None = None
-    """None where nothing is offloaded; else the shares of the optimizer's state are the host's."""
 
 
 WORD_BYTES = 8
@@ -392,19 +311,6 @@ class Strategy(ABC):
         """
         return
 
-    def passing(
-        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, Any]:
-        """Fields of `ModelSize` about what passes between ranks inside of the model.
-
-        The model may be without data.  Only layouts that divide layers or sequences are asked.
-        """
-        return {}
-
-    def division(self) -> ActivationSharding:
-        """What its ranks have of activations, where they divide layers."""
-        return ActivationSharding()
-
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         """How so many training ranks are factored, and what each process sees and holds."""
         return data_parallel(world_size, nodes=nodes)
@@ -412,65 +318,6 @@ class Strategy(ABC):
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """What a training rank holds, by the layout."""
         return self.layout(world_size, nodes).ranks[0].holds
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """What its definition needs the network to carry in a step, whatever the library sends."""
-        layout = self.layout(world_size, nodes)
-        replicated = layout.data == layout.devices and not layout.server_ranks
-        assert replicated, f"{self.name} is not made of replicas: it has to say what it sends"
-        if layout.processes == 1:
-            return RequiredTraffic(traffic=(), formula="nothing")
-        return all_reduced(size, world_size)
-
-    def sent(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> tuple[Traffic, ...]:
-        """What its library sends in a step: that of its definition, unless it says otherwise."""
-        return self.wire_bytes(size, recipe, world_size, nodes).traffic
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        """How often its library does what on a rank's processor in a step, beside the model's own
-        operations, by the names in `predict/library.py`; here, an update of whole tensors."""
-        return {updated_tensor(recipe): size.trained_tensors}
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """What a training rank holds of the model's state; here, what its layout says."""
-        holds = self.holds(world_size, nodes)
-        gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in units]
-        accumulates = recipe.gradient_accumulation * self.pieces(world_size, nodes) > 1
-        return StepState(
-            parameters=holds.parameters * FP32_BYTES * sum(unit.parameters for unit in units),
-            optimizer_share=holds.optimizer_state,
-            gradients=sum(gradients) if accumulates else 0.0,
-            fresh_gradients=0.0 if accumulates else holds.gradients,
-            units=tuple(
-                UnitState(kept_gradients=0.0 if accumulates else each) for each in gradients
-            ),
-        )
-
-    def bubble(self, world_size: int, nodes: int = 1) -> float:
-        """Time that a rank of a pipeline waits for it to fill and drain, over that it computes."""
-        return 0.0
-
-    def pieces(self, world_size: int, nodes: int = 1) -> int:
-        """In how many parts a rank computes the samples of a pass: a pipeline's micro-batches."""
-        return 1
-
-    def in_flight(self, world_size: int, nodes: int = 1) -> float:
-        """Share of a pass's samples whose activations the fullest rank keeps at once."""
-        return 1.0
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         """Itself, or with what suits the workload in place of options that are left open."""
@@ -605,11 +452,6 @@ def check_machine(
         )
 
 
-def updated_tensor(recipe: Recipe) -> str:
-    """The update of one, as `Strategy.library_work` names it."""
-    return "sgd tensor" if recipe.optimizer.name == "sgd" else "adam tensor"
-
-
 def refuse_fused_sgd(strategy: str, recipe: Recipe) -> None:
     """Raise `StrategyUnavailable` for an optimizer that torch does not have for sharded tensors."""
     if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
@@ -626,17 +468,3 @@ def samples_of_share(recipe: Recipe, shares: int) -> int:
         return recipe.global_batch // shares
     assert recipe.per_rank_batch is not None, "a recipe has one of both"
     return recipe.per_rank_batch
-
-
-def all_reduced(size: ModelSize, world_size: int) -> RequiredTraffic:
-    """Gradients averaged in fp32 by an all-reduce."""
-    payload = size.trained_parameters * FP32_BYTES
-    return RequiredTraffic(
-        traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
-        formula="all-reduce: 2 (n-1)/n G",
-    )
-
-
-def times(count: int) -> str:
-    """A factor in front of a term of a formula; nothing for one."""
-    return "" if count == 1 else f"{count} x "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,16 +14,10 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Layout
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics, PowerSGD
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
     LaunchConfiguration,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
-    UnitState,
-    all_reduced,
     common_settings,
 )
 
@@ -36,18 +30,10 @@ if TYPE_CHECKING:
     from shardmark.strategies.step import EagerWorker
     from shardmark.workloads.base import Workload
 
-UNUSED_NOTE = "find_unused_parameters also all-reduces 4 bytes for each parameter tensor"
 MIN_COMPRESSION_RATE = 2
 HOOKS = "torch.distributed.algorithms.ddp_comm_hooks"
 
 POWERSGD_DEFAULTS = {"powersgd_rank": 1, "powersgd_start": 2}
-POWER_SGD_ACCESSES = 15
-"""Of each fp32 gradient by torch's hook: what was lost is added and found again (3 each), a clone,
-stacks of matrices and back (2 each), two products that read it and one that writes it."""
-POWER_SGD_CALLS = 3
-"""Both factors one after the other, and what is not worth it."""
-CAST_ACCESSES = 4
-"""The same in bytes of it: cast, divided, and cast back."""
 LEAST_COMPILED_MB = 1
 """torch's first bucket, which its compiler wants to be the smallest."""
 
@@ -105,71 +91,6 @@ class DDP(Strategy):
                 "torch's PowerSGD divides by the norm of a gradient, which is 0 where it is unused",
                 "leave find_unused_parameters out, or set compress: bf16",
             )
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """Unused parameters are sent as zeros."""
-        needed = all_reduced(size, world_size)
-        chosen = self.numerics(recipe).power_sgd
-        if chosen is not None:
-            payload = FP32_BYTES * (size.trained_parameters - _saved(size, chosen))
-            needed = RequiredTraffic(
-                traffic=(
-                    Traffic(
-                        kind="all_reduce",
-                        payload_bytes=payload,
-                        ranks=world_size,
-                        calls=POWER_SGD_CALLS,
-                        copied_bytes=POWER_SGD_ACCESSES * FP32_BYTES * size.trained_parameters,
-                    ),
-                ),
-                formula=f"all-reduce: 2 (n-1)/n of factors of rank {chosen.rank}, and of the rest",
-                note=f"the first {chosen.start_step} steps reduce whole gradients",
-            )
-        elif self.compress != "none":
-            (whole,) = needed.traffic
-            half = replace(
-                whole,
-                payload_bytes=whole.payload_bytes / 2,
-                copied_bytes=CAST_ACCESSES * whole.payload_bytes,
-            )
-            needed = RequiredTraffic(traffic=(half,), formula="all-reduce: 2 (n-1)/n G/2")
-        return replace(needed, note=UNUSED_NOTE) if self.find_unused_parameters else needed
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        updates = Strategy.library_work(self, size, recipe, world_size, nodes)
-        passes = recipe.gradient_accumulation
-        powersgd = float(self.compress == "powersgd")
-        return {**updates, "ddp": 1, "ddp pass": passes, "powersgd": powersgd}
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """Gradients are views of the buckets, which stay; a fresh one is copied and freed.
-
-        Those of passes before the last are tensors of their own until they are reduced.
-        """
-        sizes = [FP32_BYTES * unit.trained_parameters for unit in units]
-        whole, own = sum(sizes), 1 if recipe.gradient_accumulation > 1 else 0
-        return StepState(
-            parameters=FP32_BYTES * sum(unit.parameters for unit in units),
-            gradients=(1 + own) * whole,
-            fresh_gradients=0.0,
-            # A hook casts a bucket at a time; PowerSGD keeps what a step lost.
-            buffers={"none": 0.0, "powersgd": whole}.get(
-                self.compress, min(self.bucket_mb * 2**20, whole) / 2
-            ),
-            units=tuple(UnitState(kept_gradients=-own * size) for size in sizes),
-        )
 
     def numerics(self, recipe: Recipe) -> Numerics:
         if self.compress == "powersgd":
@@ -344,15 +265,6 @@ class DDP(Strategy):
             "find_unused_parameters": self.find_unused_parameters,
             buffers_option or _buffers_option(): False,
         }
-
-
-def _saved(size: ModelSize, power_sgd: PowerSGD) -> int:
-    """Elements of gradients that need not be sent."""
-    return sum(
-        count * (rows * columns - thin * (rows + columns))
-        for rows, columns, count in size.trained_matrices
-        if (thin := power_sgd.factor_rank(rows, columns))
-    )
 
 
 @cache

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -13,23 +13,15 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
-    PRECISION_BYTES,
-    HostState,
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
-    UnitState,
     check_machine,
     common_settings,
     is_native,
     refuse_fused_sgd,
-    times,
 )
 
 if TYPE_CHECKING:
@@ -104,153 +96,6 @@ class FSDP(Strategy):
         parameters = part if self.reshard_after_forward else 1.0
         holds = Fractions(parameters=parameters, gradients=part, optimizer_state=part)
         return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """Micro-batches before the last one keep their gradients, and gather like any other."""
-        group = self.group(world_size, nodes)
-        gathers = self._gathers(recipe)
-        units = 1 if self.wrap == "root" else size.units
-        native = is_native(self.mixed_precision, recipe)
-        gathered_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
-        sharded = (
-            Traffic(
-                kind="all_gather",
-                payload_bytes=gathers * size.parameters * gathered_bytes / group,
-                ranks=group,
-                calls=gathers * units,
-                copied_bytes=gathers * 2 * size.parameters * gathered_bytes,
-            ),
-            Traffic(
-                kind="reduce_scatter",
-                payload_bytes=size.trained_parameters * FP32_BYTES,
-                ranks=group,
-                calls=units,
-                copied_bytes=2 * size.trained_parameters * FP32_BYTES,
-            ),
-        )
-        if group == world_size:
-            return RequiredTraffic(
-                traffic=sharded,
-                formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
-                " + (n-1)/n G",
-            )
-        across = Traffic(
-            kind="all_reduce",
-            payload_bytes=size.trained_parameters * FP32_BYTES / group,
-            ranks=world_size // group,
-            apart=group,
-            calls=units,
-        )
-        return RequiredTraffic(
-            traffic=(*sharded, across),
-            formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
-            f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        units = 1 if self.wrap == "root" else size.units
-        return {
-            "fsdp": 1,
-            "fsdp gather": self._gathers(recipe) * units,
-            "fsdp unit": units,
-            "fsdp tensor": size.trained_tensors,
-        }
-
-    def _gathers(self, recipe: Recipe) -> int:
-        """Of each parameter in a step."""
-        return (2 if self.reshard_after_forward else 1) * recipe.gradient_accumulation
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """As `fully_shard` of torch 2.15 allocates and frees.
-
-        A gather has a buffer for its message, from which parameters are copied, and which in the
-        forward pass stays until the next unit's is there.  The backward pass gathers one unit
-        ahead, and keeps the message of the gradients that were reduced last.
-        """
-        part = 1 / self.group(world_size, nodes)
-        native = is_native(self.mixed_precision, recipe)
-        width = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
-        blocks = [unit if unit.block and self.wrap != "root" else None for unit in units]
-        parts = [width * unit.parameters if unit else 0.0 for unit in blocks]
-        root = width * sum(unit.parameters for unit in units) - sum(parts)
-        messages = [FP32_BYTES * unit.trained_parameters if unit else 0.0 for unit in blocks]
-        kept = 0.0 if self.reshard_after_forward else 1.0
-        copies = 2 if device_type == "cpu" else 1  # gloo gathers into memory of its own
-        entering_forward: list[float] = []
-        forward: list[float] = []
-        backward: list[float] = []
-        reducing: list[float] = []
-        whole, message = 0.0, root
-        for size in parts:
-            messages_met = message + copies * size if size else 0.0
-            entering_forward.append(root + messages_met + kept * whole)
-            message = size or message
-            forward.append(root + (2 * size or (0.0 if whole else root)) + kept * whole)
-            whole += size
-        ahead = [next((s for s in reversed(parts[:i]) if s), 0.0) for i in range(len(parts))]
-        entering = [root] * len(parts)
-        sent = 0.0
-        for index in reversed(range(len(parts))):
-            still = root + (kept * sum(parts[:index]) or ahead[index])
-            extra = 0.0 if kept else (copies - 1) * ahead[index]
-            backward.insert(0, still + parts[index] + sent)
-            entering[index] = backward[0] + extra
-            sent = messages[index] or sent
-            reducing.insert(0, still + messages[index] if messages[index] else 0.0)
-        accumulates = recipe.gradient_accumulation > 1
-        trained = sum(unit.trained_parameters for unit in units)
-        before = FP32_BYTES * trained if accumulates else 0.0
-        held, gradients = (
-            part * FP32_BYTES * size for size in (sum(u.parameters for u in units), trained)
-        )
-        offloads = recipe.cpu_offload
-        host = HostState(
-            held=held + gradients,
-            fetched=self._gathers(recipe) * held,
-            handed_back=gradients,
-        )
-        stays = 0.0 if offloads else part
-        return StepState(
-            host=host if offloads else None,
-            parameters=0.0 if offloads else held,
-            optimizer_share=part,
-            gradients=before,
-            fresh_gradients=0.0 if accumulates else 1.0,
-            units=tuple(
-                UnitState(
-                    entering_forward=met,
-                    forward=gathered,
-                    entering_backward=begun,
-                    backward=again,
-                    reducing=handed_on,
-                    kept_gradients=FP32_BYTES
-                    * unit.trained_parameters
-                    * ((stays if block else 1.0) - bool(before)),
-                )
-                for unit, block, met, gathered, begun, again, handed_on in zip(
-                    units,
-                    blocks,
-                    entering_forward,
-                    forward,
-                    entering,
-                    backward,
-                    reducing,
-                    strict=True,
-                )
-            ),
-        )
 
     def builds_in_parts(self) -> bool:
         return True

@@ -28,7 +28,7 @@ from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
-from shardmark.strategies.layers.passing import passed
+from shardmark.strategies.layers.activation_traffic import count_sample
 from shardmark.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def model_counts(
     """What the workload's model has and does whatever the strategy; the model is used up."""
     plan: object = workload.tensor_plan(model) if tensor_ranks > 1 else None
     plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
-    flops, divided = passed(workload, model, plan)
+    flops, divided = count_sample(workload, model, plan)
     trained = [p for p in model.parameters() if p.requires_grad]
     counts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -225,7 +225,7 @@ def model_counts(
     }
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
-        flops, twice = passed(workload, model, plan)
+        flops, twice = count_sample(workload, model, plan)
         if divided is not None and twice is not None:
             counts["divided_again"] = {side: twice[side] - divided[side] for side in divided}
     return counts | {"hardware_flops_per_sample": flops}

@@ -13,7 +13,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
 from shardmark.strategies import build_strategy
 from shardmark.strategies.layers.divided import problems_with
-from shardmark.strategies.layers.stages import passed_between, problems_of, staged
+from shardmark.strategies.layers.stages import pipeline_sends, problems_of, staged
 from shardmark.workloads.base import CannotShard, TensorPlan
 from tests.unit.training.toy import ToyWorkload
 
@@ -68,7 +68,7 @@ class AsksForValues(nn.Module):
 def test_what_passes_between_stages_is_found_without_values() -> None:
     parts: list[nn.Module] = [nn.Linear(4, 8), AsksForValues(), nn.Linear(8, 2)]
     workload = ToyWorkload(lambda: nn.Sequential(*parts))
-    passed = passed_between([parts[:2], parts[2:]], workload, ranks=2)
+    passed = pipeline_sends([parts[:2], parts[2:]], workload, ranks=2)
     assert passed["between_stages_bytes"] == 2 * 8 * 4  # there and back
 
 
@@ -76,7 +76,7 @@ def test_ranks_of_a_pipeline_are_as_uneven_as_their_stages() -> None:
     """Two stages on each of two ranks; what an embedding looks up is computed by nobody."""
     parts = [nn.Embedding(10, 4), *(nn.Linear(4, 4, bias=False) for _ in range(4))]
     workload = ToyWorkload(lambda: nn.Sequential(*parts))
-    passed = passed_between([parts[1:3], parts[3:4], parts[4:], parts[:1]], workload, ranks=2)
+    passed = pipeline_sends([parts[1:3], parts[3:4], parts[4:], parts[:1]], workload, ranks=2)
     assert passed["stage_compute_imbalance"] == 2 * 3 / 4
     assert passed["stage_parameter_imbalance"] == 2 * 56 / 104
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -15,26 +15,16 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
     LOSS_SCALE,
-    PRECISION_BYTES,
-    HostState,
     LaunchConfiguration,
     MixedPrecision,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
-    UnitState,
-    all_reduced,
     check_machine,
     common_settings,
     is_native,
-    times,
 )
-from shardmark.strategies.deepspeed.buckets import Reduced, kept_whole, reduced_in_buckets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,14 +39,6 @@ ADAMS = ("adam", "adamw")
 PREFETCHED_ELEMENTS = 50_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
-REDUCED_WHOLE_NOTE = (
-    "DeepSpeed all-reduces whole buckets and keeps a part: 2 (n-1)/n G in place of (n-1)/n G"
-)
-STAGE_3_NOTE = (
-    "a parameter that max_reuse_distance or max_live_parameters lets DeepSpeed keep between its "
-    "forward and its backward pass is gathered once, not twice; one of fewer than "
-    "persistence_threshold elements too"
-)
 
 CASTS_NOTE = (
     "DeepSpeed casts parameters alone: cast your model's inputs too, and what it returns to fp32."
@@ -102,7 +84,7 @@ class Zero(Strategy):
             return replace(self, mixed_precision="autocast")
         return self
 
-    def _is_native(self, recipe: Recipe) -> bool:
+    def is_native(self, recipe: Recipe) -> bool:
         left_open: MixedPrecision | None = "autocast" if self.stage == 0 else None
         return is_native(self.mixed_precision or left_open, recipe)
 
@@ -113,13 +95,13 @@ class Zero(Strategy):
             )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
         on_cpu = machine.device_type == "cpu"
-        if self.stage == 0 and self._is_native(recipe):
+        if self.stage == 0 and self.is_native(recipe):
             raise StrategyUnavailable(
                 self.name,
                 "stage 0 of DeepSpeed's 16-bit engines does not show its fp32 parameters",
                 "set mixed_precision to autocast",
             )
-        if on_cpu and recipe.precision == "fp16" and self._is_native(recipe):
+        if on_cpu and recipe.precision == "fp16" and self.is_native(recipe):
             raise StrategyUnavailable(
                 self.name,
                 "DeepSpeed's own fp16 engine needs a CUDA device",
@@ -168,196 +150,8 @@ class Zero(Strategy):
         group = world_size if self.stage else 1
         return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """Rajbhandari et al., SC 2020, section 7; from stage 2 on each micro-batch is reduced."""
-        if self.stage == 0:
-            return all_reduced(size, world_size)
-        micro_batches = recipe.gradient_accumulation if self.stage > 1 else 1
-        gathers = 2 * micro_batches if self.stage == 3 else 1
-        native = self._is_native(recipe)
-        held_bytes = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
-        gathered = size.parameters if self.stage == 3 else size.trained_parameters
-        return RequiredTraffic(
-            traffic=(
-                Traffic(
-                    kind="reduce_scatter",
-                    payload_bytes=micro_batches * size.trained_parameters * FP32_BYTES,
-                    ranks=world_size,
-                    copied_bytes=micro_batches * 2 * size.trained_parameters * FP32_BYTES,
-                ),
-                Traffic(
-                    kind="all_gather",
-                    payload_bytes=gathers * gathered * held_bytes / world_size,
-                    ranks=world_size,
-                    waited_for=self.stage < 3,
-                    calls=gathers * size.units if self.stage == 3 else 1,
-                    # From the message, or from the part in fp32 that was updated.
-                    copied_bytes=gathers
-                    * (2 if self.stage == 3 else 2 / world_size)
-                    * gathered
-                    * held_bytes,
-                ),
-            ),
-            formula="reduce-scatter, all-gather: "
-            f"{times(micro_batches)}(n-1)/n G + {times(gathers)}(n-1)/n P",
-            note=STAGE_3_NOTE if self.stage == 3 else REDUCED_WHOLE_NOTE,
-        )
-
-    def sent(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> tuple[Traffic, ...]:
-        """Stage 3 gathers small parameters one by one after their update, and the others once a
-        pass where they stay for the backward pass."""
-        traffic = self.wire_bytes(size, recipe, world_size, nodes).traffic
-        if self.stage < 3:
-            return traffic
-        reduced, gathered = traffic
-        counts = [
-            (rows * columns, count)
-            for rows, columns, count in size.trained_matrices
-            if rows * columns < self.persistence_threshold
-        ]
-        small = sum(elements * count for elements, count in counts)
-        part = (1 - small / max(1, size.parameters)) * (0.5 if self._stays(size.parameters) else 1)
-        once = gathered.payload_bytes / (2 * recipe.gradient_accumulation * max(1, size.parameters))
-        return (
-            reduced,
-            replace(
-                gathered,
-                payload_bytes=part * gathered.payload_bytes,
-                calls=part * gathered.calls,
-                copied_bytes=part * gathered.copied_bytes,
-            ),
-            Traffic(
-                kind="all_gather",
-                payload_bytes=small * once,
-                ranks=world_size,
-                calls=sum(count for _, count in counts),
-                waited_for=True,
-            ),
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        """It updates flat tensors."""
-        if self.stage == 3:
-            return {"zero-3 tensor": size.trained_tensors}
-        return {f"zero-{self.stage}": 1, "zero tensor": size.trained_tensors}
-
-    def _stays(self, elements: float) -> bool:
-        """Whether parameters that stage 3 gathers are whole from forward to backward pass."""
-        return 2 * elements <= self.max_reuse_distance
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """As DeepSpeed 0.19 allocates: fp32 copies of the rank's part, and a bucket or two.
-
-        Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps those
-        whole that it will use soon.  Offloaded gradients of stages 1 and 2 leave by way of a buffer
-        for the largest.
-        """
-        if self.stage == 0:
-            return Strategy.step_state(
-                self, units, recipe, world_size, nodes, device_type=device_type
-            )
-        native = self._is_native(recipe)
-        width = PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
-        part = 1 / world_size
-        held = width * sum(unit.parameters for unit in units)
-        whole = width * sum(unit.trained_parameters for unit in units)
-        bucket = self.bucket_mb * MiB * width / FP32_BYTES
-        double = self.overlap_communication and device_type == "cuda"
-        buckets = bucket * (2 if double and self.stage < 3 else 1)
-        own = FP32_BYTES * part * sum(unit.trained_parameters for unit in units)
-        offloads, stays = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
-        host, always = None, bucket if self.stage == 3 else 0.0
-        if offloads:
-            if self.stage < 3:
-                always = width * max((size for unit in units for size in unit.sizes), default=0)
-            gathers = 2 * recipe.gradient_accumulation if self.stage == 3 else 0
-            host = HostState(
-                held=2 * own + part * held,  # fp32 parameters and gradients, and what is computed
-                fetched=gathers * part * held,
-                handed_back=part * whole,
-                returned=part * held if self.stage < 3 else 0.0,
-            )
-        there, reduced = self._reduced(units, recipe, int(bucket / width), world_size)
-        states = [
-            UnitState(
-                forward=forward,
-                backward=backward + width * of.during + (buckets if self.stage < 3 else 0.0),
-                copied=width * of.copied,
-                kept_gradients=width * of.kept,
-            )
-            for (forward, backward), of in zip(self._fetched(units, width), reduced, strict=True)
-        ]
-        return StepState(
-            host=host,
-            parameters=held * (stays * part if self.stage == 3 else 1.0)
-            + self._small(units, width),
-            optimizer_state=stays * own,
-            optimizer_share=part,
-            gradients=width * there,
-            fresh_gradients=1.0 if self.stage == 1 and not there else 0.0,
-            buffers=always,
-            updating=stays * own,  # the rest is freed before
-            flat_update=True,
-            units=tuple(states),
-        )
-
-    def _reduced(
-        self, units: Sequence[UnitSize], recipe: Recipe, bucket: int, ranks: int
-    ) -> tuple[float, list[Reduced]]:
-        """Elements of gradients all through a step's last pass, and what comes and goes in it."""
-        sizes, part = [unit.trained_parameters for unit in units], 1 / ranks
-        nothing, there = [Reduced()] * len(units), not recipe.cpu_offload
-        again = there and recipe.gradient_accumulation > 1
-        if self.stage == 3:
-            return there * part * sum(sizes), nothing
-        if self.stage == 2:
-            reduced = reduced_in_buckets(units, bucket, ranks, keeps=there)
-            return again * max(kept_whole(units, ranks)), reduced
-        if again:
-            return sum(sizes), nothing
-        return 0.0, [Reduced(kept=size if there else (1 - part) * size) for size in sizes]
-
-    def _fetched(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
-        """Bytes of whole parameters in stage 3, in the forward and the backward pass of a unit."""
-        large = [width * float(unit.parameters) - self._small([unit], width) for unit in units]
-        if self.stage < 3 or not any(large):
-            return [(0.0, 0.0)] * len(units)
-        total = sum(large)
-        live = (
-            total
-            if self._stays(total / width)
-            else min(total, width * float(self.max_live_parameters))
-        )
-        ahead = width * float(min(PREFETCHED_ELEMENTS, self.max_live_parameters))
-        last = max(index for index, size in enumerate(large) if size)
-        found, past = [], 0.0
-        for index, size in enumerate(large):
-            past += size
-            message = min(total, max(size, ahead)) if index <= last else 0.0
-            found.append((max(size, min(past, live)) + message, max(size, live)))
-        return found
-
-    def _small(self, units: Sequence[UnitSize], width: int) -> float:
-        """Bytes of parameters that stay whole in stage 3."""
-        limit = self.persistence_threshold if self.stage == 3 else 0
-        return width * float(sum(size for unit in units for size in unit.sizes if size < limit))
-
     def resume_blocker(self, recipe: Recipe) -> str | None:
-        if recipe.precision == "fp16" and self._is_native(recipe):
+        if recipe.precision == "fp16" and self.is_native(recipe):
             return "a checkpoint does not keep the loss scale of DeepSpeed's fp16 engine"
         return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
 
@@ -369,7 +163,7 @@ class Zero(Strategy):
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
-        if self._is_native(recipe):
+        if self.is_native(recipe):
             own = {"mixed_precision": "native", "gradient_precision": recipe.precision}
             settings |= own
         if self.cpu_adam:
@@ -377,7 +171,7 @@ class Zero(Strategy):
         return settings | self._parameter_settings()
 
     def numerics(self, recipe: Recipe) -> Numerics:
-        if recipe.precision == "fp32" or not self._is_native(recipe):
+        if recipe.precision == "fp32" or not self.is_native(recipe):
             return ONE_DEVICE
         precision = recipe.precision
         return Numerics(casts=Casts(precision=precision, units="root", gradients=precision))
@@ -398,7 +192,7 @@ class Zero(Strategy):
             recipe,
             context,
             config=self.config(recipe, context.device.type),
-            casts=self._is_native(recipe),
+            casts=self.is_native(recipe),
             scales_otherwise=self._scales_otherwise(recipe),
             cpu_adam=self.cpu_adam_settings(recipe.optimizer) if self.cpu_adam else None,
             check=lambda model: self.check_model(workload, model, context.world_size),
@@ -473,13 +267,13 @@ class Zero(Strategy):
 
     def _scales_otherwise(self, recipe: Recipe) -> bool:
         """Whether DeepSpeed would scale the loss in a way of its own; see `scale_losses`."""
-        autocasts = not self._is_native(recipe)
+        autocasts = not self.is_native(recipe)
         return recipe.precision == "fp16" and autocasts and self.stage > 0
 
     def _precision(self, recipe: Recipe) -> dict[str, Any]:
         if recipe.precision == "fp32":
             return {}
-        if not self._is_native(recipe):
+        if not self.is_native(recipe):
             dtype = {"bf16": "bfloat16", "fp16": "float16"}[recipe.precision]
             # An empty list keeps DeepSpeed from reducing gradients of linear and convolution
             # layers in 16 bits.
@@ -520,7 +314,7 @@ class Zero(Strategy):
             notes=(
                 f"Hand {'DeepSpeedCPUAdam' if self.cpu_adam else 'your own optimizer'} to"
                 " deepspeed.initialize: the file names none.",
-                *((CASTS_NOTE,) if self._is_native(recipe) else ()),
+                *((CASTS_NOTE,) if self.is_native(recipe) else ()),
                 *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
             ),
         )

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
     LaunchConfiguration,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
     check_machine,
     common_settings,
-    times,
 )
-from shardmark.strategies.fsdp import FSDP
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +24,6 @@ if TYPE_CHECKING:
     from shardmark.strategies.fsdp1.worker import FullyShardedWorker
     from shardmark.workloads.base import Workload
 
-ROOT_NOTE = "the root's own parameters, outside of all blocks, are gathered once, not twice"
 WRAP_NOTE = "Wrap each repeated block by auto_wrap_policy; it is measured without mixed_precision."
 ACCELERATE_WRAPS = {"blocks": "TRANSFORMER_BASED_WRAP", "root": "NO_WRAP"}
 
@@ -70,60 +63,6 @@ class FullyShardedFirst(Strategy):
         parameters = part if self.reshard_after_forward else 1.0
         holds = Fractions(parameters=parameters, gradients=part, optimizer_state=part)
         return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """Without resharding, micro-batches before the last one leave parameters whole."""
-        gathers, units = self._gathers(recipe), self._units(size)
-        parameter_bytes = size.parameters * FP32_BYTES
-        gradient_bytes = size.trained_parameters * FP32_BYTES
-        return RequiredTraffic(
-            traffic=(
-                Traffic(
-                    kind="all_gather",
-                    payload_bytes=gathers * parameter_bytes / world_size,
-                    ranks=world_size,
-                    calls=gathers * units,
-                ),
-                Traffic(
-                    kind="reduce_scatter",
-                    payload_bytes=gradient_bytes,
-                    ranks=world_size,
-                    calls=units,
-                    copied_bytes=2 * gradient_bytes,
-                ),
-            ),
-            formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
-            " + (n-1)/n G",
-            note=ROOT_NOTE if self.reshard_after_forward else None,
-        )
-
-    def _gathers(self, recipe: Recipe) -> int:
-        return 2 * recipe.gradient_accumulation if self.reshard_after_forward else 1
-
-    def _units(self, size: ModelSize) -> int:
-        return 1 if self.wrap == "root" else size.units
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        updates = Strategy.library_work(self, size, recipe, world_size, nodes)
-        gathers = self._gathers(recipe) * self._units(size)
-        return {**updates, "fsdp1": 1, "fsdp1 gather": gathers}
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """About that of torch's second FSDP."""
-        second = FSDP(reshard_after_forward=self.reshard_after_forward, wrap=self.wrap)
-        return second.step_state(units, recipe, world_size, nodes, device_type=device_type)
 
     def loads(self) -> tuple[str, ...]:
         return ("torch.distributed.fsdp",)

@@ -259,7 +259,7 @@ class HollowStages:
         return torch.empty_like(part, requires_grad=True)
 
 
-def passed_between(stages: Sequence[Parts], workload: Workload, ranks: int) -> dict[str, float]:
+def pipeline_sends(stages: Sequence[Parts], workload: Workload, ranks: int) -> dict[str, float]:
     """Bytes of a sample between stages, both ways, tied elements, and how uneven ranks are, as
     `ModelSize` has them.
 

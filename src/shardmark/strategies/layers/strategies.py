@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
@@ -14,26 +14,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import ActivationSharding, Fractions, Layout, Mesh, on_mesh
+from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
-    PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
-    all_reduced,
     check_machine,
     common_settings,
     refuse_fused_sgd,
     samples_of_share,
-    times,
 )
 from shardmark.strategies.ddp import DDP
-from shardmark.strategies.fsdp import DEFAULT_GROUP, FSDP, HybridFSDP
+from shardmark.strategies.fsdp import DEFAULT_GROUP
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,34 +37,27 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import TensorPlan, Workload
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-CLASSES: dict[Schedule, tuple[str, int]] = {
-    "gpipe": ("ScheduleGPipe", 1),
-    "1f1b": ("Schedule1F1B", 1),
-    "interleaved": ("ScheduleInterleaved1F1B", 2),
-    "zero-bubble": ("ScheduleInterleavedZeroBubble", 2),
+
+
+class ScheduleClass(NamedTuple):
+    """A pipeline schedule of torch."""
+
+    name: str
+    """Name of the class in torch.distributed.pipelining."""
+    stages_of_rank: int
+
+
+SCHEDULES: dict[Schedule, ScheduleClass] = {
+    "gpipe": ScheduleClass("ScheduleGPipe", 1),
+    "1f1b": ScheduleClass("Schedule1F1B", 1),
+    "interleaved": ScheduleClass("ScheduleInterleaved1F1B", 2),
+    "zero-bubble": ScheduleClass("ScheduleInterleavedZeroBubble", 2),
 }
-"""In torch.distributed.pipelining, and the stages of a rank."""
 MICRO_BATCHES_A_RANK = 2
 MicroBatches = Annotated[int, Field(ge=1)] | None
 AXES = ("data", "shard", "pipeline", "tensor")
 """Of a mesh, neighbours last."""
 ANY_MESH = "fsdp-tp-pp"
-
-
-class _Held(NamedTuple):
-    """A unit of which a rank holds so many times what it would of divided layers alone."""
-
-    parameters: int
-    trained_parameters: int
-    sizes: tuple[int, ...]
-    block: bool
-    undivided: float
-
-    @classmethod
-    def of(cls, unit: UnitSize, tensor: int) -> _Held:
-        more = 1 + (tensor - 1) * unit.undivided
-        trained = round(more * unit.trained_parameters)
-        return cls(round(more * unit.parameters), trained, unit.sizes, unit.block, unit.undivided)
 
 
 class Layered(Strategy):
@@ -142,12 +128,12 @@ class Layered(Strategy):
             "layers communicate inside of what would be compiled, and schedules take it apart",
             "set recipe.compile to none",
         )
-        if factors.tensor > 1 or self._fully_sharded(factors):
+        if factors.tensor > 1 or self.is_sharded(factors):
             refuse_fused_sgd(self.name, recipe)
         if ranks == 1:
             return
         unless(
-            schedule != "zero-bubble" or factors.data == 1 or self._fully_sharded(factors),
+            schedule != "zero-bubble" or factors.data == 1 or self.is_sharded(factors),
             "DDP does not see gradients of weights that zero-bubble computes apart",
             "use schedule: interleaved, or fsdp-pp",
         )
@@ -156,14 +142,14 @@ class Layered(Strategy):
             "stages would scale the loss, and skip steps, each by itself in fp16",
             "set recipe.precision: bf16",
         )
-        count = self._micro_batches(ranks)
+        count = self.num_microbatches(ranks)
         unless(
             schedule == "gpipe" or count >= ranks,
             f"{schedule} needs a micro-batch for each of {ranks} ranks, and has {count}",
             f"set micro_batches to {ranks} or more",
         )
         unless(
-            CLASSES[schedule][1] == 1 or count % ranks == 0,
+            SCHEDULES[schedule].stages_of_rank == 1 or count % ranks == 0,
             f"{schedule} cannot share {count} micro-batches out to {ranks} ranks",
             f"set micro_batches to a multiple of {ranks}",
         )
@@ -175,19 +161,16 @@ class Layered(Strategy):
             "set micro_batches to a number that divides them, or another batch",
         )
 
-    def _fully_sharded(self, factors: Mesh) -> bool:
+    def is_sharded(self, factors: Mesh) -> bool:
         """Whether FSDP2 shares what each rank has with those of other samples, and not DDP."""
         return factors.data * factors.shard > 1 and "data" not in self.axes
 
-    def _micro_batches(self, pipeline: int) -> int:
+    def num_microbatches(self, pipeline: int) -> int:
         return self.micro_batches or MICRO_BATCHES_A_RANK * pipeline
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         factors = self.factors(world_size, nodes)
         return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
-
-    def division(self) -> ActivationSharding:
-        return ActivationSharding(self.sequence_parallel, self.loss_parallel)
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
         """Stages are balanced, not equal: a rank's fraction is that of equal ones.
@@ -203,207 +186,6 @@ class Layered(Strategy):
             gradients=part if staged else sharded,
             optimizer_state=sharded,
         )
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """Layers that the plan does not divide are whole on each tensor rank.
-
-        DDP's buckets are beside the gradients that a pipeline's micro-batches add up, FSDP2's own
-        shards beside parameters that stay gathered.
-        """
-        factors, holds = self.factors(world_size, nodes), self.holds(world_size, nodes)
-        held = [_Held.of(unit, factors.tensor) for unit in units]
-        buckets = factors.data > 1 and not self._fully_sharded(factors)
-        state = Strategy.step_state(self, held, recipe, world_size, nodes, device_type=device_type)
-        trained = max(1, sum(unit.trained_parameters for unit in units))
-        more = sum(unit.trained_parameters for unit in held) / trained
-        shard = holds.optimizer_state / holds.parameters
-        return replace(
-            state,
-            parameters=(1 + (shard if shard < 1 else 0)) * state.parameters,
-            gradients=(2 if buckets else 1) * state.gradients,
-            optimizer_share=more * state.optimizer_share,
-            fresh_gradients=more * state.fresh_gradients,
-        )
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """The mean over the ranks of a pipeline; each message counts where it is sent."""
-        factors = self.factors(world_size, nodes)
-        samples = samples_of_share(recipe, factors.data * factors.shard)
-        told = []
-        if factors.tensor > 1:
-            told.append(self._between_tensor_ranks(size, recipe, samples, factors))
-        if factors.pipeline > 1:
-            told.append(self._between_stages(size, recipe, samples, factors))
-        if factors.data * factors.shard > 1:
-            told.append(self._between_shares(size, recipe, factors))
-        return RequiredTraffic(
-            traffic=tuple(chain.from_iterable(each.traffic for each in told)),
-            formula="; ".join(each.formula for each in told),
-        )
-
-    def _between_tensor_ranks(
-        self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
-    ) -> RequiredTraffic:
-        """Activations are passed in the precision of the layer, gradients into a layer in fp32."""
-        ranks, stages = factors.tensor, factors.pipeline
-        computed = PRECISION_BYTES[recipe.precision]
-
-        micro_batches = self._micro_batches(stages) if stages > 1 else 1
-        passes = recipe.gradient_accumulation * micro_batches
-        once_more = size.divided_again.get("calls", 0)
-        calls = passes * (size.divided.get("calls", 1) + once_more) / stages
-
-        def passed(elements: Mapping[str, int], *sides: str) -> float:
-            widths = {"in": FP32_BYTES, "rows": FP32_BYTES, "out": computed, "logits": computed}
-            return samples * sum(elements.get(side, 0) * widths[side] for side in sides) / stages
-
-        once = passed(size.divided, "in", "out", "rows")
-        again = {side: passed(size.divided_again, side) for side in ("in", "out", "logits")}
-        if self.sequence_parallel:
-            gathered = once + again["in"]
-            traffic = [
-                Traffic(kind=kind, payload_bytes=payload, ranks=ranks, calls=calls)
-                for kind, payload in (
-                    ("all_gather", gathered / ranks),
-                    ("reduce_scatter", once + again["out"]),
-                )
-            ]
-            formula = "all-gather into divided layers, reduce-scatter out of them: 2 (t-1)/t A"
-        else:
-            payload = once + again["out"]
-            traffic = [Traffic(kind="all_reduce", payload_bytes=payload, ranks=ranks, calls=calls)]
-            formula = "all-reduce out of divided layers and of gradients into them: 2 (t-1)/t A"
-        if not self.loss_parallel:
-            logits = passed(size.divided, "logits") + again["logits"]
-            traffic.append(
-                Traffic(kind="all_gather", payload_bytes=logits / ranks, ranks=ranks, calls=passes)
-            )
-            formula += ", all-gather of logits: (t-1)/t L"
-        of_stages = f", of one of {stages} stages" if stages > 1 else ""
-        inside = tuple(replace(each, waited_for=True) for each in traffic)
-        return RequiredTraffic(traffic=inside, formula=formula + of_stages)
-
-    def _between_stages(
-        self, size: ModelSize, recipe: Recipe, samples: int, factors: Mesh
-    ) -> RequiredTraffic:
-        ranks = factors.pipeline
-        sent = samples * size.between_stages_bytes / ranks
-        stages = CLASSES[self.schedule][1] * ranks
-        passes = recipe.gradient_accumulation * self._micro_batches(ranks)
-        calls = 2 * passes * (stages - 1) / ranks  # there and back
-        traffic = [
-            Traffic(kind="send", payload_bytes=sent, ranks=ranks, calls=calls),
-            Traffic(kind="receive", payload_bytes=sent, ranks=ranks, sent_by_peers=True),
-        ]
-        formula = "activations to the next stage, their gradients back: A/p"
-        if size.tied_parameters:
-            parts = ranks * factors.shard * factors.tensor
-            tied = 2 * size.tied_parameters * FP32_BYTES / parts
-            traffic.append(Traffic(kind="all_reduce", payload_bytes=tied, ranks=2))
-            formula += ", all-reduce of tied gradients: 2 T/p"
-        apart = factors.tensor
-        placed = (
-            replace(each, apart=apart, waited_for=True, filling=each.kind != "all_reduce")
-            for each in traffic
-        )
-        return RequiredTraffic(traffic=tuple(placed), formula=formula)
-
-    def _between_shares(self, size: ModelSize, recipe: Recipe, factors: Mesh) -> RequiredTraffic:
-        """Of a pipeline every pass of gradient accumulation shares its gradients."""
-        staged, parts = factors.pipeline > 1, factors.ranks_per_share
-        twice = size.tied_parameters if staged else 0
-        part = ModelSize(
-            parameters=(size.parameters + twice) // parts,
-            trained_parameters=(size.trained_parameters + twice) // parts,
-        )
-        one_pass = recipe.model_copy(update={"gradient_accumulation": 1})
-        passes = recipe.gradient_accumulation if staged else 1
-        if self._fully_sharded(factors):
-            shared = HybridFSDP(
-                shard_group=factors.shard,
-                reshard_after_forward=self.reshard_after_forward and not staged,
-                mixed_precision="autocast",
-            ).wire_bytes(part, one_pass if staged else recipe, factors.data * factors.shard)
-        else:
-            shared = all_reduced(part, factors.data)
-        return RequiredTraffic(
-            traffic=tuple(
-                replace(each, payload_bytes=passes * each.payload_bytes, apart=each.apart * parts)
-                for each in shared.traffic
-            ),
-            formula=f"{times(passes)}({shared.formula}), of one rank's layers",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        """A stage has its part of tensors and units."""
-        factors = self.factors(world_size, nodes)
-        stages, shares = factors.pipeline, factors.data * factors.shard
-        if self._fully_sharded(factors):
-            again = self.reshard_after_forward and stages == 1
-            inner = dict(FSDP(reshard_after_forward=again).library_work(size, recipe, shares))
-            # Hooks are called for each micro-batch, also where there is nothing to gather.
-            inner["fsdp gather"] *= self.pieces(world_size, nodes)
-        elif shares > 1:
-            inner = dict(DDP().library_work(size, recipe, shares))
-        else:
-            inner = dict(Strategy.library_work(self, size, recipe, shares))
-        work = {name: count / (stages if " " in name else 1) for name, count in inner.items()}
-        pieces = recipe.gradient_accumulation * self.pieces(world_size, nodes)
-        if "ddp pass" in work:
-            work["ddp pass"] = pieces
-        if factors.tensor > 1:
-            calls = size.divided.get("calls", 1) + size.divided_again.get("calls", 0)
-            kind = "tp sequence call" if self.sequence_parallel else "tp call"
-            work[kind] = pieces * calls / stages
-        if stages > 1:
-            work["pp"] = 1
-            work[f"{self.schedule} pass"] = pieces * CLASSES[self.schedule][1]
-            apart = "zero-bubble" if self.schedule == "zero-bubble" else "pp"
-            work[f"{apart} tensor"] = pieces * size.trained_tensors / stages
-        return work
-
-    def bubble(self, world_size: int, nodes: int = 1) -> float:
-        """What zero bubble cannot fill with gradients of weights is a third.
-
-        Source: Narayanan et al., SC 2021, section 2.2; Qi et al., ICLR 2024, section 2.
-        """
-        ranks = self.factors(world_size, nodes).pipeline
-        stages = CLASSES[self.schedule][1] * self._micro_batches(ranks)
-        unfilled = 1 / 3 if self.schedule == "zero-bubble" else 1.0
-        return unfilled * (ranks - 1) / stages
-
-    def pieces(self, world_size: int, nodes: int = 1) -> int:
-        ranks = self.factors(world_size, nodes).pipeline
-        return self._micro_batches(ranks) if ranks > 1 else 1
-
-    def in_flight(self, world_size: int, nodes: int = 1) -> float:
-        """The first rank's, as torch 2.15 schedules them before its first backward pass.
-
-        Zero bubble puts off the gradients of weights of as many micro-batches as there are ranks,
-        which need about as much again.
-        """
-        ranks = self.factors(world_size, nodes).pipeline
-        if ranks == 1 or self.schedule == "gpipe":
-            return 1.0
-        count, stages = self._micro_batches(ranks), CLASSES[self.schedule][1]
-        ahead, put_off = ranks - 1, 0
-        if stages > 1:
-            a_round = count // max(1, count // ranks)
-            hops, put_off = (1, ranks) if self.schedule == "zero-bubble" else (2, 0)
-            ahead = (stages - 1) * a_round + hops * (ranks - 1)
-        return min(1.0, (ahead + 1) / (count * stages)) + put_off / (count * stages)
 
     def loads(self) -> tuple[str, ...]:
         modules = {
@@ -424,26 +206,17 @@ class Layered(Strategy):
         return common_settings(recipe) | chosen
 
     def _plan_options(self) -> dict[str, bool]:
-        return self.division()._asdict()
+        return {
+            "sequence_parallel": self.sequence_parallel,
+            "loss_parallel": self.loss_parallel,
+        }
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        self._cut(workload, model, self.factors(world_size, nodes))
+        self.partition(workload, model, self.factors(world_size, nodes))
 
-    def passing(
-        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, Any]:
-        from shardmark.strategies.layers.passing import counted_passing
-        from shardmark.strategies.layers.stages import passed_between
-
-        factors = self.factors(world_size, nodes)
-        plan, stages = self._cut(workload, model, factors)
-        counted = {} if plan is None else counted_passing(workload, model, recipe, plan)
-        between = passed_between(stages, workload, factors.pipeline) if stages else {}
-        return {**counted, **between}
-
-    def _cut(
+    def partition(
         self, workload: Workload, model: nn.Module, factors: Mesh
     ) -> tuple[TensorPlan | None, list[list[nn.Module]]]:
         """How layers are divided, and the parts of each stage; none of either where it is whole."""
@@ -456,7 +229,7 @@ class Layered(Strategy):
             for problem in problems:
                 raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
 
-        if self._fully_sharded(factors):
+        if self.is_sharded(factors):
             check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
         elif factors.tensor > 1:
             check_parameters(self.name, model, "tensor parallelism", "sparse")
@@ -465,7 +238,7 @@ class Layered(Strategy):
             plan = workload.tensor_plan(model)
             refuse(problems_with(plan, model, factors.tensor, **self._plan_options()))
         if factors.pipeline > 1:
-            count = CLASSES[self.schedule][1] * factors.pipeline
+            count = SCHEDULES[self.schedule].stages_of_rank * factors.pipeline
             parts = workload.pipeline_parts(model)
             refuse(problems_of(parts, model, workload, count))
             assert not isinstance(parts, CannotShard), "which is a problem"
@@ -484,8 +257,8 @@ class Layered(Strategy):
 
         factors = self.factors(context.world_size, context.nodes)
         model = workload.build_model()
-        plan, stages = self._cut(workload, model, factors)
-        shared = self._fully_sharded(factors)
+        plan, stages = self.partition(workload, model, factors)
+        shared = self.is_sharded(factors)
         names = [n for n in AXES if getattr(factors, n) > 1 or (n == "shard" and shared)]
         sizes = tuple(getattr(factors, name) for name in names)
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=tuple(names))
@@ -514,8 +287,8 @@ class Layered(Strategy):
                 pipelines=mesh.mesh.movedim(names.index("pipeline"), -1)
                 .reshape(-1, factors.pipeline)
                 .tolist(),
-                schedule=CLASSES[self.schedule][0],
-                micro_batches=self._micro_batches(factors.pipeline),
+                schedule=SCHEDULES[self.schedule].name,
+                micro_batches=self.num_microbatches(factors.pipeline),
                 replicate=lambda stage: share(stage, [*stage.parts]),
                 **common,
             )
@@ -536,14 +309,13 @@ class Layered(Strategy):
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        from shardmark.strategies.ddp import DDP
         from shardmark.strategies.replicas import DistributedReplicas
 
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         axes = ("data", "shard") if factors.data > 1 else ("shard",)
 
         def share(module: nn.Module, parts: list[nn.Module]) -> nn.Module:
-            if self._fully_sharded(factors):
+            if self.is_sharded(factors):
                 for part in (*parts, module):
                     fully_shard(
                         part, mesh=mesh[axes], mp_policy=policy, reshard_after_forward=not gathered
@@ -570,17 +342,17 @@ class Layered(Strategy):
                 " ones and the embedding by inputs (RowwiseParallel). Tie tied weights again."
             )
         if layout.pipeline > 1:
-            class_name, each = CLASSES[self.schedule]
+            class_name, stages_of_rank = SCHEDULES[self.schedule]
             wrappers.append(f"torch.distributed.pipelining.{class_name}")
-            count = self._micro_batches(layout.pipeline)
+            count = self.num_microbatches(layout.pipeline)
             arguments |= {"n_microbatches": count, "scale_grads": False}
             notes.append(
-                f"{each * layout.pipeline} PipelineStages of consecutive layers, equally many"
-                " parameters in each, embeddings left out. Sum the gradients of tied weights over"
+                f"{stages_of_rank * layout.pipeline} PipelineStages of consecutive layers, equally"
+                " many parameters in each, embeddings left out. Sum the gradients of tied weights over"
                 " their stages, and clip by the norm of all stages together."
             )
         if layout.shares > 1:
-            sharded = self._fully_sharded(Mesh(data=layout.data, shard=layout.shard))
+            sharded = self.is_sharded(Mesh(data=layout.data, shard=layout.shard))
             by = wrappers[0] if sharded else "DistributedDataParallel"
             what = "Each stage" if layout.pipeline > 1 else "Blocks, then the model,"
             notes.append(f"{what} is wrapped by {by} over the ranks that have it.")

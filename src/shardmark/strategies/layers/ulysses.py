@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    PRECISION_BYTES,
     LaunchConfiguration,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
     check_machine,
     refuse_fused_sgd,
-    samples_of_share,
 )
 from shardmark.strategies.ddp import DDP
 from shardmark.strategies.fsdp import HybridFSDP
@@ -87,7 +82,7 @@ class Ulysses(Strategy):
         if self.sharded:
             refuse_fused_sgd(self.name, recipe)
 
-    def _reducing(self, factors: Mesh) -> DDP | HybridFSDP:
+    def reduction(self, factors: Mesh) -> DDP | HybridFSDP:
         """What reduces gradients over all ranks, as if each had samples of its own."""
         if self.sharded:
             return HybridFSDP(name=self.name, shard_group=factors.shard * factors.sequence)
@@ -100,80 +95,29 @@ class Ulysses(Strategy):
         holds = Fractions(parameters=part, gradients=part, optimizer_state=part)
         return on_mesh(factors, nodes=nodes, holds=holds)
 
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """Of all positions each rank hands in its own, forward, and their gradients back."""
-        factors = self.factors(world_size, nodes)
-        samples = samples_of_share(recipe, factors.data * factors.shard)
-        elements = 2 * size.divided.get("exchanged", 0) + size.divided_again.get("exchanged", 0)
-        payload = samples * elements * PRECISION_BYTES[recipe.precision] / factors.sequence
-        state = self._reducing(factors).wire_bytes(size, recipe, world_size, nodes)
-        once_more = size.divided_again.get("calls", 0)
-        exchanged = Traffic(
-            kind="all_to_all",
-            payload_bytes=payload,
-            ranks=factors.sequence,
-            waited_for=True,
-            calls=recipe.gradient_accumulation * (2 * size.divided.get("calls", 1) + once_more),
-        )
-        return RequiredTraffic(
-            traffic=(exchanged, *state.traffic),
-            formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        state = self._reducing(self.factors(world_size, nodes)).library_work(
-            size, recipe, world_size, nodes
-        )
-        exchanged = self.wire_bytes(size, recipe, world_size, nodes).traffic[0]
-        return {**state, "ulysses call": exchanged.calls}
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        reducing = self._reducing(self.factors(world_size, nodes))
-        return reducing.step_state(units, recipe, world_size, nodes, device_type=device_type)
-
     def numerics(self, recipe: Recipe) -> Numerics:
-        return self._reducing(Mesh()).numerics(recipe)
+        return self.reduction(Mesh()).numerics(recipe)
 
     def backend(self, device_type: str, recipe: Recipe) -> str:
-        return self._reducing(Mesh()).backend(device_type, recipe)
+        return self.reduction(Mesh()).backend(device_type, recipe)
 
     def builds_in_parts(self) -> bool:
-        return self._reducing(Mesh()).builds_in_parts()
+        return self.reduction(Mesh()).builds_in_parts()
 
     def loads(self) -> tuple[str, ...]:
-        return self._reducing(Mesh()).loads()
+        return self.reduction(Mesh()).loads()
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        return self._reducing(Mesh()).settings(recipe)
+        return self.reduction(Mesh()).settings(recipe)
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
         factors = self.factors(world_size, nodes)
-        self._plan(workload, factors, model)
-        self._reducing(factors).check_model(workload, model, world_size, nodes)
+        self.sequence_plan(workload, factors, model)
+        self.reduction(factors).check_model(workload, model, world_size, nodes)
 
-    def passing(
-        self, workload: Workload, model: nn.Module, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, Any]:
-        from shardmark.strategies.layers.passing import counted_passing
-
-        plan = self._plan(workload, self.factors(world_size, nodes), model)
-        return counted_passing(workload, model, recipe, plan)
-
-    def _plan(self, workload: Workload, factors: Mesh, model: nn.Module) -> SequencePlan:
+    def sequence_plan(self, workload: Workload, factors: Mesh, model: nn.Module) -> SequencePlan:
         from shardmark.strategies.layers.sequences import problems_with
         from shardmark.workloads.base import CannotShard
 
@@ -193,15 +137,15 @@ class Ulysses(Strategy):
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=("samples", "sequence"))
         kind = partial(
             SequenceWorker,
-            plan_of=partial(self._plan, workload, factors),
+            plan_of=partial(self.sequence_plan, workload, factors),
             sequence=mesh.get_group("sequence"),
         )
-        return self._reducing(factors).start_as(kind, workload, recipe, context)
+        return self.reduction(factors).start_as(kind, workload, recipe, context)
 
     def launch_configuration(
         self, recipe: Recipe, layout: Layout, device_type: str
     ) -> LaunchConfiguration:
-        reducing = self._reducing(Mesh(shard=layout.shard, sequence=layout.sequence))
+        reducing = self.reduction(Mesh(shard=layout.shard, sequence=layout.sequence))
         as_samples = replace(layout, shard=layout.shard * layout.sequence, sequence=1)
         return replace(
             reducing.launch_configuration(recipe, as_samples, device_type),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
@@ -13,13 +13,9 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import LocalSteps, Numerics, OuterOptimizer
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
     RankContext,
-    StepState,
     Strategy,
-    UnitSize,
     check_machine,
     common_settings,
 )
@@ -54,58 +50,6 @@ class LocalStepsStrategy(Strategy):
                 f"{recipe.steps} steps end before the ranks meet, every {self.period_steps}",
                 f"set its period_steps to at most {recipe.steps}, or train longer",
             )
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """The mean step's: a round moves what one step of `ddp` does."""
-        payload_bytes = size.trained_parameters * FP32_BYTES / self.period_steps
-        meeting = Traffic(
-            kind="all_reduce",
-            payload_bytes=payload_bytes,
-            ranks=world_size,
-            waited_for=True,
-            every_steps=self.period_steps / self.local_steps().fragments,
-        )
-        return RequiredTraffic(
-            traffic=(meeting,),
-            formula=f"all-reduce once in {self.period_steps} steps:"
-            f" 2 (n-1)/n G / {self.period_steps}",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        steps, each = self.local_steps(), 1 / self.period_steps
-        return {
-            **Strategy.library_work(self, size, recipe, world_size, nodes),
-            "meeting": each * steps.fragments,
-            "outer tensor": each * size.trained_tensors * (steps.outer is not None),
-        }
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """After the update gradients are freed, and the mean is there as the ranks meet.
-
-        An outer optimizer has gradients of its own then, and its momentum all the time.
-        """
-        state = Strategy.step_state(self, units, recipe, world_size, nodes, device_type=device_type)
-        whole = FP32_BYTES * sum(unit.trained_parameters for unit in units)
-        steps = self.local_steps()
-        outer = steps.outer
-        meeting = (1 if outer is None else 2) * whole / steps.fragments
-        return replace(
-            state,
-            optimizer_state=whole if outer is not None and outer.momentum else 0.0,
-            updating=max(whole, meeting),
-        )
 
     def numerics(self, recipe: Recipe) -> Numerics:
         return Numerics(local_steps=self.local_steps())

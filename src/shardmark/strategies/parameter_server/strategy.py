@@ -12,16 +12,10 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, RankLayout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
-    PRECISION_BYTES,
     RankContext,
     Server,
-    StepState,
     Strategy,
-    UnitSize,
-    UnitState,
     check_machine,
     common_settings,
 )
@@ -115,53 +109,6 @@ class ParameterServer(Strategy):
     def backend(self, device_type: str, recipe: Recipe) -> str:
         """NCCL has no servers on a CPU."""
         return "gloo"
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        """A step is one push and one pull, whatever its micro-batches."""
-        payload = size.trained_parameters * PRECISION_BYTES[self.wire]
-        return RequiredTraffic(
-            traffic=tuple(
-                Traffic(
-                    kind=kind,
-                    payload_bytes=payload,
-                    ranks=world_size + self.servers,
-                    waited_for=True,
-                    crossing=(nodes - 1) / nodes if nodes > 1 else 1.0,
-                )
-                for kind in ("send", "receive")
-            ),
-            formula="gradients to the servers, parameters back: G + P",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        """Each server serves all workers, one after the other."""
-        kind = "ps-sync" if self.staleness_bound == 0 else "ps-async"
-        return {"ps": 1, f"{kind} worker": world_size, "ps tensor": size.trained_tensors}
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """Gradients are views of the buckets, which stay; a CPU holds cast messages, too."""
-        trained = sum(unit.trained_parameters for unit in units)
-        casts = device_type == "cpu" and self.wire != "fp32"
-        return StepState(
-            parameters=FP32_BYTES * sum(unit.parameters for unit in units),
-            gradients=FP32_BYTES * trained,
-            fresh_gradients=0.0,
-            optimizer_share=0.0,
-            buffers=2.0 * PRECISION_BYTES[self.wire] * trained if casts else 0.0,
-            units=(UnitState(),) * len(units),
-        )
 
     def numerics(self, recipe: Recipe) -> Numerics:
         return Numerics(message_precision=self.wire)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardmark.core.layout import Fractions, Layout, data_parallel
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.strategies.base import (
-    FP32_BYTES,
     LaunchConfiguration,
     RankContext,
-    StepState,
-    UnitSize,
-    updated_tensor,
 )
 from shardmark.strategies.ddp import DDP
 
@@ -43,42 +38,6 @@ class ZeroRedundancy(DDP):
         """Parameters are not cut: the fullest rank may hold more than its part of the state."""
         holds = Fractions(optimizer_state=1 / world_size)
         return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
-
-    def step_state(
-        self,
-        units: Sequence[UnitSize],
-        recipe: Recipe,
-        world_size: int,
-        nodes: int = 1,
-        *,
-        device_type: str = "cuda",
-    ) -> StepState:
-        """That of `ddp`, and the optimizer's of the rank's own parameters."""
-        state = DDP.step_state(self, units, recipe, world_size, nodes, device_type=device_type)
-        sizes = [size for unit in units for size in unit.sizes]
-        return replace(state, optimizer_share=_largest_share(sizes, world_size))
-
-    def wire_bytes(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> RequiredTraffic:
-        gradients = DDP.wire_bytes(self, size, recipe, world_size, nodes)
-        payload_bytes = size.trained_parameters * FP32_BYTES
-        broadcasts = Traffic(
-            kind="broadcast", payload_bytes=payload_bytes, ranks=world_size, waited_for=True
-        )
-        return replace(
-            gradients,
-            traffic=(*gradients.traffic, broadcasts),
-            formula=f"{gradients.formula}, broadcasts: (n-1)/n G",
-        )
-
-    def library_work(
-        self, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-    ) -> Mapping[str, float]:
-        """Each rank updates a part of the tensors."""
-        work = DDP.library_work(self, size, recipe, world_size, nodes)
-        updated = updated_tensor(recipe)
-        return {**work, updated: work[updated] / world_size, "zro": 1}
 
     def loads(self) -> tuple[str, ...]:
         return (*DDP.loads(self), "torch.distributed.optim")
@@ -116,11 +75,3 @@ class ZeroRedundancy(DDP):
                 f" optimizer_class=..., {arguments}, **its own arguments).",
             ),
         )
-
-
-def _largest_share(sizes: Iterable[int], ranks: int) -> float:
-    """Of whole parameters, each given to the rank that has least by then, the largest first."""
-    held = [0] * ranks
-    for size in sorted(sizes, reverse=True):
-        held[held.index(min(held))] += size
-    return max(held) / max(1, sum(held))

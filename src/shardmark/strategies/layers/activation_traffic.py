@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 
-def counted_passing(
+def count_activation_traffic(
     workload: Workload, model: nn.Module, recipe: Recipe, plan: TensorPlan | SequencePlan
 ) -> dict[str, Any]:
     """`divided` and `divided_again` of `ModelSize`; the model is used up."""
-    divided, again = passed(workload, model, plan)[1] or {}, dict[str, int]()
+    divided, again = count_sample(workload, model, plan)[1] or {}, dict[str, int]()
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
-        twice = passed(workload, model, plan)[1] or {}
+        twice = count_sample(workload, model, plan)[1] or {}
         again = {side: count - divided[side] for side, count in twice.items()}
     return {"divided": divided, "divided_again": again}
 
 
-def passed(
+def count_sample(
     workload: Workload, model: nn.Module, plan: object
 ) -> tuple[int | None, dict[str, int] | None]:
     """Operations of a sample, and its elements that pass where the plan has ranks meet."""

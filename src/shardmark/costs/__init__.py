@@ -1,0 +1,82 @@
+"""The table of cost models, by class of strategy.  Importing it imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardmark.core.errors import InputError
+from shardmark.costs.base import Costs
+from shardmark.costs.layers import LayeredCosts, UlyssesCosts
+from shardmark.costs.replicas import (
+    DDPCosts,
+    LocalStepsCosts,
+    ReplicaCosts,
+    ZeroRedundancyCosts,
+)
+from shardmark.costs.servers import ParameterServerCosts
+from shardmark.costs.sharded import FSDP1Costs, FSDPCosts, ZeroCosts
+from shardmark.strategies.base import Strategy
+from shardmark.strategies.data_parallel import DataParallel
+from shardmark.strategies.ddp import DDP
+from shardmark.strategies.deepspeed.strategy import Zero
+from shardmark.strategies.fsdp import FSDP, HybridFSDP
+from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
+from shardmark.strategies.layers.strategies import (
+    PipelineParallel,
+    ReplicatedPipeline,
+    ShardedPipeline,
+    ShardedTensorParallel,
+    ShardedTensorPipeline,
+    TensorParallel,
+)
+from shardmark.strategies.layers.ulysses import Ulysses
+from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
+from shardmark.strategies.parameter_server.strategy import (
+    AsynchronousServer,
+    BoundedServer,
+    ParameterServer,
+)
+from shardmark.strategies.single import Single
+from shardmark.strategies.zro.strategy import ZeroRedundancy
+
+COSTS: dict[type[Strategy], type[Costs[Any]]] = {
+    Single: ReplicaCosts,
+    DataParallel: ReplicaCosts,
+    DDP: DDPCosts,
+    ZeroRedundancy: ZeroRedundancyCosts,
+    LocalSGD: LocalStepsCosts,
+    DiLoCo: LocalStepsCosts,
+    FSDP: FSDPCosts,
+    HybridFSDP: FSDPCosts,
+    FullyShardedFirst: FSDP1Costs,
+    Zero: ZeroCosts,
+    TensorParallel: LayeredCosts,
+    ShardedTensorParallel: LayeredCosts,
+    PipelineParallel: LayeredCosts,
+    ReplicatedPipeline: LayeredCosts,
+    ShardedPipeline: LayeredCosts,
+    ShardedTensorPipeline: LayeredCosts,
+    Ulysses: UlyssesCosts,
+    ParameterServer: ParameterServerCosts,
+    AsynchronousServer: ParameterServerCosts,
+    BoundedServer: ParameterServerCosts,
+}
+"""Cost models by the exact class: a subclass may send something else than its parent."""
+
+
+def costs_of(strategy: Strategy) -> Costs[Any] | None:
+    """Return the cost model of a strategy; None if it has none."""
+    model = COSTS.get(type(strategy))
+    return None if model is None else model(strategy)
+
+
+def cost_model(strategy: Strategy) -> Costs[Any]:
+    """Return the cost model of a strategy.  Raises `InputError` if it has none."""
+    costs = costs_of(strategy)
+    if costs is None:
+        raise InputError(
+            f"strategy {strategy.name}",
+            f"there is no cost model for {strategy.name}",
+            "measure it with run, or add a class to shardmark.costs.COSTS",
+        )
+    return costs

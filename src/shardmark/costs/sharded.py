@@ -1,0 +1,435 @@
+"""Costs of strategies that shard parameters, gradients or optimizer state over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shardmark.core.recipe import Recipe
+from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
+from shardmark.costs.base import (
+    FP32_BYTES,
+    PRECISION_BYTES,
+    Cell,
+    Costs,
+    HostState,
+    StepState,
+    UnitSize,
+    UnitState,
+    all_reduced,
+    times,
+)
+from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
+from shardmark.strategies.base import is_native
+from shardmark.strategies.deepspeed.strategy import PREFETCHED_ELEMENTS, Zero
+from shardmark.strategies.fsdp import FSDP
+from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
+
+MiB = 2**20
+ROOT_NOTE = "the root's own parameters, outside of all blocks, are gathered once, not twice"
+REDUCED_WHOLE_NOTE = (
+    "DeepSpeed all-reduces whole buckets and keeps a part: 2 (n-1)/n G in place of (n-1)/n G"
+)
+STAGE_3_NOTE = (
+    "a parameter that max_reuse_distance or max_live_parameters lets DeepSpeed keep between its "
+    "forward and its backward pass is gathered once, not twice; one of fewer than "
+    "persistence_threshold elements too"
+)
+
+
+class FSDPCosts(Costs[FSDP]):
+    """Parameters gathered unit by unit, gradients reduce-scattered, as `fully_shard` does it."""
+
+    def _gathers(self, recipe: Recipe) -> int:
+        """Number of times that a step gathers each parameter."""
+        return (2 if self.strategy.reshard_after_forward else 1) * recipe.gradient_accumulation
+
+    def _units(self, size: ModelSize) -> int:
+        return 1 if self.strategy.wrap == "root" else size.units
+
+    def _gathered_bytes(self, recipe: Recipe) -> int:
+        """Bytes of one gathered element."""
+        native = is_native(self.strategy.mixed_precision, recipe)
+        return PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:
+        """Micro-batches before the last one reduce nothing, and gather like the last one."""
+        size, world_size = cell.size, cell.world_size
+        group = self.strategy.group(world_size, cell.nodes)
+        gathers, units = self._gathers(cell.recipe), self._units(size)
+        parameter_bytes = size.parameters * self._gathered_bytes(cell.recipe)
+        gradient_bytes = size.trained_parameters * FP32_BYTES
+        sharded = (
+            Traffic(
+                kind="all_gather",
+                payload_bytes=gathers * parameter_bytes / group,
+                ranks=group,
+                calls=gathers * units,
+                copied_bytes=gathers * 2 * parameter_bytes,
+            ),
+            Traffic(
+                kind="reduce_scatter",
+                payload_bytes=gradient_bytes,
+                ranks=group,
+                calls=units,
+                copied_bytes=2 * gradient_bytes,
+            ),
+        )
+        if group == world_size:
+            return RequiredTraffic(
+                traffic=sharded,
+                formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
+                " + (n-1)/n G",
+            )
+        across = Traffic(
+            kind="all_reduce",
+            payload_bytes=gradient_bytes / group,
+            ranks=world_size // group,
+            rank_stride=group,
+            calls=units,
+        )
+        return RequiredTraffic(
+            traffic=(*sharded, across),
+            formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
+            f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
+        )
+
+    def library_work(self, cell: Cell) -> Mapping[str, float]:
+        units = self._units(cell.size)
+        return {
+            "fsdp": 1,
+            "fsdp gather": self._gathers(cell.recipe) * units,
+            "fsdp unit": units,
+            "fsdp tensor": cell.size.trained_tensors,
+        }
+
+    def step_state(self, cell: Cell) -> StepState:
+        """State as `fully_shard` of torch 2.15 allocates and frees it.
+
+        A gather has a buffer for its message, from which parameters are copied.  In the forward
+        pass the buffer stays until the next unit's is allocated.  The backward pass gathers one
+        unit ahead, and keeps the message of the gradients that were reduced last.
+        """
+        units, recipe = cell.units, cell.recipe
+        part = 1 / self.strategy.group(cell.world_size, cell.nodes)
+        width = self._gathered_bytes(recipe)
+        blocks = [unit.block and self.strategy.wrap != "root" for unit in units]
+        gathered = [
+            width * unit.parameters if block else 0.0
+            for unit, block in zip(units, blocks, strict=True)
+        ]
+        root = width * cell.all_parameters - sum(gathered)
+        messages = [
+            FP32_BYTES * unit.trained_parameters if block else 0.0
+            for unit, block in zip(units, blocks, strict=True)
+        ]
+        trained = cell.all_trained_parameters
+        accumulates = recipe.gradient_accumulation > 1
+        early_gradients = FP32_BYTES * trained if accumulates else 0.0
+        shard = part * FP32_BYTES * cell.all_parameters
+        gradient_shard = part * FP32_BYTES * trained
+        offloads = recipe.cpu_offload
+        host = HostState(
+            resident=shard + gradient_shard,
+            fetched=self._gathers(recipe) * shard,
+            handed_back=gradient_shard,
+        )
+        on_device = 0.0 if offloads else part
+        retained = [
+            FP32_BYTES
+            * unit.trained_parameters
+            * ((on_device if block else 1.0) - bool(early_gradients))
+            for unit, block in zip(units, blocks, strict=True)
+        ]
+        copies = 2 if cell.device_type == "cpu" else 1  # gloo gathers into memory of its own
+        return StepState(
+            host=host if offloads else None,
+            parameters=0.0 if offloads else shard,
+            optimizer_share=part,
+            gradients=early_gradients,
+            fresh_gradients=0.0 if accumulates else 1.0,
+            units=tuple(
+                replace(forward, **backward, retained_gradients=size)
+                for forward, backward, size in zip(
+                    self._forward(gathered, root, copies),
+                    self._backward(gathered, messages, root, copies),
+                    retained,
+                    strict=True,
+                )
+            ),
+        )
+
+    def _forward(self, gathered: Sequence[float], root: float, copies: int) -> list[UnitState]:
+        """Bytes of gathered parameters and messages in the forward pass of each unit."""
+        keeps = 0.0 if self.strategy.reshard_after_forward else 1.0
+        states = []
+        before, message = 0.0, root
+        for size in gathered:
+            messages = message + copies * size if size else 0.0
+            states.append(
+                UnitState(
+                    entering_forward=root + messages + keeps * before,
+                    forward=root + (2 * size or (0.0 if before else root)) + keeps * before,
+                )
+            )
+            message = size or message
+            before += size
+        return states
+
+    def _backward(
+        self, gathered: Sequence[float], messages: Sequence[float], root: float, copies: int
+    ) -> list[dict[str, float]]:
+        """Fields of `UnitState` about the backward pass of each unit.
+
+        `messages` are the bytes of each unit's gradients in fp32.
+        """
+        keeps = not self.strategy.reshard_after_forward
+        states: list[dict[str, float]] = []
+        last_message = 0.0
+        for index in reversed(range(len(gathered))):
+            prefetched = next((size for size in reversed(gathered[:index]) if size), 0.0)
+            others = root + ((sum(gathered[:index]) if keeps else 0.0) or prefetched)
+            backward = others + gathered[index] + last_message
+            last_message = messages[index] or last_message
+            states.append(
+                {
+                    "entering_backward": backward + (0.0 if keeps else (copies - 1) * prefetched),
+                    "backward": backward,
+                    "reducing": others + messages[index] if messages[index] else 0.0,
+                }
+            )
+        return states[::-1]
+
+
+class FSDP1Costs(Costs[FullyShardedFirst]):
+    """Parameters gathered and gradients reduce-scattered as `FullyShardedDataParallel` does it."""
+
+    def _gathers(self, recipe: Recipe) -> int:
+        return 2 * recipe.gradient_accumulation if self.strategy.reshard_after_forward else 1
+
+    def _units(self, size: ModelSize) -> int:
+        return 1 if self.strategy.wrap == "root" else size.units
+
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:
+        """Without resharding, micro-batches before the last one leave parameters gathered."""
+        gathers, units = self._gathers(cell.recipe), self._units(cell.size)
+        gradient_bytes = cell.size.trained_parameters * FP32_BYTES
+        return RequiredTraffic(
+            traffic=(
+                Traffic(
+                    kind="all_gather",
+                    payload_bytes=gathers * cell.size.parameters * FP32_BYTES / cell.world_size,
+                    ranks=cell.world_size,
+                    calls=gathers * units,
+                ),
+                Traffic(
+                    kind="reduce_scatter",
+                    payload_bytes=gradient_bytes,
+                    ranks=cell.world_size,
+                    calls=units,
+                    copied_bytes=2 * gradient_bytes,
+                ),
+            ),
+            formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
+            " + (n-1)/n G",
+            note=ROOT_NOTE if self.strategy.reshard_after_forward else None,
+        )
+
+    def library_work(self, cell: Cell) -> Mapping[str, float]:
+        gathers = self._gathers(cell.recipe) * self._units(cell.size)
+        return {**super().library_work(cell), "fsdp1": 1, "fsdp1 gather": gathers}
+
+    def step_state(self, cell: Cell) -> StepState:
+        """An approximation: the state of FSDP2 with the same options."""
+        second = FSDP(
+            reshard_after_forward=self.strategy.reshard_after_forward, wrap=self.strategy.wrap
+        )
+        return FSDPCosts(second).step_state(cell)
+
+
+class ZeroCosts(Costs[Zero]):
+    """Costs of DeepSpeed's ZeRO by its stage."""
+
+    def _element_bytes(self, recipe: Recipe) -> int:
+        """Bytes of one parameter as DeepSpeed computes with it."""
+        return PRECISION_BYTES[recipe.precision] if self.strategy.is_native(recipe) else FP32_BYTES
+
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:
+        """From stage 2 on each micro-batch is reduced.
+
+        Source: Rajbhandari et al., SC 2020, section 7.
+        """
+        size, recipe, stage = cell.size, cell.recipe, self.strategy.stage
+        if stage == 0:
+            return all_reduced(size, cell.world_size)
+        micro_batches = recipe.gradient_accumulation if stage > 1 else 1
+        gathers = 2 * micro_batches if stage == 3 else 1
+        gathered_elements = size.parameters if stage == 3 else size.trained_parameters
+        gathered_bytes = gathers * gathered_elements * self._element_bytes(recipe)
+        reduced_bytes = micro_batches * size.trained_parameters * FP32_BYTES
+        return RequiredTraffic(
+            traffic=(
+                Traffic(
+                    kind="reduce_scatter",
+                    payload_bytes=reduced_bytes,
+                    ranks=cell.world_size,
+                    copied_bytes=2 * reduced_bytes,
+                ),
+                Traffic(
+                    kind="all_gather",
+                    payload_bytes=gathered_bytes / cell.world_size,
+                    ranks=cell.world_size,
+                    waited_for=stage < 3,
+                    calls=gathers * size.units if stage == 3 else 1,
+                    # Copied from the message, or from the shard in fp32 that was updated.
+                    copied_bytes=(2 if stage == 3 else 2 / cell.world_size) * gathered_bytes,
+                ),
+            ),
+            formula="reduce-scatter, all-gather: "
+            f"{times(micro_batches)}(n-1)/n G + {times(gathers)}(n-1)/n P",
+            note=STAGE_3_NOTE if stage == 3 else REDUCED_WHOLE_NOTE,
+        )
+
+    def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
+        """Stage 3 gathers small parameters one by one after their update.
+
+        It gathers the others once a pass where they stay gathered for the backward pass.
+        """
+        size, traffic = cell.size, self.required_traffic(cell).traffic
+        if self.strategy.stage < 3:
+            return traffic
+        reduced, gathered = traffic
+        counts = [
+            (rows * columns, count)
+            for rows, columns, count in size.trained_matrices
+            if rows * columns < self.strategy.persistence_threshold
+        ]
+        small = sum(elements * count for elements, count in counts)
+        stays = self._stays_gathered(size.parameters)
+        fraction = (1 - small / max(1, size.parameters)) * (0.5 if stays else 1)
+        passes = 2 * cell.recipe.gradient_accumulation
+        element_bytes = gathered.payload_bytes / (passes * max(1, size.parameters))
+        return (
+            reduced,
+            replace(
+                gathered,
+                payload_bytes=fraction * gathered.payload_bytes,
+                calls=fraction * gathered.calls,
+                copied_bytes=fraction * gathered.copied_bytes,
+            ),
+            Traffic(
+                kind="all_gather",
+                payload_bytes=small * element_bytes,
+                ranks=cell.world_size,
+                calls=sum(count for _, count in counts),
+                waited_for=True,
+            ),
+        )
+
+    def library_work(self, cell: Cell) -> Mapping[str, float]:
+        """DeepSpeed updates flat tensors."""
+        stage, tensors = self.strategy.stage, cell.size.trained_tensors
+        return (
+            {"zero-3 tensor": tensors}
+            if stage == 3
+            else {f"zero-{stage}": 1, "zero tensor": tensors}
+        )
+
+    def _stays_gathered(self, elements: float) -> bool:
+        """True if stage 3 keeps gathered parameters from the forward to the backward pass."""
+        return 2 * elements <= self.strategy.max_reuse_distance
+
+    def step_state(self, cell: Cell) -> StepState:
+        """State as DeepSpeed 0.19 allocates it: fp32 copies of the rank's shard, and buckets.
+
+        Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps
+        parameters gathered that it uses soon.  Offloaded gradients of stages 1 and 2 leave by way
+        of a buffer for the largest one.
+        """
+        stage, units, recipe = self.strategy.stage, cell.units, cell.recipe
+        if stage == 0:
+            return super().step_state(cell)
+        width, part = self._element_bytes(recipe), 1 / cell.world_size
+        parameter_bytes = width * cell.all_parameters
+        gradient_bytes = width * cell.all_trained_parameters
+        fp32_shard = FP32_BYTES * part * cell.all_trained_parameters
+        bucket = self.strategy.bucket_mb * MiB * width / FP32_BYTES
+        overlaps = self.strategy.overlap_communication and cell.device_type == "cuda"
+        buckets = bucket * (2 if overlaps else 1) if stage < 3 else 0.0
+        offloads, on_device = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
+        host, buffers = None, bucket if stage == 3 else 0.0
+        if offloads:
+            if stage < 3:
+                buffers = width * max((size for unit in units for size in unit.sizes), default=0)
+            gathers = 2 * recipe.gradient_accumulation if stage == 3 else 0
+            host = HostState(
+                # fp32 parameters and gradients, and the parameters that are computed with
+                resident=2 * fp32_shard + part * parameter_bytes,
+                fetched=gathers * part * parameter_bytes,
+                handed_back=part * gradient_bytes,
+                returned=part * parameter_bytes if stage < 3 else 0.0,
+            )
+        early_elements, bucket_states = self._reduced(cell, int(bucket / width))
+        states = [
+            UnitState(
+                forward=forward,
+                backward=backward + width * reduced.during + buckets,
+                copied=width * reduced.copied,
+                retained_gradients=width * reduced.retained,
+            )
+            for (forward, backward), reduced in zip(
+                self._gathered_bytes(units, width), bucket_states, strict=True
+            )
+        ]
+        return StepState(
+            host=host,
+            parameters=parameter_bytes * (on_device * part if stage == 3 else 1.0)
+            + self._small_bytes(units, width),
+            optimizer_state=on_device * fp32_shard,
+            optimizer_share=part,
+            gradients=width * early_elements,
+            fresh_gradients=1.0 if stage == 1 and not early_elements else 0.0,
+            buffers=buffers,
+            updating=on_device * fp32_shard,  # the rest is freed before
+            flat_update=True,
+            units=tuple(states),
+        )
+
+    def _reduced(self, cell: Cell, bucket: int) -> tuple[float, list[BucketState]]:
+        """Gradient elements that exist all through the last pass, and the buckets of each unit."""
+        units, part = cell.units, 1 / cell.world_size
+        sizes = [unit.trained_parameters for unit in units]
+        on_device = not cell.recipe.cpu_offload
+        accumulates = on_device and cell.recipe.gradient_accumulation > 1
+        if self.strategy.stage == 3:
+            return on_device * part * sum(sizes), [BucketState()] * len(units)
+        if self.strategy.stage == 2:
+            states = reduced_in_buckets(units, bucket, cell.world_size, retains=on_device)
+            return accumulates * max(retained_elements(units, cell.world_size)), states
+        if accumulates:
+            return sum(sizes), [BucketState()] * len(units)
+        fraction = 1 if on_device else 1 - part
+        return 0.0, [BucketState(retained=fraction * size) for size in sizes]
+
+    def _gathered_bytes(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
+        """Gathered bytes of stage 3 in the forward and in the backward pass of each unit."""
+        large = [
+            width * float(unit.parameters) - self._small_bytes([unit], width) for unit in units
+        ]
+        if self.strategy.stage < 3 or not any(large):
+            return [(0.0, 0.0)] * len(units)
+        total, live_elements = sum(large), self.strategy.max_live_parameters
+        live = total if self._stays_gathered(total / width) else min(total, width * live_elements)
+        ahead = width * float(min(PREFETCHED_ELEMENTS, live_elements))
+        last = max(index for index, size in enumerate(large) if size)
+        states, so_far = [], 0.0
+        for index, size in enumerate(large):
+            so_far += size
+            message = min(total, max(size, ahead)) if index <= last else 0.0
+            states.append((max(size, min(so_far, live)) + message, max(size, live)))
+        return states
+
+    def _small_bytes(self, units: Sequence[UnitSize], width: int) -> float:
+        """Bytes of parameters that stage 3 never shards."""
+        limit = self.strategy.persistence_threshold if self.strategy.stage == 3 else 0
+        return width * float(sum(size for unit in units for size in unit.sizes if size < limit))
