@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.recording import Table, options_of, store, surroundings
 
 import shardmark
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.predict.anchor import step_of
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.hardware.written import node_of
@@ -137,7 +139,8 @@ def measured(folder: Path, node: NodeType) -> Iterator[Measured]:
         step = step_of(trial, models, node, constants)
         predicted = step.time(constants)
         size = models.profile_of(trial, trial.world_size, trial.nodes, device_type="cpu").size
-        work = library_work(trial.built_strategy, size, trial.recipe, trial.world_size)
+        cell = Cell(size=size, recipe=trial.recipe, world_size=trial.world_size)
+        work = library_work(cost_model(trial.built_strategy), cell)
         left = seconds - (predicted.seconds - predicted.library_seconds)
         yield Measured(
             title=title,

@@ -13,6 +13,8 @@ import torch
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
@@ -113,7 +115,9 @@ def probed(process: RankContext, of: Trial) -> Probed:
         divided_again=counts["divided_again"],
         **between,
     )
-    needed = of.built_strategy.wire_bytes(size, of.recipe, of.world_size)
+    needed = cost_model(of.built_strategy).required_traffic(
+        Cell(size=size, recipe=of.recipe, world_size=of.world_size)
+    )
     return Probed(held=held.largest, collectives=counter.counts, needed=needed, draws_moved=moved)
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from shardmark.core.recipe import Optimizer
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
@@ -181,7 +183,9 @@ def test_the_formula_is_what_is_sent(ranks: list[Rank], name: str) -> None:
     workload = build_workload(WIDE, seed=3)
     counts = model_counts(workload, workload.build_model(), recipe())
     known = {name: counts[name] for name in ModelSize.__dataclass_fields__ if name in counts}
-    needed = DDP(**COUNTED[name]).wire_bytes(ModelSize(**known), recipe(), 2)
+    needed = cost_model(DDP(**COUNTED[name])).required_traffic(
+        Cell(size=ModelSize(**known), recipe=recipe(), world_size=2)
+    )
     (traffic,) = needed.traffic
     payload_bytes = ranks[0].counted[name].payload_bytes
     assert payload_bytes == pytest.approx(traffic.payload_bytes, rel=0.001)

@@ -14,6 +14,8 @@ from torch import Tensor
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
@@ -242,7 +244,9 @@ def test_a_round_carries_what_one_step_of_ddp_does(ranks: list[Ranked], name: st
     elements = sum(p.numel() for p in wide(num_classes=10).parameters())
     size = ModelSize(parameters=elements, trained_parameters=elements)
     ddp, own = (
-        build_strategy(each, options).wire_bytes(size, toy_recipe(), 2)
+        cost_model(build_strategy(each, options)).required_traffic(
+            Cell(size=size, recipe=toy_recipe(), world_size=2)
+        )
         for each, options in (("ddp", {}), (name, {"period_steps": 4}))
     )
     assert own.required_bytes == ddp.required_bytes / 4

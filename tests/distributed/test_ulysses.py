@@ -12,6 +12,8 @@ from torch import Tensor
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
@@ -188,7 +190,9 @@ def probed(process: RankContext, of: Trial) -> Probed:
         held=held.largest,
         saved_bytes=sum(saved),
         collectives=counter.counts,
-        needed=of.built_strategy.wire_bytes(ModelSize(**told), of.recipe, of.world_size),
+        needed=cost_model(of.built_strategy).required_traffic(
+            Cell(size=ModelSize(**told), recipe=of.recipe, world_size=of.world_size)
+        ),
     )
 
 

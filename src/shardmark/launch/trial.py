@@ -14,6 +14,8 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.core.traffic import ModelSize, RequiredTraffic
+from shardmark.costs import costs_of
+from shardmark.costs.base import Cell
 from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
@@ -254,7 +256,9 @@ def _explained(failure: Failure, directory: Path) -> Failure:
 
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:
-    for rank in ranks:
+    """Traffic that the strategy requires; None without a cost model, or a probe's counts."""
+    costs = costs_of(trial.built_strategy)
+    for rank in ranks if costs is not None else ():
         probe = rank.probe
         if probe and probe.parameters is not None and probe.trained_parameters is not None:
             size = ModelSize(
@@ -266,9 +270,13 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffi
                 between_stages_bytes=probe.between_stages_bytes,
                 tied_parameters=probe.tied_parameters,
             )
-            needed = trial.built_strategy.wire_bytes(
-                size, trial.recipe, trial.world_size, trial.nodes
+            cell = Cell(
+                size=size,
+                recipe=trial.recipe,
+                world_size=trial.world_size,
+                nodes=trial.nodes,
             )
+            needed = costs.required_traffic(cell)
             if trial.recipe.sync_batch_norm and trial.layout.shares > 1:
                 notes = (needed.note, SYNC_BATCH_NORM_NOTE)
                 needed = replace(needed, note="; ".join(note for note in notes if note))

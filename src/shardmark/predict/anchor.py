@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import FEW_STEPS
+from shardmark.costs import costs_of
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
 from shardmark.predict.intervals import Kind
@@ -225,6 +226,8 @@ def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
         try:
             trial = Trial.model_validate(result.trial)
         except ValidationError:  # of another version
+            continue
+        if costs_of(trial.built_strategy) is None:
             continue
         key = trial.model_copy(update={"repeat": 0, "id": ""}).model_dump_json()
         steps = result.metrics.get("measured_steps")

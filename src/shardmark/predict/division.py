@@ -48,7 +48,7 @@ class Division:
                 if isinstance(module, nn.Linear):
                     self._styles[_key(weight)] = style
 
-    def undivided(self, parameters: Sequence[nn.Parameter]) -> float:
+    def replicated_fraction(self, parameters: Sequence[nn.Parameter]) -> float:
         """Share of them that each rank has whole."""
         whole = [each.numel() for each in parameters if id(each) not in self._parameters]
         return sum(whole) / max(1, sum(each.numel() for each in parameters))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.trials.trial import Trial
 
 MOST_SAMPLES = 2**20
@@ -65,8 +67,9 @@ class LargestBatch:
 
 def passes_of(cell: Trial) -> int:
     """A rank's batch is a multiple of it: passes of accumulation, or a pipeline's micro-batches."""
-    pieces = cell.built_strategy.pieces(cell.world_size, cell.nodes)
-    return cell.recipe.gradient_accumulation * pieces
+    costs = cost_model(cell.built_strategy)
+    ranks = Cell(recipe=cell.recipe, world_size=cell.world_size, nodes=cell.nodes)
+    return cell.recipe.gradient_accumulation * costs.num_microbatches(ranks)
 
 
 def next_samples(

@@ -48,11 +48,11 @@ def searcher_of(
 
     @cache
     def inside(again: bool, tensor: int) -> Mapping[str, Any]:
-        return models.passing(_divided(cell, recipes[again], tensor, 1), tensor, 1)
+        return models.activation_traffic(_divided(cell, recipes[again], tensor, 1), tensor, 1)
 
     @cache
     def between(pipeline: int) -> Mapping[str, Any]:
-        return models.passing(_divided(cell, recipe, 1, pipeline), pipeline, 1)
+        return models.activation_traffic(_divided(cell, recipe, 1, pipeline), pipeline, 1)
 
     sizes: dict[Division, ModelSize] = {}
     divisions = [*_divisions(cell, recipe, node, nodes, models)]

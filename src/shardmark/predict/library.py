@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import ModelSize
+from shardmark.costs.base import Cell, Costs
 from shardmark.predict.hardware.catalogue import Card
-from shardmark.strategies.base import Strategy
 
 OPERATIONS: Mapping[str, float] = {
     "1f1b pass": 170,
@@ -51,28 +50,18 @@ of ours.  Fitted by `benchmarks/library_work.py`: two models on two ranks, torch
 0.19."""
 
 
-def library_work(
-    strategy: Strategy, size: ModelSize, recipe: Recipe, world_size: int, nodes: int = 1
-) -> Mapping[str, float]:
+def library_work(costs: Costs[Any], cell: Cell) -> Mapping[str, float]:
     """How often what happens in a step, the loop included."""
-    passes = recipe.gradient_accumulation
-    return {"loop": 1.0, "pass": passes, **strategy.library_work(size, recipe, world_size, nodes)}
+    passes = cell.recipe.gradient_accumulation
+    return {"loop": 1.0, "pass": passes, **costs.library_work(cell)}
 
 
-def library_seconds(
-    strategy: Strategy,
-    size: ModelSize,
-    recipe: Recipe,
-    world_size: int,
-    card: Card,
-    *,
-    nodes: int = 1,
-) -> float:
+def library_seconds(costs: Costs[Any], cell: Cell, card: Card) -> float:
     """Of one rank alone on its processor; 0 on a GPU, ahead of which a processor runs, and where
     nothing was measured."""
     if card.device_type != "cpu" or card.operation_seconds is None:
         return 0.0
-    work = library_work(strategy, size, recipe, world_size, nodes)
+    work = library_work(costs, cell)
     return card.operation_seconds * sum(
         count * OPERATIONS.get(name, 0.0) for name, count in work.items()
     )

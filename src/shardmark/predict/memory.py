@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
+from shardmark.costs import cost_model
+from shardmark.costs.base import FP32_BYTES, Cell, StepState
 from shardmark.predict.profile import Profile
-from shardmark.strategies.base import FP32_BYTES, StepState, Strategy, samples_of_share
+from shardmark.strategies.base import Strategy, samples_of_share
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -67,8 +69,16 @@ def rank_memory(
     """The training rank that holds most."""
     profile = computed(profile, strategy, recipe)
     layout = strategy.layout(world_size, nodes)
-    state = strategy.step_state(profile.units, recipe, world_size, nodes, device_type=device_type)
-    in_flight = strategy.in_flight(world_size, nodes)
+    costs = cost_model(strategy)
+    cell = Cell(
+        size=profile.size,
+        units=profile.units,
+        recipe=recipe,
+        world_size=world_size,
+        nodes=nodes,
+        device_type=device_type,
+    )
+    state, in_flight = costs.step_state(cell), costs.in_flight(cell)
     return fullest(profile, layout, state, recipe, in_flight=in_flight)
 
 
@@ -94,7 +104,7 @@ def fullest(
     values = uneven * state.optimizer_share * profile.state_values * profile.size.trained_parameters
     on_host = state.host is not None
     return RankMemory(
-        on_host=0.0 if state.host is None else state.host.held + FP32_BYTES * values,
+        on_host=0.0 if state.host is None else state.host.resident + FP32_BYTES * values,
         parameters=uneven * state.parameters,
         gradients=uneven * (state.gradients + at.gradients),
         optimizer_state=uneven * state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
@@ -138,7 +148,7 @@ def _moments(
             own = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
             whole = gradients + state.fresh_gradients * own
             yield _At(unit.reduced_bytes.of(samples, tensor), kept, held.reducing, whole)
-        gradients += held.kept_gradients
+        gradients += held.retained_gradients
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)
     together = profile.updates_together or state.flat_update

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from shardmark.core.errors import DataError, InputError, ShardmarkError
 from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.predict.profile import Profile
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
@@ -73,15 +75,19 @@ class Models:
         Raises `StrategyUnavailable` for a model that it cannot train.
         """
         strategy = cell.built_strategy
+        costs = cost_model(strategy)
         self.check(cell, world_size, nodes)
         profile = self.profile(
-            cell.workload, cell.recipe, device_type=device_type, division=strategy.division()
+            cell.workload,
+            cell.recipe,
+            device_type=device_type,
+            division=costs.activation_sharding(),
         )
         layout = strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile
-        passing = self.passing(cell, world_size, nodes)
-        return replace(profile, size=replace(profile.size, **passing))
+        traffic = self.activation_traffic(cell, world_size, nodes)
+        return replace(profile, size=replace(profile.size, **traffic))
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
@@ -89,7 +95,7 @@ class Models:
         with _failures_told(cell.workload):
             cell.built_strategy.check_model(workload, model, world_size, nodes)
 
-    def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
+    def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Fields of `ModelSize` about what passes between ranks inside of the model."""
         from shardmark.strategies.initial_weights import hollow_model
 
@@ -97,7 +103,11 @@ class Models:
         with _failures_told(cell.workload):
             # Counting leaves its marks on a model.
             counted = hollow_model(workload) or workload.build_model()
-            return cell.built_strategy.passing(workload, counted, cell.recipe, world_size, nodes)
+            return cost_model(cell.built_strategy).activation_traffic(
+                workload,
+                counted,
+                Cell(recipe=cell.recipe, world_size=world_size, nodes=nodes),
+            )
 
     def training_samples(self, options: WorkloadOptions) -> int | None:
         """None where the ranks alone could tell."""

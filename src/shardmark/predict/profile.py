@@ -61,7 +61,7 @@ class Unit:
     """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
     sizes: tuple[int, ...] = ()
     """Elements of each trained parameter."""
-    undivided: float = 0.0
+    replicated_fraction: float = 0.0
     """Share of its parameters that each of the ranks that divide layers has."""
     gradient_bytes: float = 0.0
     """Of all of them, in the type that they are computed in."""

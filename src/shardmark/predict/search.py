@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize, Traffic
+from shardmark.costs import cost_model
+from shardmark.costs.base import FP32_BYTES, Cell, HostState, StepState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.memory import computed, fullest, needed_bytes
@@ -32,7 +34,7 @@ from shardmark.predict.timing import (
     update_seconds,
 )
 from shardmark.strategies import STRATEGIES
-from shardmark.strategies.base import FP32_BYTES, HostState, StepState, Strategy, samples_of_share
+from shardmark.strategies.base import Strategy, samples_of_share
 
 Array = NDArray[np.float64]
 Division = tuple[bool, int, int]
@@ -192,7 +194,7 @@ class Searcher:
                 strategy = self._strategy(mesh, again, 1)
                 both = [recipes[(checkpointed, offloaded), passes] for passes in (1, 2)]
                 casts = strategy.numerics(both[0]).casts is not None
-                bubble = strategy.bubble(self.ranks, self.nodes)
+                bubble = cost_model(strategy).bubble(self._cell(both[0]))
                 sent = self._sent((mesh, again), division, both, counts)
                 library = self._library((mesh, again), division, both, counts)
                 held = [self._held(strategy, recipe) for recipe in both]
@@ -251,12 +253,9 @@ class Searcher:
         """
         staged = kind[0].pipeline > 1
         once, twice = (
-            self._strategy(*kind, count if staged else 1)
-            .wire_bytes(
-                self.sizes[division],
-                recipes[0 if staged else count - 1],
-                self.ranks,
-                self.nodes,
+            cost_model(self._strategy(*kind, count if staged else 1))
+            .required_traffic(
+                self._cell(recipes[0 if staged else count - 1], size=self.sizes[division])
             )
             .traffic
             for count in (1, 2)
@@ -298,12 +297,9 @@ class Searcher:
         staged = kind[0].pipeline > 1
         once, twice = (
             library_seconds(
-                self._strategy(*kind, count if staged else 1),
-                self.sizes[division],
-                recipes[0 if staged else count - 1],
-                self.ranks,
+                cost_model(self._strategy(*kind, count if staged else 1)),
+                self._cell(recipes[0 if staged else count - 1], size=self.sizes[division]),
                 self.node.card,
-                nodes=self.nodes,
             )
             for count in (1, 2)
         )
@@ -315,10 +311,8 @@ class Searcher:
         self, kind: tuple[Mesh, bool], recipes: Sequence[Recipe]
     ) -> tuple[HostState, HostState] | None:
         units = next(iter(self.profiles.values())).units
-        strategy = self._strategy(*kind, 1)
-        once, twice = (
-            strategy.step_state(units, recipe, self.ranks, self.nodes).host for recipe in recipes
-        )
+        costs = cost_model(self._strategy(*kind, 1))
+        once, twice = (costs.step_state(self._cell(recipe, units=units)).host for recipe in recipes)
         return None if once is None or twice is None else (once, twice)
 
     def _seconds(self, of: _Columns) -> Array:
@@ -396,13 +390,12 @@ class Searcher:
         return forward_of, backward_of
 
     def _state(self, strategy: Strategy, profile: Profile, recipe: Recipe) -> StepState:
-        return strategy.step_state(
-            profile.units,
-            recipe,
-            self.ranks,
-            self.nodes,
-            device_type=self.node.card.device_type,
-        )
+        cell = self._cell(recipe, units=profile.units, device_type=self.node.card.device_type)
+        return cost_model(strategy).step_state(cell)
+
+    def _cell(self, recipe: Recipe, **fields: Any) -> Cell:
+        """Return the argument of the cost functions on the search's ranks."""
+        return Cell(recipe=recipe, world_size=self.ranks, nodes=self.nodes, **fields)
 
     def _held(self, strategy: Strategy, recipe: Recipe) -> tuple[float, float]:
         profile = computed(self.profiles[recipe.activation_checkpointing], strategy, recipe)
@@ -413,7 +406,7 @@ class Searcher:
         held = state.parameters + state.gradients + state.optimizer_state + state.buffers
         whole = [FP32_BYTES * unit.trained_parameters for unit in profile.units]
         kept = [
-            each.kept_gradients / most
+            each.retained_gradients / most
             for each, most in zip(state.units, whole, strict=True)
             if most
         ]
@@ -481,7 +474,7 @@ class Searcher:
             sizes,
             state,
             recipe.model_copy(update=share),
-            in_flight=strategy.in_flight(self.ranks, self.nodes),
+            in_flight=cost_model(strategy).in_flight(self._cell(recipe)),
         )
         name, options = self._named(kind, count)
         return Candidate(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic
+from shardmark.costs import cost_model
+from shardmark.costs.base import FP32_BYTES, Cell, HostState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.profile import Profile
@@ -20,7 +22,7 @@ from shardmark.predict.timing import (
     operation_seconds,
     update_seconds,
 )
-from shardmark.strategies.base import FP32_BYTES, HostState, Strategy, samples_of_share
+from shardmark.strategies.base import Strategy, samples_of_share
 
 STREAMS = 4
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
@@ -194,7 +196,8 @@ def plan_step(
 ) -> Step:
     """What a strategy's layout and traffic make of the profile.
 
-    Raises `InputError` for a precision that the card has not in hardware.
+    Raises `InputError` for a precision that the card has not in hardware, and for a strategy
+    without a cost model.
     """
     layout = strategy.layout(world_size, nodes)
     passes = recipe.gradient_accumulation
@@ -203,14 +206,18 @@ def plan_step(
     stages = layout.pipeline / profile.size.stage_compute_imbalance  # which the others wait for
     per_node = max(1, world_size // nodes)
     slowdown = node.slowdown(per_node)
-    pieces = strategy.pieces(world_size, nodes)
+    costs = cost_model(strategy)
+    cell = Cell(
+        size=profile.size, units=profile.units, recipe=recipe, world_size=world_size, nodes=nodes
+    )
+    num_microbatches = costs.num_microbatches(cell)
     forward, backward = (
         [
             slowdown
-            * pieces
+            * num_microbatches
             * operation_seconds(
                 operations,
-                samples / pieces,
+                samples / num_microbatches,
                 node.card,
                 recipe,
                 constants,
@@ -227,19 +234,21 @@ def plan_step(
     )
     if recipe.activation_checkpointing:
         backward = [first + second for first, second in zip(forward, backward, strict=True)]
-    traffic = strategy.sent(profile.size, recipe, world_size, nodes)
+    traffic = costs.library_traffic(cell)
     gradient_bytes = FP32_BYTES * max(1, profile.size.trained_parameters) / parts
     reduced = [
         each.payload_bytes / gradient_bytes
         for each in traffic
         if each.kind in REDUCING and not each.waited_for
     ]
-    ranks_of_one = max((each.ranks * each.apart for each in traffic), default=1)  # servers, too
+    ranks_of_one = max(
+        (each.ranks * each.rank_stride for each in traffic), default=1
+    )  # servers, too
     kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
     host = None
     if recipe.cpu_offload:
-        host = strategy.step_state(profile.units, recipe, world_size, nodes).host
+        host = costs.step_state(cell).host
     updating = update_seconds(
         kept.optimizer_state * profile.size.trained_parameters,
         recipe.optimizer.name,
@@ -257,14 +266,13 @@ def plan_step(
         passes=passes,
         gathers_again=kept.parameters * parts < 0.999,
         reducing_passes=min(passes, max(1, round(max(reduced, default=0.0)))),
-        bubble=strategy.bubble(world_size, nodes),
+        bubble=costs.bubble(cell),
         devices=layout.devices,
         node=node,
         ranks_per_node=per_node if nodes > 1 else max(ranks_of_one, per_node),
         traffic=traffic,
         slowdown=slowdown,
-        library_seconds=slowdown
-        * library_seconds(strategy, profile.size, recipe, world_size, node.card, nodes=nodes),
+        library_seconds=slowdown * library_seconds(costs, cell, node.card),
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
 

@@ -9,9 +9,9 @@ from math import ceil, log2
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic, required_fraction
+from shardmark.costs.base import FP32_BYTES
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Operation
-from shardmark.strategies.base import FP32_BYTES
 
 MESSAGE_BYTES = 25 * 2**20
 """Of one call: DistributedDataParallel's bucket.  Larger units are cut, smaller ones merged."""

@@ -92,7 +92,7 @@ class _Part:
     """Live before its forward pass."""
     saved_bytes: _Sum = NOTHING
     parameters: list[nn.Parameter] = field(default_factory=list)
-    undivided: float = 0.0
+    replicated_fraction: float = 0.0
     gradient_bytes: int = 0
     entered_bytes: _Sum = NOTHING
     """Live before its backward pass."""
@@ -254,7 +254,7 @@ class _Step(_Live):
                 self.parts[0].parameters.append(parameter)
         if self._division is not None:
             for part in self.parts:
-                part.undivided = self._division.undivided(part.parameters)
+                part.replicated_fraction = self._division.replicated_fraction(part.parameters)
 
     def _complete(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -515,7 +515,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[_Sum, _Sum], Amount]) -> 
         name=first.name,
         parameters=sum(p.numel() for p in first.parameters),
         trained_parameters=sum(p.numel() for p in trained),
-        undivided=first.undivided,
+        replicated_fraction=first.replicated_fraction,
         gradient_bytes=first.gradient_bytes,
         sizes=tuple(p.numel() for p in trained),
         block=first.block,

@@ -64,7 +64,7 @@ class MadeModels(Models):
             if 64 % parts:
                 raise StrategyUnavailable("made", f"no {parts} parts", "use 64")
 
-    def passing(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
+    def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         layout = cell.built_strategy.layout(world_size, nodes)
         divided: dict[str, Any] = (
             {"divided": {"in": 10**6, "out": 10**6}} if layout.tensor > 1 else {}

@@ -8,6 +8,8 @@ import pytest
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.traffic import ModelSize
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.predict.hardware.catalogue import Card
 from shardmark.predict.library import OPERATIONS, library_seconds, library_work
 from shardmark.strategies import STRATEGIES, build_strategy
@@ -39,7 +41,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 def work_of(name: str, recipe: Recipe = RECIPE, **options: Any) -> dict[str, float]:
     strategy = build_strategy(name, options)
     ranks = next(n for n in (1, 2, 4, 8) if strategy.unsupported_reason(n) is None)
-    return dict(library_work(strategy, SIZE, recipe, ranks))
+    cell = Cell(size=SIZE, recipe=recipe, world_size=ranks)
+    return dict(library_work(cost_model(strategy), cell))
 
 
 @pytest.mark.parametrize(("name", "options"), VARIANTS)
@@ -56,20 +59,17 @@ def test_all_that_a_strategy_names_was_measured(
 def test_its_time_is_that_of_so_many_operations() -> None:
     once = ("loop", "pass", "ddp", "ddp pass")
     expected = sum(OPERATIONS[name] for name in once) + 102 * OPERATIONS["adam tensor"]
-    found = library_seconds(
-        build_strategy("ddp", {}),
-        SIZE,
-        RECIPE.model_copy(update={"optimizer": Optimizer(name="adamw", lr=0.1)}),
-        2,
-        CPU,
-    )
-    assert found == pytest.approx(1e-6 * expected)
+    recipe = RECIPE.model_copy(update={"optimizer": Optimizer(name="adamw", lr=0.1)})
+    cell = Cell(size=SIZE, recipe=recipe, world_size=2)
+    seconds = library_seconds(cost_model(build_strategy("ddp", {})), cell, CPU)
+    assert seconds == pytest.approx(1e-6 * expected)
 
 
 def test_a_processor_runs_ahead_of_a_gpu_and_what_was_not_measured_is_not_guessed() -> None:
     for change in ({"device": None}, {"operation_seconds": None}):
         card = CPU.model_copy(update=change)
-        assert library_seconds(build_strategy("fsdp", {}), SIZE, RECIPE, 2, card) == 0.0
+        cell = Cell(size=SIZE, recipe=RECIPE, world_size=2)
+        assert library_seconds(cost_model(build_strategy("fsdp", {})), cell, card) == 0.0
 
 
 def test_each_fragment_has_a_meeting_of_its_own() -> None:

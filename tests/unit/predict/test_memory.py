@@ -9,11 +9,11 @@ import pytest
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
+from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.predict.memory import CONTEXT_BYTES, RankMemory, needed_bytes, rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
 from shardmark.strategies import build_strategy
-from shardmark.strategies.deepspeed.buckets import Reduced, reduced_in_buckets
 from shardmark.workloads.vision.options import ClassificationOptions
 
 PARAMETERS = 200_000
@@ -114,7 +114,7 @@ def test_tensor_ranks_hold_what_no_layer_divides() -> None:
     units = tuple(
         replace(
             unit,
-            undivided=1 / 5,
+            replicated_fraction=1 / 5,
             saved_bytes=replace(unit.saved_bytes, whole=1 / 4),
             backward_moments=tuple(
                 replace(at, bytes=replace(at.bytes, whole=1 / 4)) for at in unit.backward_moments
@@ -244,24 +244,34 @@ def units_of(*units: tuple[int, ...]) -> list[Unit]:
     ("units", "bucket", "ranks", "expected"),
     [
         # All of it has room in one bucket, which is reduced when the pass is over.
-        ([(6,), (6,)], 12, 2, [Reduced(), Reduced()]),
+        ([(6,), (6,)], 12, 2, [BucketState(), BucketState()]),
         # Two are reduced when the third comes.  They are one rank's, which keeps them as they lie.
-        ([(6,), (6,), (6,), (6,)], 12, 2, [Reduced(), Reduced(12, 0, 12), Reduced(), Reduced()]),
+        (
+            [(6,), (6,), (6,), (6,)],
+            12,
+            2,
+            [BucketState(), BucketState(12, 0, 12), BucketState(), BucketState()],
+        ),
         # They are two ranks', and flattened anew.
-        ([(6,), (6,), (6,), (6,)], 12, 4, [Reduced(), Reduced(6, 6, 6), Reduced(), Reduced()]),
+        (
+            [(6,), (6,), (6,), (6,)],
+            12,
+            4,
+            [BucketState(), BucketState(6, 6, 6), BucketState(), BucketState()],
+        ),
         # The same parameters in two units.
-        ([(6, 6), (6, 6)], 12, 4, [Reduced(6, 6, 6), Reduced()]),
+        ([(6, 6), (6, 6)], 12, 4, [BucketState(6, 6, 6), BucketState()]),
         # A large one waits for the next; both ranks keep it whole, one keeps the others, too.
-        ([(4,), (4,), (20,)], 8, 2, [Reduced(), Reduced(20 + 28, 0, 28), Reduced()]),
+        ([(4,), (4,), (20,)], 8, 2, [BucketState(), BucketState(20 + 28, 0, 28), BucketState()]),
     ],
 )
 def test_stage_2_reduces_full_buckets(
-    units: list[tuple[int, ...]], bucket: int, ranks: int, expected: list[Reduced]
+    units: list[tuple[int, ...]], bucket: int, ranks: int, expected: list[BucketState]
 ) -> None:
     """During a unit, more while copied, kept from then on."""
     assert reduced_in_buckets(units_of(*units), bucket, ranks) == expected
-    offloaded = reduced_in_buckets(units_of(*units), bucket, ranks, keeps=False)
-    assert not any(each.kept for each in offloaded)
+    offloaded = reduced_in_buckets(units_of(*units), bucket, ranks, retains=False)
+    assert not any(each.retained for each in offloaded)
 
 
 @pytest.mark.parametrize("name", ["fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3"])

@@ -30,7 +30,7 @@ def partly_whole(made: Profile) -> Profile:
     units = (
         replace(
             unit,
-            undivided=0.01,
+            replicated_fraction=0.01,
             saved_bytes=replace(unit.saved_bytes, whole=0.3),
             backward_moments=tuple(
                 replace(at, bytes=replace(at.bytes, per_sample=at.bytes.per_sample / number))

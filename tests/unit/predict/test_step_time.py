@@ -12,6 +12,8 @@ import pytest
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
+from shardmark.costs import COSTS
+from shardmark.costs.base import Cell, Costs
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.intervals import COVERAGE, interval, residuals_of
@@ -111,7 +113,7 @@ def step_of(
         (Traffic(kind="all_reduce", payload_bytes=1e9, ranks=8), 1 / 10 + 2 * 3 / 4 / 100),
         (Traffic(kind="all_gather", payload_bytes=0.125e9, ranks=8), 0.5 / 10 + 0.75 / 100),
         # Four groups of two, one rank of each on either node, share the network.
-        (Traffic(kind="all_reduce", payload_bytes=0.25e9, ranks=2, apart=4), 0.25 / 2.5),
+        (Traffic(kind="all_reduce", payload_bytes=0.25e9, ranks=2, rank_stride=4), 0.25 / 2.5),
         (Traffic(kind="receive", payload_bytes=1e9, ranks=4, sent_by_peers=True), 0),
         (Traffic(kind="all_reduce", payload_bytes=1e9, ranks=1), 0),
     ],
@@ -160,7 +162,9 @@ def test_messages_between_nodes_were_timed_with_the_network_to_themselves() -> N
     node = NODE.model_copy(
         update={"node": NODE.node.model_copy(update={"network_seconds": network})}
     )
-    one = Traffic(kind="send", payload_bytes=1e6, ranks=2, apart=4)  # all four of a node at once
+    one = Traffic(
+        kind="send", payload_bytes=1e6, ranks=2, rank_stride=4
+    )  # all four of a node at once
     assert collective_seconds(one, 4, node, PLAIN) == pytest.approx(4 * 2.0)
 
 
@@ -323,30 +327,33 @@ def test_pipelines_wait_until_they_are_full(options: dict[str, Any], share: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invented(Strategy):
-    """A strategy that nobody has written a prediction for."""
+    """A strategy that comes without a cost model."""
 
     name: str = "invented"
-
-    def wire_bytes(
-        self,
-        size: ModelSize,
-        recipe: Recipe,  # noqa: ARG002
-        world_size: int,
-        nodes: int = 1,  # noqa: ARG002
-    ) -> RequiredTraffic:
-        sent = Traffic(
-            kind="all_reduce",
-            payload_bytes=4 * size.trained_parameters,
-            ranks=world_size,
-            waited_for=True,
-        )
-        return RequiredTraffic(traffic=(sent,), formula="all of it, after the step")
 
     def start(self, workload: Any, recipe: Recipe, context: Any) -> Any:
         raise NotImplementedError
 
 
-def test_a_new_strategy_is_predicted_by_what_it_says_of_itself() -> None:
+class InventedCosts(Costs[Invented]):
+    """Gradients all-reduced at once after the backward pass."""
+
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:
+        all_reduce = Traffic(
+            kind="all_reduce",
+            payload_bytes=4 * cell.size.trained_parameters,
+            ranks=cell.world_size,
+            waited_for=True,
+        )
+        return RequiredTraffic(traffic=(all_reduce,), formula="all of it, after the step")
+
+
+def test_a_new_strategy_is_predicted_once_it_has_a_cost_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(InputError, match="there is no cost model for invented"):
+        step_of(Invented(), 2)
+    monkeypatch.setitem(COSTS, Invented, InventedCosts)
     assert step_of(Invented(), 2).time(PLAIN).waiting_seconds == pytest.approx(0.010)
 
 

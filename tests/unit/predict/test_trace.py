@@ -188,9 +188,9 @@ def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
     products, others = units["after 2"].forward
     assert products.flops.of(5, 2) == products.flops.of(5) / 2
     assert others.flops.of(1, 2) == pytest.approx(logits * others.flops.of(1))
-    assert units["start"].undivided == 1
+    assert units["start"].replicated_fraction == 1
     # Its second layer's bias is added to what was summed up.
-    assert units["2"].undivided == pytest.approx(WIDTH / units["2"].parameters)
+    assert units["2"].replicated_fraction == pytest.approx(WIDTH / units["2"].parameters)
 
 
 @pytest.mark.parametrize("model", [blocks, LooksAtValues])

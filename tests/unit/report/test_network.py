@@ -21,6 +21,8 @@ from shardmark.analysis.network.traffic import TrafficOfRow, traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
 from shardmark.report.figures import figures_of
 from shardmark.report.page.page import render_page
 from shardmark.report.table.formats import render_csv
@@ -64,7 +66,9 @@ def trial(strategy: str, ranks: int, payloads: Payloads, sent: float | None) -> 
     )
     metrics = {"network_sent_bytes": None if sent is None else sent * STEPS * ranks}
     made = invented_trial(strategy, ranks, metrics=metrics, ranks=records)
-    needed = built.wire_bytes(size, Recipe(global_batch=8, steps=1), ranks)
+    needed = cost_model(built).required_traffic(
+        Cell(size=size, recipe=Recipe(global_batch=8, steps=1), world_size=ranks)
+    )
     return made.model_copy(update={"needed_traffic": needed})
 
 

@@ -17,6 +17,8 @@ from typer.testing import CliRunner
 from shardmark.cli import app
 from shardmark.core.machine import Machine
 from shardmark.core.traffic import ModelSize
+from shardmark.costs import costs_of
+from shardmark.costs.base import Cell
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
@@ -60,9 +62,12 @@ def test_every_method_answers(name: str) -> None:
     counted = [rank.share for rank in layout.ranks if rank.counts_loss and rank.share]
     assert len(set(counted)) == len(counted) == counted[0].count, "each share once"
     assert sum(map(len, layout.ranks_by_node)) == layout.processes
-    wire = strategy.wire_bytes(SIZE, asked, ranks)
-    assert wire.formula
-    assert (wire.required_bytes > 0) is (layout.processes > 1)
+    costs = costs_of(strategy)
+    assert (costs is None) is (name == "unbucketed")
+    if costs is not None:
+        traffic = costs.required_traffic(Cell(size=SIZE, recipe=asked, world_size=ranks))
+        assert traffic.formula
+        assert (traffic.required_bytes > 0) is (layout.processes > 1)
     assert {strategy.backend(on, asked) for on in ("cuda", "cpu")} <= {"nccl", "gloo"}
     assert strategy.guarantee() is None or strategy.tolerates_worker_loss()
     assert strategy.resume_blocker(asked) is None
@@ -73,11 +78,13 @@ def test_every_method_answers(name: str) -> None:
 
 def result_of(name: str, ranks: int) -> TrialResult:
     strategy = build_strategy(name, {})
+    costs = costs_of(strategy)
+    cell = Cell(size=SIZE, recipe=recipe(), world_size=ranks)
     return invented_trial(
         name,
         ranks,
         layout=strategy.layout(ranks),
-        needed_traffic=strategy.wire_bytes(SIZE, recipe(), ranks),
+        needed_traffic=None if costs is None else costs.required_traffic(cell),
     )
 
 

@@ -11,7 +11,7 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import measured_steps, workers_of
 from shardmark.core.traffic import RequiredTraffic, required_fraction
-from shardmark.results.schema import TrialResult
+from shardmark.results.schema import ProbeRecord, TrialResult
 
 SENT = "network_sent_bytes"
 
@@ -109,7 +109,7 @@ def _wire_of(row: Row) -> WireOfRow:
         for kind in dict.fromkeys((*defined, *(sizes if counted else ())))
     )
     reasons = {
-        "formula": None if wire else "no rank counted the model's parameters",
+        "formula": None if wire else _why_no_formula(row, probes),
         "counted": None if counted else "no collectives were counted: the probe was off, or failed",
         "interfaces": None if sent else row.missing.get(SENT, "not recorded"),
     }
@@ -121,6 +121,12 @@ def _wire_of(row: Row) -> WireOfRow:
         interface_bytes=sent,
         missing={what: why for what, why in reasons.items() if why is not None},
     )
+
+
+def _why_no_formula(row: Row, probes: Sequence[ProbeRecord | None]) -> str:
+    if any(probe and probe.trained_parameters is not None for probe in probes):
+        return f"there is no cost model for {row.strategy}"
+    return "no rank counted the model's parameters"
 
 
 def _sent(trials: Sequence[TrialResult]) -> Estimate | None:

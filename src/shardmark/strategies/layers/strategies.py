@@ -348,8 +348,8 @@ class Layered(Strategy):
             arguments |= {"n_microbatches": count, "scale_grads": False}
             notes.append(
                 f"{stages_of_rank * layout.pipeline} PipelineStages of consecutive layers, equally"
-                " many parameters in each, embeddings left out. Sum the gradients of tied weights over"
-                " their stages, and clip by the norm of all stages together."
+                " many parameters in each, embeddings left out. Sum the gradients of tied weights"
+                " over their stages, and clip by the norm of all stages together."
             )
         if layout.shares > 1:
             sharded = self.is_sharded(Mesh(data=layout.data, shard=layout.shard))
