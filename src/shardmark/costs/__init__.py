@@ -39,7 +39,7 @@ from shardmark.strategies.parameter_server.strategy import (
 from shardmark.strategies.single import Single
 from shardmark.strategies.zro.strategy import ZeroRedundancy
 
-COSTS: dict[type[Strategy], type[Costs[Any]]] = {
+COSTS: dict[type[Any], type[Costs[Any]]] = {
     Single: ReplicaCosts,
     DataParallel: ReplicaCosts,
     DDP: DDPCosts,

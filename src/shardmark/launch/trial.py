@@ -257,8 +257,9 @@ def _explained(failure: Failure, directory: Path) -> Failure:
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:
     """Traffic that the strategy requires; None without a cost model, or a probe's counts."""
-    costs = costs_of(trial.built_strategy)
-    for rank in ranks if costs is not None else ():
+    if (costs := costs_of(trial.built_strategy)) is None:
+        return None
+    for rank in ranks:
         probe = rank.probe
         if probe and probe.parameters is not None and probe.trained_parameters is not None:
             size = ModelSize(

@@ -119,7 +119,7 @@ def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:
     matrices = ((1000, 300, 2), (1, 5000, 1), (6, 6, 4), (500, 1, 3), (1, 1, 1))
     elements = sum(rows * columns * count for rows, columns, count in matrices)
     size = ModelSize(parameters=elements, trained_parameters=elements, trained_matrices=matrices)
-    options = {"compress": "powersgd", "powersgd_rank": 2}
+    options: dict[str, Any] = {"compress": "powersgd", "powersgd_rank": 2}
     traffic = required("ddp", size, Recipe(global_batch=8, steps=9), 2, **options)
     rest = 5000 + 4 * 36 + 3 * 500 + 1
     assert traffic.required_bytes == 4 * (2 * 2 * (1000 + 300) + rest)

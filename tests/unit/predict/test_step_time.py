@@ -353,7 +353,7 @@ def test_a_new_strategy_is_predicted_once_it_has_a_cost_model(
 ) -> None:
     with pytest.raises(InputError, match="there is no cost model for invented"):
         step_of(Invented(), 2)
-    monkeypatch.setitem(COSTS, Invented, InventedCosts)
+    monkeypatch.setitem(COSTS, Invented, InventedCosts)  # type: ignore[misc]
     assert step_of(Invented(), 2).time(PLAIN).waiting_seconds == pytest.approx(0.010)
 
 

@@ -15,9 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 from shardmark.cli import app
+from shardmark.core.errors import InputError
 from shardmark.core.machine import Machine
 from shardmark.core.traffic import ModelSize
-from shardmark.costs import costs_of
+from shardmark.costs import COSTS, cost_model, costs_of
 from shardmark.costs.base import Cell
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
@@ -36,13 +37,15 @@ SIZE = ModelSize(
 @pytest.fixture(autouse=True)
 def _example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """The guide's strategy in the table, as it is written there."""
-    (code,) = re.findall(r"```python\n(# unbucketed\.py\n.*?)```", GUIDE.read_text(), re.DOTALL)
-    (tmp_path / "unbucketed.py").write_text(code)
+    examples = re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    for module, code in examples:
+        (tmp_path / f"{module}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.setitem(STRATEGIES, "unbucketed", import_module("unbucketed").Unbucketed)
     yield
-    sys.modules.pop("unbucketed")
+    for module, _ in examples:
+        sys.modules.pop(module, None)
 
 
 def ranks_of(name: str) -> int:
@@ -74,6 +77,20 @@ def test_every_method_answers(name: str) -> None:
     assert {"gradient_clipping", "mixed_precision"} <= strategy.settings(asked).keys()
     assert all(isinstance(module, str) for module in strategy.loads())
     assert "name" not in option_names(name)
+
+
+def test_the_example_of_a_cost_model_counts_a_call_for_each_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = import_module("unbucketed_costs").UnbucketedCosts
+    strategy = build_strategy("unbucketed", {})
+    with pytest.raises(InputError, match="there is no cost model for unbucketed"):
+        cost_model(strategy)
+    monkeypatch.setitem(COSTS, type(strategy), model)
+    size = ModelSize(parameters=8, trained_parameters=8, trained_matrices=((2, 2, 2),))
+    cell = Cell(size=size, recipe=recipe(), world_size=2)
+    (all_reduce,) = cost_model(strategy).library_traffic(cell)
+    assert (all_reduce.payload_bytes, all_reduce.calls) == (32, 2)
 
 
 def result_of(name: str, ranks: int) -> TrialResult:
