@@ -110,7 +110,7 @@ def fullest(
         optimizer_state=uneven * state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
         gathered=at.gathered,
         buffers=state.buffers + profile.buffer_bytes + profile.data_bytes,
-        activations=(passes - 1) * profile.batch_bytes.of(in_a_pass) + kept / divided,
+        activations=(passes - 1) * profile.batch_bytes.at(in_a_pass) + kept / divided,
         temporary=(at.live - kept) / divided,
     )
 
@@ -128,26 +128,26 @@ class _At(NamedTuple):
 def _moments(
     profile: Profile, state: StepState, samples: float, tensor: int, divided: float
 ) -> Iterator[_At]:
-    saved = [profile.batch_bytes.of(samples, tensor)]
+    saved = [profile.batch_bytes.at(samples, tensor)]
     for unit, held in zip(profile.units, state.units, strict=True):
-        yield _At(unit.begun_bytes.of(samples, tensor), saved[-1], held.entering_forward, 0.0)
-        saved.append(saved[-1] + unit.saved_bytes.of(samples, tensor))
+        yield _At(unit.begun_bytes.at(samples, tensor), saved[-1], held.entering_forward, 0.0)
+        saved.append(saved[-1] + unit.saved_bytes.at(samples, tensor))
         for moment in unit.forward_moments:
-            yield _At(moment.bytes.of(samples, tensor), saved[-1], held.forward, 0.0)
+            yield _At(moment.bytes.at(samples, tensor), saved[-1], held.forward, 0.0)
     gradients = 0.0
     backwards = zip(profile.units, state.units, saved[1:], strict=True)
     for unit, held, kept in reversed([*backwards]):
-        yield _At(unit.entered_bytes.of(samples, tensor), kept, held.entering_backward, gradients)
+        yield _At(unit.entered_bytes.at(samples, tensor), kept, held.entering_backward, gradients)
         for moment in unit.backward_moments:
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.of(samples, tensor), kept, held.backward, fresh)
+            yield _At(moment.bytes.at(samples, tensor), kept, held.backward, fresh)
         for moment in unit.gradient_moments if held.copied else ():
             fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.of(samples, tensor), kept, held.backward + held.copied, fresh)
+            yield _At(moment.bytes.at(samples, tensor), kept, held.backward + held.copied, fresh)
         if held.reducing:
             own = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
             whole = gradients + state.fresh_gradients * own
-            yield _At(unit.reduced_bytes.of(samples, tensor), kept, held.reducing, whole)
+            yield _At(unit.reduced_bytes.at(samples, tensor), kept, held.reducing, whole)
         gradients += held.retained_gradients
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)

@@ -1,4 +1,4 @@
-"""Builds and traces the models that a plan asks about.  Imports torch when first asked."""
+"""Builds and traces the models of a plan.  Imports torch when the first model is built."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
-"""Training samples of data sets whose pictures `random` has in shape and classes."""
+"""Training samples of data sets that random pictures of the same shape can replace."""
 
 
 class Models:
-    """Each model once, and each of its profiles."""
+    """A cache of models and of their profiles."""
 
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
-        self._traced: list[tuple[tuple[object, ...], Profile]] = []
+        self._profiles: list[tuple[tuple[object, ...], Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
 
     def profile(
@@ -42,37 +42,37 @@ class Models:
         recipe: Recipe,
         *,
         device_type: str = "cuda",
-        division: ActivationSharding = REPLICATED_ACTIVATIONS,
+        activations: ActivationSharding = REPLICATED_ACTIVATIONS,
     ) -> Profile:
-        """Of its steps, with the kernels of such devices, and as its layers would be divided.
+        """Profile a step with the kernels of a device type and the given activation sharding.
 
-        Raises `ShardmarkError` for one that cannot be built or traced.
+        Raises `ShardmarkError` for a model that cannot be built or traced.
         """
         from shardmark.predict.trace import trace
         from shardmark.strategies.parameters import check_parameters
 
-        chosen = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
-        key = (options, *chosen, device_type, division)
-        for known, profile in self._traced:
-            if known == key:
+        settings = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
+        key = (options, *settings, device_type, activations)
+        for cached_key, profile in self._profiles:
+            if cached_key == key:
                 return profile
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
-        with _failures_told(options):
-            profile = trace(workload, recipe, device_type=device_type, division=division)
+        with _named_failures(options):
+            profile = trace(workload, recipe, device_type=device_type, activations=activations)
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)
         if profile.unused:
             names = ", ".join(profile.unused)
             self.notes[f"The traced step skips {names}: steps that use them take longer."] = None
-        self._traced.append((key, profile))
+        self._profiles.append((key, profile))
         return profile
 
     def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
-        """With what passes between ranks inside of the model, where the cell's strategy divides it.
+        """Profile a cell, with the activation traffic of a strategy that shards or cuts layers.
 
-        Raises `StrategyUnavailable` for a model that it cannot train.
+        Raises `StrategyUnavailable` for a model that the strategy cannot train.
         """
         strategy = cell.built_strategy
         costs = cost_model(strategy)
@@ -81,7 +81,7 @@ class Models:
             cell.workload,
             cell.recipe,
             device_type=device_type,
-            division=costs.activation_sharding(),
+            activations=costs.activation_sharding(),
         )
         layout = strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
@@ -92,16 +92,16 @@ class Models:
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
         workload, model, _ = self._model(cell.workload, cell.recipe)
-        with _failures_told(cell.workload):
+        with _named_failures(cell.workload):
             cell.built_strategy.check_model(workload, model, world_size, nodes)
 
     def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
-        """Fields of `ModelSize` about what passes between ranks inside of the model."""
+        """Return the fields of `ModelSize` about traffic between ranks inside the model."""
         from shardmark.strategies.initial_weights import hollow_model
 
         workload, *_ = self._model(cell.workload, cell.recipe)
-        with _failures_told(cell.workload):
-            # Counting leaves its marks on a model.
+        with _named_failures(cell.workload):
+            # A new model: counting changes it.
             counted = hollow_model(workload) or workload.build_model()
             return cost_model(cell.built_strategy).activation_traffic(
                 workload,
@@ -110,9 +110,9 @@ class Models:
             )
 
     def training_samples(self, options: WorkloadOptions) -> int | None:
-        """None where the ranks alone could tell."""
-        for known, count in self._samples:
-            if known == options:
+        """Return the number of training samples; None if only a run finds it out."""
+        for cached_options, count in self._samples:
+            if cached_options == options:
                 return count
         try:
             count = None if options.fetches_data else check_data(options)
@@ -122,48 +122,49 @@ class Models:
         return count
 
     def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
-        """The task, its model, without weights where it can be built so, and bytes of its data."""
+        """Return the task, its model, without weights if possible, and the bytes of its data."""
         from shardmark.measure.memory.tensors import live_tensor_bytes
         from shardmark.strategies.initial_weights import hollow_model
         from shardmark.workloads import build_workload
 
-        for known, built in self._built:
-            if known == options:
+        for cached_options, built in self._built:
+            if cached_options == options:
                 return built
         before = live_tensor_bytes("cpu")
-        workload = build_workload(self._here(options), recipe.seed)
+        workload = build_workload(self._with_data(options), recipe.seed)
         data_bytes = max(0, live_tensor_bytes("cpu") - before)
         model = hollow_model(workload) or workload.build_model()
         self._built.append((options, (workload, model, data_bytes)))
         return workload, model, data_bytes
 
-    def _here(self, options: WorkloadOptions) -> WorkloadOptions:
-        """Itself, or made-up pictures of the same size where its data are elsewhere."""
-        stands = isinstance(options, ClassificationOptions) and options.dataset in STAND_INS
+    def _with_data(self, options: WorkloadOptions) -> WorkloadOptions:
+        """Return the options, or those of random pictures of the same size if data are missing."""
+        replaceable = isinstance(options, ClassificationOptions) and options.dataset in STAND_INS
         try:
-            if not (stands and options.fetches_data):
+            if not (replaceable and options.fetches_data):
                 check_data(options)
                 return options
         except DataError:
-            if not stands:
+            if not replaceable:
                 raise
         changes: dict[str, Any] = dict.fromkeys(
             ("data_dir", "training_samples", "validation_samples")
         )
         name = getattr(options, "dataset", "")
-        self.notes[f"{name} is not here: made-up pictures of its size were traced."] = None
+        note = f"{name} is not on this machine: random pictures of its size were traced."
+        self.notes[note] = None
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
 
 
 @contextmanager
-def _failures_told(options: WorkloadOptions) -> Iterator[None]:
-    """Whatever a model of the user's raises in a step."""
+def _named_failures(options: WorkloadOptions) -> Iterator[None]:
+    """Turn errors of the user's model into an `InputError` that names the workload."""
     try:
         yield
     except ShardmarkError:
         raise
     except Exception as error:
-        found = f"a step of its model fails: {type(error).__name__}: {error}"
-        raise InputError(f"workload {options.name}", found, "make `run` work first") from error
+        message = f"a step of its model fails: {type(error).__name__}: {error}"
+        raise InputError(f"workload {options.name}", message, "make `run` work first") from error

@@ -1,4 +1,4 @@
-"""What one step of a model computes, keeps and moves, whatever the machine.  Imports no torch."""
+"""Profile of a model's step: computation, memory and communication.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,94 +10,94 @@ from shardmark.core.traffic import ModelSize
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Amount:
-    """Something that grows linearly with the samples of a pass."""
+    """A quantity that grows linearly with the samples of a forward and backward pass."""
 
     fixed: float = 0.0
     per_sample: float = 0.0
-    whole: float = 0.0
-    """Share of it that each of the ranks that divide layers has, or computes."""
+    replicated_fraction: float = 0.0
+    """Fraction that every tensor-parallel rank has or computes in full."""
 
-    def of(self, samples: float, tensor: int = 1) -> float:
-        """On one of so many ranks that divide layers."""
-        divided = self.whole + (1 - self.whole) / tensor
-        return divided * (self.fixed + self.per_sample * samples)
+    def at(self, samples: float, tensor: int = 1) -> float:
+        """Return the amount on one of `tensor` tensor-parallel ranks."""
+        on_rank = self.replicated_fraction + (1 - self.replicated_fraction) / tensor
+        return on_rank * (self.fixed + self.per_sample * samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Calls of one kind in a pass, added up."""
+    """All operations of one kind in a pass, summed."""
 
     kind: Literal["product", "convolution", "other"]
-    """The first two have units of their own on a card, which convolutions fill less well."""
+    """Products and convolutions use matrix units, which convolutions fill less well."""
     flops: Amount = Amount()
     bytes: Amount = Amount()
-    """Read from and written to the device's memory."""
+    """Bytes read from and written to the device's memory."""
     calls: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What lives at one operation, beside parameters, buffers and optimizer state."""
+    """Live bytes at one operation, without parameters, buffers and optimizer state."""
 
     bytes: Amount
-    """The batch, activations of all units, temporaries: all but gradients that are complete."""
+    """Bytes of the batch, all units' activations, and temporaries, without complete gradients."""
     gradient_bytes: float = 0.0
-    """Of the unit's own parameters, complete by now."""
+    """Bytes of the unit's gradients that are complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Consecutive layers whose parameters are gathered together: a block, or what is between."""
+    """Consecutive layers whose parameters are gathered together: a block, or layers between two."""
 
     name: str
     parameters: int
-    """Elements."""
+    """Number of elements."""
     trained_parameters: int
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     saved_bytes: Amount = Amount()
-    """Activations kept from the forward for the backward pass."""
+    """Activations that the forward pass saves for the backward pass."""
     block: bool = True
-    """Whether it is gathered by itself; what is between blocks is gathered for the whole pass."""
+    """True if it is gathered alone; layers between blocks are gathered for the full pass."""
     sizes: tuple[int, ...] = ()
-    """Elements of each trained parameter."""
+    """Number of elements of each trained parameter."""
     replicated_fraction: float = 0.0
-    """Share of its parameters that each of the ranks that divide layers has."""
+    """Fraction of its parameters that tensor parallelism replicates on every rank."""
     gradient_bytes: float = 0.0
-    """Of all of them, in the type that they are computed in."""
+    """Bytes of all its gradients, in the type in which they are computed."""
     forward_moments: tuple[Moment, ...] = ()
-    """Among which is the fullest one, whatever the batch."""
+    """Moments of the forward pass that can have the most live bytes at some number of samples."""
     backward_moments: tuple[Moment, ...] = ()
     gradient_moments: tuple[Moment, ...] = ()
-    """As each of its gradients is complete, which counts among what lives."""
+    """Moments at which a gradient becomes complete, with that gradient in `bytes`."""
     begun_bytes: Amount = Amount()
-    """What lives as its forward pass begins."""
+    """Live bytes when its forward pass begins."""
     entered_bytes: Amount = Amount()
-    """The same of its backward pass."""
+    """Live bytes when its backward pass begins."""
     reduced_bytes: Amount = Amount()
-    """What lives after the last of them, all complete gradients left out."""
+    """Live bytes after its last gradient, without complete gradients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A model and its loss, in the recipe's precision."""
+    """Profile of a model and its loss in the recipe's precision."""
 
     units: tuple[Unit, ...]
-    """In the order of the forward pass."""
+    """Units in the order of the forward pass."""
     size: ModelSize
     buffer_bytes: float = 0.0
-    """Of the model's own buffers: statistics of batch norms, masks."""
+    """Bytes of the model's buffers, such as statistics of batch norms."""
     data_bytes: float = 0.0
-    """Of the data set's tensors, where they are in the memory that the model is in."""
+    """Bytes of the data set's tensors, if they are in the same memory as the model."""
     batch_bytes: Amount = Amount()
     state_values: float = 0.0
-    """Of the optimizer, for each trained parameter."""
+    """Number of optimizer state values for each trained parameter."""
     update_values: float = 0.0
-    """Temporary ones, for each element that is updated at once."""
+    """Number of temporary values for each element that is updated at once."""
     updates_together: bool = False
-    """All parameters; else one after the other."""
+    """True if the optimizer updates all parameters at once, false if one after the other."""
     unused: tuple[str, ...] = ()
-    """Blocks that the traced step did not pass: a draw or a condition skipped them."""
+    """Blocks that the traced step skipped, by a random draw or a condition."""
     native: Profile | None = None
-    """The same computed with parameters in 16 bits, where the recipe's precision and the model
-    allow it, for strategies whose library casts them; this one is under autocast."""
+    """Profile with 16-bit parameters, for strategies whose library casts them; None in fp32, or if
+    the model does not compute so.  The outer profile is under autocast."""

@@ -430,7 +430,8 @@ class Searcher:
             for unit in reversed(profile.units):
                 for moment in unit.backward_moments:
                     live = moment.bytes.fixed + moment.bytes.per_sample * samples
-                    live *= moment.bytes.whole + (1 - moment.bytes.whole) / of.tensor
+                    whole = moment.bytes.replicated_fraction
+                    live *= whole + (1 - whole) / of.tensor
                     np.maximum(fullest, live / of.stages + gradients + gathered, out=fullest)
                 gathered = np.zeros_like(samples)
                 gradients = gradients + of.kept * FP32_BYTES * unit.trained_parameters

@@ -78,8 +78,8 @@ def operation_seconds(
     started = measured or constants.call_seconds
     seconds = 0.0
     for each in operations:
-        moved = each.bytes.of(samples, tensor) / bandwidth / sequence
-        flops = each.flops.of(samples, tensor) / sequence
+        moved = each.bytes.at(samples, tensor) / bandwidth / sequence
+        flops = each.flops.at(samples, tensor) / sequence
         if each.kind == "other":
             seconds += max(flops / (constants.core_share * fp32), moved)
         else:

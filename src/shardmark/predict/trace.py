@@ -1,4 +1,4 @@
-"""Traces one step of the user's own model and loss: without memory, or really on the CPU."""
+"""Traces a step of the user's own model and loss, without memory or really on the CPU."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
-from shardmark.predict.division import Division
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
+from shardmark.predict.tensor_sharding import TensorSharding
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
 from shardmark.strategies.execution import prepare
@@ -43,74 +43,74 @@ logger = logging.getLogger(__name__)
 
 CPU = torch.device("cpu")
 SAMPLES = (4, 8)
-"""Of the two steps: all other sizes are on the line through them."""
+"""Samples of the two traced steps.  Other sizes are extrapolated linearly."""
 aten = torch.ops.aten
 FLOPS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
     aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
 }
 CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
-"""Which of the arguments is the weight."""
-ASKING = {"prim", "profiler"}
-"""Namespaces of what is dispatched and computes nothing: a fake tensor's device, marks."""
+"""Position of the weight among the arguments."""
+QUERY_NAMESPACES = {"prim", "profiler"}
+"""Namespaces of operators that compute nothing, such as a fake tensor's device."""
 Kind = Literal["product", "convolution", "other"]
 Pass = Literal["forward", "backward", "gradient"]
 
 
-class _Sum(NamedTuple):
-    """Something counted, and how much of it ranks that divide layers each have whole."""
+class _Total(NamedTuple):
+    """A count, and the part of it that every tensor-parallel rank has in full."""
 
-    all: float = 0.0
-    whole: float = 0.0
+    total: float = 0.0
+    replicated: float = 0.0
 
-    def plus(self, value: float, whole: float) -> _Sum:
-        return _Sum(self.all + value, self.whole + whole)
+    def plus(self, total: float, replicated: float) -> _Total:
+        return _Total(self.total + total, self.replicated + replicated)
 
-    def beyond(self, other: _Sum) -> _Sum:
-        return _Sum(self.all - other.all, self.whole - other.whole)
+    def minus(self, other: _Total) -> _Total:
+        return _Total(self.total - other.total, self.replicated - other.replicated)
 
 
-NOTHING = _Sum()
+ZERO = _Total()
 
 
 @dataclass(slots=True)
 class _Counts:
-    flops: _Sum = NOTHING
-    bytes: _Sum = NOTHING
+    flops: _Total = ZERO
+    bytes: _Total = ZERO
     calls: int = 0
 
 
 @dataclass(slots=True)
-class _Part:
-    """A unit as it was passed once."""
+class _UnitTrace:
+    """Measurements of one unit in one traced step."""
 
     name: str
     block: bool
     first_node: int
-    """Nodes of the autograd graph are numbered in the order in which they are made."""
-    begun_bytes: _Sum
-    """Live before its forward pass."""
-    saved_bytes: _Sum = NOTHING
+    """Number of the first autograd node that was made in the unit."""
+    begun_bytes: _Total
+    """Live bytes before its forward pass."""
+    saved_bytes: _Total = ZERO
     parameters: list[nn.Parameter] = field(default_factory=list)
     replicated_fraction: float = 0.0
     gradient_bytes: int = 0
-    entered_bytes: _Sum = NOTHING
-    """Live before its backward pass."""
-    reduced_bytes: _Sum = NOTHING
-    """Live after the last of its gradients was complete."""
+    entered_bytes: _Total = ZERO
+    """Live bytes before its backward pass."""
+    reduced_bytes: _Total = ZERO
+    """Live bytes after the last of its gradients was complete."""
     counts: dict[tuple[Pass, Kind], _Counts] = field(default_factory=lambda: defaultdict(_Counts))
-    moments: dict[Pass, list[tuple[_Sum, int]]] = field(default_factory=lambda: defaultdict(list))
-    """After each operation: live bytes but those of complete gradients, and the part's of these."""
+    moments: dict[Pass, list[tuple[_Total, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Live bytes without complete gradients, and bytes of the unit's, after each operation."""
 
 
-class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages from their first operation until they are freed."""
 
-    def __init__(self, held: Iterable[Tensor] = ()) -> None:
+    def __init__(self, uncounted: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.bytes = self.peak = 0
         self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self.add(held, counted=False)
+        self.add(uncounted, counted=False)
 
     def add(self, tensors: Iterable[Tensor], *, counted: bool = True) -> None:
         for tensor in tensors:
@@ -124,41 +124,41 @@ class _Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = max(self.peak, self.bytes)
 
     def release(self, tensor: Tensor) -> int:
-        """Bytes that are counted elsewhere from now on."""
+        """Stop counting a tensor that is still alive; return its bytes."""
         key = id(tensor.untyped_storage())
         reference, size = self._storages[key]
         self._storages[key] = (reference, 0)
         self.bytes -= size
-        self.left(key)
+        self.on_removed(key)
         return size
 
     def _freed(self, key: int, _: object) -> None:
         self.bytes -= self._storages.pop(key)[1]
-        self.left(key)
+        self.on_removed(key)
 
-    def left(self, storage: int) -> None:
-        """As it is freed, or counted elsewhere."""
+    def on_removed(self, storage: int) -> None:
+        """Called when a storage is freed or released."""
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function.namespace in ASKING:
+        if function.namespace in QUERY_NAMESPACES:
             return function(*args, **(kwargs or {}))
-        self.operates()
-        made = function(*args, **(kwargs or {}))
-        self.add(_tensors(made))
-        self.operated(function, args, kwargs or {}, made)
-        return made
+        self.before_operation()
+        outputs = function(*args, **(kwargs or {}))
+        self.add(_tensors(outputs))
+        self.after_operation(function, args, kwargs or {}, outputs)
+        return outputs
 
-    def operates(self) -> None:
-        """Before each operation."""
+    def before_operation(self) -> None:
+        """Called before each operation."""
 
-    def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """After each operation."""
+    def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        """Called after each operation."""
 
 
-class _Step(_Live):
-    """One forward and backward pass, unit by unit."""
+class _StepTrace(_LiveBytes):
+    """Records a forward and a backward pass, unit by unit."""
 
     def __init__(
         self,
@@ -166,149 +166,154 @@ class _Step(_Live):
         blocks: Sequence[nn.Module],
         batch: Batch,
         device_type: str,
-        division: Division | None,
+        sharding: TensorSharding | None,
     ) -> None:
-        self._division = division
-        self._whole = 0
-        self._whole_of: dict[int, int] = {}
+        self._sharding = sharding
+        self._replicated_bytes = 0
+        self._replicated_by_storage: dict[int, int] = {}
         super().__init__((*model.parameters(), *model.buffers()))
         self._device_type = device_type
         self.add(_tensors(vars_of(batch)))
-        self._keep_whole({key: size for key, (_, size) in self._storages.items() if size})
-        self.batch_bytes = self._before = self._live
-        self.parts: list[_Part] = []
+        self._add_replicated({key: size for key, (_, size) in self._storages.items() if size})
+        self.batch_bytes = self._live_before = self._live
+        self.units: list[_UnitTrace] = []
         self._first_nodes: list[int] = []
         self._backward_at: int | None = None
-        self._owners: dict[int, _Part] = {}
+        self._owners: dict[int, _UnitTrace] = {}
         names = {module: name for name, module in model.named_modules()}
         self.block_names = [names[block] for block in blocks]
-        own = set(blocks)
+        block_set = set(blocks)
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(self._complete_gradient)  # type: ignore[no-untyped-call]
             for parameter in model.parameters()
             if parameter.requires_grad
         ]
         for module in model.modules():
-            if module in own:
-                enter = partial(self._enter, names[module])
+            if module in block_set:
+                enter = partial(self._enter_block, names[module])
                 self._hooks.append(module.register_forward_pre_hook(enter))
-                self._hooks.append(module.register_forward_hook(self._leave))
+                self._hooks.append(module.register_forward_hook(self._leave_block))
             else:
-                self._hooks.append(module.register_forward_pre_hook(self._meet))
-        self._begin("start", block=False)
+                self._hooks.append(module.register_forward_pre_hook(self._enter_module))
+        self._begin_unit("start", block=False)
 
     @property
-    def _live(self) -> _Sum:
-        return _Sum(self.bytes, self._whole)
+    def _live(self) -> _Total:
+        return _Total(self.bytes, self._replicated_bytes)
 
-    def _keep_whole(self, sizes: Mapping[int, int]) -> None:
+    def _add_replicated(self, sizes: Mapping[int, int]) -> None:
+        """Count these bytes, by storage, as held in full by every tensor-parallel rank."""
         for key, size in sizes.items():
-            self._whole_of[key] = self._whole_of.get(key, 0) + size
-            self._whole += size
+            self._replicated_by_storage[key] = self._replicated_by_storage.get(key, 0) + size
+            self._replicated_bytes += size
 
-    def left(self, storage: int) -> None:
-        self._whole -= self._whole_of.pop(storage, 0)
-        if self._division is not None:
-            self._division.forget(storage)
+    def on_removed(self, storage: int) -> None:
+        self._replicated_bytes -= self._replicated_by_storage.pop(storage, 0)
+        if self._sharding is not None:
+            self._sharding.forget(storage)
 
     def backward(self, loss: Tensor) -> None:
-        self._end()
-        self._backward_at = len(self.parts) - 1
+        """Run and record the backward pass, then remove the hooks."""
+        self._end_unit()
+        self._backward_at = len(self.units) - 1
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         for hook in self._hooks:
             hook.remove()
 
-    def _begin(self, name: str, *, block: bool) -> None:
+    def _begin_unit(self, name: str, *, block: bool) -> None:
         node: int = torch._C._autograd._get_sequence_nr()
-        self.parts.append(_Part(name, block, first_node=node, begun_bytes=self._live))
+        self.units.append(_UnitTrace(name, block, first_node=node, begun_bytes=self._live))
         self._first_nodes.append(node)
 
-    def _end(self) -> None:
-        self.parts[-1].saved_bytes = self._live.beyond(self.parts[-1].begun_bytes)
+    def _end_unit(self) -> None:
+        self.units[-1].saved_bytes = self._live.minus(self.units[-1].begun_bytes)
 
-    def _enter(self, name: str, module: nn.Module, _: object) -> None:
+    def _enter_block(self, name: str, module: nn.Module, _: object) -> None:
         if self._backward_at is None:
-            self._end()
-            self._begin(name, block=True)
-            self._own(module.parameters())
+            self._end_unit()
+            self._begin_unit(name, block=True)
+            self._assign(module.parameters())
 
-    def _leave(self, *_: object) -> None:
+    def _leave_block(self, *_: object) -> None:
         if self._backward_at is None:
-            self._end()
-            self._begin(f"after {self.parts[-1].name}", block=False)
+            self._end_unit()
+            self._begin_unit(f"after {self.units[-1].name}", block=False)
 
-    def _meet(self, module: nn.Module, _: object) -> None:
-        self._own(module.parameters(recurse=False))
+    def _enter_module(self, module: nn.Module, _: object) -> None:
+        self._assign(module.parameters(recurse=False))
 
-    def _own(self, parameters: Iterable[nn.Parameter]) -> None:
-        """A parameter belongs to the unit that first uses it."""
+    def _assign(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Assign parameters to the present unit, if no earlier unit has used them."""
         for parameter in parameters:
             if id(parameter) not in self._owners:
-                self._owners[id(parameter)] = self.parts[-1]
-                self.parts[-1].parameters.append(parameter)
+                self._owners[id(parameter)] = self.units[-1]
+                self.units[-1].parameters.append(parameter)
 
-    def own_rest(self, model: nn.Module) -> None:
-        """What no module of its own has used belongs to the first unit."""
+    def assign_rest(self, model: nn.Module) -> None:
+        """Assign the parameters that no module has used to the first unit."""
         for parameter in model.parameters():
             if id(parameter) not in self._owners:
-                self.parts[0].parameters.append(parameter)
-        if self._division is not None:
-            for part in self.parts:
-                part.replicated_fraction = self._division.replicated_fraction(part.parameters)
+                self.units[0].parameters.append(parameter)
+        if self._sharding is not None:
+            for unit in self.units:
+                unit.replicated_fraction = self._sharding.replicated_fraction(unit.parameters)
 
-    def _complete(self, parameter: Tensor) -> None:
+    def _complete_gradient(self, parameter: Tensor) -> None:
         assert parameter.grad is not None
-        part = self._owners.get(id(parameter), self.parts[0])
-        part.moments["gradient"].append((self._live, part.gradient_bytes))
+        unit = self._owners.get(id(parameter), self.units[0])
+        unit.moments["gradient"].append((self._live, unit.gradient_bytes))
         size = sum(map(self.release, _tensors(parameter.grad)))
-        part.gradient_bytes += size
-        part.reduced_bytes = self._live
+        unit.gradient_bytes += size
+        unit.reduced_bytes = self._live
 
-    def _inside(self, packet: Any, args: Any) -> int:
-        """Bytes that the kernel takes for itself, which nobody outside sees."""
+    def _workspace_bytes(self, packet: Any, args: Any) -> int:
+        """Bytes that the kernel allocates internally, which torch does not see."""
         if self._device_type == "cpu" and packet in CONVOLUTIONS:
             weight: Tensor = args[CONVOLUTIONS[packet]]
-            return weight.nbytes  # in oneDNN's own format
+            return weight.nbytes  # a copy in oneDNN's format
         return 0
 
-    def operates(self) -> None:
-        self._before = self._live
+    def before_operation(self) -> None:
+        self._live_before = self._live
 
-    def operated(self, function: Any, args: Any, kwargs: Any, made: Any) -> None:
-        again = False
+    def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        recomputes = False
         if self._backward_at is not None:
             node = torch._C._current_autograd_node()
             number = -1 if node is None else node._sequence_nr()
-            if 0 <= number < 2**63:  # else it hands a gradient to its parameter
+            if 0 <= number < 2**63:  # else the node accumulates a parameter's gradient
                 self._backward_at = max(0, bisect_right(self._first_nodes, number) - 1)
-            again = torch.is_grad_enabled()  # activation checkpointing
+            recomputes = torch.is_grad_enabled()  # activation checkpointing
         in_pass: Pass = "forward" if self._backward_at is None else "backward"
-        part = self.parts[-1 if self._backward_at is None else self._backward_at]
-        if in_pass == "backward" and not part.moments["backward"]:
-            part.entered_bytes = self._before
+        unit = self.units[-1 if self._backward_at is None else self._backward_at]
+        if in_pass == "backward" and not unit.moments["backward"]:
+            unit.entered_bytes = self._live_before
         packet = function.overloadpacket
-        given, results = _tensors((args, kwargs)), _tensors(made)
-        message = 0
-        if self._division is not None:
-            backwards = in_pass == "backward" and not again
-            message, kept = self._division.follow(packet, given, results, backward=backwards)
-            self._keep_whole(kept)
-        inside = self._inside(packet, args)
-        live = self._live.plus(inside, message)
-        part.moments[in_pass].append((live, part.gradient_bytes))
-        if function.is_view or again:
+        read, written = _tensors((args, kwargs)), _tensors(outputs)
+        message_bytes = 0
+        if self._sharding is not None:
+            backward = in_pass == "backward" and not recomputes
+            message_bytes, replicated_bytes = self._sharding.follow(
+                packet, read, written, backward=backward
+            )
+            self._add_replicated(replicated_bytes)
+        live = self._live.plus(self._workspace_bytes(packet, args), message_bytes)
+        unit.moments[in_pass].append((live, unit.gradient_bytes))
+        if function.is_view or recomputes:
             return
         kind: Kind = "convolution" if packet in CONVOLUTIONS else "product"
         if packet in FLOPS:
-            flops = FLOPS[packet](*args, **kwargs, out_val=made)
+            flops = FLOPS[packet](*args, **kwargs, out_val=outputs)
         else:
             kind = "other"
-            flops = sum(tensor.numel() for tensor in results)
-        counts = part.counts[in_pass, kind]
-        moved = [*given, *results]
-        whole = [each for each in moved if self._division and not self._division.divides(each)]
-        counts.flops = counts.flops.plus(flops, flops if len(whole) == len(moved) else 0.0)
-        counts.bytes = counts.bytes.plus(*(sum(t.nbytes for t in each) for each in (moved, whole)))
+            flops = sum(tensor.numel() for tensor in written)
+        counts = unit.counts[in_pass, kind]
+        moved = [*read, *written]
+        replicated = [t for t in moved if self._sharding and not self._sharding.is_sharded(t)]
+        counts.flops = counts.flops.plus(flops, flops if len(replicated) == len(moved) else 0.0)
+        counts.bytes = counts.bytes.plus(
+            sum(tensor.nbytes for tensor in moved), sum(tensor.nbytes for tensor in replicated)
+        )
         counts.calls += 1
 
 
@@ -317,21 +322,21 @@ def trace(
     recipe: Recipe,
     *,
     device_type: str = "cuda",
-    division: ActivationSharding = REPLICATED_ACTIVATIONS,
+    activations: ActivationSharding = REPLICATED_ACTIVATIONS,
 ) -> Profile:
-    """Two steps of few samples each, on fake tensors; really on the CPU where these cannot.
+    """Trace two steps of few samples each, on fake tensors, or really on the CPU if these fail.
 
-    `device_type` chooses the kernels, `division` what is divided where ranks share layers.
-    Raises what the model or its loss raises in a real step.
+    `device_type` chooses the kernels, `activations` the activations that tensor parallelism shards.
+    Raises the errors that the model or its loss raises in a real step.
     """
-    traced = partial(_profile, workload, recipe, device_type, division)
+    traced = partial(_profile, workload, recipe, device_type, activations)
     with generators_kept():
         profile = traced(None)
         if recipe.precision == "fp32":
             return profile
         try:
             native = traced(AUTOCAST_DTYPES[recipe.precision])
-        except Exception as error:  # as its strategies would refuse it
+        except Exception as error:  # strategies that cast parameters refuse this model
             logger.info("the model does not compute with 16-bit parameters: %s", error)
             return profile
     return replace(profile, native=native)
@@ -341,28 +346,34 @@ def _profile(
     workload: Workload,
     recipe: Recipe,
     device_type: str,
-    division: ActivationSharding,
+    activations: ActivationSharding,
     casts: torch.dtype | None,
 ) -> Profile:
-    """Under autocast, or with parameters in that type."""
+    """Profile the model under autocast, or with its parameters cast to a type."""
     sizes = [min(count, workload.training_samples) for count in SAMPLES]
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    taken = partial(
-        _steps, workload, recipe, sizes, device_type=device_type, division=division, casts=casts
+    trace_steps = partial(
+        _steps,
+        workload,
+        recipe,
+        sizes,
+        device_type=device_type,
+        activations=activations,
+        casts=casts,
     )
     try:
-        model, first, second = taken(fake=fake)
-    except Exception as error:  # shapes or values that are not known
+        model, first, second = trace_steps(fake=fake)
+    except Exception as error:  # its shapes depend on values, for example
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
-        model, first, second = taken(fake=None)
-    passed, again = ([part.name for part in step.parts] for step in (first, second))
-    if passed != again:
-        other = next(a or b for a, b in zip_longest(passed, again) if a != b)
-        found = f"two steps with the same seed use different parts of it: {other}"
-        raise InputError("the model", found, "draw from torch's, numpy's or random's generators")
+        model, first, second = trace_steps(fake=None)
+    names, second_names = ([unit.name for unit in step.units] for step in (first, second))
+    if names != second_names:
+        name = next(a or b for a, b in zip_longest(names, second_names) if a != b)
+        message = f"two steps with the same seed use different parts of it: {name}"
+        raise InputError("the model", message, "draw from torch's, numpy's or random's generators")
     line = partial(_line, sizes[0], sizes[1])
-    units = tuple(_unit(a, b, line) for a, b in zip(first.parts, second.parts, strict=True))
-    state, temporary, together = _of_update(recipe.optimizer, device_type)
+    units = tuple(_unit(a, b, line) for a, b in zip(first.units, second.units, strict=True))
+    state, temporary, together = _update_values(recipe.optimizer, device_type)
     return Profile(
         units=units,
         size=ModelSize(
@@ -378,7 +389,7 @@ def _profile(
         state_values=state,
         update_values=temporary,
         updates_together=together,
-        unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(passed).keys()),
+        unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
     )
 
 
@@ -388,13 +399,13 @@ def _steps(
     sizes: Sequence[int],
     *,
     device_type: str,
-    division: ActivationSharding,
+    activations: ActivationSharding,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
-) -> tuple[nn.Module, _Step, _Step]:
+) -> tuple[nn.Module, _StepTrace, _StepTrace]:
     eager = recipe.model_copy(update={"compile": "none"})
     model = (hollow_model(workload) if fake else None) or workload.build_model()
-    plan = workload.tensor_plan(model)  # names modules as they are before they are wrapped
+    plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
     blocks = wrapped(model, "blocks", workload.blocks(model))
@@ -407,15 +418,15 @@ def _steps(
             cast_inputs(unit, casts)
         let_norms_mix(model)
         widen_outputs(model)
-    made = []
+    steps = []
     for size in sizes:
-        drawn = BatchPlan(global_batch=size, seed=recipe.seed)
-        batch = next(iter(workload.batches(drawn, Shard(index=0, count=1)))).to(CPU)
+        batch_plan = BatchPlan(global_batch=size, seed=recipe.seed)
+        batch = next(iter(workload.batches(batch_plan, Shard(index=0, count=1)))).to(CPU)
         if fake is not None:
             batch = with_tensors(batch, fake.from_tensor)
-        divided = None if styled is None else Division(styled, division)
-        step = _Step(model, blocks, batch, device_type, divided)
-        kernels = _kernels_of_gpus() if device_type == "cuda" and fake else nullcontext()
+        sharding = None if styled is None else TensorSharding(styled, activations)
+        step = _StepTrace(model, blocks, batch, device_type, sharding)
+        kernels = _gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         with fake or nullcontext(), kernels, step:
             with nullcontext() if casts else autocast(recipe, CPU):
@@ -423,17 +434,17 @@ def _steps(
                 share = share_of_step(loss, batch.step_weight, 1)
             del loss
             step.backward(share)
-        step.own_rest(model)
+        step.assign_rest(model)
         model.zero_grad(set_to_none=True)
-        made.append(step)
-    return model, made[0], made[1]
+        steps.append(step)
+    return model, steps[0], steps[1]
 
 
 @contextmanager
-def _kernels_of_gpus() -> Iterator[None]:
-    """Attention stays fused with dropout, whose masks have a byte for each value.
+def _gpu_kernels() -> Iterator[None]:
+    """Trace attention as one fused kernel, and dropout with masks of one byte for each value.
 
-    On a CPU the first is done in its parts, and the second keeps factors.
+    A CPU's kernels decompose the first, and save factors for the second.
     """
     attention, dropout = functional.scaled_dot_product_attention, functional.dropout
 
@@ -465,30 +476,30 @@ def _kernels_of_gpus() -> Iterator[None]:
 
 
 def _make_fake(model: nn.Module, fake: FakeTensorMode, casts: torch.dtype | None) -> None:
-    """Parameters and buffers without memory, in place; tied ones stay tied."""
-    made: dict[int, Any] = {}
+    """Replace parameters and buffers, in place, by fake tensors; tied ones stay tied."""
+    fakes: dict[int, Any] = {}
 
     def converted(tensor: Tensor) -> Any:
-        if id(tensor) not in made:
+        if id(tensor) not in fakes:
             is_cast = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
             dtype = casts if casts is not None and is_cast else tensor.dtype
             with fake:
                 empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
             trained = tensor.requires_grad
-            made[id(tensor)] = (
+            fakes[id(tensor)] = (
                 nn.Parameter(empty, requires_grad=trained)
                 if isinstance(tensor, nn.Parameter)
                 else empty
             )
-        return made[id(tensor)]
+        return fakes[id(tensor)]
 
-    kept = [*model.parameters(), *model.buffers()]  # while they live, no other has their id
+    originals = [*model.parameters(), *model.buffers()]  # alive, so that no other gets their id
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
                     tensors[name] = converted(tensor)
-    del kept
+    del originals
 
 
 def vars_of(batch: Batch) -> list[Any]:
@@ -496,20 +507,24 @@ def vars_of(batch: Batch) -> list[Any]:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """Tensors with storage: a sparse one is its indices and values."""
-    leaves = [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor)]
-    parts = ([t._indices(), t._values()] if t.is_sparse else [t] for t in leaves)
-    return [each for of_leaf in parts for each in of_leaf]
+    """Return the tensors that have a storage: of a sparse one its indices and values."""
+    leaves = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+    dense = ([t._indices(), t._values()] if t.is_sparse else [t] for t in leaves)
+    return [tensor for of_leaf in dense for tensor in of_leaf]
 
 
-def _line(first_samples: int, second_samples: int, first: _Sum, second: _Sum) -> Amount:
+def _line(first_samples: int, second_samples: int, first: _Total, second: _Total) -> Amount:
+    """Return the line through a total at two numbers of samples."""
     more = second_samples - first_samples
-    slope = (second.all - first.all) / more if more else first.all / first_samples
-    whole = second.whole / second.all if second.all else 0.0
-    return Amount(fixed=first.all - slope * first_samples, per_sample=slope, whole=whole)
+    slope = (second.total - first.total) / more if more else first.total / first_samples
+    return Amount(
+        fixed=first.total - slope * first_samples,
+        per_sample=slope,
+        replicated_fraction=second.replicated / second.total if second.total else 0.0,
+    )
 
 
-def _unit(first: _Part, second: _Part, line: Callable[[_Sum, _Sum], Amount]) -> Unit:
+def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[_Total, _Total], Amount]) -> Unit:
     trained = [parameter for parameter in first.parameters if parameter.requires_grad]
     return Unit(
         name=first.name,
@@ -532,7 +547,7 @@ def _unit(first: _Part, second: _Part, line: Callable[[_Sum, _Sum], Amount]) -> 
 
 
 def _operations(
-    first: _Part, second: _Part, in_pass: Pass, line: Callable[[_Sum, _Sum], Amount]
+    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[_Total, _Total], Amount]
 ) -> tuple[Operation, ...]:
     kinds: tuple[Kind, ...] = ("product", "convolution", "other")
     pairs = ((kind, first.counts[in_pass, kind], second.counts[in_pass, kind]) for kind in kinds)
@@ -546,9 +561,12 @@ def _operations(
 
 
 def _moments(
-    first: _Part, second: _Part, in_pass: Pass, line: Callable[[_Sum, _Sum], Amount]
+    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[_Total, _Total], Amount]
 ) -> tuple[Moment, ...]:
-    """Those that can be the fullest; where operations depend on values, the fullest of each."""
+    """Return the moments that can have the most live bytes at some number of samples.
+
+    If the two steps ran unlike numbers of operations, it is the largest moment of each.
+    """
     pairs = [*zip_longest(first.moments[in_pass], second.moments[in_pass])]
     if any(a is None or b is None for a, b in pairs):
         one, other = first.moments[in_pass], second.moments[in_pass]
@@ -556,23 +574,27 @@ def _moments(
     front: list[tuple[float, float, float, float]] = []
     for a, b in pairs:
         amount = line(a[0], b[0])
-        point = (amount.fixed, amount.per_sample, amount.whole, b[1])
-        if not any(_covers(other, point) for other in front):
-            front = [other for other in front if not _covers(point, other)] + [point]
+        point = (amount.fixed, amount.per_sample, amount.replicated_fraction, b[1])
+        if not any(_dominates(other, point) for other in front):
+            front = [other for other in front if not _dominates(point, other)] + [point]
     return tuple(
-        Moment(bytes=Amount(fixed=fixed, per_sample=each, whole=whole), gradient_bytes=gradients)
-        for fixed, each, whole, gradients in front
+        Moment(bytes=Amount(fixed=a, per_sample=b, replicated_fraction=c), gradient_bytes=d)
+        for a, b, c, d in front
     )
 
 
-def _covers(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(mine >= theirs for mine, theirs in zip(point, other, strict=True))
+def _dominates(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return all(value >= lower for value, lower in zip(point, other, strict=True))
 
 
-def _of_update(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:
-    """Values of state and temporary ones for each element, and whether all are updated together."""
+def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:
+    """Measure an optimizer step on small tensors.
+
+    Returns values of state for each element, temporary values for each element, and whether all
+    parameters are updated together.
+    """
     if device_type == "cuda" and spec.name != "own" and spec.implementation == "default":
-        spec = spec.model_copy(update={"implementation": "foreach"})  # torch's choice there
+        spec = spec.model_copy(update={"implementation": "foreach"})  # torch's default on CUDA
     elements, peaks, state = 1000, [], 0.0
     for count in (1, 2):
         tensors = [nn.Parameter(torch.ones(elements)) for _ in range(count)]
@@ -580,10 +602,10 @@ def _of_update(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:
         for tensor in tensors:
             tensor.grad = torch.ones(elements)
         optimizer.step()
-        held = [each for each in _tensors(dict(optimizer.state)) if each.numel() == elements]
-        state = len(held) / count
+        averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == elements]
+        state = len(averages) / count
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        live = _Live((*tensors, *gradients, *held))
+        live = _LiveBytes((*tensors, *gradients, *averages))
         with live:
             optimizer.step()
         peaks.append(live.peak / (4 * elements))

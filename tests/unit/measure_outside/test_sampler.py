@@ -178,7 +178,7 @@ def test_this_process(tmp_path: Path) -> None:
     sampler = SystemSampler(tmp_path / "samples.jsonl", 0.05)
     sampler.start()
     sampler.set_ranks({0: os.getpid()})
-    while sampler._samplings < 4:  # the thread took one
+    while sampler._sample_count < 4:  # the thread took one
         sum(range(10_000))
     sampler.stop()
     assert sampler.error is None

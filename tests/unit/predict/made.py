@@ -53,7 +53,7 @@ class MadeModels(Models):
         recipe: Recipe,  # noqa: ARG002
         *,
         device_type: str = "cuda",  # noqa: ARG002
-        division: ActivationSharding = REPLICATED_ACTIVATIONS,  # noqa: ARG002
+        activations: ActivationSharding = REPLICATED_ACTIVATIONS,  # noqa: ARG002
     ) -> Profile:
         return self._made
 

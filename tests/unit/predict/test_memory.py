@@ -115,9 +115,10 @@ def test_tensor_ranks_hold_what_no_layer_divides() -> None:
         replace(
             unit,
             replicated_fraction=1 / 5,
-            saved_bytes=replace(unit.saved_bytes, whole=1 / 4),
+            saved_bytes=replace(unit.saved_bytes, replicated_fraction=1 / 4),
             backward_moments=tuple(
-                replace(at, bytes=replace(at.bytes, whole=1 / 4)) for at in unit.backward_moments
+                replace(at, bytes=replace(at.bytes, replicated_fraction=1 / 4))
+                for at in unit.backward_moments
             ),
         )
         for unit in invented(per_sample=1e7).units

@@ -31,7 +31,7 @@ def partly_whole(made: Profile) -> Profile:
         replace(
             unit,
             replicated_fraction=0.01,
-            saved_bytes=replace(unit.saved_bytes, whole=0.3),
+            saved_bytes=replace(unit.saved_bytes, replicated_fraction=0.3),
             backward_moments=tuple(
                 replace(at, bytes=replace(at.bytes, per_sample=at.bytes.per_sample / number))
                 for at in unit.backward_moments

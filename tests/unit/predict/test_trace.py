@@ -94,7 +94,7 @@ def test_what_computes_nothing_is_no_operation() -> None:
 
 def summed(profiled: Profile, kind: str, samples: float) -> float:
     operations = [each for unit in profiled.units for each in (*unit.forward, *unit.backward)]
-    return sum(each.flops.of(samples) for each in operations if each.kind == kind)
+    return sum(each.flops.at(samples) for each in operations if each.kind == kind)
 
 
 def test_units_are_blocks_and_what_is_between() -> None:
@@ -112,7 +112,7 @@ def test_units_are_blocks_and_what_is_between() -> None:
     assert found.size.parameters == found.size.trained_parameters
     assert found.size.parameters == sum(p.numel() for p in blocks().parameters())
     # Inputs of two layers of products, tanh's outputs among them, and the sum that goes on.
-    assert named["2"].saved_bytes.of(10) == 10 * 4 * WIDTH * 2
+    assert named["2"].saved_bytes.at(10) == 10 * 4 * WIDTH * 2
 
 
 def test_a_model_that_draws_is_traced_with_the_same_draws() -> None:
@@ -178,16 +178,16 @@ def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
     division: ActivationSharding, start: float, last: float, logits: float
 ) -> None:
     """On one of two: a block's hidden activations are divided, what it adds them to is not."""
-    found = trace(Divisible(blocks), recipe(), division=division)
+    found = trace(Divisible(blocks), recipe(), activations=division)
     units = {unit.name: unit for unit in found.units}
     one = 4 * WIDTH * 10
-    assert units["start"].saved_bytes.of(10, 2) == start * one
-    assert units["2"].saved_bytes.of(10) == 2 * one
-    assert units["2"].saved_bytes.of(10, 2) == one + one / 2
-    assert units["after 2"].saved_bytes.of(10, 2) == pytest.approx(last, abs=1)
+    assert units["start"].saved_bytes.at(10, 2) == start * one
+    assert units["2"].saved_bytes.at(10) == 2 * one
+    assert units["2"].saved_bytes.at(10, 2) == one + one / 2
+    assert units["after 2"].saved_bytes.at(10, 2) == pytest.approx(last, abs=1)
     products, others = units["after 2"].forward
-    assert products.flops.of(5, 2) == products.flops.of(5) / 2
-    assert others.flops.of(1, 2) == pytest.approx(logits * others.flops.of(1))
+    assert products.flops.at(5, 2) == products.flops.at(5) / 2
+    assert others.flops.at(1, 2) == pytest.approx(logits * others.flops.at(1))
     assert units["start"].replicated_fraction == 1
     # Its second layer's bias is added to what was summed up.
     assert units["2"].replicated_fraction == pytest.approx(WIDTH / units["2"].parameters)
@@ -248,7 +248,7 @@ def test_what_is_traced_stays_on_the_line_of_other_batches() -> None:
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = workload.loss(model, workload.batch(range(24)))
-    predicted = sum(u.saved_bytes.of(24) for u in found.units) + found.batch_bytes.of(24)
+    predicted = sum(u.saved_bytes.at(24) for u in found.units) + found.batch_bytes.at(24)
     assert predicted == pytest.approx(saved, rel=0.02)
     del loss
 

@@ -142,13 +142,18 @@ NODES: Sequence[Counts] = (
 )
 
 
+RANKS = ((0, 1), (2,))
+"""Ranks of each node."""
+
+
 def sample(seconds: float, network: Counts, node: int = 0) -> dict[str, Any]:
     counters = {
         name: {"bytes_sent": 1e9 + seconds * sent, "bytes_received": seconds * received}
         for name, (sent, received) in network.items()
     }
     at = {"node": node, "at_seconds": FIRST_STEP_AT_SECONDS + seconds, "gpus": []}
-    return at | {"ranks": [], "network": counters}
+    ranks = [{"rank": rank, "pid": 4000 + rank, "cpu_seconds": seconds} for rank in RANKS[node]]
+    return at | {"ranks": ranks, "network": counters}
 
 
 def later(rank: RankRecord, seconds: float) -> RankRecord:

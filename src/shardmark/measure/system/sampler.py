@@ -62,7 +62,7 @@ class SystemSampler:
         self._gpu_uuids: frozenset[str] = frozenset()
         self._nvlink_uuids: set[object] = set()
         """UUIDs of the devices that have reported NVLink counters."""
-        self._samples = 0
+        self._sample_count = 0
         self._threads_seen = 0
 
     def start(self) -> None:
@@ -91,7 +91,7 @@ class SystemSampler:
                 self._close_gpus()
                 self._gpu_uuids = uuids
                 self._gpus = self._open_gpus(uuids) if uuids else None
-            self._samples = 0  # the next sample searches for descendants and reads all values
+            self._sample_count = 0  # the next sample searches for descendants and reads all values
         self.sample_now()
 
     def sample_now(self) -> None:
@@ -115,7 +115,7 @@ class SystemSampler:
             self._thread.join()
             self._thread = None
         with self._lock:
-            self._samples = 0
+            self._sample_count = 0
         self.sample_now()
         with self._lock:
             if self._file is not None:
@@ -136,9 +136,9 @@ class SystemSampler:
         at_seconds = self._clock()
         # With many threads the costly values are read less often, except in the first sample.
         stride = 1 + self._threads_seen // THREADS_PER_READING
-        context_switches = self._samples % stride == 0
-        refresh = self._samples % (DESCENDANTS_EVERY * stride) == 0
-        self._samples += 1
+        context_switches = self._sample_count % stride == 0
+        refresh = self._sample_count % (DESCENDANTS_EVERY * stride) == 0
+        self._sample_count += 1
         readings: dict[int, dict[str, object]] = {}
         for rank, tree in self._trees.items():
             if refresh:
