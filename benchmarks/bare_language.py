@@ -1,24 +1,15 @@
-"""Language modelling as nanoGPT's training script does it: the other side of `language_speed.py`.
-
-    torchrun --nproc-per-node 2 benchmarks/bare_language.py --strategy ddp --out FOLDER
+"""Language modelling as nanoGPT's training script does it: the other side of `step_speed.py`.
 
 The model and the tokens are those of `language-quickstart`; samples begin at random places.  Each
-strategy is written with torch's own calls, as a careful person would without Shardmark.  Writes
-what `bare_loop.py` writes, but for samples and seconds.
+strategy is written with torch's own calls, as a careful person would write it without Shardmark.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import json
 import math
-import os
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +18,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleInterleavedZeroBubble,
-)
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -46,19 +32,16 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from shardmark.workloads.language.gpt import GPT, Block, parts_of
-from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.language.tokens import token_data
+from shardmark.workloads.language.gpt import GPT, parts_of
 
 LEARNING_RATE = 4e-3
 SCHEDULE_STEPS = 30
-"""Of the rising learning rate."""
+"""Steps over which the learning rate rises."""
 CLIPPING = 1.0
 SEQUENCE_LENGTH = 128
 ADAMW = {"lr": LEARNING_RATE, "weight_decay": 0.1, "betas": (0.9, 0.95)}
 BUCKETS = {"bucket_cap_mb": 25, "gradient_as_bucket_view": True, "broadcast_buffers": False}
 PERIOD_STEPS = 20
-OUTER_SGD = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 MICRO_BATCHES = 4
 MESH = (2, 2)
 
@@ -71,20 +54,20 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(kw_only=True)
 class Loop:
-    """What a strategy changes of the loop."""
+    """The parts of a training loop that a strategy changes."""
 
     passes: Callable[[Tensor, Tensor], Tensor | None]
-    """Tokens and targets -> the loss, where this rank knows it; gradients are there then."""
+    """Maps tokens and targets to the loss, or None on ranks without it; fills the gradients."""
     optimizer: torch.optim.Optimizer
     clip: Clip
     updated: Callable[[int], None] = lambda step: None  # noqa: ARG005
-    """Told each step after its update."""
+    """Called with the number of each step after its update."""
     share: tuple[int, int] = field(default_factory=lambda: (dist.get_rank(), dist.get_world_size()))
-    """Which of how many equal parts of a step's samples this rank sees."""
+    """Index and number of the equal parts of a step's samples of which this rank sees one."""
 
 
 def eager(model: nn.Module, *, clip: Clip | None = None, **more: Any) -> Loop:
-    """A model whose gradients reduce themselves, or need not."""
+    """A loop for a model that reduces its gradients itself, or needs no reduction."""
 
     def passes(tokens: Tensor, targets: Tensor) -> Tensor:
         loss = cross_entropy(model(tokens), targets)
@@ -128,18 +111,8 @@ def zro(model: GPT) -> Loop:
     return eager(DistributedDataParallel(model, **BUCKETS), optimizer=optimizer)
 
 
-def fsdp1(model: GPT) -> Loop:
-    sharded = FullyShardedDataParallel(
-        model,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
-        device_id=torch.device("cpu"),
-        use_orig_params=True,
-    )
-    return eager(sharded, clip=lambda: sharded.clip_grad_norm_(CLIPPING))
-
-
 def local_sgd(model: GPT) -> Loop:
-    """Parameters are averaged once in so many steps."""
+    """Parameters are averaged every `PERIOD_STEPS` steps."""
     parameters = list(model.parameters())
 
     @torch.no_grad()
@@ -147,26 +120,6 @@ def local_sgd(model: GPT) -> Loop:
         if (step + 1) % PERIOD_STEPS == 0:
             for parameter, mean in zip(parameters, means(parameters), strict=True):
                 parameter.copy_(mean)
-
-    return eager(model, updated=updated)
-
-
-def diloco(model: GPT) -> Loop:
-    """An outer optimizer takes the mean of what a round has changed."""
-    parameters = list(model.parameters())
-    outer = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
-    outer_optimizer = torch.optim.SGD(outer, **OUTER_SGD)
-
-    @torch.no_grad()
-    def updated(step: int) -> None:
-        if (step + 1) % PERIOD_STEPS:
-            return
-        for parameter, mean in zip(outer, means(parameters), strict=True):
-            parameter.grad = parameter - mean
-        outer_optimizer.step()
-        outer_optimizer.zero_grad()
-        for parameter, value in zip(parameters, outer, strict=True):
-            parameter.copy_(value)
 
     return eager(model, updated=updated)
 
@@ -237,11 +190,6 @@ def pp(model: GPT) -> Loop:
     return pipeline(model, init_device_mesh("cpu", (dist.get_world_size(),)))
 
 
-def pp_zero_bubble(model: GPT) -> Loop:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    return pipeline(model, mesh, cuts=(1, 2, 3), schedule=ScheduleInterleavedZeroBubble)
-
-
 def ddp_pp(model: GPT) -> Loop:
     mesh = init_device_mesh("cpu", MESH, mesh_dim_names=("data", "pipeline"))
     group = mesh["data"].get_group()
@@ -253,18 +201,6 @@ def ddp_pp(model: GPT) -> Loop:
     return pipeline(model, mesh["pipeline"], wrap=replicate, share=share)
 
 
-def fsdp_pp(model: GPT) -> Loop:
-    mesh = init_device_mesh("cpu", MESH, mesh_dim_names=("shard", "pipeline"))
-
-    def shard(stage: nn.Module) -> nn.Module:
-        for part in (*stage.children(), stage):
-            fully_shard(part, mesh=mesh["shard"], reshard_after_forward=False)
-        return stage
-
-    share = (mesh["shard"].get_local_rank(), MESH[0])
-    return pipeline(model, mesh["pipeline"], wrap=shard, share=share)
-
-
 def pipeline(
     model: GPT,
     mesh: DeviceMesh,
@@ -274,7 +210,7 @@ def pipeline(
     wrap: Callable[[nn.Module], nn.Module] = lambda stage: stage,
     share: tuple[int, int] = (0, 1),
 ) -> Loop:
-    """Stages of the parts between the cuts, which go round over 2 ranks."""
+    """A pipeline whose stages lie between the cuts, dealt out to 2 ranks in turn."""
     group, rank, parts = mesh.get_group(), mesh.get_local_rank(), parts_of(model)
     bounds = (0, *cuts, len(parts))
     count = len(bounds) - 1
@@ -317,7 +253,7 @@ def pipeline(
 
 
 def ulysses(model: GPT) -> Loop:
-    """Every rank has a part of each sequence, and for attention whole ones of some heads."""
+    """Every rank holds a part of each sequence; in attention, full sequences of some heads."""
     rank, size = dist.get_rank(), dist.get_world_size()
 
     def exchanged(tensor: Tensor, divided: int, joined: int) -> Tensor:
@@ -354,14 +290,14 @@ def local(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Bare:
-    """A strategy written by hand, and what it is held against."""
+    """A strategy written by hand, and the strategy of Shardmark that it is compared with."""
 
     start: Callable[[GPT], Loop]
     strategy: str | dict[str, Any]
-    """As `matrix.strategy` has it."""
+    """An entry of `matrix.strategy`."""
     ranks: int = 2
     turn_steps: int = 50
-    """That last about 3 seconds on 2 cores."""
+    """Steps that last about 3 seconds on 2 cores."""
     least_ratio: float = 0.98
 
 
@@ -373,20 +309,14 @@ STRATEGIES = {
     "ddp-bf16": Bare(start=ddp_bf16, strategy={"name": "ddp", "compress": "bf16"}),
     "ddp-powersgd": Bare(start=ddp_powersgd, strategy={"name": "ddp", "compress": "powersgd"}),
     "zro": Bare(start=zro, strategy="zro"),
-    "fsdp1": Bare(start=fsdp1, strategy="fsdp1"),
     "local-sgd": Bare(start=local_sgd, strategy="local-sgd"),
-    "diloco": Bare(start=diloco, strategy="diloco"),
     "tp": Bare(start=tp, strategy="tp", turn_steps=30),
     "tp-sequence": Bare(
         start=tp_sequence, strategy={"name": "tp", "sequence_parallel": True}, turn_steps=20
     ),
     "fsdp-tp": Bare(start=fsdp_tp, strategy="fsdp-tp", ranks=4, turn_steps=15),
     "pp": Bare(start=pp, strategy="pp", turn_steps=40),
-    "pp-zero-bubble": Bare(
-        start=pp_zero_bubble, strategy={"name": "pp", "schedule": "zero-bubble"}, turn_steps=35
-    ),
     "ddp-pp": Bare(start=ddp_pp, strategy="ddp-pp", ranks=4, turn_steps=25),
-    "fsdp-pp": Bare(start=fsdp_pp, strategy="fsdp-pp", ranks=4, turn_steps=20),
     "ulysses": Bare(start=ulysses, strategy="ulysses", turn_steps=35),
 }
 
@@ -401,7 +331,7 @@ def learning_rate(step: int, steps: int) -> float:
 def drawn_batches(
     tokens: np.ndarray[Any, Any], global_batch: int, of: tuple[int, int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Tokens and targets of this rank's part, which begin at random places."""
+    """Yields tokens and targets of this rank's part; samples begin at random places."""
     random, (index, shares) = np.random.default_rng(0), of
     share = global_batch // shares
     while True:
@@ -415,7 +345,7 @@ def drawn_batches(
 def take_step(
     loop: Loop, step: int, steps: int, batches: Iterator[tuple[Tensor, Tensor]]
 ) -> Tensor | None:
-    """One of a training of so many."""
+    """Take step `step` of a training of `steps`; return the loss, or None on ranks without it."""
     for group in loop.optimizer.param_groups:
         group["lr"] = learning_rate(step, steps)
     loss = loop.passes(*next(batches))
@@ -424,55 +354,3 @@ def take_step(
     loop.optimizer.zero_grad(set_to_none=True)
     loop.updated(step)
     return loss
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strategy", choices=STRATEGIES, required=True)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--global-batch", type=int, default=8)
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-
-    torch.set_num_threads(options.threads)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    data = token_data(LanguageOptions())
-    tokens = data.training.tokens
-    torch.manual_seed(0)
-    model = GPT(
-        vocabulary=data.vocabulary,
-        sequence_length=SEQUENCE_LENGTH,
-        layers=2,
-        width=128,
-        heads=4,
-    )
-    loop = STRATEGIES[options.strategy].start(model)
-    batches = drawn_batches(tokens, options.global_batch, loop.share)
-    started_at: list[float] = []
-    losses: list[Tensor | None] = []
-    for step in range(options.steps):
-        if step == options.warmup:
-            # As in `bare_loop.py`: what the imports left is not searched inside the window.
-            gc.collect()
-            gc.freeze()
-            (options.out / f"{rank}.warm").touch()
-            dist.barrier()
-        started_at.append(time.time())
-        losses.append(take_step(loop, step, options.steps, batches))
-    report = {
-        "rank": rank,
-        "steps_at_seconds": started_at,
-        "threads": torch.get_num_threads(),
-        "last_loss": None if losses[-1] is None else float(losses[-1]),
-    }
-    (options.out / f"{rank}.json").write_text(json.dumps(report))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    main()

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 benchmarks/bare_loop.py --strategy ddp --out FOLDER
 
 ResNet-18 on scikit-learn's digits at 32 x 32, with the options that Shardmark's strategies set.
-Each rank writes FOLDER/RANK.json: samples and seconds of the window, Unix times of its steps.
-FOLDER/RANK.warm appears when the warm-up is over.
+Each rank writes FOLDER/RANK.json with the Unix times of its steps.  FOLDER/RANK.warm appears at the
+end of the warm-up.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ZERO = {
 """What `shardmark.strategies.deepspeed.strategy` sets for fp32; `overhead.py` compares the two."""
 
 Step = Callable[[Any, Any], Tensor]
-"""Pictures and what is to be learned from them -> the loss."""
+"""Maps pictures and labels to the loss."""
 LossOf = Callable[[nn.Module, Any, Any], Tensor]
 
 
@@ -93,7 +93,7 @@ def eager_step(model: nn.Module, parameters: list[nn.Parameter], loss_of: LossOf
 
 
 def start(strategy: str, model: nn.Module, blocks: list[nn.Module], loss_of: LossOf) -> Step:
-    """Set the strategy up; `blocks` are what FSDP gathers together."""
+    """Set up the strategy; `blocks` are the modules that FSDP gathers one by one."""
     if strategy == "single":
         return eager_step(model, list(model.parameters()), loss_of)
     if strategy == "ddp":
@@ -154,21 +154,15 @@ def main() -> None:
     scale, shift = torch.tensor(1 / (255 * STD)), torch.tensor(-MEAN / STD)
     random = np.random.default_rng(0)
     order, place = random.permutation(len(labels)), 0
-    losses = []
-    samples = 0
     started_at: list[float] = []
     dist.barrier()
-    opened = time.perf_counter()
     for index in range(options.steps):
         if index == options.warmup:
-            # Shardmark's ranks are forked with frozen garbage; here, too, what the imports left
-            # is not searched again inside the window.
+            # As in the ranks of a trial, objects of the imports are not searched in the window.
             gc.collect()
             gc.freeze()
             (options.out / f"{rank}.warm").touch()
             dist.barrier()
-            samples = 0
-            opened = time.perf_counter()
         started_at.append(time.time())
         if place + options.global_batch > len(order):
             order, place = random.permutation(len(labels)), 0
@@ -176,17 +170,9 @@ def main() -> None:
         place += options.global_batch
         chosen = pictures.index_select(0, ids)
         batch = torch.empty(len(ids), 3, 32, 32).copy_(chosen).mul_(scale).add_(shift)
-        losses.append(step(batch, labels.index_select(0, ids)))
-        samples += len(ids)
-    window_seconds = time.perf_counter() - opened
+        step(batch, labels.index_select(0, ids))
     report = {
-        "rank": rank,
-        "samples": samples,
-        "window_seconds": window_seconds,
-        "first_step_at_seconds": started_at[0],
         "steps_at_seconds": started_at,
-        "threads": torch.get_num_threads(),
-        "last_loss": float(losses[-1]),
         "allocator": {n: value for n, value in os.environ.items() if n.startswith("MALLOC_")},
     }
     (options.out / f"{rank}.json").write_text(json.dumps(report))

@@ -1,14 +1,13 @@
-"""Verdicts on a disturbed machine: the same experiment idle and beside a burner of every core.
+"""Checks verdicts on a disturbed machine: an experiment runs idle, and beside busy processes.
 
     python benchmarks/disturbed_verdicts.py [--times 10] [--repeats 4] [--steps 20] [--small]
-        [--keep FILE]     measure in portions: runs that FILE has are not measured again
+        [--keep FILE]     measure in portions: runs in FILE are not repeated
 
-ResNet-18 on digits under `single` and `ddp` on 2 ranks, each run by the command line, idle and
-disturbed in turns.  The burner is a process a core that computes all the time.  What is true is
-taken from all idle trials of a machine together.  A verdict is wrong where it says faster or slower
-and the truth is the other way or a tie, or where another strategy than the truly faster one is
-called fastest.
-Disturbed trials are not repeated (`measure.max_remeasure=0`): the burner would still be there.
+ResNet-18 on digits trains under `single` and `ddp` on 2 ranks.  Runs of the command line alternate
+between an idle machine and one with a busy process on each core.  The truth comes from all idle
+trials of a machine together.  A verdict is wrong if it says faster or slower and the truth is the
+opposite or a tie, or if it calls another strategy fastest than the truly fastest one.  Disturbed
+trials are not repeated (`measure.max_remeasure=0`), since the busy processes would still run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from recording import Table, options_of, store, surroundings
+from harness import (
+    Table,
+    add_sources_to_path,
+    experiment_of,
+    json_lines,
+    options_of,
+    store,
+    surroundings,
+)
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.verdicts import (
     FASTER,
@@ -39,7 +46,6 @@ from shardmark.config.load import from_mapping
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.report.answers.answers import answers
 from shardmark.results.store import load_run
-from sides import add_sources_to_path, experiment_of
 
 NAME = "disturbed_verdicts"
 BASE, OTHER = "single", "ddp"
@@ -50,7 +56,7 @@ BAR = "Bar: no wrong verdict, and every idle run decided"
 
 @contextmanager
 def burner() -> Iterator[None]:
-    """A busy process a core."""
+    """Keeps one busy process on each core."""
     processes = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in os.sched_getaffinity(0)]
     try:
         yield
@@ -61,7 +67,7 @@ def burner() -> Iterator[None]:
 
 
 def measured(experiment: Path, out: Path, cpu: str) -> dict[str, Any]:
-    """One run by the command line: where, its rates by strategy and repeat, verdict and answer."""
+    """Runs the experiment by the command line; returns rates, verdict and answer."""
     subprocess.run(
         [sys.executable, "-m", "shardmark", "run", str(experiment), "--out", str(out), "--quiet"],
         check=True,
@@ -80,18 +86,8 @@ def measured(experiment: Path, out: Path, cpu: str) -> dict[str, Any]:
     }
 
 
-def kept(file: Path | None) -> dict[str, list[dict[str, Any]]]:
-    """The runs of earlier portions, idle and disturbed."""
-    runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
-    if file is not None and file.exists():
-        for line in file.read_text().splitlines():
-            kind, run = json.loads(line)
-            runs[kind].append(run)
-    return runs
-
-
 def truth_of(runs: list[dict[str, Any]]) -> tuple[str, Estimate]:
-    """What `ddp` truly is beside `single`, and its ratio over the pairs of all idle runs."""
+    """True verdict of `ddp` against `single`, and the ratio over the pairs of all idle runs."""
     rates = {name: [r for run in runs for r in run["rates"][name]] for name in (BASE, OTHER)}
     ratio = estimate_ratio(rates[OTHER], rates[BASE])
     if abs(ratio.value - 1) < LEAST_GAIN:
@@ -112,13 +108,13 @@ def is_decided(run: dict[str, Any]) -> bool:
 
 
 def row_of(name: str, runs: list[dict[str, Any]], truth: str) -> tuple[str, ...]:
-    """Runs of one machine, idle or disturbed."""
+    """A table row for the idle or disturbed runs of one machine."""
     counts = {
         "decided": sum(map(is_decided, runs)),
         "wrong": sum(is_wrong(run, truth) for run in runs),
         "not decided": sum(run["verdict"] == NOT_DECIDED for run in runs),
     }
-    # Not of pairs: where some trials were not disturbed, a row has these alone.
+    # Not by pairs: a row holds only undisturbed trials if there are some.
     ratios = [fmean(run["rates"][OTHER]) / fmean(run["rates"][BASE]) for run in runs]
     return (
         name,
@@ -143,10 +139,12 @@ def main() -> None:
     around = surroundings()
     mapping = experiment_of([BASE, OTHER], steps, repeats, warmup_steps=3)
     mapping["measure"] |= {"probe": False, "verify": False, "max_remeasure": 0}
-    runs = kept(options.keep)
+    runs: dict[str, list[dict[str, Any]]] = {IDLE: [], DISTURBED: []}
+    for kind, run in json_lines(options.keep):
+        runs[kind].append(run)
     with tempfile.TemporaryDirectory() as folder:
         experiment = Path(folder) / "experiment.yaml"
-        from_mapping(mapping)  # a mistake is told here, once
+        from_mapping(mapping)  # reports a mistake here, once
         experiment.write_text(format_yaml(mapping))
         for time in range(times):
             for kind, beside in ((IDLE, nullcontext()), (DISTURBED, burner())):

@@ -1,10 +1,10 @@
-"""The predicted largest batch against the one found by bisection, by real steps under a limit.
+"""Compares the predicted largest batch with the one that bisection with real steps finds.
 
     python benchmarks/largest_batch.py [--models gpt] [--strategies ddp fsdp] [--small]
 
-Each strategy on two ranks, within a limit of a rank's tensors on the CPU that lets `ddp` take some
-dozens of samples.  Every step of the bisection is a trial of three real steps, and so is what
-`shardmark batch` tries: both from the same stored trials.
+Each strategy runs on two ranks of the CPU.  The limit of a rank's tensors lets `ddp` take some
+dozens of samples.  Every step of the bisection, and every try of `shardmark batch`, is a trial of
+three real steps; both use the same stored trials.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from harness import Table, add_sources_to_path, options_of, store, surroundings
 from predict_memory import MODELS
-from recording import Table, options_of, store, surroundings
 from shardmark.config.load import from_mapping
 from shardmark.launch.controller import modules_of, taken_up
 from shardmark.launch.largest_batch import largest_batches, tried_trial
@@ -26,12 +26,11 @@ from shardmark.launch.listener import Silent
 from shardmark.results.schema import Outcome
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from sides import add_sources_to_path
 
 NAME = "largest_batch"
 STRATEGIES = ("single", "ddp", "fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3", "zro")
 LIMITS = {"gpt": 0.8e9, "resnet18": 0.5e9, "vit_cifar": 0.6e9}
-"""Bytes of a rank's tensors: room for 25 samples or more, of which one is less than the bar."""
+"""Limit of a rank's tensors in bytes: room for 25 samples or more."""
 WORST = 0.05
 BAR = f"Bar: each prediction at most {WORST:.0%} off what bisection finds"
 
@@ -61,7 +60,7 @@ def experiment_of(model: str, strategies: list[str]) -> dict[str, Any]:
 
 
 def bisected(bytes_of: Callable[[int], float], limit: float, near: int) -> int:
-    """The largest number of samples within the limit, looked for around a guess."""
+    """Search the largest number of samples within the limit, starting at `near`."""
     low = high = near
     step = 1
     if bytes_of(near) <= limit:
@@ -88,7 +87,7 @@ def main() -> None:
         options.models, options.strategies = ["vit_cifar"], ["ddp", "fsdp"]
     add_sources_to_path()
     around_here = surroundings()
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    results: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
             experiment, limit = (
@@ -101,7 +100,7 @@ def main() -> None:
             once = tuple(trial for trial in plan.trials if not trial.repeat)
             with taken_up(experiment, replace(plan, trials=once), out, Silent()) as (_, runner):
                 runner.engine.load(modules_of(once), runner.machine.device_type)
-                found[model] = {}
+                results[model] = {}
                 for number, each in enumerate(largest):
 
                     @cache
@@ -117,17 +116,19 @@ def main() -> None:
                     if each.predicted is None or each.best is None:
                         raise SystemExit(f"{each.cell.title}: {each.reason or 'nothing fits'}")
                     real = bisected(bytes_of, limit, each.predicted)
-                    found[model][each.cell.strategy.name] = {
+                    results[model][each.cell.strategy.name] = {
                         "predicted": each.predicted,
                         "bisected": real,
                         "confirmed": each.best.samples,
                         "tries": len(each.tries),
                         "error": each.predicted / real - 1,
                     }
-                    print(model, each.cell.title, found[model][each.cell.strategy.name], flush=True)
-    errors = [abs(one["error"]) for model in found.values() for one in model.values()]
+                    print(
+                        model, each.cell.title, results[model][each.cell.strategy.name], flush=True
+                    )
+    errors = [abs(one["error"]) for model in results.values() for one in model.values()]
     exact = sum(
-        one["confirmed"] == one["bisected"] for model in found.values() for one in model.values()
+        one["confirmed"] == one["bisected"] for model in results.values() for one in model.values()
     )
     store(
         NAME,
@@ -147,7 +148,7 @@ def main() -> None:
                     str(one["confirmed"]),
                     str(one["tries"]),
                 )
-                for model, strategies in found.items()
+                for model, strategies in results.items()
                 for strategy, one in strategies.items()
             ),
             notes=(
@@ -155,7 +156,7 @@ def main() -> None:
                 f" the bisected batch in {exact} of {len(errors)}.",
             ),
         ),
-        numbers={"limits": {m: LIMITS[m] for m in found}, "found": found},
+        numbers={"limits": {m: LIMITS[m] for m in results}, "found": results},
     )
 
 

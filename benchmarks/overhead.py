@@ -2,13 +2,14 @@
 
     python benchmarks/overhead.py [--pairs 9] [--steps 65] [--strategies single ddp] [--small]
 
-A pair is a run of one trial with all metrics on, and `bare_loop.py`: both live at the same time and
-take turns of a few seconds, the other one's processes stopped meanwhile (SIGSTOP).  A machine whose
-speed changes from minute to minute changes for both.  Steps that lie in one turn count; those of
-the warm-up do not.  Which one goes first alternates from turn to turn, and from pair to pair.
+A pair is a run of one trial with all metrics on, and `bare_loop.py`.  Both live at the same time
+and take turns of a few seconds, while the processes of the other side are stopped (SIGSTOP), so
+that a machine whose speed changes from minute to minute changes for both.  Steps inside one turn
+count, those of the warm-up do not.  The side that goes first alternates.
 
-A virtual machine may be given less than its cores, and not the same in every turn.  Therefore the
-processor's time a step stands beside the ratio of speeds: both sides' processes, all of them.
+A virtual machine may get less than its cores, and not the same share in every turn.  Therefore the
+ratio of the processor time of a step, over all processes of each side, stands beside the ratio of
+speeds.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import math
 import os
 import statistics
+import struct
 import subprocess
 import sys
 import tempfile
@@ -32,17 +34,21 @@ from typing import Any
 import psutil
 import yaml
 
-from recording import Table, options_of, spread, store, surroundings
-from shardmark.core.environment_variables import ALLOCATOR
-from sides import (
+from harness import (
     GLOBAL_BATCH,
     WARMUP_STEPS,
+    Table,
     add_sources_to_path,
-    bare_command,
+    bare_loop_command,
     experiment_of,
+    options_of,
     ranks_of,
     script_variables,
+    spread,
+    store,
+    surroundings,
 )
+from shardmark.core.environment_variables import ALLOCATOR
 
 NAME = "overhead"
 STRATEGIES = ("single", "ddp", "fsdp", "zero-1")
@@ -52,82 +58,93 @@ TURN_SECONDS = 4.0
 START_SECONDS = 180.0
 SIDE_SECONDS = 900.0
 Turn = tuple[float, float]
-"""Unix times between which a side ran and the other was stopped."""
+"""Unix times between which a side ran while the other one was stopped."""
 
 
 def check_same_settings() -> None:
-    """The bare loop writes DeepSpeed's options out; they must be those of the strategy."""
+    """Assert that the DeepSpeed options of the bare loop are those of the strategy."""
     from bare_loop import SGD, ZERO
     from shardmark.core.recipe import Optimizer, Recipe
     from shardmark.strategies import build_strategy
 
     recipe = Recipe(global_batch=64, steps=1, optimizer=Optimizer(name="sgd", **SGD))
-    ours = build_strategy("zero-1", {}).config(recipe, "cpu")
-    assert ours == ZERO, f"zero-1 is set up as {ours}, the bare loop as {ZERO}"
+    config = build_strategy("zero-1", {}).config(recipe, "cpu")
+    assert config == ZERO, f"zero-1 is set up as {config}, the bare loop as {ZERO}"
 
 
 class Side:
-    """A command with all processes that it starts, which can be stopped and go on."""
+    """A command with all processes that it starts, which can be stopped and resumed."""
 
     def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str]) -> None:
         self._log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=output, env=variables)
         self.turns: list[Turn] = []
-        self.spent: list[float] = []
-        """Processor seconds of all its processes, by turn."""
+        self.processor_seconds: list[float] = []
+        """Processor time of all processes, by turn."""
 
-    def _seconds_spent(self) -> float:
-        spent: list[float] = []
-        # With what their ended children had spent: else a turn in which one ends has too little.
-        self._each(lambda process: spent.append(sum(process.cpu_times()[:4])))
-        return sum(spent)
-
-    def _each(self, act: Callable[[psutil.Process], None]) -> None:
+    def _for_all_processes(self, act: Callable[[psutil.Process], None]) -> None:
         with suppress(psutil.NoSuchProcess):
             top = psutil.Process(self._process.pid)
             for process in (top, *top.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):
                     act(process)
 
-    def stop(self) -> None:
-        self._each(psutil.Process.suspend)
+    def _processor_seconds(self) -> float:
+        seconds: list[float] = []
+        # Includes ended children: otherwise a turn in which one ends has too little.
+        self._for_all_processes(lambda process: seconds.append(sum(process.cpu_times()[:4])))
+        return sum(seconds)
 
-    def go_on(self) -> None:
-        self._each(psutil.Process.resume)
+    def stop(self) -> None:
+        self._for_all_processes(psutil.Process.suspend)
+
+    def resume(self) -> None:
+        self._for_all_processes(psutil.Process.resume)
 
     def take_turn(self, seconds: float) -> None:
-        before = self._seconds_spent()
-        self.go_on()
+        before = self._processor_seconds()
+        self.resume()
         began = time.time()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
         self.turns.append((began, time.time()))
         self.stop()
-        self.spent.append(self._seconds_spent() - before)
+        self.processor_seconds.append(self._processor_seconds() - before)
 
     @property
     def runs(self) -> bool:
         return self._process.poll() is None
 
-    def run_until(self, warm: Callable[[], bool]) -> None:
-        """Let it start up and warm up; then it is stopped."""
+    def run_until(self, is_warm: Callable[[], bool]) -> None:
+        """Let it start and warm up, then stop it."""
         until = time.monotonic() + START_SECONDS
-        while not warm():
+        while not is_warm():
             if not self.runs or time.monotonic() > until:
-                raise SystemExit(f"did not get warm:\n{self._log.read_text()[-4000:]}")
+                raise SystemExit(f"it did not warm up:\n{self._log.read_text()[-4000:]}")
             time.sleep(0.02)
         self.stop()
 
     def finish(self) -> None:
-        self.go_on()
+        self.resume()
         if self._process.wait(SIDE_SECONDS):
-            raise SystemExit(f"failed:\n{self._log.read_text()[-4000:]}")
+            raise SystemExit(f"it failed:\n{self._log.read_text()[-4000:]}")
 
-    def end(self) -> None:
-        """Leave nothing behind, whatever happened."""
-        self._each(psutil.Process.kill)
+    def kill(self) -> None:
+        self._for_all_processes(psutil.Process.kill)
         self._process.wait()
+
+    def step_seconds(self, starts: Sequence[float]) -> list[list[float]]:
+        """For each turn, the durations of the steps that lie inside it."""
+        steps = list(itertools.pairwise(starts))[WARMUP_STEPS:]
+        return [
+            [after - before for before, after in steps if began <= before and after <= ended]
+            for began, ended in self.turns
+        ]
+
+    def processor_seconds_per_step(self, starts: Sequence[float], turns: int) -> float:
+        begun = sum(began <= at <= ended for began, ended in self.turns[:turns] for at in starts)
+        return sum(self.processor_seconds[:turns]) / begun
 
 
 @contextmanager
@@ -136,118 +153,68 @@ def side(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Ite
     try:
         yield started
     finally:
-        started.end()
-
-
-def step_seconds(starts: Sequence[float], turns: Sequence[Turn]) -> list[list[float]]:
-    """For each turn, how long its whole steps lasted, from one start to the next."""
-    steps = list(itertools.pairwise(starts))[WARMUP_STEPS:]
-    return [
-        [after - before for before, after in steps if began <= before and after <= ended]
-        for began, ended in turns
-    ]
-
-
-def spent_a_step(side: Side, starts: Sequence[float], turns: int) -> float:
-    """Processor seconds of all its processes over the steps begun in its first turns."""
-    begun = [sum(began <= at <= ended for at in starts) for began, ended in side.turns[:turns]]
-    return sum(side.spent[:turns]) / sum(begun)
+        started.kill()
 
 
 def measure_pair(strategy: str, pair: int, *, steps: int) -> dict[str, Any]:
-    threads = threads_of(ranks_of(strategy))
-    return pair_of(
-        strategy,
-        pair,
-        experiment=experiment_of([strategy], steps, 1, WARMUP_STEPS),
-        bare=lambda out: bare_command(strategy, steps=steps, threads=threads, out=out),
-        threads=threads,
-        a_step=GLOBAL_BATCH,
-    )
-
-
-def threads_of(ranks: int) -> int:
-    """Of each rank."""
-    return max(1, len(os.sched_getaffinity(0)) // ranks)
-
-
-def pair_of(
-    strategy: str,
-    pair: int,
-    *,
-    experiment: dict[str, Any],
-    bare: Callable[[Path], Sequence[str]],
-    threads: int,
-    a_step: int,
-    unit: str = UNIT,
-    turn_seconds: float = TURN_SECONDS,
-) -> dict[str, Any]:
-    """The ratio of speeds over all turns in which both have whole steps.
-
-    `bare` gives the other side's command, which writes into a folder what `bare_loop.py` does;
-    `a_step` is what both train in a step, in the unit.
-    """
+    """The ratio of speeds over all turns in which both sides have complete steps."""
+    experiment = experiment_of([strategy], steps, 1, WARMUP_STEPS)
+    # The other side uses the cores meanwhile, which would be measured again.
+    experiment["measure"] |= {"verify": False, "max_remeasure": 0}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        # The other side uses the cores meanwhile, which would be measured again.
-        experiment["measure"] |= {"verify": False, "max_remeasure": 0}
+        run, bare = folder / "run", folder / "bare"
+        bare.mkdir()
         (folder / "overhead.yaml").write_text(yaml.safe_dump(experiment))
-        (folder / "bare").mkdir()
-        command = [sys.executable, "-m", "shardmark", "run", str(folder / "overhead.yaml")]
-        with side([*command, "--out", str(folder / "run")], folder / "run.log", os.environ) as ours:
-            ours.run_until(lambda: steps_taken(folder / "run") > WARMUP_STEPS)
-            with side(
-                bare(folder / "bare"), folder / "bare.log", script_variables(threads)
-            ) as other:
-                other.run_until((folder / "bare" / "0.warm").exists)
-                first, second = (ours, other) if pair % 2 == 0 else (other, ours)
+        words = ["run", str(folder / "overhead.yaml"), "--out", str(run)]
+        command = [sys.executable, "-m", "shardmark", *words]
+        bare_command = bare_loop_command(strategy, steps=steps, out=bare)
+        bare_variables = script_variables(ranks_of(strategy))
+        with side(command, folder / "run.log", os.environ) as ours:
+            ours.run_until(lambda: steps_taken(run) > WARMUP_STEPS)
+            with side(bare_command, folder / "bare.log", bare_variables) as other:
+                other.run_until((bare / "0.warm").exists)
+                order = [ours, other] if pair % 2 == 0 else [other, ours]
                 while ours.runs and other.runs:
-                    first.take_turn(turn_seconds)
-                    second.take_turn(turn_seconds)
-                    first, second = second, first
+                    for one in order:
+                        one.take_turn(TURN_SECONDS)
+                    order.reverse()
                 ours.finish()
                 other.finish()
-        recorded = json.loads((folder / "run" / "environment.json").read_text())["variables"]
-        report = json.loads((folder / "bare" / "0.json").read_text())
+        recorded = json.loads((run / "environment.json").read_text())["variables"]
+        report = json.loads((bare / "0.json").read_text())
         allocator = {name: recorded[name] for name in ALLOCATOR}
-        assert report.get("allocator", allocator) == allocator, "both sides have one allocator"
-        told = [json.loads(line) for line in next((folder / "run").rglob("steps.jsonl")).open()]
-        our_starts = [line["started_at_seconds"] for line in told if line["rank"] == 0]
-        starts = report["steps_at_seconds"]
-        times = {
-            "shardmark": step_seconds(our_starts, ours.turns),
-            "bare": step_seconds(starts, other.turns),
-        }
-        # In the last turn either side may have ended, and what it spent is not known.
-        whole = max(1, len(ours.turns) - 1)
-        spent_ratio = spent_a_step(other, starts, whole) / spent_a_step(ours, our_starts, whole)
-    turns = [turn for turn in zip(*times.values(), strict=True) if all(turn)]
+        assert report["allocator"] == allocator, "both sides have the same allocator"
+        lines = [json.loads(line) for line in next(run.rglob("steps.jsonl")).open()]
+    our_starts = [line["started_at_seconds"] for line in lines if line["rank"] == 0]
+    bare_starts = report["steps_at_seconds"]
+    # In the last turn a side may have ended, and its processor time is not known.
+    count = max(1, len(ours.turns) - 1)
+    processor_ratio = other.processor_seconds_per_step(
+        bare_starts, count
+    ) / ours.processor_seconds_per_step(our_starts, count)
+    by_turn = zip(ours.step_seconds(our_starts), other.step_seconds(bare_starts), strict=True)
+    turns = [turn for turn in by_turn if all(turn)]
     means = [[statistics.fmean(seconds) for seconds in turn] for turn in turns]
     logs = [math.log(bare_seconds / our_seconds) for our_seconds, bare_seconds in means]
-    ratio = math.exp(statistics.fmean(logs))
-    counted = [sum(len(turn[index]) for turn in turns) for index in (0, 1)]
-    speeds = [a_step / statistics.fmean(mean[index] for mean in means) for index in (0, 1)]
-    print(
-        f"{strategy} pair {pair}: shardmark {speeds[0]:.1f}, bare {speeds[1]:.1f} {unit}, "
-        f"ratio {ratio:.4f}, by processor time {spent_ratio:.4f} "
-        f"({len(turns)} turns, {counted[0]} and {counted[1]} steps)",
-        flush=True,
-    )
-    return {
-        **dict(zip(times, speeds, strict=True)),
-        "ratio": ratio,
-        "processor_ratio": spent_ratio,
-        "steps": counted,
+    result = {
+        **{
+            name: GLOBAL_BATCH / statistics.fmean(mean[index] for mean in means)
+            for index, name in enumerate(("shardmark", "bare"))
+        },
+        "ratio": math.exp(statistics.fmean(logs)),
+        "processor_ratio": processor_ratio,
+        "steps": [sum(len(turn[index]) for turn in turns) for index in (0, 1)],
         "turns": [math.exp(value) for value in logs],
         "first": "shardmark" if pair % 2 == 0 else "bare",
         "allocator": allocator,
     }
+    print(f"{strategy} pair {pair}: ratio {result['ratio']:.4f}", flush=True)
+    return result
 
 
 def steps_taken(run: Path) -> int:
-    """By rank 0 of the trial under way."""
-    import struct
-
+    """Steps that rank 0 of the current trial has taken so far."""
     for path in run.rglob("rank-0.progress"):
         with suppress(OSError, struct.error):
             return int(struct.unpack_from("<q", path.read_bytes())[0])
@@ -255,10 +222,10 @@ def steps_taken(run: Path) -> int:
 
 
 def options_from(name: str, text: str | None, strategies: Sequence[str]) -> argparse.ArgumentParser:
-    """The options of a benchmark that takes pairs."""
+    """The options of a benchmark that measures pairs."""
     parser = options_of(name, text)
     parser.add_argument("--pairs", type=int)
-    parser.add_argument("--steps", type=int, help="of each training, the 5 of the warm-up included")
+    parser.add_argument("--steps", type=int, help="steps of each training, 5 of warm-up included")
     parser.add_argument("--strategies", nargs="+", choices=strategies, default=[*strategies])
     return parser
 
@@ -272,9 +239,9 @@ def measure(
     starts: int | None = None,
     unit: str = UNIT,
 ) -> None:
-    """Take the pairs of every strategy in turns, and store what came of them.
+    """Measure the pairs of the strategies in turn, and store the result.
 
-    With `starts`, both sides of a strategy start so often, and the pairs are all their turns.
+    With `starts`, both sides of a strategy start that many times, and the pairs are their turns.
     """
     pairs = options.pairs or (2 if options.small else 9)
     around = surroundings()
@@ -282,48 +249,43 @@ def measure(
     for pair in range(starts or pairs):
         for strategy in options.strategies:
             measured[strategy].append(measure_pair(strategy, pair))
-    taken = {
-        name: [turn for one in found for turn in (one["turns"] if starts else [one["ratio"]])]
-        for name, found in measured.items()
+    values = {
+        name: [turn for pair in of for turn in (pair["turns"] if starts else [pair["ratio"]])]
+        for name, of in measured.items()
     }
-    ratios = {name: spread(values) for name, values in taken.items()}
-    medians = {
-        side: {n: spread([one[side] for one in found])["median"] for n, found in measured.items()}
-        for side in ("shardmark", "bare")
-    }
-    table = Table(
-        columns=(
-            *("strategy", f"shardmark {unit}", f"bare {unit}"),
-            *("ratio: median", "min", "max", "IQR", "by processor time", "pairs", "steps a side"),
-        ),
-        rows=tuple(
-            (
-                name,
-                f"{medians['shardmark'][name]:.1f}",
-                f"{medians['bare'][name]:.1f}",
-                f"{ratio['median']:.3f}",
-                f"{ratio['min']:.3f}",
-                f"{ratio['max']:.3f}",
-                f"{ratio['interquartile_range']:.3f}",
-                f"{spread([pair['processor_ratio'] for pair in measured[name]])['median']:.3f}",
-                str(len(taken[name])),
-                str(min(min(pair["steps"]) for pair in measured[name])),
-            )
-            for name, ratio in ratios.items()
-        ),
-    )
-    bars = {
-        least: [n for n in options.strategies if least_ratios[n] == least]
+    ratios = {name: spread(of) for name, of in values.items()}
+
+    def row(name: str) -> tuple[str, ...]:
+        speeds = [spread([pair[side] for pair in measured[name]]) for side in ("shardmark", "bare")]
+        ratio = [ratios[name][key] for key in ("median", "min", "max", "interquartile_range")]
+        processor = spread([pair["processor_ratio"] for pair in measured[name]])
+        steps = min(min(pair["steps"]) for pair in measured[name])
+        return (
+            name,
+            *(f"{speed['median']:.1f}" for speed in speeds),
+            *(f"{value:.3f}" for value in (*ratio, processor["median"])),
+            str(len(values[name])),
+            str(steps),
+        )
+
+    bars = "; ".join(
+        f"{least:g} for {', '.join(n for n in options.strategies if least_ratios[n] == least)}"
         for least in sorted({least_ratios[n] for n in options.strategies})
-    }
-    told = "; ".join(f"{least:g} for {', '.join(names)}" for least, names in bars.items())
+    )
     store(
         name,
         options=options,
         around=around,
-        bar=f"Bar: the median of shardmark / bare is at least {told}",
+        bar=f"Bar: the median of shardmark / bare is at least {bars}",
         holds=all(ratio["median"] >= least_ratios[name] for name, ratio in ratios.items()),
-        table=table,
+        table=Table(
+            columns=(
+                *("strategy", f"shardmark {unit}", f"bare {unit}"),
+                *("ratio: median", "min", "max", "IQR", "by processor time", "pairs"),
+                "steps a side",
+            ),
+            rows=tuple(map(row, ratios)),
+        ),
         numbers={"ratios": ratios, "pairs": measured},
     )
 

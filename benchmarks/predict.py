@@ -1,7 +1,9 @@
 """Scores predicted step times against published measurements, each source left out of the fit.
 
-The development cases are in `../shared/data/published_throughput_dev.csv`; without them there is
-nothing to score.  `--cases FILE` scores any file of the same columns with the constants that ship.
+    python benchmarks/predict.py [--data FILE | --cases FILE] [--small]
+
+`--data` names the development cases, `../shared/data/published_throughput_dev.csv` by default.
+`--cases` scores any file of the same columns with the constants that ship.  Measures nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.harness import ROOT, Table, options_of, store, surroundings
 from benchmarks.published import Case, read
-from benchmarks.recording import ROOT, Table, options_of, store, surroundings
 
 from shardmark.core.errors import InputError
 from shardmark.predict.calibrate import calibrate_compute
@@ -35,9 +37,9 @@ SERIES = (
     *("activation_checkpointing", "gpu", "throughput_unit"),
 )
 DISTRIBUTIONS = (0.005, 0.01, 0.015, 0.02, 0.025, 0.03)
-"""Among which the one constant that is fitted is chosen, by the other sources of each."""
+"""Candidates for the one fitted constant, which is chosen for each source by the other ones."""
 WORST = 0.25
-"""Errors above count as this one in a choice: some published runs hang, or swap."""
+"""Cap of the errors in a choice: some published runs hang, or swap."""
 BAR = (
     "scale-out median at most 2.5 %, 90th percentile 11 %, skill 0.5; DLPerf ResNet-50 2.5 %, 0.6; "
     "coverage 87 to 93 %; another card at most 25 %"
@@ -46,7 +48,7 @@ BAR = (
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A run that was measured, and another that is predicted from it."""
+    """A measured run, and a run that is predicted from it."""
 
     anchor: Case
     target: Case
@@ -61,16 +63,16 @@ class Pair:
 class Score:
     pair: Pair
     error: float
-    """Of the predicted speed, relative."""
+    """Relative error of the predicted speed."""
     naive: float
-    """Of the rule that a card's speed stays, or that it goes with the peak."""
+    """Relative error of the rule that the speed of a card stays, or scales with its peak."""
     residual: float
     """log(measured / predicted seconds)."""
 
 
 @cache
 def planned(case: Case, constants: Constants) -> Step:
-    """Constants of scaling leave it as it is."""
+    """The step of a case; constants of scaling do not change it."""
     return plan_step(
         case.profile,
         case.strategy,
@@ -83,7 +85,7 @@ def planned(case: Case, constants: Constants) -> Step:
 
 
 def scored(pair: Pair, constants: Constants) -> Score:
-    """Raises `InputError` where the anchor says nothing."""
+    """The score of a pair; raises `InputError` if the anchor cannot calibrate the prediction."""
     anchor, target = pair.anchor, pair.target
     factors = calibrate_compute(
         planned(anchor, Constants()), anchor.seconds, anchor.micro_batch, constants, Factors()
@@ -102,7 +104,7 @@ def _peak(case: Case) -> float:
 
 
 def scale_out(cases: Sequence[Case]) -> Iterable[Pair]:
-    """Each run of a series, and the smallest one of it; `single` belongs to every strategy's."""
+    """Pairs of each run with the smallest run of its series; `single` is in every series."""
     groups: dict[tuple[str, ...], list[Case]] = defaultdict(list)
     for case in cases:
         section = case.row["notes"].partition("section: ")[2].partition(";")[0]
@@ -126,8 +128,7 @@ def scale_out(cases: Sequence[Case]) -> Iterable[Pair]:
 
 
 def other_cards(cases: Sequence[Case]) -> Iterable[Pair]:
-    """The same training on as many ranks of two cards, both ways; copies with more memory do not
-    count as another card."""
+    """Pairs of the same training on two cards; a copy with more memory is not another card."""
     for anchor, target in product(cases, cases):
         same = all(
             anchor.row[key] == target.row[key]
@@ -151,29 +152,29 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def all_scores(pairs: Iterable[Pair], constants: Constants) -> dict[Pair, Score]:
-    made = {}
+    scores = {}
     for pair in pairs:
         with suppress(InputError):
-            made[pair] = scored(pair, constants)
-    return made
+            scores[pair] = scored(pair, constants)
+    return scores
 
 
 def left_out(pairs: Sequence[Pair], grid: Sequence[Constants]) -> list[Score]:
-    """Each source's pairs with the constants that are best for all other sources."""
+    """Scores of each source with the constants that are best for all other sources."""
     by_point = [all_scores(pairs, constants) for constants in grid]
-    kept = []
+    scores_left_out = []
     for source in dict.fromkeys(pair.source for pair in pairs):
         others = [
             fmean(min(WORST, s.error) for pair, s in scores.items() if pair.source != source)
             for scores in by_point
         ]
         best = by_point[others.index(min(others))]
-        kept += [score for pair, score in best.items() if pair.source == source]
-    return kept
+        scores_left_out += [score for pair, score in best.items() if pair.source == source]
+    return scores_left_out
 
 
 def coverage(scores: Sequence[Score]) -> float:
-    """Of intervals by the residuals of all other sources."""
+    """Coverage of the intervals from the residuals of all other sources."""
     inside = 0
     for score in scores:
         others = [
@@ -181,8 +182,8 @@ def coverage(scores: Sequence[Score]) -> float:
             for other in scores
             if other.pair.kind == score.pair.kind and other.pair.source != score.pair.source
         ]
-        made = residuals_of(others)
-        inside += made.low <= exp(score.residual) <= made.high
+        residuals = residuals_of(others)
+        inside += residuals.low <= exp(score.residual) <= residuals.high
     return inside / len(scores)
 
 
@@ -210,20 +211,20 @@ def percent(value: float) -> str:
     return f"{value:.1%}".replace("%", " %")
 
 
-def row_of(title: str, found: Mapping[str, float], bar: str) -> tuple[str, ...]:
+def row_of(title: str, numbers: Mapping[str, float], bar: str) -> tuple[str, ...]:
     return (
         title,
-        f"{found['pairs']:.0f} of {found['sources']:.0f} sources",
-        percent(found["median"]),
-        percent(found["p90"]),
-        f"{found['skill']:.2f} ({found['skill_of_means']:.2f})",
-        percent(found["naive_median"]),
+        f"{numbers['pairs']:.0f} of {numbers['sources']:.0f} sources",
+        percent(numbers["median"]),
+        percent(numbers["p90"]),
+        f"{numbers['skill']:.2f} ({numbers['skill_of_means']:.2f})",
+        percent(numbers["naive_median"]),
         bar,
     )
 
 
 def reasons(refused: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names of rows by why they are not predicted, the commonest first."""
+    """Ids of rows by the reason why they are not predicted, the commonest reason first."""
     by_reason: dict[str, list[str]] = defaultdict(list)
     for name, reason in refused:
         by_reason[reason].append(name)
@@ -256,7 +257,7 @@ def main() -> None:
     alone = "no smaller run and no other card of its series is there to predict it from"
     refused += [(case.row["id"], alone) for case in cases if id(case) not in paired]
 
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     rows = []
     for name, title, chosen, bar in (
         ("scale_out", "scale-out", scores, "2.5 %, 11 %, 0.5"),
@@ -269,17 +270,17 @@ def main() -> None:
         ("another_card", "another card", moved, "25 %"),
     ):
         if chosen:
-            found[name] = numbers_of(chosen)
-            rows.append(row_of(title, found[name], bar))
+            numbers[name] = numbers_of(chosen)
+            rows.append(row_of(title, numbers[name], bar))
     if scores:
         held = coverage(scores) if held_out else shipped_coverage(scores)
-        found["coverage"] = held
+        numbers["coverage"] = held
         title = "coverage of the 90 % interval, scale-out"
         rows.append((title, f"{len(scores)}", percent(held), "", "", "", "87 to 93 %"))
     if moved and not held_out:
-        found["coverage_another_card"] = shipped_coverage(moved)
+        numbers["coverage_another_card"] = shipped_coverage(moved)
     if held_out:
-        found["residuals"] = {
+        numbers["residuals"] = {
             kind: asdict(residuals_of(s.residual for s in each if s.pair.kind == kind))
             for each in (list(all_scores(scaled, shipped).values()), moved)
             for kind in dict.fromkeys(s.pair.kind for s in each)
@@ -287,11 +288,11 @@ def main() -> None:
     by_source = defaultdict(list)
     for score in scores:
         by_source[score.pair.source].append(score)
-    found["by_source"] = {  # told by the first row that is predicted
+    numbers["by_source"] = {  # named by its first predicted row
         each[0].pair.target.row["id"]: numbers_of(each) for each in by_source.values()
     }
     not_predicted = reasons(refused)
-    found["not_predicted"] = not_predicted
+    numbers["not_predicted"] = not_predicted
     notes = [f"{len(refused)} rows of {file.name} are not predicted:"]
     notes += [f"- {len(ids)}: {why} ({', '.join(ids)})" for why, ids in not_predicted.items()]
     store(
@@ -299,13 +300,13 @@ def main() -> None:
         options=options,
         around=around,
         bar=BAR,
-        holds=holds(found),
+        holds=holds(numbers),
         table=Table(
             columns=("measure", "predicted", "median", "90th", "skill (means)", "naive", "bar"),
             rows=tuple(rows),
             notes=("\n".join(notes),),
         ),
-        numbers=found,
+        numbers=numbers,
     )
 
 
@@ -317,14 +318,16 @@ def why_not(pair: Pair, constants: Constants) -> str:
     raise AssertionError(pair)
 
 
-def holds(found: Mapping[str, Any]) -> bool:
-    scale, slow, card = (found.get(name) for name in ("scale_out", "slow_networks", "another_card"))
+def holds(numbers: Mapping[str, Any]) -> bool:
+    scale, slow, card = (
+        numbers.get(name) for name in ("scale_out", "slow_networks", "another_card")
+    )
     return bool(
         scale
         and scale["median"] <= 0.025
         and scale["p90"] <= 0.11
         and scale["skill"] >= 0.5
-        and 0.87 <= found["coverage"] <= 0.93
+        and 0.87 <= numbers["coverage"] <= 0.93
         and (slow is None or (slow["median"] <= 0.025 and slow["skill"] >= 0.6))
         and (card is None or card["median"] <= 0.25)
     )

@@ -1,36 +1,33 @@
-"""Predicted peak memory of a rank against that of real steps on the CPU.
+"""Compares the predicted peak memory of a rank with that of real steps on the CPU.
 
     python benchmarks/predict_memory.py [--models resnet18 gpt] [--others] [--repeats 2] [--small]
-        [--keep FILE]
 
-Eight models of four tasks under eight strategies, one rank or four, all in one fork server;
-`--others` takes every other strategy, on three models that can be divided.  What is measured is
-each trial's `peak_memory_bytes`: tensors that Python reaches between two steps, and how far the
-allocator's total rises in the next one, on the training rank that holds most.  Of each rank the
-smallest of its repeats counts.
+Seven models of three tasks train under eight strategies, on one rank or four; `--others` takes
+every other strategy, on three models whose layers can be sharded.  The measured value is a trial's
+`peak_memory_bytes` on the training rank that holds most: bytes of tensors between two steps, and
+the rise of the allocator's total in the next step.  The smallest repeat of each rank counts.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from recording import BENCHMARKS, Table, options_of, store, surroundings
+from harness import (
+    Table,
+    add_sources_to_path,
+    options_of,
+    store,
+    surroundings,
+    trial_runner,
+)
 from shardmark.config.load import from_mapping
-from shardmark.launch.listener import Silent
-from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
-from shardmark.results.store import RunFolder
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
-from sides import add_sources_to_path
 
 NAME = "predict_memory"
 STRATEGIES = (
@@ -70,7 +67,6 @@ MODELS: dict[str, dict[str, Any]] = {
         **{"name": "detection", "model": "fasterrcnn_mobilenet_v3_large_fpn"},
         **{"dataset": "digits-detection", "min_size": 160, "max_size": 256},
     },
-    "own": {"name": "own", "task": f"{BENCHMARKS / 'autoencoder_task.py'}:Task"},
 }
 DIVISIBLE: dict[str, dict[str, Any]] = {
     **{name: MODELS[name] for name in ("vit_cifar", "gpt")},
@@ -107,31 +103,12 @@ def experiment_of(
     }
 
 
-@contextmanager
-def trial_runner(trials: Sequence[Trial]) -> Iterator[TrialRunner]:
-    """One fork server for the trials of all experiments."""
-    engine = LocalEngine()
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            machine = engine.machine("cpu")
-            modules = {name: None for trial in trials for name in trial.built_strategy.loads()}
-            engine.load(list(modules), machine.device_type)
-            yield TrialRunner(
-                engine=engine,
-                machine=machine,
-                folder=RunFolder.create(Path(folder) / "run"),
-                listener=Silent(),
-            )
-        finally:
-            engine.close()
-
-
 def predicted(trials: Sequence[Trial], refused: Collection[str]) -> dict[str, dict[str, float]]:
-    """Strategy -> bytes by part."""
+    """Predicted bytes by part, by strategy."""
     from shardmark.predict.memory import rank_memory
     from shardmark.predict.models import Models
 
-    models, found = Models(), {}
+    models, bytes_by_part = Models(), {}
     for trial in trials:
         if trial.repeat or str(trial.strategy) in refused:
             continue
@@ -139,12 +116,12 @@ def predicted(trials: Sequence[Trial], refused: Collection[str]) -> dict[str, di
         profile = models.profile_of(trial, ranks, 1, device_type="cpu")
         held = rank_memory(profile, strategy, trial.recipe, ranks, device_type="cpu")
         parts = {name: getattr(held, name) for name in held.__dataclass_fields__}
-        found[str(trial.strategy)] = {**parts, "peak": held.peak_bytes}
-    return found
+        bytes_by_part[str(trial.strategy)] = {**parts, "peak": held.peak_bytes}
+    return bytes_by_part
 
 
 def measured(runner: TrialRunner, trial: Trial, order: int) -> list[int]:
-    """Each training rank's bytes; none where the strategy refuses the model."""
+    """Peak bytes of each training rank; empty if the strategy refuses the model."""
     result = runner.run(trial, order=order)
     if result.outcome is Outcome.UNAVAILABLE:
         return []
@@ -158,7 +135,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS | DIVISIBLE)
     parser.add_argument("--others", action="store_true", help="all but the eight with a bar")
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--keep", type=Path, help="file of what was measured, to go on from")
     options = parser.parse_args()
     models, tried = (DIVISIBLE, OTHERS) if options.others else (MODELS, STRATEGIES)
     options.models = options.models or list(models)
@@ -166,48 +142,37 @@ def main() -> None:
         options.models, options.repeats = ["vit_cifar"], 1
     add_sources_to_path()
     around = surroundings()
-    kept = options.keep
     real: dict[str, dict[str, list[list[int]]]] = {}
-    if kept and kept.exists():
-        real = json.loads(kept.read_text())
     plans: dict[str, Sequence[Trial]] = {}
     for name in options.models:
         experiment = from_mapping(experiment_of(models[name], options.repeats, tried))
         check_data(experiment.workload)
         plans[name] = expand(experiment, "cpu").trials
     strategies = [*dict.fromkeys(str(each.strategy) for of in plans.values() for each in of)]
-    missing = [
-        (name, trial)
-        for name, trials in plans.items()
-        for trial in trials
-        if trial.repeat >= len(real.get(name, {}).get(str(trial.strategy), ()))
-    ]
-    missing.sort(key=lambda each: each[1].repeat)
-    if missing:
-        with trial_runner([trial for _, trial in missing]) as runner:
-            for number, (name, trial) in enumerate(missing):
-                peaks = measured(runner, trial, number)
-                print(name, trial.strategy, max(peaks, default=0) / MB, flush=True)
-                real.setdefault(name, {}).setdefault(str(trial.strategy), []).append(peaks)
-                if kept:
-                    kept.write_text(json.dumps(real))
-    found: dict[str, Any] = {}
-    for name, trials in plans.items():
+    trials = [(name, trial) for name, plan in plans.items() for trial in plan]
+    trials.sort(key=lambda pair: pair[1].repeat)
+    with trial_runner([trial for _, trial in trials]) as runner:
+        for number, (name, trial) in enumerate(trials):
+            peaks = measured(runner, trial, number)
+            print(name, trial.strategy, max(peaks, default=0) / MB, flush=True)
+            real.setdefault(name, {}).setdefault(str(trial.strategy), []).append(peaks)
+    results: dict[str, Any] = {}
+    for name, plan in plans.items():
         refused = {strategy for strategy, peaks in real[name].items() if not peaks[0]}
-        expected = predicted(trials, refused)
-        found[name] = {}
+        expected = predicted(plan, refused)
+        results[name] = {}
         for strategy in strategies:
             if strategy in refused:
                 continue
             ranks = [min(peaks) for peaks in zip(*real[name][strategy], strict=True)]
-            found[name][strategy] = {
+            results[name][strategy] = {
                 "measured": max(ranks),
                 "repeats": real[name][strategy],
                 "predicted": expected[strategy],
                 "error": expected[strategy]["peak"] / max(ranks) - 1,
             }
-        print(name, *(f"{s} {of['error']:+.1%}" for s, of in found[name].items()), flush=True)
-    errors = {s: [abs(of[s]["error"]) for of in found.values() if s in of] for s in strategies}
+        print(name, *(f"{s} {of['error']:+.1%}" for s, of in results[name].items()), flush=True)
+    errors = {s: [abs(of[s]["error"]) for of in results.values() if s in of] for s in strategies}
     medians = {strategy: median(each) for strategy, each in errors.items()}
     overall = median(error for each in errors.values() for error in each)
     store(
@@ -218,7 +183,7 @@ def main() -> None:
         bar=BAR,
         holds=max(map(max, errors.values())) <= WORST and overall <= MEDIAN,
         table=Table(
-            columns=("strategy", *found, "median", "largest"),
+            columns=("strategy", *results, "median", "largest"),
             rows=tuple(
                 (
                     strategy,
@@ -226,7 +191,7 @@ def main() -> None:
                         f"{of[strategy]['measured'] / MB:.0f} {of[strategy]['error']:+.1%}"
                         if strategy in of
                         else "refused"
-                        for of in found.values()
+                        for of in results.values()
                     ),
                     f"{medians[strategy]:.1%}",
                     f"{max(errors[strategy]):.1%}",
@@ -241,7 +206,7 @@ def main() -> None:
                 " is predicted 20 to 43 % too high.",
             ),
         ),
-        numbers={"models": found, "medians": medians, "median": overall},
+        numbers={"models": results, "medians": medians, "median": overall},
     )
 
 

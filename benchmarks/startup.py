@@ -2,42 +2,80 @@
 
     python benchmarks/startup.py [--pairs 5] [--strategies ddp fsdp] [--small]
 
-Seconds from the launch to the first step of the last rank.  The bare script imports torch,
-torchvision and, for ZeRO, DeepSpeed, whose operator is compiled before; the run has had its first
-trial.  Both start fresh processes and a fresh process group each time.  Order A B, B A, ...
+The measured value is the time from the launch to the first step of the last rank.  The bare script
+imports torch, torchvision and, for ZeRO, DeepSpeed, whose operator is compiled before.  The run has
+finished its first trial.  Both start new processes and a new process group each time; the order of
+the two sides alternates.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
-from recording import Table, options_of, spread, store, surroundings
-from sides import Shardmark, add_sources_to_path, metric, run_bare, shardmark_run
+from harness import (
+    Table,
+    add_sources_to_path,
+    bare_loop_command,
+    experiment_of,
+    options_of,
+    ranks_of,
+    run_script,
+    spread,
+    store,
+    surroundings,
+    trial_runner,
+)
+from shardmark.config.load import from_mapping
+from shardmark.launch.trial import TrialRunner
+from shardmark.results.schema import Outcome
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from shardmark.workloads import check_data
 
 NAME = "startup"
 STRATEGIES = ("ddp", "fsdp", "zero-1")
 MOST_RATIO = 0.25
 BAR = f"Bar: the median of shardmark / bare is at most {MOST_RATIO} for every strategy"
 STEPS = 2
-FIRST = 0
-"""Repeat that is the run's first trial of a strategy, left out."""
+BARE_SECONDS = 600.0
+SIDES = ("shardmark", "bare")
 
 
-def measure_pair(run: Shardmark, strategy: str, pair: int) -> dict[str, Any]:
-    found = {}
-    sides = ("shardmark", "bare") if pair % 2 == 0 else ("bare", "shardmark")
-    for side in sides:
-        if side == "bare":
-            found[side] = run_bare(strategy, steps=STEPS).startup_seconds
-        else:
-            found[side] = metric(run.trial(strategy, FIRST + 1 + pair), "startup_seconds")
-    ratio = found["shardmark"] / found["bare"]
-    print(
-        f"{strategy} pair {pair}: shardmark {found['shardmark']:.2f} s, "
-        f"bare {found['bare']:.2f} s, ratio {ratio:.3f}",
-        flush=True,
-    )
-    return {**found, "first": sides[0], "ratio": ratio}
+def trial_startup_seconds(runner: TrialRunner, trial: Trial) -> float:
+    result = runner.run(trial, order=trial.repeat)
+    if result.outcome is not Outcome.OK:
+        raise SystemExit(f"{trial.title} ended as {result.outcome}: {result.failure}")
+    startup = result.metrics["startup_seconds"]
+    assert startup is not None
+    return startup.value
+
+
+def bare_startup_seconds(strategy: str) -> float:
+    ranks = ranks_of(strategy)
+    with tempfile.TemporaryDirectory() as folder:
+        command = bare_loop_command(strategy, steps=STEPS, out=Path(folder))
+        launched_at_seconds = time.time()
+        run_script(command, ranks=ranks, seconds=BARE_SECONDS)
+        reports = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
+    return max(report["steps_at_seconds"][0] for report in reports) - launched_at_seconds
+
+
+def measure_pair(runner: TrialRunner, trial: Trial) -> dict[str, Any]:
+    strategy, seconds = trial.strategy.name, {}
+    order = SIDES if trial.repeat % 2 else SIDES[::-1]
+    for side in order:
+        seconds[side] = (
+            bare_startup_seconds(strategy)
+            if side == "bare"
+            else trial_startup_seconds(runner, trial)
+        )
+    ratio = seconds["shardmark"] / seconds["bare"]
+    print(f"{strategy}: {seconds}, ratio {ratio:.3f}", flush=True)
+    return {**seconds, "first": order[0], "ratio": ratio}
 
 
 def main() -> None:
@@ -48,34 +86,32 @@ def main() -> None:
     pairs = options.pairs or (1 if options.small else 5)
     add_sources_to_path()
     around = surroundings()
+    experiment = from_mapping(experiment_of(options.strategies, STEPS, 1 + pairs, STEPS - 1))
+    check_data(experiment.workload)
+    trials = sorted(expand(experiment, "cpu").trials, key=lambda trial: trial.repeat)
     measured: dict[str, list[dict[str, Any]]] = {name: [] for name in options.strategies}
-    with shardmark_run(
-        options.strategies, steps=STEPS, repeats=1 + pairs, warmup_steps=STEPS - 1
-    ) as run:
-        for name in options.strategies:
-            run.trial(name, FIRST)
-            run_bare(name, steps=STEPS)  # fills the page cache and DeepSpeed's compiled operators
-        for pair in range(pairs):
-            for name in options.strategies:
-                measured[name].append(measure_pair(run, name, pair))
-    ratios = {name: spread([one["ratio"] for one in found]) for name, found in measured.items()}
+    with trial_runner(trials) as runner:
+        for trial in trials:
+            if trial.repeat == 0:  # it fills the page cache and compiles DeepSpeed's operator
+                trial_startup_seconds(runner, trial)
+                bare_startup_seconds(trial.strategy.name)
+            else:
+                measured[trial.strategy.name].append(measure_pair(runner, trial))
+    ratios = {name: spread([pair["ratio"] for pair in of]) for name, of in measured.items()}
     medians = {
-        side: {n: spread([one[side] for one in found])["median"] for n, found in measured.items()}
-        for side in ("shardmark", "bare")
+        name: [f"{spread([pair[side] for pair in of])['median']:.2f}" for side in SIDES]
+        for name, of in measured.items()
     }
     table = Table(
         columns=("strategy", "shardmark s", "bare s", "ratio: median", "min", "max", "pairs"),
         rows=tuple(
             (
                 name,
-                f"{medians['shardmark'][name]:.2f}",
-                f"{medians['bare'][name]:.2f}",
-                f"{ratio['median']:.3f}",
-                f"{ratio['min']:.3f}",
-                f"{ratio['max']:.3f}",
+                *medians[name],
+                *(f"{of[key]:.3f}" for key in ("median", "min", "max")),
                 str(pairs),
             )
-            for name, ratio in ratios.items()
+            for name, of in ratios.items()
         ),
     )
     store(

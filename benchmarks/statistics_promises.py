@@ -1,9 +1,9 @@
-"""Whether intervals hold the truth and verdicts are right as often as they say, on invented draws.
+"""Checks on invented draws that intervals hold the truth, and verdicts are right, as promised.
 
     python benchmarks/statistics_promises.py [--draws 10000] [--small]
 
-Beside the intervals that Shardmark gives: Student's t of all values, and the signed-rank interval
-of the Hodges-Lehmann estimate.  Needs nothing but one core for some minutes.
+Beside the intervals of Shardmark stand Student's t of all values, and the signed-rank interval of
+the Hodges-Lehmann estimate.  It takes one core some minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import cache
 from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 
-from recording import Table, options_of, store, surroundings
+from harness import Table, options_of, store, surroundings
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
 from shardmark.analysis.statistics.effects import holm, paired_effect, with_one_row
 from shardmark.analysis.statistics.intervals import (
@@ -44,7 +44,7 @@ def lognormal(spread: float) -> Callable[[Draw], float]:
 
 
 def disturbed(share: float) -> Callable[[Draw], float]:
-    """That share of the repeats takes 10 to 50 % longer."""
+    """A law in which this share of the repeats takes 10 to 50 % longer."""
 
     def law(draw: Draw) -> float:
         longer = draw.uniform(1.1, 1.5) if draw.random() < share else 1.0
@@ -55,12 +55,12 @@ def disturbed(share: float) -> Callable[[Draw], float]:
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How repeats vary."""
+    """The distribution of repeats."""
 
     name: str
     of_value: Callable[[Draw], float]
     of_pair: Callable[[Draw], float]
-    """Of each of a pair: as many pairs are disturbed as single values."""
+    """Draws one value of a pair, so that as many pairs are disturbed as single values."""
     spread: float
     """Standard deviation of the undisturbed logarithm."""
 
@@ -75,7 +75,7 @@ LAWS = (
 
 
 def middle(spread: float, *, trimmed: bool) -> float:
-    """Of a lognormal law: its mean, or its mean between the first and the last tenth."""
+    """Mean of a lognormal law, or its mean between the first and the last tenth."""
     mean = math.exp(spread**2 / 2)
     unit = NormalDist()
     edge = unit.inv_cdf(0.9)
@@ -90,7 +90,7 @@ def student(values: Sequence[float]) -> Interval:
 
 @cache
 def left_out_averages(count: int) -> int | None:
-    """Walsh averages below a signed-rank interval of at least 95 %; None where none is so sure."""
+    """Number of Walsh averages below a signed-rank interval of 95 %; None if there is none."""
     ways = [1]
     for rank in range(1, count + 1):
         longer = ways + [0] * rank
@@ -107,9 +107,9 @@ def signed_rank(values: Sequence[float]) -> Interval | None:
     return averages[out], averages[-out - 1]
 
 
-def limits(found: Estimate) -> Interval:
-    """Any value, where the noise allows no interval."""
-    return (0.0, math.inf) if found.low is None or found.high is None else (found.low, found.high)
+def limits(of: Estimate) -> Interval:
+    """The interval of an estimate; unbounded if it has none."""
+    return (0.0, math.inf) if of.low is None or of.high is None else (of.low, of.high)
 
 
 def ours(values: Sequence[float]) -> Interval:
@@ -117,14 +117,14 @@ def ours(values: Sequence[float]) -> Interval:
 
 
 def ours_of_ratio(draw: Draw, law: Callable[[Draw], float], count: int) -> Interval:
-    """Two strategies that are equally fast, on a machine that halves its speed at times."""
+    """Ratio of two equally fast strategies on a machine that halves its speed at times."""
     moods = [draw.uniform(1, 2) for _ in range(count)]
     above, below = ([mood * law(draw) for mood in moods] for _ in range(2))
     return limits(estimate_ratio(above, below))
 
 
 def coverage(draws: int) -> Iterator[tuple[str, int, str, float, float]]:
-    """Law, count, method, share that holds the truth, median width."""
+    """Yields law, count, method, share of intervals that hold the truth, and median width."""
     for law in LAWS:
         for count in COUNTS:
             draw = random.Random(f"{law.name} {count}")
@@ -146,7 +146,7 @@ def coverage(draws: int) -> Iterator[tuple[str, int, str, float, float]]:
 
 
 def verdicts(families: int) -> Iterator[tuple[int, int, float, float]]:
-    """Repeats, comparisons, families with a false verdict, and that share without correction."""
+    """Yields repeats, comparisons, and shares of false verdicts with and without correction."""
     law = disturbed(0.05)
     for count in (2, 3, 5, 10, 20):
         for comparisons in (1, 2, 4, 8, 12):
@@ -155,14 +155,14 @@ def verdicts(families: int) -> Iterator[tuple[int, int, float, float]]:
             for _ in range(families):
                 base = [law(draw) for _ in range(count)]
                 pairs = [paired_effect([law(draw) for _ in base], base) for _ in range(comparisons)]
-                found = holm(with_one_row([one for one in pairs if one is not None]))
-                wrong += any(one.p_corrected <= FAMILY_ERROR_RATE for one in found)
-                uncorrected += any(one.p_value <= FAMILY_ERROR_RATE for one in found)
+                effects = holm(with_one_row([one for one in pairs if one is not None]))
+                wrong += any(one.p_corrected <= FAMILY_ERROR_RATE for one in effects)
+                uncorrected += any(one.p_value <= FAMILY_ERROR_RATE for one in effects)
             yield count, comparisons, wrong / families, uncorrected / families
 
 
 def power(families: int) -> Iterator[tuple[int, float, float]]:
-    """Repeats, true ratio, share shown: one of eight strategies differs."""
+    """Yields repeats, true ratio, and the share shown if one of eight strategies differs."""
     law = disturbed(0.05)
     for count in (3, 5, 10, 20):
         for ratio in (1.02, 1.05, 1.1, 1.2, 1.5, 2.0):

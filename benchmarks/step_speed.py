@@ -2,11 +2,10 @@
 
     python benchmarks/step_speed.py [--pairs 15] [--steps 10] [--strategies tp pp] [--small]
 
-Each rank has both: a worker of the strategy in `train`, and `bare_language.py`'s loop of torch's
-own calls, with a model each.  They take turns of so many steps; which one goes first alternates.
-`language_speed.py` holds whole trials against a script of its own, and its ratio has the luck of
-each start in it: the same loop, started anew, was up to a tenth faster or slower for good.  Here
-both sides share one start, and what a trial has beside its ranks is on neither.
+Each rank holds both: a worker of the strategy in `train`, and the loop of torch's own calls in
+`bare_language.py`, each with its own model.  They take turns of a few steps; the side that goes
+first alternates.  Both sides share one start, since the same loop, started again, was up to a tenth
+faster or slower; processes that a trial has beside its ranks are on neither side.
 """
 
 from __future__ import annotations
@@ -16,20 +15,21 @@ import gc
 import json
 import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import yaml
 
 from bare_language import STRATEGIES, Bare, drawn_batches, take_step
-from language_speed import UNIT, experiment_of
-from overhead import measure, options_from, threads_of
+from harness import WARMUP_STEPS, add_sources_to_path, run_script, script_command
+from overhead import measure, options_from
 from shardmark.config.load import from_mapping
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.strategies.base import RankContext
@@ -41,23 +41,34 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.language.tokens import token_data
-from sides import add_sources_to_path, script_command, script_variables
 
 NAME = "step_speed"
+PRESET = files("shardmark.config") / "presets" / "language-quickstart.yaml"
+UNIT = "tokens/s"
 PAIRS = 15
 """Turns of about a second each."""
 WARMUP_TURNS = 1
+START_SECONDS = 1800.0
 RANK = "RANK"
-"""Set by torch's launcher: this process is one rank of a pair."""
+"""The variable that torch's launcher sets in each rank of a pair."""
 Turn = Callable[[], None]
 
 
-def trial_of(bare: Bare, steps: int) -> Trial:
-    return expand(from_mapping(experiment_of(bare, steps)), "cpu").trials[0]
+def experiment_of(bare: Bare, steps: int) -> dict[str, Any]:
+    """The preset with one strategy and without evaluation."""
+    experiment: dict[str, Any] = yaml.safe_load(PRESET.read_text(encoding="utf-8"))
+    experiment["recipe"]["steps"] = steps
+    experiment["matrix"] = {"strategy": [bare.strategy], "world_size": [bare.ranks]}
+    measured = {"repeats": 1, "warmup_steps": WARMUP_STEPS, "probe": True, "evaluate": "never"}
+    return experiment | {
+        "measure": measured,
+        "limits": {"trial_seconds": 900},
+        "device": "cpu",
+    }
 
 
 def our_turns(trial: Trial, steps: int) -> Turn:
-    """So many steps at each call, as a trial takes them."""
+    """Returns a function that takes this many steps as a trial takes them."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     context = RankContext(
         rank=rank,
@@ -92,31 +103,33 @@ def our_turns(trial: Trial, steps: int) -> Turn:
 
 
 def bare_turns(bare: Bare, trial: Trial, steps: int) -> Turn:
+    """Returns a function that takes this many steps of the bare loop."""
     torch.manual_seed(0)
     model: Any = build_workload(trial.workload, trial.recipe.seed).build_model()
     loop = bare.start(model)
     tokens = token_data(LanguageOptions()).training.tokens
-    batch = trial.recipe.global_batch
+    batch, total = trial.recipe.global_batch, trial.recipe.steps
     assert batch is not None
-    assert trial.recipe.steps is not None
-    batches, total = drawn_batches(tokens, batch, loop.share), trial.recipe.steps
-    taken = 0
+    assert total is not None
+    batches = drawn_batches(tokens, batch, loop.share)
+    steps_taken = 0
 
     def turn() -> None:
-        nonlocal taken
+        nonlocal steps_taken
         for _ in range(steps):
-            take_step(loop, taken, total, batches)
-            taken += 1
+            take_step(loop, steps_taken, total, batches)
+            steps_taken += 1
 
     return turn
 
 
-def be_rank(options: argparse.Namespace) -> None:
-    """Both sides of one strategy; the first rank leaves the seconds of each turn."""
+def run_rank(options: argparse.Namespace) -> None:
+    """Measure both sides of one strategy; rank 0 writes the seconds of each turn of all ranks."""
     torch.set_num_threads(options.threads)
     dist.init_process_group("gloo")
     bare = STRATEGIES[options.strategies[0]]
-    trial = trial_of(bare, options.steps * (options.pairs + WARMUP_TURNS))
+    experiment = experiment_of(bare, options.steps * (options.pairs + WARMUP_TURNS))
+    trial = expand(from_mapping(experiment), "cpu").trials[0]
     sides = {"shardmark": our_turns(trial, options.steps)}
     sides["bare"] = bare_turns(bare, trial, options.steps)
     for _ in range(WARMUP_TURNS):
@@ -124,25 +137,25 @@ def be_rank(options: argparse.Namespace) -> None:
             turn()
     gc.collect()
     gc.freeze()
-    found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    seconds: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for pair in range(options.pairs):
         for side in [*sides][:: 1 if pair % 2 == 0 else -1]:
             dist.barrier()
-            began, spent = time.perf_counter(), time.process_time()
+            began, processor = time.perf_counter(), time.process_time()
             sides[side]()
-            spent = time.process_time() - spent
+            processor = time.process_time() - processor
             dist.barrier()
-            found[side].append((time.perf_counter() - began, spent))
-    every: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(every, found)
+            seconds[side].append((time.perf_counter() - began, processor))
+    all_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(all_ranks, seconds)
     if dist.get_rank() == 0:
-        (options.out / "ranks.json").write_text(json.dumps(every))
+        (options.out / "ranks.json").write_text(json.dumps(all_ranks))
     dist.barrier()
     dist.destroy_process_group()
 
 
 def measure_start(strategy: str, start: int, *, options: argparse.Namespace) -> dict[str, Any]:
-    """All pairs of a strategy, from one start."""
+    """All pairs of a strategy from one start."""
     bare, pairs = STRATEGIES[strategy], options.pairs or (2 if options.small else PAIRS)
     steps = options.steps or (3 if options.small else bare.turn_steps // 3)
     experiment = experiment_of(bare, steps)
@@ -152,46 +165,40 @@ def measure_start(strategy: str, start: int, *, options: argparse.Namespace) -> 
             f"{NAME}.py",
             *("--strategies", strategy, "--pairs", str(pairs), "--steps", str(steps)),
             ranks=bare.ranks,
-            threads=threads_of(bare.ranks),
             out=Path(folder),
         )
-        done = subprocess.run(
-            command,
-            env=script_variables(threads_of(bare.ranks)),
-            check=False,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        if done.returncode:
-            raise SystemExit(f"{strategy} failed:\n{done.stdout[-4000:]}")
+        run_script(command, ranks=bare.ranks, seconds=START_SECONDS)
         ranks = json.loads((Path(folder) / "ranks.json").read_text())
-    seconds = {side: [clock for clock, _ in ranks[0][side]] for side in ("shardmark", "bare")}
-    spent = {
-        side: [sum(each) for each in zip(*([s for _, s in rank[side]] for rank in ranks))]  # noqa: B905  (as many)
-        for side in seconds
+    clock = {side: [wall for wall, _ in turns] for side, turns in ranks[0].items()}
+    processor = {
+        side: [
+            sum(s for _, s in turn) for turn in zip(*(rank[side] for rank in ranks), strict=True)
+        ]
+        for side in clock
     }
-    turns = [b / s for s, b in zip(seconds["shardmark"], seconds["bare"], strict=True)]
-    by_processor = [b / s for s, b in zip(spent["shardmark"], spent["bare"], strict=True)]
-    found = {
+    turns, by_processor = (
+        [bare_s / our_s for our_s, bare_s in zip(of["shardmark"], of["bare"], strict=True)]
+        for of in (clock, processor)
+    )
+    result = {
         "ratio": statistics.median(turns),
         "processor_ratio": statistics.median(by_processor),
         "turns": turns,
         "steps": [steps * pairs] * 2,
-        **{side: steps * tokens / statistics.median(each) for side, each in seconds.items()},
+        **{side: steps * tokens / statistics.median(of) for side, of in clock.items()},
     }
-    print(f"{strategy} start {start}: ratio {found['ratio']:.3f}", flush=True)
-    return found
+    print(f"{strategy} start {start}: ratio {result['ratio']:.3f}", flush=True)
+    return result
 
 
 def main() -> None:
     parser = options_from(NAME, __doc__, [*STRATEGIES])
-    parser.add_argument("--starts", type=int, default=1, help="pairs are turns of so many starts")
+    parser.add_argument("--starts", type=int, default=1, help="starts whose turns are the pairs")
     parser.add_argument("--threads", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if RANK in os.environ:
-        be_rank(options)
-        os._exit(0)  # threads of gloo's that the interpreter meets at its end abort it now and then
+        run_rank(options)
+        os._exit(0)  # gloo's threads now and then abort the interpreter as it ends
     add_sources_to_path()
     check_data(LanguageOptions())
     measure(

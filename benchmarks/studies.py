@@ -1,4 +1,4 @@
-"""What arithmetic says of the figures of published studies; `docs/studies/` tells it in prose.
+"""Checks the figures of published studies by arithmetic; `docs/studies/` explains the results.
 
     python benchmarks/studies.py
 
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from torchvision.models import mobilenet_v2, resnet18
 from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
-from recording import Table, options_of, store, surroundings
+from harness import Table, options_of, store, surroundings
 from shardmark.analysis.studies.study import Figures, Study, load_study
 
 NAME = "studies"

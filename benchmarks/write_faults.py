@@ -1,10 +1,9 @@
-"""Fails a command, or kills it, at each change that it makes to files: nothing stored is lost.
+"""Fails or kills a command at each change that it makes to files: nothing stored is lost.
 
     python benchmarks/write_faults.py [--every 1]
 
-Needs strace, which lets one system call after the other fail in `run`, `report` and `export`; the
-ranks of that `run` are played.  Then `run` with real ranks, on a file system that is nearly full:
-by root alone, who can mount one.
+Needs strace, which lets one system call after the other fail in `run`, `report` and `export`.  An
+engine without processes stands in for the ranks of that `run`.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from recording import ROOT, Table, options_of, store, surroundings
-from sides import add_sources_to_path
+from harness import Table, add_sources_to_path, options_of, store, surroundings
 
 NAME = "write_faults"
 READING = {"I/O error": "error=EIO", "no right": "error=EACCES", "no descriptors": "error=EMFILE"}
@@ -37,7 +35,7 @@ CHANGES = (
     *("renameat", "renameat2", "unlink", "unlinkat", "rmdir", "symlink", "symlinkat"),
 )
 CALLS = ",".join(f"?{call}" for call in CHANGES)
-"""Those that this machine does not have are passed over."""
+"""Calls to trace; strace skips those that this machine lacks."""
 PATIENCE_SECONDS = 60.0
 RUN = Path("runs") / "faults"
 PAGE = RUN / "report.html"
@@ -47,8 +45,6 @@ COMMANDS = {
     "report": ["report", str(RUN), "--no-images"],
     "export": ["export", str(RUN), "--to", "csv", "--out", str(TABLES)],
 }
-FILE_SYSTEM_BYTES = 3 * 2**20
-LEFT_KIB = (0, 8, 32, 64, 128, 192, 256, 384)
 
 EXPERIMENT: dict[str, Any] = {
     "name": "faults",
@@ -72,7 +68,7 @@ def net(num_classes):
 
 
 class PlayedRanks:
-    """An engine whose ranks leave what real ones leave, and compute nothing."""
+    """An engine that writes the files of ranks without computing anything."""
 
     samples = False
 
@@ -123,7 +119,7 @@ class PlayedRanks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """One system call of a command, by its name and how many of that name it has made by then."""
+    """One system call of a command, by its name and its number among calls of that name."""
 
     call: str
     number: int
@@ -133,22 +129,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a command ended."""
+    """The end of a command."""
 
     exit_code: int
     printed: str
     traced: str = ""
     hung: bool = False
-    """It was killed because it did not end."""
+    """True if it was killed because it did not end in time."""
 
 
 @contextmanager
 def played() -> Iterator[None]:
-    """Have `run` take the played ranks, and look at nothing but its own folder.
-
-    Figures are not drawn: the library's threads write to each other, so that calls are no more
-    counted alike from one command to the next.
-    """
+    """Replace the engine of `run`, and the library of figures, whose threads shift the count."""
     import vl_convert
 
     from shardmark.launch import controller
@@ -164,7 +156,7 @@ def played() -> Iterator[None]:
 
 
 def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
-    """The command in a child of this process, which has loaded everything, with strace on it."""
+    """Run the command under strace in a fork of this process, which has imported everything."""
     from shardmark.cli import main as command
 
     printed, traced = folder.with_suffix(".out"), folder.with_suffix(".trace")
@@ -215,7 +207,7 @@ def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:
 
 
 def places_of(words: Sequence[str], folder: Path) -> list[Place]:
-    """All calls of the command that touch the folder, in order."""
+    """All system calls of the command that touch the folder, in order."""
     ended = forked(words, folder, "-e", "trace=all")
     assert ended.exit_code == 0, ended.printed
     counts: Counter[str] = Counter()
@@ -235,7 +227,7 @@ def places_of(words: Sequence[str], folder: Path) -> list[Place]:
 
 
 def prepared(folder: Path) -> None:
-    """A run with a stored trial, a damaged one and one to come; a page and tables of it."""
+    """Make a run with a stored trial, a damaged one and a missing one, its page and tables."""
     folder.mkdir()
     (folder / "tiny_model.py").write_text(MODEL)
     file = folder / "experiment.yaml"
@@ -255,13 +247,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def missing(folder: Path, expected: dict[str, bytes]) -> list[str]:
-    """Files that a whole command leaves, and that are not there, or not as it leaves them."""
+    """Names of expected files that are absent or differ."""
     left = contents(folder)
     return [name for name, content in expected.items() if left.get(name) != content]
 
 
 def problems_of_ending(ended: Ended, injection: str) -> list[str]:
-    """Whatever else a command does than to do its work, to refuse it, or to be killed by us."""
+    """Problems of an end that is neither success, nor a refusal, nor the injected kill."""
     problems = []
     if ended.hung:
         problems.append(f"it had not ended after {PATIENCE_SECONDS:g} s")
@@ -276,7 +268,7 @@ def problems_of_ending(ended: Ended, injection: str) -> list[str]:
 def problems_after(
     verb: str, folder: Path, before: dict[str, bytes], expected: dict[str, bytes]
 ) -> list[str]:
-    """What is wrong: something lost or half, or that the same command does not finish."""
+    """Lost or incomplete files, or a run that the same command does not finish."""
     from shardmark.results.store import load_run
 
     problems = []
@@ -318,7 +310,7 @@ def problems_after(
 
 @dataclass(slots=True)
 class Tally:
-    """What came of one kind of fault in one command."""
+    """Outcomes of one kind of fault in one command."""
 
     injected: int = 0
     refused: int = 0
@@ -326,7 +318,7 @@ class Tally:
 
 
 def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally], list[str]]:
-    """Each fault at each place of each command, with how the commands took it."""
+    """Inject each fault at each call of each command; return the outcomes and the problems."""
     tallies: dict[tuple[str, str], Tally] = {}
     wrong: list[str] = []
     template = scratch / "template"
@@ -361,130 +353,33 @@ def inject_all(scratch: Path, every: int) -> tuple[dict[tuple[str, str], Tally],
     return tallies, wrong
 
 
-def real(words: Sequence[str], folder: Path) -> Ended:
-    """The command in a process of its own."""
-    paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-m", "shardmark", *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": paths},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    return Ended(exit_code=done.returncode, printed=done.stdout)
-
-
-@contextmanager
-def small_file_system(place: Path) -> Iterator[None]:
-    place.mkdir()
-    size = f"size={FILE_SYSTEM_BYTES}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(place)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(place)], check=True)
-
-
-REAL = EXPERIMENT | {
-    "measure": EXPERIMENT["measure"] | {"verify": True},
-    "limits": {"max_restarts": 1, "checkpoint_steps": 50},
-}
-
-
-def taken(verb: str, place: Path, before: dict[str, bytes], wrong: list[str], when: str) -> int:
-    """The exit code of the command; what is wrong with it is noted."""
-    ended = real(COMMANDS[verb], place)
-    clear = ended.exit_code == 0 or (ended.exit_code == 2 and "error: " in ended.printed)
-    if not clear or "Traceback" in ended.printed:
-        wrong.append(f"{verb}, {when}: exit code {ended.exit_code}: {ended.printed[-800:]}")
-    left = contents(place)
-    stored = [name for name in before if name.startswith(f"{RUN}/trials")]
-    wrong += [f"{verb}, {when}: lost {name}" for name in stored if left.get(name) != before[name]]
-    return ended.exit_code
-
-
-def small_disk(scratch: Path, levels_kib: Sequence[int]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """The commands on a file system of 3 MB with less and less room left, and read-only."""
-    from shardmark.results.store import load_run
-
-    place, saved, wrong = scratch / "disk", scratch / "before", list[str]()
-    rows: list[tuple[str, ...]] = []
-    with small_file_system(place):
-        (place / "tiny_model.py").write_text(MODEL)
-        file = place / "experiment.yaml"
-        file.write_text(json.dumps(REAL | {"matrix": {"strategy": ["single"]}}))
-        for words in COMMANDS.values():
-            ended = real(words, place)
-            assert ended.exit_code == 0, ended.printed
-        file.write_text(json.dumps(REAL))
-        shutil.copytree(place, saved, symlinks=True)
-        before = contents(saved)
-        for left_kib in levels_kib:
-            for path in place.iterdir():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-            shutil.copytree(saved, place, symlinks=True, dirs_exist_ok=True)
-            status = os.statvfs(place)
-            filler = place / "filler"
-            filler.write_bytes(bytes(status.f_bavail * status.f_frsize - left_kib * 1024))
-            when = f"{left_kib} KiB left"
-            codes = [taken(verb, place, before, wrong, when) for verb in COMMANDS]
-            filler.unlink()
-            again = [real(words, place) for words in COMMANDS.values()]
-            wrong += [f"{when}: not finished: {e.printed[-400:]}" for e in again if e.exit_code]
-            outcomes = [str(trial.outcome) for trial in load_run(place / RUN, verify=True).trials]
-            wrong += [f"{when}: finished with {outcomes}"] * (outcomes != ["ok"] * 3)
-            finished = [str(ended.exit_code) for ended in again]
-            rows.append((when, *map(str, codes), " ".join(finished)))
-            print(*rows[-1], flush=True)
-        subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
-        codes = [taken(verb, place, before, wrong, "read-only") for verb in COMMANDS]
-        wrong += [f"read-only: exit codes {codes}"] * (codes != [2] * len(COMMANDS))
-        rows.append(("read-only", *map(str, codes), "-"))
-    return rows, wrong
-
-
 def main() -> None:
     parser = options_of(NAME, __doc__)
     parser.add_argument("--every", type=int, default=1, help="take each N-th call alone")
-    parser.add_argument("--left-kib", type=int, nargs="+", default=LEFT_KIB, help="of the 3 MB")
     options = parser.parse_args()
-    if options.small:
-        options.every, options.left_kib = 40, (64,)
+    options.every = 40 if options.small else options.every
     add_sources_to_path()
     around = surroundings()
-    with tempfile.TemporaryDirectory() as name:
-        with played():
-            tallies, wrong = inject_all(Path(name), options.every)
-        rows, disk = (
-            small_disk(Path(name), options.left_kib) if os.geteuid() == 0 else ([], ["no root"])
-        )
+    with tempfile.TemporaryDirectory() as name, played():
+        tallies, wrong = inject_all(Path(name), options.every)
     injected = sum(tally.injected for tally in tallies.values())
-    codes = "; ".join(" ".join(row) for row in rows)
     store(
         NAME,
         options=options,
         around=around,
         bar="Bar: nothing stored is lost, no traceback, the same command finishes",
-        holds=not wrong and not disk,
+        holds=not wrong,
         table=Table(
             columns=("command", "fault", "times", "refused", "went on"),
             rows=tuple(
                 (*key, str(tally.injected), str(tally.refused), str(tally.carried_on))
                 for key, tally in tallies.items()
             ),
-            notes=(
-                f"{injected} faults at single system calls. Wrong: {len(wrong)}.",
-                f"Exit codes of {', '.join(COMMANDS)} on a file system of 3 MB, and of the same "
-                f"commands with room: {codes}. Wrong: {len(disk)}.",
-            ),
+            notes=(f"{injected} faults at single system calls. Wrong: {len(wrong)}.",),
         ),
         numbers={
             "faults": [[*key, asdict(tally)] for key, tally in tallies.items()],
-            "small_disk": rows,
-            "wrong": [*wrong, *disk],
+            "wrong": wrong,
         },
     )
 

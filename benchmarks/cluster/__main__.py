@@ -10,9 +10,9 @@ its words, {node} is the node's number, {nodes} how many there are, {host} and {
 name and address, {master} the address of node 0; so do BENCH_NODE, BENCH_NODES and BENCH_MASTER.
 `experiment` runs one with the engine `torchrun`, at each speed into a folder of that name; its
 `placement.nodes` is set to --nodes unless its matrix varies that, and --set changes other keys.
-`collectives` counts what single collectives send and how long they take.  `links-table` puts the
-runs that `experiment` left in DIR into one table with figures, and says where the strategies' order
-turns.  Everything is taken down again, whatever happens.
+`collectives` measures bytes and time of single collectives.  `links-table` makes one table of the
+runs that `experiment` wrote to DIR, and lists the pairs of strategies whose order changes.  All
+namespaces are removed at the end, also after a failure.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cluster.bench import Node, bench
-from benchmarks.cluster.collectives import MB, measure, table
-from benchmarks.cluster.speed import UNLIMITED, bits_per_second
-from benchmarks.recording import RESULTS
+from benchmarks.cluster.bench import UNLIMITED, Node, bench, bits_per_second
+from benchmarks.harness import RESULTS
 
 from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError, ShardmarkError
@@ -42,7 +40,7 @@ PORT = 29400
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command line; return its exit code."""
     options = _options(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(TERMINATED))
@@ -50,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _answer(options)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader left.  Python would try to flush once more on its way out, and complain.
+        # The reader is gone; Python would fail to flush once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return code
@@ -82,7 +80,7 @@ def _run(options: argparse.Namespace) -> int:
 def _experiment(options: argparse.Namespace) -> int:
     speeds = options.speed or [UNLIMITED]
     for speed in speeds:
-        bits_per_second(speed)  # all of them are right, before the first one takes an hour
+        bits_per_second(speed)  # fails before the first run takes an hour
     changes = _changes(options)
     codes = []
     for speed in speeds:
@@ -99,20 +97,20 @@ def _experiment(options: argparse.Namespace) -> int:
 
 
 def _changes(options: argparse.Namespace) -> list[str]:
-    """What is set in the experiment; raises `InputError` for more nodes than there are."""
+    """Changes to the experiment; raises `InputError` if it takes more nodes than there are."""
     engine = ["engine.name=torchrun", f"engine.rendezvous={{master}}:{PORT}"]
     given = options.set or []
-    found = load_experiment(options.experiment, [engine[0], *given])
-    if "placement.nodes" not in found.matrix:
+    experiment = load_experiment(options.experiment, [engine[0], *given])
+    if "placement.nodes" not in experiment.matrix:
         return [*engine, f"placement.nodes={options.nodes}", *given]
-    most = max(trial.nodes for trial in expand(found).trials)
+    most = max(trial.nodes for trial in expand(experiment).trials)
     if most > options.nodes:
         raise InputError("--nodes", f"{options.nodes}, and trials take up to {most}", "as many")
     return [*engine, *given]
 
 
 def _everywhere(words: Sequence[str], options: argparse.Namespace, speed: str) -> int:
-    """The first code that is not zero, of the command on every node at that speed."""
+    """Run the command on every node at that speed; return the first exit code that is not 0."""
     with bench(nodes=options.nodes, bits_per_second=bits_per_second(speed)) as built:
         first = built.nodes[0]
 
@@ -127,7 +125,7 @@ def _everywhere(words: Sequence[str], options: argparse.Namespace, speed: str) -
 
 
 def filled(word: str, node: Node, first: Node, nodes: int) -> str:
-    """The word with what is in braces put in; other braces stay."""
+    """Replace the known names in braces; leave other braces as they are."""
     values = {
         "node": str(node.number),
         "nodes": str(nodes),
@@ -141,7 +139,9 @@ def filled(word: str, node: Node, first: Node, nodes: int) -> str:
 
 
 def _collectives(options: argparse.Namespace) -> int:
-    lines = measure(
+    from benchmarks.cluster.collectives import MB, measure
+
+    table = measure(
         nodes=options.nodes,
         payload_bytes=int(options.megabytes * MB),
         bits_per_second=bits_per_second(options.speed),
@@ -150,23 +150,18 @@ def _collectives(options: argparse.Namespace) -> int:
         f"{options.nodes} nodes with one rank each, {options.speed} links, "
         f"payload {options.megabytes:g} MB; one call, mean over ranks\n"
     )
-    print(table(lines))
+    print(table.markdown())
     return 0
 
 
 def _links_table(options: argparse.Namespace) -> int:
-    from benchmarks.cluster.link_speeds import read_speeds
-    from benchmarks.cluster.link_speeds_report import markdown, write_table
-    from benchmarks.cluster.link_speeds_turns import turns_of
+    from benchmarks.cluster.link_speeds import markdown, read_speeds, reversals_of, write_table
 
     speeds = read_speeds(options.runs)
-    # Where the runs were kept on this machine is nobody else's concern.
     runs = options.runs.resolve().name if options.runs.is_absolute() else options.runs
-    before = set(options.out.glob("*")) if options.out.is_dir() else set()
     stored = write_table(speeds, options.out, f"python -m benchmarks.cluster links-table {runs}")
-    print(markdown(speeds, turns_of(speeds)))
-    for path in stored:
-        print(f"{'replaced' if path in before else 'stored'}: {path}")
+    print(markdown(speeds, reversals_of(speeds)))
+    print("\n".join(f"stored: {path}" for path in stored))
     return 0
 
 
@@ -192,7 +187,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     experiment.add_argument("--out", type=Path, required=True, help="folder for the runs")
     experiment.add_argument("--set", action="append", metavar="KEY=VALUE")
     collectives.add_argument("--megabytes", type=float, default=4.0, help="payload of a call")
-    table_of = verbs.add_parser("links-table", help="table and figures of the runs in a folder")
+    table_of = verbs.add_parser("links-table", help="table of the runs in a folder")
     table_of.add_argument("runs", type=Path, metavar="DIR", help="what `experiment --out` wrote")
     table_of.add_argument("--out", type=Path, default=RESULTS, help="folder for the files")
     return parser.parse_args(arguments)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,11 +24,31 @@ MOST_NODES = 64
 GUARD_SECONDS = 30.0
 POLL_SECONDS = 0.05
 SUBNET = "10.99.0"
-"""Seen by the nodes alone, so that it may exist elsewhere, too."""
+"""Visible to the nodes only, so that it may also exist elsewhere."""
+UNLIMITED = "unlimited"
+LEAST_BITS_PER_SECOND = 1e4
+BITS_BY_PREFIX = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
+SPEED = re.compile(r"([0-9]+(?:\.[0-9]+)?) *([kmg]?)bit(?:/s)?", re.IGNORECASE)
 WITH_BUILDER = ("setpriv", "--pdeathsig", "KILL")
-"""Killed with the builder, even before it has reached a node, where the guard would find it."""
+"""Kills a command with its builder, even before it is on a node, where the guard looks."""
 ENTER = 'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"'
-"""Inside the node: a host name of its own, and the names of all nodes."""
+"""Sets the host name of a node and the names of all nodes, then runs the command."""
+
+
+def bits_per_second(text: str) -> float | None:
+    """Parse a link speed such as `1gbit` or `200mbit/s`; None for `unlimited`.
+
+    Raises `InputError` for any other text.
+    """
+    if text.lower() == UNLIMITED:
+        return None
+    match = SPEED.fullmatch(text.strip())
+    speed = float(match[1]) * BITS_BY_PREFIX[match[2].lower()] if match else math.nan
+    if not speed >= LEAST_BITS_PER_SECOND:
+        raise InputError(
+            "link speed", f"found {text!r}", "allowed: unlimited, or such as 10gbit, 200mbit"
+        )
+    return speed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +62,7 @@ class Node:
 
 
 class Bench:
-    """The nodes while they exist; made by `bench`."""
+    """The nodes while they exist; `bench` makes it."""
 
     def __init__(self, prefix: str, nodes: Sequence[Node], hosts_file: Path) -> None:
         self.nodes = tuple(nodes)
@@ -76,7 +98,7 @@ class Bench:
         return started
 
     def end(self) -> None:
-        """Kill what was started, which may not have reached its node yet, and all on the nodes."""
+        """Kill all started commands and all processes on the nodes."""
         for process in self._started:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -86,7 +108,7 @@ class Bench:
         self._started.clear()
 
     def environment(self, node: int) -> dict[str, str]:
-        """What commands on the node find in their environment."""
+        """Variables that the bench adds to the environment of commands on the node."""
         return {
             "BENCH_NODE": str(node),
             "BENCH_NODES": str(len(self.nodes)),
@@ -106,7 +128,7 @@ class Bench:
     ) -> list[int | None]:
         """Run a command on every node at once; exit codes by node, None for those out of time.
 
-        `logs` is a folder for `node0.log` and so on.  Whatever then still runs on a node is ended.
+        `logs` is a folder for `node0.log` and so on.  Processes left on a node are killed.
         """
         started = [
             self.start(
@@ -131,11 +153,11 @@ class Bench:
             namespaces.limit(self._prefix, node, bits_per_second)
 
     def cut(self, node: int) -> None:
-        """The node's link goes dead: its packets vanish, and neither end is told anything."""
+        """Cut the node's link: packets are lost, and neither end is notified."""
         self._port(node, "nomaster")
 
     def kill(self, node: int) -> None:
-        """Every process of the node vanishes."""
+        """Kill every process of the node."""
         namespaces.kill([self.nodes[node].namespace])
 
     def counters(self, node: int) -> dict[str, dict[str, int]]:
@@ -149,10 +171,10 @@ class Bench:
 
 @contextmanager
 def bench(*, nodes: int = 2, bits_per_second: float | None = None) -> Iterator[Bench]:
-    """So many nodes, each with one link of that speed to a common bridge; root only.
+    """Build nodes with one link of that speed each to a common bridge; needs root.
 
-    Latency is what the machine has: a token bucket limits the rate and delays nothing by itself.
-    Leaving it, in whatever way, ends all processes on the nodes and removes everything.
+    A token bucket limits the rate and adds no latency.  Leaving the context, in whatever way, ends
+    all processes on the nodes and removes everything.
     """
     namespaces.check_root()
     if not 1 <= nodes <= MOST_NODES:
@@ -168,7 +190,7 @@ def bench(*, nodes: int = 2, bits_per_second: float | None = None) -> Iterator[B
         for number in range(nodes)
     ]
     guard = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.cluster.guard", prefix],
+        [sys.executable, "-m", "benchmarks.cluster.namespaces", prefix],
         stdin=subprocess.PIPE,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},

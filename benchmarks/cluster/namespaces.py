@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -24,15 +25,15 @@ INTERFACE = "eth0"
 """Each node's only interface beside its loopback."""
 BRIDGE = "bridge"
 QUEUE_SECONDS = 0.05
-"""How long a limited link holds packets back before it drops them."""
+"""Time that a limited link queues packets before it drops them."""
 LEAST_BURST_BYTES = 72 * 1024
-"""One packet as the kernel hands it down (up to 64 KiB and headers): less would cut each up."""
+"""Size of the largest packet that the kernel hands down (64 KiB and headers)."""
 BURST_SECONDS = 0.25e-3
 KILL_SECONDS = 10.0
 
 
 def check_root() -> None:
-    """Raise `ShardmarkError` where no namespace could be made."""
+    """Raise `ShardmarkError` if namespaces cannot be made here."""
     if os.geteuid() != 0:
         raise ShardmarkError("a bench of network namespaces can be built by root only")
     missing = [tool for tool in ("ip", "tc", "unshare", "setpriv") if shutil.which(tool) is None]
@@ -43,7 +44,7 @@ def check_root() -> None:
 
 
 def command(*words: str) -> str:
-    """Standard output of a command; its complaint as a `ShardmarkError`."""
+    """Run a command; return its standard output, or raise its message as `ShardmarkError`."""
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode:
         complaint = done.stderr.strip() or f"exit code {done.returncode}"
@@ -52,7 +53,7 @@ def command(*words: str) -> str:
 
 
 def free_prefix() -> str:
-    """Begins the names of a new bench; no other process and no other bench of this one has it."""
+    """Returns a prefix for the names of a new bench that no other bench has."""
     taken = {path.name.partition("-")[0] for path in _existing("")}
     count = 0
     while (prefix := f"smk{os.getpid():x}x{count:x}") in taken:
@@ -89,7 +90,7 @@ def build_node(prefix: str, node: int, address: str) -> None:
 
 
 def port_name(node: int) -> str:
-    """The bridge's end of a node's cable."""
+    """Name of the bridge's end of a node's cable."""
     return f"port{node}"
 
 
@@ -112,18 +113,18 @@ def limit(prefix: str, node: int, bits_per_second: float | None) -> None:
 
 def counters(prefix: str, node: int) -> dict[str, dict[str, int]]:
     """Bytes since the node was built: interface -> `sent_bytes` and `received_bytes`."""
-    found = json.loads(command("ip", "-n", node_name(prefix, node), "-s", "-j", "link", "show"))
+    links = json.loads(command("ip", "-n", node_name(prefix, node), "-s", "-j", "link", "show"))
     return {
         link["ifname"]: {
             "sent_bytes": link["stats64"]["tx"]["bytes"],
             "received_bytes": link["stats64"]["rx"]["bytes"],
         }
-        for link in found
+        for link in links
     }
 
 
 def processes(namespace: str) -> list[int]:
-    """Every process in the namespace."""
+    """Ids of all processes in the namespace."""
     try:
         return [int(pid) for pid in command("ip", "netns", "pids", namespace).split()]
     except ShardmarkError:
@@ -131,21 +132,21 @@ def processes(namespace: str) -> list[int]:
 
 
 def kill(namespaces: Iterable[str]) -> None:
-    """End every process in these namespaces, those that it starts meanwhile included."""
+    """Kill every process in these namespaces, including those that start meanwhile."""
     names = list(namespaces)
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
-        found = [pid for name in names for pid in processes(name)]
-        if not found:
+        pids = [pid for name in names for pid in processes(name)]
+        if not pids:
             return
-        for pid in found:
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)
 
 
 def remove(prefix: str) -> None:
-    """End every process of the bench and delete its namespaces, however much of it there is."""
+    """Kill every process of the bench and delete all its namespaces that exist."""
     names = [path.name for path in _existing(f"{prefix}-")]
     kill(names)
     for name in names:
@@ -155,3 +156,19 @@ def remove(prefix: str) -> None:
 
 def _existing(beginning: str) -> list[Path]:
     return sorted(NAMESPACES.glob(f"{beginning}*")) if NAMESPACES.is_dir() else []
+
+
+def guard(prefix: str) -> None:
+    """Remove the bench as soon as its builder closes standard input or dies.
+
+    Started before the bench is built.  It ignores signals, so that Ctrl-C in the terminal or a
+    SIGKILL of the builder leave nothing behind.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    remove(prefix)
+
+
+if __name__ == "__main__":
+    guard(sys.argv[1])

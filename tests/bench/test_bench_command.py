@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.__main__ import filled, main
-from benchmarks.cluster.bench import Node
-from benchmarks.cluster.speed import bits_per_second
+from benchmarks.cluster.bench import Node, bits_per_second
 
 from shardmark.core.errors import InputError, ShardmarkError
 

@@ -45,9 +45,11 @@ OPERATIONS: Mapping[str, float] = {
     "zero-bubble tensor": 20,
     "zro": 244,
 }
-"""In the time of one small operation, by what strategies name in `library_work`; `loop` is a step
-of ours.  Fitted by `benchmarks/library_work.py`: two models on two ranks, torch 2.15, DeepSpeed
-0.19."""
+"""Time of each count of `library_work`, in small operations; `loop` is a step of ours.
+
+Fitted in `benchmarks/results/2026-11-24-library-work.md`: two models on two ranks, torch 2.15,
+DeepSpeed 0.19.
+"""
 
 
 def library_work(costs: Costs[Any], cell: Cell) -> Mapping[str, float]:
