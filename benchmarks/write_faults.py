@@ -88,7 +88,7 @@ class PlayedRanks:
     def run(self, directory: Path, *, on_tick: Callable[[], None], **_: Any) -> Any:
         from shardmark.core.run_files import rank_file, rank_steps_file
         from shardmark.launch.outcome import Ending
-        from shardmark.results.files import write_whole
+        from shardmark.results.files import write_atomically
         from shardmark.results.schema import RankRecord, WindowRecord
         from shardmark.trials.trial import Trial
 
@@ -108,8 +108,8 @@ class PlayedRanks:
                 samples=8,
             )
             step = {"rank": rank, "step": 1, "measured": True, "step_seconds": 0.5, "loss": 1.0}
-            write_whole(directory / rank_steps_file(rank), f"{json.dumps(step)}\n".encode())
-            write_whole(directory / rank_file(rank), record.model_dump_json().encode())
+            write_atomically(directory / rank_steps_file(rank), f"{json.dumps(step)}\n".encode())
+            write_atomically(directory / rank_file(rank), record.model_dump_json().encode())
             log = directory / "logs" / "run" / "attempt_0" / str(rank) / "stdout.log"
             log.parent.mkdir(parents=True)
             log.write_text("hello\n")

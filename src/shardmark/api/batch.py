@@ -32,16 +32,16 @@ def largest_batches(
     from shardmark.config.load import resolve
     from shardmark.launch.largest_batch import largest_batches as found
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import RUNS, fresh_folder, removed_if_empty
+    from shardmark.results.runs_folder import RUNS, create_run_folder, remove_if_empty
 
     given = None if out is None else Path(out).expanduser()
     models = (RUNS if given is None else given.parent) / "models"
     if not isinstance(experiment, Experiment):
         experiment = by_name(experiment, models)
     resolved = resolve(experiment, by_name(overrides, models))
-    folder = given or fresh_folder(f"{resolved.name}-batch")
+    folder = given or create_run_folder(f"{resolved.name}-batch")
     with (
-        removed_if_empty(folder if given is None else None),
+        remove_if_empty(folder if given is None else None),
         listener(folder, quiet=not progress) as told,
     ):
         memory = None if memory_gib is None else memory_gib * 2**30

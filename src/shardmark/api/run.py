@@ -214,7 +214,7 @@ def run(
     from shardmark.core.durations import parse_seconds
     from shardmark.launch.controller import run_experiment
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import RUNS, fresh_folder, removed_if_empty
+    from shardmark.results.runs_folder import RUNS, create_run_folder, remove_if_empty
 
     if isinstance(budget, str):
         budget = parse_seconds(budget, "budget")
@@ -223,10 +223,10 @@ def run(
     if not isinstance(experiment, Experiment):
         experiment = by_name(experiment, models)
     resolved = resolve(experiment, by_name(overrides, models))
-    folder = given or fresh_folder(resolved.name)
+    folder = given or create_run_folder(resolved.name)
     fresh = folder if given is None else None
     with (
-        removed_if_empty(fresh),
+        remove_if_empty(fresh),
         listener(folder, quiet=not progress, budget_seconds=budget) as told,
     ):
         run_experiment(

@@ -47,14 +47,14 @@ def batch(
     from shardmark.progress.display import listener
     from shardmark.report.table.formats import Format
     from shardmark.report.views.largest_batch import render_largest
-    from shardmark.results.runs_folder import fresh_folder, removed_if_empty
+    from shardmark.results.runs_folder import create_run_folder, remove_if_empty
 
     resolved = load_experiment(experiment, overrides or ())
-    folder = out if out is not None else fresh_folder(f"{resolved.name}-batch")
+    folder = out if out is not None else create_run_folder(f"{resolved.name}-batch")
     quiet = form is TextOrJson.JSON
     with (
         storing(folder),
-        removed_if_empty(folder if out is None else None),
+        remove_if_empty(folder if out is None else None),
         listener(folder, quiet=quiet) as progress,
     ):
         found = largest_batches(

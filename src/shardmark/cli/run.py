@@ -83,7 +83,7 @@ def run(
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.engines import serve_as_node
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import fresh_folder, removed_if_empty
+    from shardmark.results.runs_folder import create_run_folder, remove_if_empty
 
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
@@ -91,13 +91,13 @@ def run(
     options = [option for option, on in (("--retry", retry), ("--quiet", quiet)) if on]
     options += [] if budget is None else ["--budget", budget]
     _name_other_runs(resolved, plan, None if out is not None else [*words, *options])
-    folder = out if out is not None else fresh_folder(resolved.name)
+    folder = out if out is not None else create_run_folder(resolved.name)
     again = shlex.join([*words, *options, "--out", str(folder)])
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: it goes on; --remeasure counted for its first start alone", error=True)
         remeasure = False
     try:
-        with _terminable(), storing(folder), removed_if_empty(None if out else folder):
+        with _terminable(), storing(folder), remove_if_empty(None if out else folder):
             exit_code = serve_as_node(resolved, plan, (lambda _: None) if quiet else say)
             if exit_code is None:
                 with listener(folder, quiet=quiet, budget_seconds=budget_seconds) as progress:
@@ -125,16 +125,16 @@ def run(
 def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
     """Say which runs are measured now and, for a command without `--out`, which is unfinished."""
     from shardmark.core.errors import ShardmarkError
-    from shardmark.results.runs_folder import measured_now, runs_of
+    from shardmark.results.runs_folder import folders_in_use, runs_named
     from shardmark.results.schema import Outcome
     from shardmark.results.store import RunFolder, load_run
 
-    in_use, wanted = measured_now(), experiment.model_dump(mode="json")
+    in_use, wanted = folders_in_use(), experiment.model_dump(mode="json")
     for folder in in_use:
         found = f"another command measures into {folder} now, and both disturb each other"
         say(f"{found}; end one of them, or expect disturbed trials", error=True)
     least = sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
-    for folder in runs_of(experiment.name) if command else ():
+    for folder in runs_named(experiment.name) if command else ():
         with suppress(ShardmarkError, OSError):
             if folder not in in_use and RunFolder(folder).read_experiment() == wanted:
                 outcomes = [trial.outcome for trial in load_run(folder).trials]

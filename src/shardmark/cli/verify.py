@@ -44,7 +44,7 @@ def verify(
     from shardmark.launch.listener import Silent
     from shardmark.progress.lines import Lines
     from shardmark.report.table.formats import render_json
-    from shardmark.results.verification import accepted, undecided
+    from shardmark.results.verification import is_accepted, is_undecided
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
@@ -62,14 +62,14 @@ def verify(
         say_text(render_json(json.loads(verification.model_dump_json())))
     else:
         say(*_text(verification))
-    doubtful = [verdict for verdict in verification.verdicts if not accepted(verdict)]
+    doubtful = [verdict for verdict in verification.verdicts if not is_accepted(verdict)]
     if doubtful:
-        raise typer.Exit(UNDECIDED if all(map(undecided, doubtful)) else NOT_EQUIVALENT)
+        raise typer.Exit(UNDECIDED if all(map(is_undecided, doubtful)) else NOT_EQUIVALENT)
 
 
 def _text(verification: Verification) -> list[str]:
     """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
-    from shardmark.results.verification import as_defined, verdict_text
+    from shardmark.results.verification import numerics_text, verdict_text
 
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)
@@ -92,7 +92,7 @@ def _text(verification: Verification) -> list[str]:
         others = sum(other.tried_as == verdict.id for other in verification.verdicts)
         if others:
             lines.append(f"    holds for {others} more cells: other ranks, batches or seeds")
-        if told := as_defined(verdict.mathematics):
+        if told := numerics_text(verdict.mathematics):
             lines.append(f"    {told}")
         if verdict.cause is None:
             continue

@@ -25,9 +25,6 @@ SAMPLES_FILE = "samples.jsonl"
 
 A value that the system does not report is null."""
 
-JOB_FOLDER = "slurm"
-"""Scripts and logs of the run's own job; nothing of it is a result."""
-
 LOG_FILE = "log.txt"
 TRIAL_FILE = "trial.json"
 """Description of the trial, which the ranks read."""

@@ -39,7 +39,7 @@ from shardmark.equivalence.reference import (
 )
 from shardmark.equivalence.repeats import STATEFUL, keeps_state, unrepeatable_cause
 from shardmark.equivalence.whole_batch import WholeBatch, whole_batch_check
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_atomically
 from shardmark.results.schema import RankRecord
 from shardmark.results.verification import (
     CELLS_FILE,
@@ -223,7 +223,7 @@ def compare_cells(folder: Path) -> None:
         trial = at_constant_rate(Trial.model_validate_json((directory / TRIAL_FILE).read_text()))
         verdicts.append(compare_to_reference(trial, directory, references))
         text = json.dumps([verdict.model_dump(mode="json") for verdict in verdicts])
-        write_whole(folder / VERDICTS_FILE, text.encode())
+        write_atomically(folder / VERDICTS_FILE, text.encode())
 
 
 def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:

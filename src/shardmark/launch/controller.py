@@ -346,7 +346,7 @@ def _measure(agenda: Agenda, runner: TrialRunner) -> None:
 def _verify(trials: Sequence[Trial], runner: TrialRunner, proofs: Path) -> None:
     """Store a verdict on each cell that has none yet, those of `verify` first."""
     folder, listener = runner.folder, runner.listener
-    stored = folder.take_up(Verification, VERIFICATION_FILE, listener.note)
+    stored = folder.read_or_set_aside(Verification, VERIFICATION_FILE, listener.note)
     known = stored.verdicts if stored is not None else ()
     done = {verdict.id for verdict in known if _is_decided(verdict)}
     missing = {cell_of(cell): cell for cell in cells_of(trials) if cell_of(cell) not in done}

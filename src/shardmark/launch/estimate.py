@@ -10,7 +10,7 @@ from pathlib import Path
 from shardmark.core.durations import duration
 from shardmark.core.errors import ShardmarkError
 from shardmark.launch.agenda import cell_of, expected_seconds
-from shardmark.results.runs_folder import runs_of
+from shardmark.results.runs_folder import runs_named
 from shardmark.results.store import StoredRun, is_run, load_run
 from shardmark.trials.trial import Trial, cell_id
 
@@ -27,7 +27,7 @@ def time_lines(
         return []
     here = load_run(out) if out is not None and is_run(out) else None
     cells = {cell_of(trial) for trial in todo}
-    earlier = (path for path in runs_of(todo[0].experiment) if is_run(path) and path != out)
+    earlier = (path for path in runs_named(todo[0].experiment) if is_run(path) and path != out)
     for told in chain([here] if here else [], _readable(earlier)):
         known = [result for result in told.trials if cell_id(result.trial) in cells]
         if (seconds := expected_seconds(todo, known)) is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from shardmark.config.axes import canonical
 from shardmark.core.errors import InputError
-from shardmark.results.files import read_if_there, write_model
+from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.fingerprint import (
     FINGERPRINT_FILE,
     DataRecord,
@@ -103,7 +103,7 @@ def refuse_changes(folder: Path, now: Fingerprint) -> None:
 
 
 def _stored(folder: Path) -> Fingerprint | None:
-    return read_if_there(Fingerprint, folder / FINGERPRINT_FILE)
+    return read_if_exists(Fingerprint, folder / FINGERPRINT_FILE)
 
 
 def note(folder: RunFolder, now: Fingerprint) -> None:

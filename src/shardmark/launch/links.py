@@ -48,7 +48,7 @@ def measure_run_links(
         seconds = DEFAULT_SECONDS if wanted.nodes > 1 else 0.0
     if not seconds:
         return
-    stored = folder.take_up(NetworkRecord, NETWORK_FILE, listener.note)
+    stored = folder.read_or_set_aside(NetworkRecord, NETWORK_FILE, listener.note)
     if stored is not None and stored.world_size >= wanted.world_size:
         return
     trial = _asking(wanted, seconds)

@@ -30,7 +30,7 @@ from shardmark.core.storage import storage_error
 from shardmark.launch.outcome import Ending, NoticedCause, ProcessEnd
 from shardmark.measure.step.progress import read_progress
 from shardmark.measure.system.sampler import SystemSampler
-from shardmark.results.files import read_model, write_whole
+from shardmark.results.files import read_model, write_atomically
 from shardmark.results.schema import RankRecord
 
 AGENT_LOG = "agent.log"
@@ -150,7 +150,7 @@ def refuse_full(directory: Path, records: Iterable[RankRecord], ending: Ending) 
         remedy = "make room there and below TMPDIR, or see to those disks"
         raise StorageError(str(directory), "a disk stopped the trial", remedy)
     room = directory / ".room"
-    write_whole(room, bytes(ROOM_BYTES))
+    write_atomically(room, bytes(ROOM_BYTES))
     room.unlink()
 
 

@@ -1,4 +1,4 @@
-"""Between which values a stored number must lie to be believed."""
+"""Plausible ranges of stored numbers."""
 
 from __future__ import annotations
 
@@ -11,28 +11,27 @@ from shardmark.results.schema import TrialResult
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is possible, ends included."""
+    """A range of plausible values, including its ends."""
 
     low: float
     high: float
-    tiny: float = 1e-15
-    """What is nearer to zero and not zero is no measurement, and a ratio to it overflows."""
+    min_nonzero: float = 1e-15
+    """Smallest plausible absolute value other than 0; ratios to smaller values overflow."""
 
     def allow(self, value: float) -> bool:
-        """False for what is not a number, too."""
-        return self.low <= value <= self.high and (value == 0 or abs(value) >= self.tiny)
+        """Return whether the value is plausible; NaN is not."""
+        return self.low <= value <= self.high and (value == 0 or abs(value) >= self.min_nonzero)
 
     def __str__(self) -> str:
         return f"{self.low:g} to {self.high:g}"
 
 
 _AMOUNT = Bounds(0.0, 1e18)
-_ABOVE_ZERO = Bounds(_AMOUNT.tiny, 1e18)
-_SIGNED = Bounds(-1e18, 1e18, tiny=0.0)
+_ABOVE_ZERO = Bounds(_AMOUNT.min_nonzero, 1e18)
+_SIGNED = Bounds(-1e18, 1e18, min_nonzero=0.0)
 _FLOPS = Bounds(0.0, 1e24)
-_DIVERGED = Bounds(-1e100, 1e100, tiny=1e-100)
-"""Losses, and what a workload records of its own: a training that diverges goes far, and what is
-exponential in a loss, as perplexity is, farther."""
+_DIVERGED = Bounds(-1e100, 1e100, min_nonzero=1e-100)
+"""Range of losses and of a workload's own metrics, which can be huge in a diverging training."""
 
 _OF_METRIC = {
     **dict.fromkeys(
@@ -57,22 +56,22 @@ _OF_FIELD = {
     **dict.fromkeys(("flops_per_sample", "hardware_flops_per_sample"), _FLOPS),
     "window_seconds": _ABOVE_ZERO,
 }
-_GIVEN = Bounds(-1e300, 1e300, tiny=0.0)
-"""What the user set: finite, and a float has room for it."""
+_SETTING = Bounds(-1e300, 1e300, min_nonzero=0.0)
+"""Range of the user's settings: finite numbers."""
 _MEASURED = {"world_size", "total_seconds", "started_at_seconds", "metrics", "ranks"}
-_SET = "settings"
-"""Of a rank: no measurement."""
+_SETTINGS = "settings"
+"""Key in a rank's record of values that are not measurements."""
 
 
 def bounds_of(metric: str) -> Bounds:
-    """Of a trial's metric; wide ones where it is not of the catalogue."""
+    """Return the range of a trial's metric; a wide one if it is not in the catalogue."""
     if metric not in METRICS:
         return _DIVERGED
     return _OF_METRIC.get(metric) or _OF_UNIT.get(METRICS[metric].unit, _AMOUNT)
 
 
 def check_bounds(result: TrialResult) -> None:
-    """Raise `ValueError` for the first number that no run measures, with its place in the file."""
+    """Raise `ValueError` for the first implausible number, with its place in the file."""
     for place, value in _numbers((), result.model_dump(exclude={"files"})):
         bounds = _bounds_at(place)
         if not bounds.allow(value):
@@ -93,8 +92,8 @@ def _numbers(place: tuple[str, ...], value: object) -> Iterator[tuple[tuple[str,
 
 def _bounds_at(place: tuple[str, ...]) -> Bounds:
     *parents, field = place
-    if place[0] not in _MEASURED or _SET in parents:
-        return _GIVEN
+    if place[0] not in _MEASURED or _SETTINGS in parents:
+        return _SETTING
     if "quality" in parents:
         return bounds_of(field)
     if parents[:1] != ["metrics"]:
@@ -102,5 +101,5 @@ def _bounds_at(place: tuple[str, ...]) -> Bounds:
     if field == "imbalance":
         return _SIGNED
     bounds = bounds_of(parents[1])
-    # The mean or largest of ranks may be zero where the value over them is not.
+    # The mean or maximum over ranks can be zero even if the trial's value is not.
     return bounds if field == "value" else Bounds(min(0.0, bounds.low), bounds.high)

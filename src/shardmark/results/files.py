@@ -1,4 +1,4 @@
-"""Writes a file whole or not at all, reads one as its model, and records what a file held."""
+"""Atomic writing of files, validated reading of models, and hashes of files."""
 
 from __future__ import annotations
 
@@ -19,26 +19,29 @@ from shardmark.core.errors import InputError
 from shardmark.core.storage import storage_error
 from shardmark.results.schema import SCHEMA_VERSION, FileRecord
 
-MOST_BYTES = 2**26
-"""No file of a run that is read as one is as large; a result of 1,000 ranks has a sixth of it."""
+MAX_BYTES = 2**26
+"""Maximum size of a file that is read at once; a result of 1,000 ranks has a sixth of it."""
 MAX_VALUES = 2_000_000
-"""In one file: small ones take eighty times their room in memory."""
-MOST_FAULTS = 10_000
-"""Of one file, that are looked at."""
-LASTING = {errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENOENT}
-"""What a file is, rather than why it cannot be read now."""
+"""Maximum number of values in a file; small values take eighty times their size in memory."""
+MAX_FAULTS = 10_000
+"""Maximum number of faults of a file that are examined."""
+PERMANENT_ERRORS = {
+    *(errno.EINVAL, errno.EFBIG, errno.ELOOP),
+    *(errno.EISDIR, errno.ENOTDIR, errno.ENOENT),
+}
+"""Error numbers that describe the file, not a temporary condition."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path` so that a reader, or a crash, meets the old file or the new one.
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file atomically: readers, and a crash, see either the old or the new content.
 
     Replaces a link instead of following it.  Raises `StorageError`.
     """
-    # Processes of two machines may have one number.
+    # Processes on two machines can have the same number.
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        temporary.unlink(missing_ok=True)  # planted
+        temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
             file.write(content)
             file.flush()
@@ -54,17 +57,17 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_files(contents: Mapping[Path, bytes]) -> None:
-    """Write each whole, into folders that are made.  Raises `StorageError`."""
+    """Write files atomically, and create their folders.  Raises `StorageError`."""
     for path, content in contents.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(path.parent, error) from error
-        write_whole(path, content)
+        write_atomically(path, content)
 
 
 def flush_folder(folder: Path) -> None:
-    """Make the folder's entries survive a loss of power."""
+    """Flush a folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -74,30 +77,30 @@ def flush_folder(folder: Path) -> None:
 
 def write_model(path: Path, model: BaseModel) -> None:
     """Store the model as JSON."""
-    write_whole(path, model.model_dump_json(indent=1).encode() + b"\n")
+    write_atomically(path, model.model_dump_json(indent=1).encode() + b"\n")
 
 
 def read_model(model: type[ModelT], path: Path) -> ModelT:
-    """The file as the model.
+    """Read and validate a JSON file.
 
-    Raises `FileNotFoundError` where there is none, `ValueError` with the first fault of a damaged
-    one, and `InputError` for one that must stay: of a newer version, or not to be read now.
+    Raises `FileNotFoundError`; `ValueError` with the first fault of a damaged file; `InputError`
+    for a file that must not be replaced: it has a newer version, or cannot be read at present.
     """
     try:
         content = read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     check_values(content)
     try:
         return model.model_validate_json(content)
     except ValidationError as error:
         if (version := _version(content)) > SCHEMA_VERSION:
-            found = f"schema_version is {version}, of a newer shardmark"
+            problem = f"schema_version is {version}, of a newer shardmark"
             remedy = "use that one, or measure into a new folder (--out DIR)"
-            raise InputError(str(path), found, remedy) from None
-        if error.error_count() > MOST_FAULTS:
+            raise InputError(str(path), problem, remedy) from None
+        if error.error_count() > MAX_FAULTS:
             raise ValueError(f"{error.error_count():,} of its values are wrong") from None
         faults = error.errors(include_url=False)
     fault = faults[0]
@@ -110,8 +113,8 @@ def read_model(model: type[ModelT], path: Path) -> ModelT:
     raise ValueError(f"{key}: found {shown}; {fault['msg']}{more}")
 
 
-def read_if_there(model: type[ModelT], path: Path) -> ModelT | None:
-    """As `read_model`; None where there is no file."""
+def read_if_exists(model: type[ModelT], path: Path) -> ModelT | None:
+    """Read a model as `read_model` does; return None if the file does not exist."""
     try:
         return read_model(model, path)
     except FileNotFoundError:
@@ -123,27 +126,27 @@ class _Versioned(BaseModel):
 
 
 def _version(content: bytes) -> int:
-    """Of whatever JSON it is; 0 where it tells none."""
+    """Return the schema version of any JSON text, or 0 if it has none."""
     try:
         return _Versioned.model_validate_json(content).schema_version
     except ValidationError:
         return 0
 
 
-def unreadable(path: Path, error: OSError) -> ValueError | InputError:
-    """What to raise where a file is damaged, or else cannot be read now."""
-    told = not_now(path, error)
-    return ValueError(told.args[1]) if error.errno in LASTING else told
+def read_error(path: Path, error: OSError) -> ValueError | InputError:
+    """Return a `ValueError` for a damaged file, or an `InputError` for a temporary failure."""
+    temporary = temporary_read_error(path, error)
+    return ValueError(temporary.args[1]) if error.errno in PERMANENT_ERRORS else temporary
 
 
-def not_now(path: Path, error: OSError) -> InputError:
-    """What to raise where something is to be read again later."""
+def temporary_read_error(path: Path, error: OSError) -> InputError:
+    """Return the error for a file or folder that cannot be read at present."""
     reason = f"cannot be read: {error.strerror or error}"
     return InputError(str(path), reason, "run again when it can be read")
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A regular file, to be read; `OSError` for a link, or a pipe, which never ends."""
+    """Open a regular file for reading.  Raises `OSError` for links, pipes and sockets."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags)
@@ -160,29 +163,29 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def check_values(content: bytes) -> None:
-    """Raise `ValueError` for JSON that would fill the memory."""
+    """Raise `ValueError` for JSON with so many values that they could exhaust the memory."""
     if json_values(content) > MAX_VALUES:
         raise ValueError(f"holds more than {MAX_VALUES:,} values")
 
 
 def json_values(content: bytes) -> int:
-    """At most so many values are in the JSON, which is not parsed."""
+    """Return an upper bound of the number of values in a JSON text, without parsing it."""
     return 1 + sum(map(content.count, (b",", b"[", b"{")))
 
 
-def read_regular(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """All that a regular file holds; `OSError` for a larger one."""
+def read_regular(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a regular file.  Raises `OSError` if it is larger than `max_bytes`."""
     with open_regular(path) as file:
-        large = os.fstat(file.fileno()).st_size > most_bytes
-        content = b"" if large else file.read(most_bytes + 1)  # it may grow meanwhile
-    if large or len(content) > most_bytes:
-        size = f"it is larger than {most_bytes // 2**20} MiB"
+        large = os.fstat(file.fileno()).st_size > max_bytes
+        content = b"" if large else file.read(max_bytes + 1)  # the file can grow
+    if large or len(content) > max_bytes:
+        size = f"it is larger than {max_bytes // 2**20} MiB"
         raise OSError(errno.EFBIG, size, str(path))
     return content
 
 
 def file_record(path: Path, *, flush: bool = False) -> FileRecord:
-    """Size and hash of what the file holds now; `flush` puts it on the disk first."""
+    """Return the size and hash of a file; `flush` first writes it to the disk."""
     with open_regular(path) as file:
         if flush:
             os.fsync(file.fileno())
@@ -191,9 +194,9 @@ def file_record(path: Path, *, flush: bool = False) -> FileRecord:
 
 
 def check_record(path: Path, record: FileRecord, *, verify: bool) -> None:
-    """Raise `ValueError` where the file differs from its record; of hashes only if `verify`.
+    """Raise `ValueError` if the size, or with `verify` the hash, differs from the record.
 
-    Raises `InputError` where it cannot be read now.
+    Raises `InputError` if the file cannot be read at present.
     """
     try:
         with open_regular(path) as file:
@@ -202,7 +205,7 @@ def check_record(path: Path, record: FileRecord, *, verify: bool) -> None:
     except FileNotFoundError:
         raise ValueError(f"{path.name} is missing") from None
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise read_error(path, error) from error
     if size_bytes != record.size_bytes:
         raise ValueError(
             f"{path.name} has {size_bytes} bytes, not the recorded {record.size_bytes}"

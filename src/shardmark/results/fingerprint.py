@@ -1,4 +1,7 @@
-"""What a run trained, as content: `fingerprint.json`.  Trials of different ones are never mixed."""
+"""Fingerprint of a run's code, data, models and versions, stored as `fingerprint.json`.
+
+A run folder never has trials of different fingerprints.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ Part = TypeVar("Part")
 
 
 class SourceRecord(Stored):
-    """One module of the user's."""
+    """A module of the user's code."""
 
     file: str
     sha256: str
@@ -25,33 +28,33 @@ class DataRecord(Stored):
 
     files: int
     index_sha256: str
-    """Of the names, sizes and times of the files."""
+    """Hash of the names, sizes and modification times of the files."""
 
 
 class ModelRecord(Stored):
-    """A model as the ranks built it."""
+    """A model that the ranks built."""
 
     parameters: int
     structure_sha256: str
 
 
 class Fingerprint(Stored):
-    """Each part by name; what is not in it, the run has not used."""
+    """Records of the code, data, models and versions that a run used."""
 
     schema_version: Literal[1] = 1
     versions: dict[str, str] = Field(default_factory=dict)
-    """Packages, driver and devices."""
+    """Versions of packages, the driver and devices, by name."""
     sources: dict[str, SourceRecord] = Field(default_factory=dict)
-    """By module."""
+    """Records of the user's code, by module."""
     data: dict[str, DataRecord] = Field(default_factory=dict)
-    """By path, as the experiment names it."""
+    """Records of data, by the path in the experiment."""
     corpora: dict[str, str] = Field(default_factory=dict)
-    """SHA-256 of the text that comes with the installation, by name."""
+    """SHA-256 of the installed text corpora, by name."""
     models: dict[str, ModelRecord] = Field(default_factory=dict)
-    """By hash of the workload's options."""
+    """Records of models, by a hash of the workload's options."""
 
     def changes(self, now: Fingerprint) -> Iterator[str]:
-        """What both have and is not the same, in words."""
+        """Describe the parts that both fingerprints have and that differ."""
         for _, was, source in _differing(self.sources, now.sources):
             if was.sha256 != source.sha256:
                 yield f"the source of {source.file}"
@@ -68,17 +71,17 @@ class Fingerprint(Stored):
             yield f"the model ({'its layers' if built.parameters == model.parameters else counts})"
 
     def added(self, now: Fingerprint) -> Iterator[str]:
-        """Code and data that are new in the other one, in words."""
+        """Describe code and data that only the other fingerprint has."""
         for module in now.sources.keys() - self.sources.keys():
             yield f"the source of {now.sources[module].file}"
         yield from now.data.keys() - self.data.keys()
 
-    def of_the_user(self) -> Fingerprint:
-        """What is the user's own: code and data, whatever the machine."""
+    def user_content(self) -> Fingerprint:
+        """Return a fingerprint of the user's code and data alone."""
         return Fingerprint(sources=self.sources, data=self.data)
 
     def merged(self, now: Fingerprint) -> Fingerprint:
-        """With what is known now."""
+        """Return a copy with the parts of another fingerprint, which take precedence."""
         parts = ("versions", "sources", "data", "corpora", "models")
         return self.model_copy(
             update={part: getattr(self, part) | getattr(now, part) for part in parts}

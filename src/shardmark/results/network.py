@@ -1,4 +1,4 @@
-"""What the links between ranks can do, as measured: `network.json` of a run."""
+"""Measured latencies and bandwidths of the links between ranks: `network.json` of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import InputError
-from shardmark.results.files import read_if_there, write_model
+from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.schema import Stored
 
 NETWORK_FILE = "network.json"
@@ -21,58 +21,58 @@ class Bounds(Stored):
 
     value: float
     low: float | None
-    """None where the measurements do not bound it."""
+    """None if the measurements give no bound."""
     high: float | None
 
 
 class LinkFit(Stored):
-    """Latency and bandwidth of one link under the operation's model."""
+    """Latency and bandwidth of a link, fitted with the cost model of the operation."""
 
     latency_seconds: Bounds
-    """Of one message."""
+    """Latency of a message."""
     bytes_per_second: Bounds
-    """One way, of one rank's link."""
+    """Bandwidth of a rank's link in one direction."""
     residual: float
     """Standard deviation of log(measured / model): 0.1 is about 10 %."""
 
 
 class TimedSize(Stored):
-    """All timings of one operation with one size."""
+    """Timings of an operation for one message size."""
 
     payload_bytes: int
-    """The whole tensor: reduced, gathered together, or to be scattered."""
+    """Bytes of the full tensor that is reduced, gathered or scattered."""
     seconds: tuple[float, ...]
-    """Of one call on the slowest rank, one value a round; half a round trip point to point."""
+    """Time of a call on the slowest rank in each round; half a round trip for point to point."""
 
 
 class MeasuredOperation(Stored):
-    """One operation over all its sizes."""
+    """An operation with all its message sizes."""
 
     operation: Operation
     reach: Reach
-    """Whether its ranks sit on one host."""
+    """Scope of the group: ranks of one host, or of several hosts."""
     ranks: tuple[int, ...]
     sizes: tuple[TimedSize, ...]
     fit: LinkFit | None = None
     reason: str | None = None
-    """Why there is no fit."""
+    """Reason for a missing fit."""
 
 
 class RankSpeed(Stored):
-    """What a rank computes with its share of a machine, the best of some tries."""
+    """Speed of a rank with its share of the machine, as the best of several measurements."""
 
     flops_per_second: Mapping[str, float]
-    """Of products of matrices, by precision."""
+    """Speed of matrix products, by precision."""
     memory_bytes_per_second: float
-    """Read and written."""
+    """Bytes read and written."""
     operation_seconds: float | None = None
-    """Of starting one operation of a training step.  None before it was measured."""
+    """Overhead of starting an operation; None in files of earlier versions."""
     shared: float = 1.0
-    """What ranks keep of it while all compute, their mean: they may share cores."""
+    """Mean fraction of its speed that a rank reaches while all ranks compute."""
 
 
 class NetworkRecord(Stored):
-    """The links between the ranks of one process group."""
+    """Measurements of the links between the ranks of a process group."""
 
     schema_version: Literal[1] = 1
     measured_at_seconds: float
@@ -80,14 +80,14 @@ class NetworkRecord(Stored):
     backend: str
     device_type: Literal["cpu", "cuda"]
     hosts: tuple[str, ...]
-    """By rank."""
+    """Host names, by rank."""
     interface: str | None
-    """That the user or the launcher chose for the backend; None where the library chose."""
+    """Network interface that the user or the launcher set; None if the library chose one."""
     torch: str
-    """Its version."""
+    """Version of torch."""
     operations: tuple[MeasuredOperation, ...]
     speed: RankSpeed | None = None
-    """Where that was asked for."""
+    """None if the speed was not measured."""
 
     @property
     def world_size(self) -> int:
@@ -95,15 +95,15 @@ class NetworkRecord(Stored):
 
 
 def write_network(folder: Path, record: NetworkRecord) -> None:
-    """Store the record with the run of that folder; an older one is replaced."""
+    """Store the record in the folder of a run, and replace an earlier one."""
     write_model(folder / NETWORK_FILE, record)
 
 
 def read_network(folder: Path) -> NetworkRecord | None:
-    """The stored record; None where there is none.  `InputError` for one that cannot be read."""
+    """Read the record of a run, or return None.  Raises `InputError` if it cannot be read."""
     path = folder / NETWORK_FILE
     try:
-        return read_if_there(NetworkRecord, path)
+        return read_if_exists(NetworkRecord, path)
     except ValueError as error:
         remedy = "measure again with `shardmark doctor --network`"
         raise InputError(str(path), str(error), remedy) from None

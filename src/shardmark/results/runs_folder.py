@@ -1,4 +1,4 @@
-"""The folder `runs/`: where new runs go, and which is the latest."""
+"""The folder `runs/`: names of new runs, and the link to the latest run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LOCK_FILE = ".lock"
 """Locked in a run's folder while a command measures into it."""
 
 
-def fresh_folder(name: str) -> Path:
-    """`runs/NAME`, or `runs/NAME-2` and so on; made at once, so that no other command takes it."""
+def create_run_folder(name: str) -> Path:
+    """Create `runs/NAME`, or `runs/NAME-2` and so on if the name is taken."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
     for folder in (RUNS / new for new in names if new != LATEST):
         try:
@@ -33,8 +33,8 @@ def fresh_folder(name: str) -> Path:
 
 
 @contextmanager
-def removed_if_empty(folder: Path | None) -> Iterator[None]:
-    """Leave no folder that was made for a run of which nothing came."""
+def remove_if_empty(folder: Path | None) -> Iterator[None]:
+    """Remove the folder at the end of the context if nothing was written to it."""
     try:
         yield
     finally:
@@ -43,17 +43,18 @@ def removed_if_empty(folder: Path | None) -> Iterator[None]:
                 folder.rmdir()
 
 
-def runs_of(name: str) -> list[Path]:
-    """The folders that `fresh_folder` made for runs of that name, the newest first."""
-    ours = re.compile(rf"{re.escape(name)}(-\d+)?")
-    runs = [path for path in RUNS.glob(f"{name}*") if ours.fullmatch(path.name) and path.is_dir()]
+def runs_named(name: str) -> list[Path]:
+    """Return the folders that `create_run_folder` created for this name, newest first."""
+    pattern = re.compile(rf"{re.escape(name)}(-\d+)?")
+    runs = [path for path in RUNS.glob(f"{name}*") if pattern.fullmatch(path.name)]
+    runs = [path for path in runs if path.is_dir()]
     return sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
-def measured_now() -> list[Path]:
-    """The folders in `runs/` that commands of this machine measure into now.
+def folders_in_use() -> list[Path]:
+    """Return the folders in `runs/` into which commands on this machine measure at present.
 
-    Takes no lock: a command that starts at this moment would fail.
+    Takes no lock, because a command that starts at the same time would fail.
     """
     with suppress(OSError):
         locks = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
@@ -64,11 +65,11 @@ def measured_now() -> list[Path]:
 
 
 def point_latest_to(folder: Path) -> None:
-    """Have `runs/latest` lead to a run in `runs/`; a run elsewhere changes nothing."""
+    """Point `runs/latest` to a run in `runs/`; has no effect for a run elsewhere."""
     if folder.absolute().parent != RUNS.absolute() or folder.name == LATEST:
         return
     link, new_link = RUNS / LATEST, RUNS / f".{LATEST}-{os.getpid()}"
-    with suppress(OSError):  # no symbolic links here, or a folder of that name: not worth a run
+    with suppress(OSError):  # the file system has no links, or a folder has this name
         new_link.unlink(missing_ok=True)
         new_link.symlink_to(folder.name)
         new_link.replace(link)
@@ -77,7 +78,7 @@ def point_latest_to(folder: Path) -> None:
 
 
 def latest_run() -> Path:
-    """The newest run in `runs/`.  Raises `InputError` where there is none."""
+    """Return the latest run in `runs/`.  Raises `InputError` if there is none."""
     link = RUNS / LATEST
     if not (link.is_symlink() and link.is_dir()):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The files of a run as frozen models.  Imports no torch."""
+"""Models of the result files of a run.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCHEMA_VERSION: Literal[1] = 1
 
 
 class Outcome(StrEnum):
-    """How a trial ended."""
+    """The outcome of a trial."""
 
     OK = "ok"
     OUT_OF_MEMORY = "out_of_memory"
@@ -26,15 +26,17 @@ class Outcome(StrEnum):
 
 
 NOT_MEASURED = (Outcome.UNAVAILABLE, Outcome.INTERRUPTED)
-"""Asked again by the next command."""
+"""Outcomes of trials that the next command runs again."""
 
 
 class Stored(BaseModel):
+    """Base of the stored models: frozen, and without unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class WindowRecord(Stored):
-    """Consecutive measured steps of one rank, with the device idle at both ends."""
+    """Consecutive measured steps of a rank, with the device idle at both ends."""
 
     first_step: int
     end_step: int
@@ -44,190 +46,189 @@ class WindowRecord(Stored):
 
 
 class EpochRecord(Stored):
-    """One pass over the training set (or the whole training, where the recipe counts steps)."""
+    """An epoch of a rank, or its full training if the recipe sets the number of steps."""
 
     epoch: int
     first_step: int
     end_step: int
     train_loss: float | None
-    """Mean over this rank's steps; a summary takes the mean over all ranks."""
+    """Mean over the steps of this rank; a summary has the mean over all ranks."""
     evaluation_seconds: float | None
-    """Slowest rank; None where this epoch was not evaluated."""
+    """Time of the slowest rank; None if the epoch was not evaluated."""
     quality: dict[str, float | None] | None
-    """None for a metric that is not a finite number: JSON has no name for it."""
+    """Quality metrics; None for a value that is not a finite number, which JSON cannot store."""
 
 
 class CollectiveRecord(Stored):
-    """Collectives of one kind that one rank called in one optimizer step.
+    """Collectives of the same kind that a rank called in an optimizer step.
 
-    The mean step of a round, where several steps make one in which the ranks meet.
+    If the ranks synchronise only every few steps, these are means over such a round.
     """
 
     calls: float
     payload_bytes: float
-    """Bytes of the rank's input tensors (for a gather: its own part)."""
+    """Bytes of the rank's input tensors; for a gather, of its own shard."""
 
 
 class ProbeRecord(Stored):
-    """What untimed steps after the training counted on one rank; None where it could not."""
+    """Counts of the untimed steps after the training on a rank; None if not available."""
 
     parameter_bytes: int | None = None
     gradient_bytes: int | None = None
     optimizer_state_bytes: int | None = None
     host_state_bytes: int | None = None
-    """Of those three kinds, what a rank with a CUDA device has in host memory; None on a CPU."""
+    """Bytes of these three kinds in host memory, on a rank with a CUDA device; None on a CPU."""
     peak_memory_bytes: int | None = None
-    """CPU: from counting the allocator's events.  CUDA: None, the measured windows tell."""
+    """CPU: counted from the allocator's events.  CUDA: None, as the measured windows have it."""
     collectives: dict[str, CollectiveRecord] | None = None
     exposed_communication_seconds: float | None = None
-    """Per step: time in which communication ran and no computation did."""
+    """Time in a step during which communication ran and no computation did."""
     parameters: int | None = None
-    """Elements of the whole model's parameters; on the first rank."""
+    """Number of parameters of the full model; stored by the first rank."""
     trained_parameters: int | None = None
-    """Those of them that have gradients."""
+    """Number of parameters that have gradients."""
     trained_matrices: tuple[tuple[int, int, int], ...] = ()
-    """Those as matrices: rows (the first dimension), columns, and how many there are of them."""
+    """Shapes of the trained parameters, in the form of `ModelSize.trained_matrices`."""
     flops_per_sample: int | None = None
-    """Floating-point operations of forward and backward, from the model's operators."""
+    """Floating-point operations of a sample's forward and backward passes."""
     hardware_flops_per_sample: int | None = None
-    """With what activation checkpointing computes again."""
+    """The same with the recomputation of activation checkpointing."""
     divided: dict[str, int] | None = None
-    """Elements of a sample that pass into and out of divided layers, as `ModelSize` has them."""
+    """Communication of split layers, in the form of `ModelSize.divided`."""
     divided_again: dict[str, int] = {}
     between_stages_bytes: int = 0
-    """Of a sample that pass between a pipeline's stages, and, below, what two stages hold."""
+    """Bytes of a sample that pipeline stages send each other."""
     tied_parameters: int = 0
     batch_norms: int | None = None
-    """Modules of the whole model that take statistics of one rank's share of a batch."""
+    """Number of modules of the full model that compute batch statistics of a rank's share."""
     reasons: dict[str, str] = {}
-    """Why a field is None."""
+    """Reasons for missing values, by field."""
 
 
 class ExchangeRecord(Stored):
-    """What passed between one rank and others in a parameter server's trial."""
+    """Communication of a rank with others in a trial with parameter servers."""
 
     pushes: int = 0
-    """Gradients of one step that a worker sent, or a server got whole."""
+    """Number of complete gradients that a worker sent, or a server received."""
     pulls: int = 0
-    """Times that parameters were handed out."""
+    """Number of times that a server sent parameters to a worker."""
     sent_bytes: dict[str, int] = {}
-    """By the other rank's number; payload of gradients and parameters alone."""
+    """Payload of gradients and parameters, by the number of the other rank."""
     received_bytes: dict[str, int] = {}
     updates: int | None = None
-    """Optimizer steps that a server took; None of a worker."""
+    """Number of optimizer steps of a server; None for a worker."""
     staleness: dict[str, int] = {}
-    """Server: updates between a gradient's parameters and its use -> how many gradients."""
+    """Number of gradients of a server by staleness: updates since their parameters were sent."""
     wait_seconds: float = 0.0
-    """Time in which workers waited for the barrier or the bound."""
+    """Time for which workers waited at the barrier or for the staleness bound."""
     lost_samples: int = 0
-    """First server: samples that were handed to workers which died before they sent a gradient."""
+    """Samples of workers that died before they sent a gradient; stored by the first server."""
 
 
 class CheckpointRecord(Stored):
-    """One checkpoint, as one rank wrote it."""
+    """A checkpoint that a rank wrote."""
 
     step: int
-    """Steps taken by then."""
+    """Number of steps before the checkpoint."""
     seconds: float
-    """From when the last rank had come until all had written theirs."""
+    """Time from the arrival of the last rank until all ranks have written their part."""
     written_bytes: int
-    """By this rank."""
+    """Bytes that this rank wrote."""
 
 
 class ResumeRecord(Stored):
-    """One rank's going on after a restart."""
+    """The continuation of a rank after a restart."""
 
     restart: int
-    """How many there had been by then."""
+    """Number of the restart, from 1."""
     step: int
-    """Steps that the checkpoint had; 0 where there was none."""
+    """Number of steps in the checkpoint; 0 without a checkpoint."""
     at_seconds: float
-    """Unix time at which training went on."""
+    """Unix time at which the training continued."""
     lost_seconds: float
-    """Since training had last stood at that step."""
+    """Time since the training was first at this step."""
 
 
 class RestartRecord(Stored):
-    """Why the launcher started the ranks anew."""
+    """The reason why the launcher restarted the ranks."""
 
     restart: int
-    """The first is 1."""
+    """Number of the restart, from 1."""
     at_seconds: float
     """Unix time at which the cause was noticed."""
     reason: str
 
 
 class RankRecord(Stored):
-    """What one rank measured; it writes this file itself when it ends, in whatever way it can."""
+    """Measurements of a rank, which it writes to a file when it ends."""
 
     rank: int
     role: Literal["worker", "server"]
     host: str
     node: int = 0
-    """Its machine's number in the trial."""
+    """Number of the rank's machine in the trial."""
     kernel: str | None = None
-    """Names the running kernel, which several nodes share that are containers of one machine."""
+    """Identifier of the running kernel, which containers on the same machine share."""
     local_rank: int | None = None
-    """Its number on that machine, which is its CUDA device's there."""
+    """Number of the rank on its machine, and of its CUDA device."""
     pid: int
     device: str
-    """`cpu`, or the CUDA device's name."""
+    """`cpu`, or the name of the CUDA device."""
     device_uuids: tuple[str, ...] = ()
-    """Of every CUDA device that it computes on."""
+    """UUIDs of all CUDA devices on which the rank computes."""
     threads: int
     first_step_at_seconds: float | None
     """Unix time at which the first training step began, warm-up included."""
     windows: tuple[WindowRecord, ...] = ()
     synthetic: bool = False
-    """The data are made up."""
+    """True if the data are generated."""
     steps_per_epoch: int | None = None
-    """Optimizer steps in one pass over the training set."""
+    """Number of optimizer steps in an epoch."""
     samples: int = 0
-    """In the windows, counted."""
+    """Number of samples in the measured windows."""
     tokens: int | None = None
-    """In the windows, counted without padding; None where samples are not made of tokens."""
+    """Number of tokens in the windows without padding; None if samples have no tokens."""
     samples_total: int = 0
-    """In all steps of the recipe, warm-up included."""
+    """Number of samples in all steps of the recipe, including the warm-up."""
     epochs: tuple[EpochRecord, ...] = ()
     evaluation_seconds: tuple[float, ...] = ()
     compile_seconds: float | None = None
-    """Of torch.compile, until the training had ended; None where nothing is compiled."""
+    """Time of torch.compile until the end of the training; None without compilation."""
     recompilations: int | None = None
-    """Those in the windows."""
+    """Number of compilations in the windows."""
     peak_memory_bytes: int | None = None
-    """CUDA allocator, largest over the windows."""
+    """Largest value of the CUDA allocator in the windows."""
     peak_reserved_bytes: int | None = None
     nonfinite_steps: int = 0
     first_nonfinite: tuple[int, str] | None = None
-    """The first such step, from 0 on, and what its loss was: NaN or infinite."""
+    """Number, from 0, of the first step with a non-finite loss, and the loss: NaN or infinite."""
     skipped_steps: int = 0
     data_errors: tuple[str, ...] = ()
     better: dict[str, Literal["lower", "higher"]] = {}
-    """Metric of the user's own -> which of its values are better, where the task says so."""
+    """Direction of improvement of the user's metrics, by name, if the task defines it."""
     corpora: dict[str, str] = {}
-    """SHA-256 of the text that comes with the installation, by name."""
+    """SHA-256 of the installed text corpora, by name."""
     initial_weights_sha256: str | None = None
     final_weights_sha256: str | None = None
     sample_order_sha256: str | None = None
-    """Of this rank's sample ids in the order trained on, to the end of the recipe."""
+    """Hash of the rank's sample numbers in the order of training, to the end of the recipe."""
     structure_sha256: str | None = None
-    """Of the model's modules with their settings, and names and shapes of tensors; where one rank
-    of a share probes."""
+    """Hash of the model's modules with their settings, and of the names and shapes of tensors."""
     probe: ProbeRecord | None = None
     exchange: ExchangeRecord | None = None
-    """With parameter servers; None in other strategies."""
+    """None for strategies without parameter servers."""
     lost: str | None = None
-    """How this worker died while the others trained on."""
+    """Description of this worker's death, if the other ranks continued."""
     checkpoints: tuple[CheckpointRecord, ...] = ()
-    """Those that the training did not go back behind."""
+    """Checkpoints that no restart discarded."""
     resumes: tuple[ResumeRecord, ...] = ()
     settings: dict[str, Any] = {}
-    """The mathematics as set: averaging, clipping, precision of masters and reduction, ..."""
+    """Settings of the numerics: averaging, clipping, precision of master weights, ..."""
     error: RankError | None = None
 
 
 class RankError(Stored):
-    """Why one rank ended early."""
+    """The error that ended a rank."""
 
     kind: ErrorKind
     message: str
@@ -236,21 +237,21 @@ class RankError(Stored):
 
 
 class Failure(Stored):
-    """Why a trial has another outcome than `ok`."""
+    """The reason for an outcome other than `ok`."""
 
     reason: str
     remedy: str | None = None
     rank: int | None = None
     node: int | None = None
-    """On several nodes: the rank's, or the one that was lost."""
+    """Number of the failed rank's node, or of the lost node; None on a single node."""
 
 
 class Summary(Stored):
-    """One metric of one trial."""
+    """The value of a metric of a trial."""
 
     value: float
     over: Literal["maximum", "sum", "mean", "trial"]
-    """How `value` comes from the ranks; `trial` where it was never a rank's."""
+    """Aggregation of the ranks' values; `trial` for a metric that ranks do not have."""
     mean: float | None = None
     maximum: float | None = None
     imbalance: float | None = None
@@ -258,14 +259,14 @@ class Summary(Stored):
 
 
 class FileRecord(Stored):
-    """A file beside `result.json`, so that a truncated one is noticed."""
+    """Size and hash of a file of the trial, by which a truncated or changed file is detected."""
 
     size_bytes: int
     sha256: str
 
 
 class StabilityKind(StrEnum):
-    """How a measurement can have been disturbed."""
+    """Kinds of disturbances of a measurement."""
 
     TRIAL_DRIFT = "drift within a trial"
     RUN_DRIFT = "drift over repeats"
@@ -284,73 +285,76 @@ DISTURBING = (
     StabilityKind.MEMORY_PRESSURE,
     StabilityKind.SLOWED_DEVICE,
 )
-"""What comes from outside the trial: no speed is decided from it.  The most telling first."""
+"""Disturbances from outside the trial, which exclude it from comparisons of speed, the most
+informative first."""
 
 
 class StabilityFinding(Stored):
-    """One thing that disturbed a trial, found in its raw files when it ended."""
+    """A disturbance of a trial, detected in its raw files when it ended."""
 
     kind: StabilityKind
     text: str
     severity: float
-    """A share or a logarithm, comparable within the kind."""
+    """Fraction or logarithm that is comparable among findings of this kind."""
     p_value: float | None = None
-    """How often chance alone shows as much in one trial; None where chance does not."""
+    """Probability of such a finding in an undisturbed trial; None if chance cannot cause it."""
 
 
 class TrialResult(Stored):
-    """One trial: `trials/ID/result.json`."""
+    """Result of a trial, stored as `trials/ID/result.json`."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     id: str
     trial: dict[str, Any]
-    """The resolved trial, as it was given to the ranks."""
+    """The description of the trial that the ranks received."""
     strategy: str
     strategy_options: dict[str, Any]
     world_size: int
     layout: Layout
-    """How the strategy factored its ranks, and what each sees and holds."""
+    """Places of the ranks in the strategy's layout."""
     needed_traffic: RequiredTraffic | None = None
-    """What the strategy's definition needs the network to carry in a step; None where no rank
-    counted the model's parameters."""
+    """Traffic that the strategy's definition requires in a step; None if no rank counted the
+    model's parameters."""
     precision: str
     varied: dict[str, Any]
     synthetic: bool
     repeat: int
     order: int
-    """Place in the run's random order."""
+    """Position in the random order of the run."""
     outcome: Outcome
     failure: Failure | None
     restarts: tuple[RestartRecord, ...] = ()
-    """Whatever its outcome is."""
+    """Restarts of the ranks within the trial."""
     started_at_seconds: float
     """Unix time."""
     total_seconds: float
     ranks: tuple[RankRecord, ...]
     metrics: dict[str, Summary | None]
-    """Every metric of the catalogue that is a trial's own; None where `missing` says why."""
+    """Metrics in `TRIAL_METRICS`; `missing` has the reason for each that is None."""
     missing: dict[str, str]
-    """Metric -> why it is None."""
+    """Reasons for metrics that are None, by metric."""
     stability: tuple[StabilityFinding, ...] = ()
-    """Of a trial that ended `ok`."""
+    """Disturbances of a trial with the outcome `ok`."""
     attempt: int = 1
-    """Earlier ones were disturbed, and are kept in `set-aside/`."""
+    """Number of the attempt; results of disturbed attempts are in `set-aside/`."""
     files: dict[str, FileRecord]
 
     @property
     def disturbed(self) -> str | None:
-        """What else took so much of the machine that the times decide nothing; None if nothing."""
-        worst = [each for kind in DISTURBING for each in self.stability if each.kind is kind]
-        return worst[0].text if worst else None
+        """Description of a disturbance that makes the times unusable, or None."""
+        findings = [
+            finding for kind in DISTURBING for finding in self.stability if finding.kind is kind
+        ]
+        return findings[0].text if findings else None
 
     @property
     def twin(self) -> bool:
-        """True for a trial that is no repeat: its initial weights are changed by one rounding."""
+        """True for a trial whose initial weights differ by one rounding; it is not a repeat."""
         return bool(self.trial.get("twin"))
 
     @property
     def diverged(self) -> str | None:
-        """The first loss that is not finite; steps that the loss scaler skipped do not count."""
+        """Description of the first non-finite loss, without steps that the loss scaler skipped."""
         failed = []
         for rank in self.ranks:
             steps = max((epoch.end_step for epoch in rank.epochs), default=0)

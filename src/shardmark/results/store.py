@@ -1,4 +1,4 @@
-"""The folder of a run: written so that nothing is ever half there, read so that damage is told."""
+"""The folder of a run: crash-safe writing, and reading that reports damaged files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.core.errors import InputError
-from shardmark.core.run_files import JOB_FOLDER, LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.core.storage import storage_error
 from shardmark.results.bounds import check_bounds
 from shardmark.results.files import (
-    LASTING,
+    PERMANENT_ERRORS,
     ModelT,
     check_record,
     check_values,
     file_record,
     flush_folder,
-    not_now,
-    read_if_there,
+    read_if_exists,
     read_model,
     read_regular,
-    write_whole,
+    temporary_read_error,
+    write_atomically,
 )
 from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.network import NETWORK_FILE
@@ -44,12 +44,14 @@ from shardmark.results.verification import (
 EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
 LINKS_REASON = "links_missing"
-"""In `environment.json`: why links were to be measured and were not."""
+"""Key in `environment.json` of the reason for missing measurements of links."""
 TRIALS_FOLDER = "trials"
 ASIDE_FOLDER = "set-aside"
-"""What was measured and is no result of the run any more."""
+"""Folder of results that do not belong to the run any more."""
+JOB_FOLDER = "slurm"
+"""Folder of the jobs that earlier versions submitted to SLURM."""
 RUN_FILES = (
-    TRIALS_FOLDER,  # first: what a crash leaves behind is then no result
+    TRIALS_FOLDER,  # first, so that no results remain after a crash
     *(VERIFICATION_FILE, NETWORK_FILE, FINGERPRINT_FILE, ENVIRONMENT_FILE, EXPERIMENT_FILE),
 )
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
@@ -57,7 +59,7 @@ RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A stored trial that must not be believed."""
+    """A stored trial whose result cannot be used."""
 
     path: Path
     reason: str
@@ -68,26 +70,26 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRun:
-    """What a run folder holds."""
+    """The content of a run folder."""
 
     path: Path
     trials: tuple[TrialResult, ...]
-    """In the order in which they were run."""
+    """Results in the order in which the trials ran."""
     twins: tuple[TrialResult, ...] = ()
-    """Trials whose initial weights were changed by one rounding: no repeats."""
+    """Trials whose initial weights differ by one rounding; they are not repeats."""
     strategies: tuple[str, ...] = ()
-    """Names in the order of the experiment's matrix; none where it cannot be read."""
+    """Names in the order of the experiment's matrix; empty if it cannot be read."""
     damaged: tuple[Damaged, ...] = ()
     missing: tuple[str, ...] = ()
-    """Ids of trials that were begun and left no result."""
+    """Identifiers of trials that started and have no result."""
     verification: Verification | None = None
-    """Whether the strategies train the same thing; None where that was not verified."""
+    """Verdicts on the equivalence of the strategies; None if they were not verified."""
     fingerprint: Fingerprint | None = None
-    """What it trained, as content; None where that is not told, or cannot be read."""
+    """Fingerprint of code and data; None if there is none or it cannot be read."""
 
     @property
     def name(self) -> str:
-        """The experiment's name; the folder's where no trial tells."""
+        """Name of the experiment, or of the folder if there are no trials."""
         for result in self.trials:
             return str(result.trial.get("experiment", self.path.name))
         return self.path.name
@@ -95,13 +97,13 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """One run's folder.  The files are the truth: nothing is kept in memory."""
+    """The folder of a run.  The object has no state except the path."""
 
     path: Path
 
     @staticmethod
     def check(path: Path) -> None:
-        """Raise `InputError` if no run could be made or taken up there."""
+        """Raise `InputError` if no run can be created or continued at the path."""
         if not path.exists():
             if path.is_symlink():
                 raise InputError(str(path), "is a link to nowhere", "name a folder")
@@ -117,7 +119,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path) -> RunFolder:
-        """Make the folder, or take up the run that is there; refuse a folder of something else."""
+        """Create the folder or open the run in it; raise `InputError` for any other folder."""
         cls.check(path)
         try:
             (path / TRIALS_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -128,10 +130,10 @@ class RunFolder:
         return cls(path)
 
     @contextmanager
-    def locked(self, tell: Callable[[str], None]) -> Iterator[None]:
-        """Keep other commands from running trials into the folder; `InputError` while one does.
+    def locked(self, notify: Callable[[str], None]) -> Iterator[None]:
+        """Lock the folder against other commands that run trials; `InputError` if it is locked.
 
-        Where locks do not work, that is told.
+        Calls `notify` with a warning if the file system has no locks.
         """
         lock = self.path / LOCK_FILE
         if lock.exists() and not lock.is_file():
@@ -143,15 +145,16 @@ class RunFolder:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 holder = os.pread(descriptor, 300, 0).decode(errors="replace")
-                found = f"another command runs trials into it: {holder}"
-                raise InputError(str(self.path), found, "wait, or name another --out") from None
+                problem = f"another command runs trials into it: {holder}"
+                raise InputError(str(self.path), problem, "wait, or name another --out") from None
             except OSError as error:
-                why = f"{lock} cannot be locked: {error.strerror or error}"
-                tell(f"{why}; run no other command into this folder meanwhile")
+                reason = f"{lock} cannot be locked: {error.strerror or error}"
+                notify(f"{reason}; run no other command into this folder meanwhile")
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
-            for left in (p for name in RUN_FILES for p in self.path.glob(f".{name}.*.tmp")):
-                left.unlink()  # its command was killed
+            for name in RUN_FILES:
+                for temporary in self.path.glob(f".{name}.*.tmp"):  # of a killed command
+                    temporary.unlink()
             yield
         finally:
             os.close(descriptor)
@@ -160,20 +163,20 @@ class RunFolder:
         """Store the resolved experiment."""
         from shardmark.core.strict_yaml import format_yaml
 
-        write_whole(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
+        write_atomically(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
 
     def read_experiment(self) -> dict[str, Any]:
-        """The resolved experiment.  Raises `InputError` where the file is missing or broken."""
+        """Read the resolved experiment.  Raises `InputError` if the file is missing or invalid."""
         from shardmark.core.strict_yaml import MAX_CHARACTERS, parse_yaml
 
         path = self.path / EXPERIMENT_FILE
         try:
             text = read_regular(path, MAX_CHARACTERS).decode()
         except (OSError, UnicodeDecodeError) as error:
-            if isinstance(error, OSError) and error.errno not in LASTING:
-                raise not_now(path, error) from error
-            found = f"cannot be read: {getattr(error, 'strerror', error)}"
-            raise InputError(str(path), found, "restore the file") from None
+            if isinstance(error, OSError) and error.errno not in PERMANENT_ERRORS:
+                raise temporary_read_error(path, error) from error
+            problem = f"cannot be read: {getattr(error, 'strerror', error)}"
+            raise InputError(str(path), problem, "restore the file") from None
         experiment = parse_yaml(text, str(path))
         if not isinstance(experiment, dict):
             raise InputError(str(path), "holds no mapping", "restore the file")
@@ -182,12 +185,12 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Store the machine, the versions and the state of git."""
         text = json.dumps(dict(environment), indent=2, allow_nan=False)
-        write_whole(self.path / ENVIRONMENT_FILE, f"{text}\n".encode())
+        write_atomically(self.path / ENVIRONMENT_FILE, f"{text}\n".encode())
 
     def read_environment(self, *, now: bool = False) -> dict[str, Any]:
-        """The machine, the versions and the state of git; empty where none can be read.
+        """Read the machine, the versions and the state of git; empty if the file is unreadable.
 
-        `now` raises `InputError` where only a passing reason is in the way, for who would write it.
+        With `now`, a temporary failure raises `InputError`, so that the file is not overwritten.
         """
         path = self.path / ENVIRONMENT_FILE
         try:
@@ -197,33 +200,36 @@ class RunFolder:
         except (ValueError, RecursionError):
             return {}
         except OSError as error:
-            if now and error.errno not in LASTING:
-                raise not_now(path, error) from error
+            if now and error.errno not in PERMANENT_ERRORS:
+                raise temporary_read_error(path, error) from error
             return {}
         return environment if isinstance(environment, dict) else {}
 
     def trial_folder(self, trial_id: str) -> Path:
-        """Where a trial's files lie; made by `create_trial`."""
+        """Return the path of a trial's folder, which `create_trial` creates."""
         return self.path / TRIALS_FOLDER / trial_id
 
     def create_trial(self, trial_id: str) -> Path:
-        """An existing folder for the trial's files."""
+        """Create the folder for a trial's files."""
         folder = self.trial_folder(trial_id)
         folder.mkdir(parents=True, exist_ok=True)
         flush_folder(folder.parent)
         return folder
 
-    def set_aside(self, path: Path, why: str) -> Path:
-        """Keep a trial's folder or a file of the run, as `set-aside/NAME.WHY-N`."""
-        place = self._fresh_aside(f"{path.name}.{why}")
+    def set_aside(self, path: Path, reason: str) -> Path:
+        """Move a trial's folder or a file of the run to `set-aside/NAME.REASON-N`."""
+        place = self._new_aside_path(f"{path.name}.{reason}")
         path.rename(place)
         flush_folder(place.parent)
         return place
 
-    def take_up(self, model: type[ModelT], name: str, tell: Callable[[str], None]) -> ModelT | None:
-        """The run's file of that name; None where there is none to be believed.
+    def read_or_set_aside(
+        self, model: type[ModelT], name: str, notify: Callable[[str], None]
+    ) -> ModelT | None:
+        """Read a file of the run, or return None if it is missing or damaged.
 
-        A damaged one is set aside and told.  Raises `InputError` for one that must stay.
+        A damaged file is set aside and reported by `notify`.  Raises `InputError` for a file that
+        must not be replaced.
         """
         path = self.path / name
         try:
@@ -232,15 +238,15 @@ class RunFolder:
             return None
         except ValueError as error:
             self.set_aside(path, "damaged")
-            tell(f"{path}: {error}: it is measured again")
+            notify(f"{path}: {error}: it is measured again")
             return None
 
     def set_run_aside(self) -> Path:
-        """Keep all that was measured as a run of its own, `set-aside/run-N`, and begin anew."""
-        with suppress(OSError):  # what holds something stays
+        """Move all results to `set-aside/run-N`, which is a run, and leave an empty run."""
+        with suppress(OSError):  # unless it is empty
             (self.path / TRIALS_FOLDER).rmdir()
         present = [name for name in RUN_FILES if (self.path / name).exists()]
-        place = self._begun_aside(present) or self._fresh_aside("run")
+        place = self._incomplete_aside_run(present) or self._new_aside_path("run")
         place.mkdir(exist_ok=True)
         for name in present:
             (self.path / name).rename(place / name)
@@ -249,8 +255,8 @@ class RunFolder:
         flush_folder(self.path)
         return place
 
-    def _begun_aside(self, names: Sequence[str]) -> Path | None:
-        """What a killed command was about to set aside: the rest, of those names, belongs to it."""
+    def _incomplete_aside_run(self, names: Sequence[str]) -> Path | None:
+        """Return the folder of an interrupted `set_run_aside`, to which these files belong."""
         numbered = {
             int(place.name.removeprefix("run-")): place
             for place in (self.path / ASIDE_FOLDER).glob("run-*")
@@ -261,30 +267,31 @@ class RunFolder:
             return None
         return newest
 
-    def _fresh_aside(self, name: str) -> Path:
+    def _new_aside_path(self, name: str) -> Path:
         folder = self.path / ASIDE_FOLDER
         folder.mkdir(exist_ok=True)
         places = (folder / f"{name}-{number}" for number in count(1))
         return next(place for place in places if not place.exists())
 
     def write_result(self, result: TrialResult) -> TrialResult:
-        """Write `result.json` with the records of the files beside it; return what was written.
+        """Write `result.json` with records of the trial's files, and return the stored result.
 
-        The trial is finished from this moment on, so it comes last.
+        The file marks the trial as finished, so it is written last.
         """
         folder = self.create_trial(result.id)
         present = [folder / name for name in RECORDED_FILES if (folder / name).exists()]
         records = {path.name: file_record(path, flush=True) for path in present}
         stored = _finite(result).model_copy(update={"files": records})
         content = stored.model_dump_json(indent=1).encode()
-        TrialResult.model_validate_json(content)  # what cannot be read back is not written
-        write_whole(folder / RESULT_FILE, content + b"\n")
+        TrialResult.model_validate_json(content)  # never write a file that cannot be read
+        write_atomically(folder / RESULT_FILE, content + b"\n")
         return stored
 
     def read_result(self, trial_id: str, *, verify: bool = False) -> TrialResult | Damaged | None:
-        """The trial's result; None where there is none.  `verify` compares the files' hashes.
+        """Read a trial's result, or return None.  `verify` compares the hashes of its files.
 
-        Raises `InputError` for one that must stay: of a newer version, or not to be read now.
+        Raises `InputError` for a result that must not be replaced: it has a newer version, or
+        cannot be read at present.
         """
         path = self.trial_folder(trial_id) / RESULT_FILE
         try:
@@ -297,7 +304,7 @@ class RunFolder:
         return result
 
     def read(self, *, verify: bool = False) -> StoredRun:
-        """Every trial of the run; `verify` compares the files' hashes too, which takes longer."""
+        """Read all trials of the run; `verify` also compares the hashes of their files."""
         trials: list[TrialResult] = []
         damaged: list[Damaged] = []
         missing: list[str] = []
@@ -320,7 +327,7 @@ class RunFolder:
             verification = read_verification(self.path)
         fingerprint = None
         with suppress(ValueError, InputError):
-            fingerprint = read_if_there(Fingerprint, self.path / FINGERPRINT_FILE)
+            fingerprint = read_if_exists(Fingerprint, self.path / FINGERPRINT_FILE)
         return StoredRun(
             path=self.path,
             trials=tuple(trial for trial in trials if not trial.twin),
@@ -345,33 +352,32 @@ class RunFolder:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise not_now(folder, error) from error
+            raise temporary_read_error(folder, error) from error
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run was begun in the folder."""
+    """Return whether the folder has a run."""
     return (path / EXPERIMENT_FILE).is_file() or (path / TRIALS_FOLDER).is_dir()
 
 
 def has_results(path: Path) -> bool:
-    """Whether a trial of the run has left one, whatever it is worth."""
+    """Return whether the run has a result file."""
     return any((path / TRIALS_FOLDER).glob(f"*/{RESULT_FILE}"))
 
 
 def load_run(path: Path, *, verify: bool = False) -> StoredRun:
-    """Read a run folder; raises `InputError`, with the runs nearby, for any other path."""
+    """Read a run folder.  Raises `InputError`, which names runs nearby, for any other path."""
     if not is_run(path):
-        found = "is no run folder" if path.exists() else "does not exist"
-        raise InputError(str(path), found, _runs_nearby(path))
+        problem = "is no run folder" if path.exists() else "does not exist"
+        raise InputError(str(path), problem, _runs_nearby(path))
     refuse_links(path)
     return RunFolder(path).read(verify=verify)
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise `InputError` for a link below a run: who plants one has others read or overwritten.
+    """Raise `InputError` for a link in a run, which could lead to files outside of it.
 
-    What is inside a SLURM job's folder is left out: `submitit` makes links there, and no command
-    reads results from it.
+    The folder of SLURM jobs is not searched: it has links, and no command reads results from it.
     """
     waiting = [folder]
     while waiting:
@@ -382,13 +388,13 @@ def refuse_links(folder: Path) -> None:
                     if entry.is_symlink():
                         remedy = "put what it leads to in its place, or remove it"
                         raise InputError(entry.path, "is a link", remedy)
-                    own_job = entry.name == JOB_FOLDER and inside == folder
-                    if entry.is_dir(follow_symlinks=False) and not own_job:
+                    is_job_folder = entry.name == JOB_FOLDER and inside == folder
+                    if entry.is_dir(follow_symlinks=False) and not is_job_folder:
                         waiting.append(Path(entry.path))
         except FileNotFoundError:
-            continue  # a trial under way has removed it
+            continue  # removed by a running trial
         except OSError as error:
-            raise not_now(inside, error) from error
+            raise temporary_read_error(inside, error) from error
 
 
 def _runs_nearby(path: Path) -> str:
@@ -407,7 +413,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
-    """Raise `ValueError` for what no run writes, although each value by itself could be."""
+    """Raise `ValueError` for a result whose values contradict each other."""
     if result.id != folder.name:
         raise ValueError(f"belongs to another trial: its id is {result.id!r}")
     for name, record in result.files.items():
@@ -417,9 +423,11 @@ def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
     for key in ("workload", "recipe", "measure"):
         if not isinstance(result.trial.get(key, {}), dict):
             raise ValueError(f"trial.{key} is no mapping")
-    given = result.trial.get("world_size", result.world_size)
-    if given != result.world_size:
-        raise ValueError(f"trial.world_size is {given!r}, but world_size is {result.world_size}")
+    world_size = result.trial.get("world_size", result.world_size)
+    if world_size != result.world_size:
+        raise ValueError(
+            f"trial.world_size is {world_size!r}, but world_size is {result.world_size}"
+        )
     trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
     if result.outcome is Outcome.OK and not (trained and result.layout.training_ranks):
         raise ValueError("its outcome is ok, but no rank that trains is in it")
@@ -427,12 +435,12 @@ def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
 
 
 def _whole_number(text: str) -> float:
-    """One that is no count of anything is not finite: arithmetic with it would overflow."""
+    """Parse an integer; a huge one becomes a float, so that arithmetic does not overflow."""
     return int(text) if len(text) < 20 else float(text)
 
 
 def _finite(result: TrialResult) -> TrialResult:
-    """Without metrics that are no finite number: JSON has no name for them, and no table a use."""
+    """Replace metrics that are not finite, which JSON cannot store, by None and a reason."""
     metrics = dict(result.metrics)
     missing = dict(result.missing)
     for name, summary in result.metrics.items():

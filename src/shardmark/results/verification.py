@@ -1,4 +1,4 @@
-"""Verdicts on whether strategies train the same thing: `verification.json` of a run."""
+"""Verdicts on the equivalence of strategies, stored as `verification.json` of a run."""
 
 from __future__ import annotations
 
@@ -6,68 +6,68 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmark.results.files import read_if_there, write_model
+from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.schema import SCHEMA_VERSION, Stored
 
 VERIFICATION_FILE = "verification.json"
 CELLS_FILE = "cells.json"
-"""The folders of the cells to be judged."""
+"""Folders of the cells to compare."""
 VERDICTS_FILE = "verdicts.json"
-"""Those on them so far."""
+"""Verdicts on the cells that are finished."""
 NOT_TRIED = "not tried"
-"""Text of the cause where a cell's ranks or its reference could not run."""
+"""Text of the cause if a cell's ranks or its reference could not run."""
 LARGEST = 1e300
-"""Stands for a difference that is not finite: JSON has no infinity."""
+"""Represents a difference that is not finite, because JSON has no infinity."""
 
 
 class Check(Stored):
-    """One quantity held against the reference."""
+    """A quantity that is compared with the reference."""
 
     name: str
     holds: bool
     found: float | str
     expected: float | str
     tolerance: float | None
-    """Largest difference that counts as equal; None where only equality counts."""
+    """Maximum difference; None if the values must be equal."""
     where: str | None = None
-    """The rank, step or tensor that `found` is about: the worst one."""
+    """Rank, step or tensor with the largest difference, to which `found` belongs."""
     in_tolerances: float | None = None
     """The difference in units of the tolerance."""
 
 
 class Cause(Stored):
-    """Why a strategy deviates, as far as it could be shown."""
+    """The cause of a strategy's deviation, with the evidence for it."""
 
     text: str
     evidence: str
     setting: str | None = None
-    """The setting to blame, if there is one."""
+    """The setting that causes the deviation, if there is one."""
     training_fails: bool = False
-    """The training itself gives no finite loss: true where the strategy need not be to blame."""
+    """True if the training has no finite loss, which need not be caused by the strategy."""
     first_deviation: str
-    """The first quantity that deviates, and where."""
+    """The first quantity that deviates, and its place."""
 
 
 class Verdict(Stored):
-    """One strategy, as it is set, on so many ranks."""
+    """Result of the verification of a cell."""
 
     id: str
-    """The verified cell's; the same for the same content."""
+    """Identifier of the verified cell, which depends only on its content."""
     strategy: str
     strategy_options: dict[str, Any]
     world_size: int
     precision: str
     varied: dict[str, Any]
     equivalent: bool | None
-    """None where it could not be tried: `cause` says why."""
+    """None if the cell could not run or be decided; `cause` has the reason."""
     checks: tuple[Check, ...]
     cause: Cause | None
     guarantee: str | None = None
-    """What a strategy that is not meant to be equivalent guarantees instead."""
+    """Guarantee of a strategy that is not intended to be equivalent."""
     mathematics: tuple[str, ...] = ()
-    """What it computes on purpose and one device would not: it was held against just that."""
+    """Intended differences from a single device, which the reference reproduced."""
     tried_as: str | None = None
-    """The cell that was tried in its place: the same mathematics, other sizes."""
+    """Cell of the same numerics and other sizes that was verified in place of this one."""
 
     @property
     def worst(self) -> float | None:
@@ -77,16 +77,16 @@ class Verdict(Stored):
 
 
 class Verification(Stored):
-    """All verdicts of a run or of one `shardmark verify`."""
+    """The verdicts of a run or of a `shardmark verify` command."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     reference: str
     steps: int
     verdicts: tuple[Verdict, ...]
     seconds: float | None = None
-    """That the ranks and the comparison took; of all commands that added verdicts."""
+    """Time of the ranks and the comparison, for all commands that added verdicts."""
 
-    def of(self, verdict_id: str) -> Verdict | None:
+    def verdict_of(self, verdict_id: str) -> Verdict | None:
         return next((verdict for verdict in self.verdicts if verdict.id == verdict_id), None)
 
 
@@ -94,14 +94,14 @@ REFERENCE = "one process that plays all ranks in turn"
 
 
 def deviation_text(tolerances: float | None) -> str:
-    """A deviation in units of the tolerance, for people."""
+    """Format a deviation in units of the tolerance."""
     if tolerances is None:
         return "-"
     return f"{tolerances:.2g}" if tolerances < LARGEST else "not finite"
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """What is said of it, for people."""
+    """Describe a verdict for a user."""
     if verdict.guarantee is not None and verdict.equivalent is None:
         fails = f"; {verdict.cause.text}" if verdict.cause is not None else ""
         return f"other mathematics; guaranteed: {verdict.guarantee}{fails}"
@@ -115,19 +115,19 @@ def verdict_text(verdict: Verdict) -> str:
     return f"{word}  (worst deviation: {worst} of its tolerance)"
 
 
-def as_defined(mathematics: Sequence[str]) -> str:
-    """What is said of a strategy whose mathematics are not one device's; nothing of others."""
-    return f"by its own definition, {'; '.join(mathematics)}" if mathematics else ""
+def numerics_text(numerics: Sequence[str]) -> str:
+    """Describe intended differences from a single device; empty if there are none."""
+    return f"by its own definition, {'; '.join(numerics)}" if numerics else ""
 
 
-def accepted(verdict: Verdict) -> bool:
-    """Whether nothing speaks against comparing it: equivalent, declared, or not to be had here."""
+def is_accepted(verdict: Verdict) -> bool:
+    """Return True if the strategy may be compared: equivalent, guaranteed, or unavailable."""
     if verdict.equivalent is None and verdict.cause is not None:
         return verdict.cause.evidence.startswith("unavailable")
     return verdict.equivalent is not False
 
 
-def undecided(verdict: Verdict) -> bool:
+def is_undecided(verdict: Verdict) -> bool:
     """Return True if the training works and was compared, but the comparison cannot decide."""
     cause = verdict.cause
     if verdict.equivalent is not None or cause is None:
@@ -140,5 +140,5 @@ def write_verification(folder: Path, verification: Verification) -> None:
 
 
 def read_verification(folder: Path) -> Verification | None:
-    """The stored verdicts; None where there are none.  Raises as `read_model` does."""
-    return read_if_there(Verification, folder / VERIFICATION_FILE)
+    """Read the verdicts of a run, or return None.  Raises the errors of `read_model`."""
+    return read_if_exists(Verification, folder / VERIFICATION_FILE)

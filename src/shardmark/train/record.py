@@ -23,7 +23,7 @@ from shardmark.core.run_files import rank_file, rank_steps_file
 from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.recorder import RecordedStep, Recorder
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_atomically
 from shardmark.results.schema import (
     CheckpointRecord,
     EpochRecord,
@@ -157,12 +157,14 @@ class RankReport:
         if steps:
             lines = "\n".join(map(json.dumps, self._step_lines(steps)))
             try:
-                write_whole(self._directory / rank_steps_file(self._rank), f"{lines}\n".encode())
+                write_atomically(
+                    self._directory / rank_steps_file(self._rank), f"{lines}\n".encode()
+                )
             except StorageError:
                 if self.error is None:
                     raise
         record = self._record(steps).model_dump_json(indent=1)
-        write_whole(self._directory / rank_file(self._rank), record.encode())
+        write_atomically(self._directory / rank_file(self._rank), record.encode())
 
     def _record(self, steps: Sequence[RecordedStep]) -> RankRecord:
         recorder, peak, compilation = self.recorder, self.cuda_peak, self.compilation

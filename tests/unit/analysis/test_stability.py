@@ -338,7 +338,7 @@ def test_device_that_is_too_hot() -> None:
 def test_long_files_are_read_in_even_parts(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_text("".join(f'{{"step": {step}}}\n' for step in range(20_000)))
-    steps = [int(str(line["step"])) for line in raw_lines(path, most_bytes=6_400)]
+    steps = [int(str(line["step"])) for line in raw_lines(path, max_bytes=6_400)]
     assert len(steps) < 600
     assert steps == sorted(set(steps))
     assert (steps[0], steps[-1]) == (0, 19_999)

@@ -11,7 +11,7 @@ from tests.golden.invented import invented_trial, write_run
 
 from shardmark.cli import main
 from shardmark.core.errors import InputError
-from shardmark.results.files import read_regular, write_whole
+from shardmark.results.files import read_regular, write_atomically
 from shardmark.results.network import NETWORK_FILE
 from shardmark.results.schema import FileRecord
 from shardmark.results.store import RunFolder, load_run
@@ -93,7 +93,7 @@ def test_links_planted_while_a_command_works_lead_nowhere(
         read_regular(path)
     monkeypatch.setattr("secrets.token_hex", lambda _: "guessed")
     path.with_name(f".{path.name}.{os.getpid()}-guessed.tmp").symlink_to(private)
-    write_whole(path, b"new")
+    write_atomically(path, b"new")
     assert (private.read_text(), path.is_symlink(), path.read_text()) == ("key", False, "new")
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -19,7 +19,7 @@ from shardmark.core.errors import InputError
 from shardmark.report.page.page import render_page
 from shardmark.report.page.parts import facts_of, log_tail
 from shardmark.results import files
-from shardmark.results.files import MOST_BYTES, read_regular
+from shardmark.results.files import MAX_BYTES, read_regular
 from shardmark.results.network import NETWORK_FILE, read_network
 from shardmark.results.store import RunFolder, load_run
 
@@ -45,7 +45,7 @@ def served(path: Path) -> None:
 
 def large(path: Path) -> None:
     with path.open("wb") as file:
-        file.truncate(MOST_BYTES + 1)  # a hole: it takes no room on the disk
+        file.truncate(MAX_BYTES + 1)  # a hole: it takes no room on the disk
 
 
 @pytest.mark.parametrize("make", [pipe, served, large])

@@ -8,7 +8,7 @@ import pytest
 
 from shardmark import cli
 from shardmark.core.errors import InputError
-from shardmark.results.runs_folder import fresh_folder, latest_run
+from shardmark.results.runs_folder import create_run_folder, latest_run
 from shardmark.results.store import RunFolder
 
 
@@ -19,7 +19,7 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_runs_are_numbered_and_the_newest_is_the_latest(tmp_path: Path) -> None:
     for name in ("mine", "mine-2", "mine-3"):
-        folder = fresh_folder("mine")
+        folder = create_run_folder("mine")
         assert folder == Path("runs") / name
         RunFolder.create(folder)
         assert latest_run() == folder
@@ -31,7 +31,7 @@ def test_runs_are_numbered_and_the_newest_is_the_latest(tmp_path: Path) -> None:
 
 
 def test_an_experiment_may_be_called_latest() -> None:
-    folder = fresh_folder("latest")
+    folder = create_run_folder("latest")
     RunFolder.create(folder)
     assert (folder, latest_run()) == (Path("runs/latest-2"), folder)
 

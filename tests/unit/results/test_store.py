@@ -190,15 +190,15 @@ def test_other_files_that_must_stay_are_refused_and_damaged_ones_kept(
     run: Path, monkeypatch: pytest.MonkeyPatch, how: str, model: type[Stored], name: str
 ) -> None:
     notes: list[str] = []
-    assert RunFolder(run).take_up(model, name, notes.append) is None
+    assert RunFolder(run).read_or_set_aside(model, name, notes.append) is None
     (run / name).write_text("{")
-    assert RunFolder(run).take_up(model, name, notes.append) is None
+    assert RunFolder(run).read_or_set_aside(model, name, notes.append) is None
     assert "measured again" in notes[0]
     assert (run / "set-aside" / f"{name}.damaged-1").read_text() == "{"
     (run / name).write_text("{}")
     made_unreadable(how, run / name, monkeypatch)
     with pytest.raises(InputError, match=r"of a newer shardmark|cannot be read: not now"):
-        RunFolder(run).take_up(model, name, notes.append)
+        RunFolder(run).read_or_set_aside(model, name, notes.append)
     assert (len(notes), load_run(run).verification) == (1, None)
 
 

@@ -19,7 +19,7 @@ from shardmark.equivalence.capture import arrays
 from shardmark.equivalence.compare import nonfinite_step
 from shardmark.equivalence.reference import Hypothesis
 from shardmark.equivalence.verdict import NoReferenceError, ReferenceCache
-from shardmark.results.verification import Verdict, accepted, undecided
+from shardmark.results.verification import Verdict, is_accepted, is_undecided
 from shardmark.strategies.casting import lossless_copy
 from shardmark.train.exchanged_group import CannotPlayError
 from tests.unit.training.toy import ToyBatch
@@ -53,8 +53,8 @@ def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
 
     change_loss(noisy)
     verdict = Court("plain").judged()
-    assert undecided(verdict)
-    assert not accepted(verdict)
+    assert is_undecided(verdict)
+    assert not is_accepted(verdict)
     assert "other values when it is run again" in cause_text_of(verdict)
     assert verdict.cause is not None
     assert "the model or the loss has a random generator of its own" in verdict.cause.evidence
@@ -72,7 +72,7 @@ def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
 
     monkeypatch.setattr(Task, "batch", counted)
     verdict = Court("plain").judged()
-    assert undecided(verdict)
+    assert is_undecided(verdict)
     assert verdict.cause is not None
     assert "samples differ when they are read twice" in verdict.cause.evidence
 
@@ -101,8 +101,8 @@ def test_a_loss_that_is_not_finite_is_the_cause() -> None:
     assert verdict.equivalent is None, "the reference's is not finite either"
     assert verdict.cause is not None
     assert verdict.cause.training_fails
-    assert not accepted(verdict)
-    assert not undecided(verdict), "it is worse: exit code 1"
+    assert not is_accepted(verdict)
+    assert not is_undecided(verdict), "it is worse: exit code 1"
 
 
 def test_ranks_that_take_different_numbers_of_steps_are_looked_at() -> None:
@@ -304,7 +304,7 @@ def test_a_model_with_state_of_its_own_blames_no_strategy(
     monkeypatch.setitem(MODELS, "counting", lambda: Counting(draws=draws))
     judged = Court("counting")
     verdict = judged.judged(Hypothesis(gradient_factor=2.0))
-    assert undecided(verdict)
+    assert is_undecided(verdict)
     assert cause_text_of(verdict).endswith("the model or the loss keeps state of its own")
     assert "keeps state" in str(judged.whole_batch.found)
 

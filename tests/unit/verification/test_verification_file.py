@@ -52,8 +52,8 @@ def test_verdicts_survive_the_file_and_are_found_by_their_cell(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == [VERIFICATION_FILE]
     stored = read_verification(tmp_path)
     assert stored == made
-    assert stored.of("2" * 12) == stored.verdicts[2]
-    assert stored.of("nonsense") is None
+    assert stored.verdict_of("2" * 12) == stored.verdicts[2]
+    assert stored.verdict_of("nonsense") is None
     assert [verdict.worst for verdict in stored.verdicts[1:]] == [0.25, 900.0, None]
 
 

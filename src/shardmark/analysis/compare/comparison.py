@@ -73,7 +73,7 @@ def _default_baseline(runs: Sequence[StoredRun], rows: Sequence[Row]) -> str:
 
 def _other_contents(runs: Sequence[StoredRun]) -> Iterator[str]:
     """Code and data of the user's that two runs name alike, and that are not the same."""
-    known = [(run, run.fingerprint.of_the_user()) for run in runs if run.fingerprint is not None]
+    known = [(run, run.fingerprint.user_content()) for run in runs if run.fingerprint is not None]
     for (first, before), (second, now) in combinations(known, 2):
         if changes := sorted(before.changes(now)):
             yield f"between {first.path} and {second.path} changed: {', '.join(changes)}"

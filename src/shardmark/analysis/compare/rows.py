@@ -321,11 +321,11 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     verdict = None
     verified: dict[str, Any] = {}
     if run.verification is not None and "strategy" in first.trial:
-        verdict = run.verification.of(cell_id(first.trial))
+        verdict = run.verification.verdict_of(cell_id(first.trial))
     if run.verification is not None and verdict is not None:
         verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
         if verdict.tried_as:
-            source = run.verification.of(verdict.tried_as)
+            source = run.verification.verdict_of(verdict.tried_as)
             other = [part for part in _sizes(source or verdict) if part not in _sizes(verdict)]
             verified["inherits"] = ", ".join(other) or "another cell"
         if verdict.equivalent is False and verdict.cause:

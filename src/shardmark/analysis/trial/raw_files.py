@@ -13,7 +13,7 @@ from pydantic_core import from_json
 from shardmark.core.run_files import SAMPLES_FILE
 from shardmark.results.files import json_values, open_regular
 
-MOST_BYTES = 64 * 2**20
+MAX_BYTES = 64 * 2**20
 """Of a file that is read as a whole."""
 _PARTS = 16
 _MOST_VALUES = 6_000_000
@@ -24,13 +24,13 @@ _OF_A_LINE = 4
 Line = Mapping[str, object]
 
 
-def raw_lines(path: Path, most_bytes: int = MOST_BYTES) -> Iterator[Line]:
+def raw_lines(path: Path, max_bytes: int = MAX_BYTES) -> Iterator[Line]:
     """The objects of a file of JSON lines; of a long file, 16 even parts.
 
     A file that cannot be read has none, and a line that is no object is passed over.
     """
     room = _MOST_VALUES
-    for part in _parts(path, most_bytes):
+    for part in _parts(path, max_bytes):
         for text in io.BytesIO(part):
             room -= json_values(text) + _OF_A_LINE
             if room < 0:
@@ -87,13 +87,13 @@ def by_node(samples: Iterable[Line]) -> dict[int, list[Line]]:
     return dict(sorted(nodes.items()))
 
 
-def _parts(path: Path, most_bytes: int) -> list[bytes]:
+def _parts(path: Path, max_bytes: int) -> list[bytes]:
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if size <= most_bytes:
+            if size <= max_bytes:
                 return [file.read()]
-            length = most_bytes // _PARTS
+            length = max_bytes // _PARTS
             starts = [(size - length) * index // (_PARTS - 1) for index in range(_PARTS)]
             return [_whole_lines(file, start, length) for start in starts]
     except OSError:

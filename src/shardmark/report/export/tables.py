@@ -73,7 +73,7 @@ class Source:
     def equivalent(self, trial: TrialResult) -> bool | None:
         """Whether the trial trains what the reference trains; None where that was not shown."""
         verification = self.run.verification
-        verdict = None if verification is None else verification.of(cell_id(trial.trial))
+        verdict = None if verification is None else verification.verdict_of(cell_id(trial.trial))
         return None if verdict is None else verdict.equivalent
 
 

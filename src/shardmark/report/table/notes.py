@@ -14,7 +14,7 @@ from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.analysis.trial.rank_metrics import EMPTY_EVALUATION
 from shardmark.core.metrics import FEW_STEPS, METRICS
-from shardmark.results.verification import as_defined
+from shardmark.results.verification import numerics_text
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence is worth a note; the reasons of all others are in JSON."""
@@ -83,7 +83,7 @@ def notes_of(
         NoteKind.OWN_MATHEMATICS: [
             f"{text}."
             for text in _by_place(
-                (as_defined(row.mathematics), row.label) for row in rows if row.mathematics
+                (numerics_text(row.mathematics), row.label) for row in rows if row.mathematics
             )
         ],
         NoteKind.RESTARTED: [

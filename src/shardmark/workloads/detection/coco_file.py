@@ -17,7 +17,7 @@ from pydantic import Field, PositiveInt, StrictInt, StrictStr, TypeAdapter, Vali
 from typing_extensions import TypedDict  # pydantic wants it before Python 3.12
 
 from shardmark.core.errors import DataError, StorageError
-from shardmark.results.files import write_whole
+from shardmark.results.files import write_atomically
 from shardmark.workloads.datasets.files import cache_folder
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _keep(place: Path, arrays: dict[str, NDArray[Any]]) -> None:
     for older in place.parent.glob("*.npz"):
         if older.stem.endswith("-masks") == place.stem.endswith("-masks"):
             older.unlink(missing_ok=True)
-    write_whole(place, content.getvalue())
+    write_atomically(place, content.getvalue())
 
 
 def _parsed(file: Path, *, with_masks: bool) -> CocoFile:
