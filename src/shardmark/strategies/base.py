@@ -94,28 +94,6 @@ class CheckpointState:
     """Numbers, as JSON has them: loss scale, counters."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfiguration:
-    """How a user's own code, and other launchers' files, say what a strategy does."""
-
-    wrapper: str | None = None
-    """Dotted name of what the model is handed to; None where nothing wraps it."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The wrapper's, as JSON has them."""
-    accelerate: Mapping[str, Any] | None = None
-    """Keys of Accelerate's configuration file; None where Accelerate has no such strategy."""
-    accelerate_arguments: Mapping[str, Any] = field(default_factory=dict)
-    """The wrapper's under Accelerate, where that names them otherwise."""
-    deepspeed: Mapping[str, Any] | None = None
-    """DeepSpeed's configuration; None where the strategy is not DeepSpeed's."""
-    importable: bool = False
-    """`strategies/wrap.py` wraps a model in this way."""
-    notes: tuple[str, ...] = ()
-    """What a file cannot say, or says differently from what was measured."""
-    accelerate_notes: tuple[str, ...] = ()
-    """The same of Accelerate's files alone."""
-
-
 WORD_BYTES = 8
 PIECE_ELEMENTS = 2**14
 """Gloo's threads copy tensors of 2**15 elements and more by an OpenMP team of their own.  A process
@@ -358,12 +336,6 @@ class Strategy(ABC):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         """The mathematics that the library would otherwise default: recorded with every trial."""
         return common_settings(recipe)
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration | None:
-        """How to train in the same way outside of Shardmark; None where nothing else can."""
-        return None
 
     @abstractmethod
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> Worker | Server:

@@ -12,7 +12,6 @@ from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.machine import Machine
 from shardmark.core.shares import Shard
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
     Strategy,
     check_machine,
@@ -80,11 +79,4 @@ class DataParallel(Strategy):
             recipe=recipe,
             device=context.device,
             shares=1,  # the loss is taken of all devices' outputs together
-        )
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        return LaunchConfiguration(
-            wrapper="torch.nn.DataParallel", arguments={"device_ids": list(range(layout.devices))}
         )

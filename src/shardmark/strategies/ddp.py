@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Layout
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics, PowerSGD
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
     Strategy,
     common_settings,
@@ -111,7 +109,7 @@ class DDP(Strategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         own: dict[str, object] = {"broadcast_buffers": False, "gradient_compression": self.compress}
         if self.compress == "powersgd":
-            own["powersgd"] = self._powersgd_options()
+            own["powersgd"] = self.powersgd_options()
         else:
             own["gradient_reduction_precision"] = self.numerics(recipe).reduction_precision
         return common_settings(recipe) | own
@@ -204,42 +202,9 @@ class DDP(Strategy):
             )
         from shardmark.strategies.powersgd import PowerSGDReduction
 
-        return PowerSGDReduction(ddp, named, chosen, self._powersgd_options())
+        return PowerSGDReduction(ddp, named, chosen, self.powersgd_options())
 
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        return LaunchConfiguration(
-            wrapper="torch.nn.parallel.DistributedDataParallel",
-            arguments=self.arguments(),
-            # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
-            accelerate={"distributed_type": "MULTI_GPU"},
-            accelerate_arguments=self.arguments("broadcast_buffers") | self._accelerate_hook(),
-            importable=self.compress == "none",
-            notes=self._hook_notes(),
-            accelerate_notes=(
-                "Accelerate takes the wrapper's arguments as DistributedDataParallelKwargs.",
-            ),
-        )
-
-    def _accelerate_hook(self) -> dict[str, Any]:
-        if self.compress == "powersgd":
-            return {"comm_hook": "power_sgd", "comm_state_option": self._powersgd_options()}
-        return {} if self.compress == "none" else {"comm_hook": self.compress}
-
-    def _hook_notes(self) -> tuple[str, ...]:
-        """How the user's own code compresses in the same way."""
-        if self.compress == "none":
-            return ()
-        if self.compress == "powersgd":
-            options = ", ".join(f"{key}={value}" for key, value in self._powersgd_options().items())
-            state, hook = f"PowerSGDState(None, {options})", "powerSGD_hook.powerSGD_hook"
-        else:
-            state, hook = "None", f"default_hooks.{self.compress}_compress_hook"
-        call = f"model.register_comm_hook({state}, {hook})"
-        return (f"The wrapped model compresses by {call}, of {HOOKS}.",)
-
-    def _powersgd_options(self) -> dict[str, Any]:
+    def powersgd_options(self) -> dict[str, Any]:
         """Of torch's PowerSGDState: all that change what is computed.
 
         The first factors are handed in, so that its seed draws nothing.

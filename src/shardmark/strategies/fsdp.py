@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     MixedPrecision,
     RankContext,
     Strategy,
@@ -33,22 +32,6 @@ if TYPE_CHECKING:
     from shardmark.workloads.options import WorkloadOptions
 
 DEFAULT_GROUP = 2
-WRAPS = {
-    "blocks": (
-        "TRANSFORMER_BASED_WRAP",
-        ("Accelerate takes the blocks' class as fsdp_transformer_layer_cls_to_wrap.",),
-    ),
-    "layers": ("SIZE_BASED_WRAP", ()),
-    "root": ("NO_WRAP", ()),
-}
-"""Accelerate's names for them, and what a user has to add there."""
-CASTS_NOTE = (
-    "Batch norms computed with fp32 copies of their weights: PyTorch refuses 16-bit ones beside"
-    " fp32 statistics. What the model returned became fp32."
-)
-AUTOCAST_NOTE = (
-    "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,54 +173,6 @@ class FSDP(Strategy):
             large=large,
             replicated=False,
             sharded_by=self.name,
-        )
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        mesh = {"replicate": layout.data} if layout.data > 1 else {}
-        mesh["shard"] = layout.shard
-        wrap_policy, accelerate_notes = WRAPS[self.wrap]
-        native = is_native(self.mixed_precision, recipe)
-        fsdp_config: dict[str, Any] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": self.reshard_after_forward,
-            "fsdp_auto_wrap_policy": wrap_policy,
-            "fsdp_offload_params": recipe.cpu_offload,
-            "fsdp_activation_checkpointing": recipe.activation_checkpointing,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
-        if self.wrap == "layers":
-            fsdp_config["fsdp_min_num_params"] = 1
-        accelerate: dict[str, Any] = {"distributed_type": "FSDP", "fsdp_config": fsdp_config}
-        if layout.data > 1:
-            accelerate["parallelism_config"] = {
-                f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
-            }
-        notes: tuple[str, ...] = ()
-        if native:
-            notes = (CASTS_NOTE,)
-            reduced = f"Accelerate reduces gradients in {recipe.precision}; measured was fp32."
-            accelerate_notes = (*accelerate_notes, reduced)
-        elif recipe.precision != "fp32":
-            notes = (AUTOCAST_NOTE,)
-            accelerate["mixed_precision"] = "no"  # its own casts the parameters, too
-        return LaunchConfiguration(
-            wrapper="torch.distributed.fsdp.fully_shard",
-            arguments={
-                "mesh": mesh,
-                "reshard_after_forward": self.reshard_after_forward,
-                "offload_policy": "CPUOffloadPolicy" if recipe.cpu_offload else "OffloadPolicy",
-                "mp_policy": {
-                    "param_dtype": recipe.precision if native else None,
-                    "reduce_dtype": "fp32",
-                },
-            },
-            # On a CPU it would train replicas, or each rank alone, without a word.
-            accelerate=None if device_type == "cpu" else accelerate,
-            importable=True,
-            notes=notes,
-            accelerate_notes=accelerate_notes,
         )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shardmark.core.layout import Layout
-from shardmark.strategies.base import LaunchConfiguration, RankContext, Strategy
+from shardmark.strategies.base import RankContext, Strategy
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -29,8 +28,3 @@ class Single(Strategy):
 
         model = build_on(context.device, workload, recipe)
         return EagerWorker(model, workload=workload, recipe=recipe, device=context.device, shares=1)
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        return LaunchConfiguration(accelerate={"distributed_type": "NO"})

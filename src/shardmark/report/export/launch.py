@@ -24,11 +24,14 @@ from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, with_options
 from shardmark.core.version import __version__
 from shardmark.measure.system.environment import MASK
+from shardmark.report.export.launch_configuration import (
+    LaunchConfiguration,
+    launch_configuration,
+)
 from shardmark.report.table.formats import render_json
 from shardmark.results.files import write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
-from shardmark.strategies.base import LaunchConfiguration
 from shardmark.trials.trial import Trial, cell_id, ranks_and_nodes
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"
@@ -158,8 +161,8 @@ def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
         first = error.errors()[0]
         reason = f"its {'.'.join(map(str, first['loc']))} cannot be read: {first['msg']}"
         raise InputError(f"trial {result.id}", reason, "name another: --trial NAME") from None
-    configuration = trial.built_strategy.launch_configuration(
-        trial.recipe, trial.layout, trial.device_type
+    configuration = launch_configuration(
+        trial.built_strategy, trial.recipe, trial.layout, trial.device_type
     )
     if configuration is None:
         raise InputError(

@@ -17,7 +17,6 @@ from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
 from shardmark.strategies.base import (
     LOSS_SCALE,
-    LaunchConfiguration,
     MixedPrecision,
     RankContext,
     Strategy,
@@ -39,15 +38,6 @@ ADAMS = ("adam", "adamw")
 PREFETCHED_ELEMENTS = 50_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
 """DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
-
-CASTS_NOTE = (
-    "DeepSpeed casts parameters alone: cast your model's inputs too, and what it returns to fp32."
-    " Batch norms computed with fp32 copies of their weights."
-)
-SCALE_NOTE = (
-    "DeepSpeed 0.19 does not lower torch_autocast's fp16 loss scale after an overflow. "
-    "It skips every later step. Measured was a scale that falls."
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +183,7 @@ class Zero(Strategy):
             context,
             config=self.config(recipe, context.device.type),
             casts=self.is_native(recipe),
-            scales_otherwise=self._scales_otherwise(recipe),
+            scales_otherwise=self.scales_loss(recipe),
             cpu_adam=self.cpu_adam_settings(recipe.optimizer) if self.cpu_adam else None,
             check=lambda model: self.check_model(workload, model, context.world_size),
         )
@@ -265,7 +255,7 @@ class Zero(Strategy):
             "memory_efficient_linear": True,
         }
 
-    def _scales_otherwise(self, recipe: Recipe) -> bool:
+    def scales_loss(self, recipe: Recipe) -> bool:
         """Whether DeepSpeed would scale the loss in a way of its own; see `scale_losses`."""
         autocasts = not self.is_native(recipe)
         return recipe.precision == "fp16" and autocasts and self.stage > 0
@@ -299,22 +289,3 @@ class Zero(Strategy):
                 "min_loss_scale": 1.0,
             }
         }
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        return LaunchConfiguration(
-            wrapper="deepspeed.initialize",
-            # The rest stands in DeepSpeed's own file, beside which Accelerate takes no more.
-            # On a CPU it would train replicas, or each rank alone, without a word.
-            accelerate=None
-            if device_type == "cpu"
-            else {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}},
-            deepspeed=self.config(recipe, device_type),
-            notes=(
-                f"Hand {'DeepSpeedCPUAdam' if self.cpu_adam else 'your own optimizer'} to"
-                " deepspeed.initialize: the file names none.",
-                *((CASTS_NOTE,) if self.is_native(recipe) else ()),
-                *((SCALE_NOTE,) if self._scales_otherwise(recipe) else ()),
-            ),
-        )

@@ -10,7 +10,6 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
     Strategy,
     check_machine,
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.fsdp1.worker import FullyShardedWorker
     from shardmark.workloads.base import Workload
-
-WRAP_NOTE = "Wrap each repeated block by auto_wrap_policy; it is measured without mixed_precision."
-ACCELERATE_WRAPS = {"blocks": "TRANSFORMER_BASED_WRAP", "root": "NO_WRAP"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +64,7 @@ class FullyShardedFirst(Strategy):
         return ("torch.distributed.fsdp",)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        return {**self._arguments(), **common_settings(recipe)}
+        return {**self.arguments(), **common_settings(recipe)}
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
@@ -93,7 +89,7 @@ class FullyShardedFirst(Strategy):
         self.check_model(workload, model, context.world_size, context.nodes)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         units = unshared(model, wrapped(model, self.wrap, workload.blocks(model)))
-        arguments = self._arguments()
+        arguments = self.arguments()
         arguments["sharding_strategy"] = ShardingStrategy[arguments["sharding_strategy"]]
         arguments["backward_prefetch"] = BackwardPrefetch[arguments["backward_prefetch"]]
         sharded = FullyShardedDataParallel(
@@ -112,28 +108,7 @@ class FullyShardedFirst(Strategy):
             sharded_by=self.name,
         )
 
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        fsdp_config = {
-            "fsdp_version": 1,
-            "fsdp_sharding_strategy": self._arguments()["sharding_strategy"],
-            "fsdp_auto_wrap_policy": ACCELERATE_WRAPS[self.wrap],
-            "fsdp_use_orig_params": True,
-            "fsdp_sync_module_states": False,
-            "fsdp_activation_checkpointing": recipe.activation_checkpointing,
-        }
-        return LaunchConfiguration(
-            wrapper="torch.distributed.fsdp.FullyShardedDataParallel",
-            arguments=self._arguments(),
-            # On a CPU it would train replicas, or each rank alone, without a word.
-            accelerate=None
-            if device_type == "cpu"
-            else {"distributed_type": "FSDP", "mixed_precision": "no", "fsdp_config": fsdp_config},
-            notes=(WRAP_NOTE,),
-        )
-
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Of the wrapper, its defaults among them."""
         return {
             "sharding_strategy": "FULL_SHARD" if self.reshard_after_forward else "SHARD_GRAD_OP",

@@ -17,7 +17,6 @@ from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
     Strategy,
     check_machine,
@@ -199,13 +198,13 @@ class Layered(Strategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         chosen: dict[str, object] = {}
         if "tensor" in self.axes:
-            chosen |= self._plan_options()
+            chosen |= self.plan_options()
         if "pipeline" in self.axes:
             micro_batches = self.micro_batches or f"{MICRO_BATCHES_A_RANK} a rank"
             chosen |= {"schedule": self.schedule, "micro_batches": micro_batches}
         return common_settings(recipe) | chosen
 
-    def _plan_options(self) -> dict[str, bool]:
+    def plan_options(self) -> dict[str, bool]:
         return {
             "sequence_parallel": self.sequence_parallel,
             "loss_parallel": self.loss_parallel,
@@ -236,7 +235,7 @@ class Layered(Strategy):
         plan, stages = None, []
         if factors.tensor > 1:
             plan = workload.tensor_plan(model)
-            refuse(problems_with(plan, model, factors.tensor, **self._plan_options()))
+            refuse(problems_with(plan, model, factors.tensor, **self.plan_options()))
         if factors.pipeline > 1:
             count = SCHEDULES[self.schedule].stages_of_rank * factors.pipeline
             parts = workload.pipeline_parts(model)
@@ -266,7 +265,7 @@ class Layered(Strategy):
         hollow = HollowStages(stages, sequence_ranks)  # while all of it is whole
         if plan is not None:
             parts = list(chain.from_iterable(stages))
-            divide(model, plan, mesh["tensor"], parts=parts, **self._plan_options())
+            divide(model, plan, mesh["tensor"], parts=parts, **self.plan_options())
         prepare(model, workload, recipe, keeps_strides=False)
         share = self._share(mesh, factors, gathered=bool(stages) or not self.reshard_after_forward)
         common: dict[str, Any] = {
@@ -326,37 +325,6 @@ class Layered(Strategy):
             return module
 
         return share
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        """Layers are divided first, then stages are cut, then either is shared."""
-        sizes = {axis: getattr(layout, axis) for axis in AXES}
-        arguments: dict[str, Any] = {"mesh": {n: size for n, size in sizes.items() if size > 1}}
-        wrappers, notes = ["torch.distributed.fsdp.fully_shard"], list[str]()
-        if layout.tensor > 1:
-            wrappers.append("torch.distributed.tensor.parallel.parallelize_module")
-            arguments |= self._plan_options()
-            notes.append(
-                "The plan divides a block's first layers by outputs (ColwiseParallel), its last"
-                " ones and the embedding by inputs (RowwiseParallel). Tie tied weights again."
-            )
-        if layout.pipeline > 1:
-            class_name, stages_of_rank = SCHEDULES[self.schedule]
-            wrappers.append(f"torch.distributed.pipelining.{class_name}")
-            count = self.num_microbatches(layout.pipeline)
-            arguments |= {"n_microbatches": count, "scale_grads": False}
-            notes.append(
-                f"{stages_of_rank * layout.pipeline} PipelineStages of consecutive layers, equally"
-                " many parameters in each, embeddings left out. Sum the gradients of tied weights"
-                " over their stages, and clip by the norm of all stages together."
-            )
-        if layout.shares > 1:
-            sharded = self.is_sharded(Mesh(data=layout.data, shard=layout.shard))
-            by = wrappers[0] if sharded else "DistributedDataParallel"
-            what = "Each stage" if layout.pipeline > 1 else "Blocks, then the model,"
-            notes.append(f"{what} is wrapped by {by} over the ranks that have it.")
-        return LaunchConfiguration(wrapper=wrappers[-1], arguments=arguments, notes=tuple(notes))
 
 
 def _sample_ranks(mesh: DeviceMesh) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,6 @@ from shardmark.core.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import Numerics
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
     Strategy,
     check_machine,
@@ -141,21 +140,3 @@ class Ulysses(Strategy):
             sequence=mesh.get_group("sequence"),
         )
         return self.reduction(factors).start_as(kind, workload, recipe, context)
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        reducing = self.reduction(Mesh(shard=layout.shard, sequence=layout.sequence))
-        as_samples = replace(layout, shard=layout.shard * layout.sequence, sequence=1)
-        return replace(
-            reducing.launch_configuration(recipe, as_samples, device_type),
-            accelerate=None,
-            importable=False,
-            notes=(
-                f"{layout.sequence} neighbouring ranks load the same samples, and keep a part of"
-                " every sequence, with its positions. Queries, keys and values become whole"
-                " sequences of some heads by torch.distributed.all_to_all_single, and what"
-                " attention gives goes back. Scale the loss so that the mean over all ranks is"
-                " that of the step.",
-            ),
-        )

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.strategies.base import (
-    LaunchConfiguration,
     RankContext,
 )
 from shardmark.strategies.ddp import DDP
@@ -61,17 +60,3 @@ class ZeroRedundancy(DDP):
     def _keeps_strides(self) -> bool:
         """Parameters are views of one flat buffer."""
         return False
-
-    def launch_configuration(
-        self, recipe: Recipe, layout: Layout, device_type: str
-    ) -> LaunchConfiguration:
-        arguments = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-        return LaunchConfiguration(
-            wrapper="torch.nn.parallel.DistributedDataParallel",
-            arguments=DDP.launch_configuration(self, recipe, layout, device_type).arguments,
-            notes=(
-                *self._hook_notes(),
-                "Make the optimizer as torch.distributed.optim.ZeroRedundancyOptimizer(parameters,"
-                f" optimizer_class=..., {arguments}, **its own arguments).",
-            ),
-        )
