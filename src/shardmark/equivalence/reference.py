@@ -21,7 +21,11 @@ from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
 from shardmark.strategies.blocks import wrapped
-from shardmark.strategies.casting import cast_parameters, let_norms_mix, lossless_copy
+from shardmark.strategies.casting import (
+    allow_mixed_dtype_batch_norm,
+    cast_parameters,
+    lossless_copy,
+)
 from shardmark.strategies.execution import prepared_on
 from shardmark.strategies.step import (
     autocast,
@@ -224,7 +228,7 @@ class Reference:
             models.append(model)
             drawn.append(self.workload.watch_draws())
             if self._casts is not None:
-                let_norms_mix(model)
+                allow_mixed_dtype_batch_norm(model)
             if self._lockstep is not None:
                 if self._synchronised:
                     self._lockstep.synchronise(model, rank)

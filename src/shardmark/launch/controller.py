@@ -223,11 +223,11 @@ def refused_models(trials: Iterable[Trial]) -> dict[str, StrategyUnavailable]:
         if layout.tensor * layout.pipeline * layout.sequence == 1 or trial.workload.fetches_data:
             continue
         if all(options != trial.workload for options, *_ in built):
-            from shardmark.strategies.initial_weights import hollow_model
+            from shardmark.strategies.initial_weights import build_on_meta
             from shardmark.workloads import build_workload
 
             workload = build_workload(trial.workload, trial.recipe.seed)
-            built.append((trial.workload, workload, hollow_model(workload)))
+            built.append((trial.workload, workload, build_on_meta(workload)))
         workload, model = next(made for options, *made in built if options == trial.workload)
         try:
             if model is not None:

@@ -97,12 +97,12 @@ class Models:
 
     def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Return the fields of `ModelSize` about traffic between ranks inside the model."""
-        from shardmark.strategies.initial_weights import hollow_model
+        from shardmark.strategies.initial_weights import build_on_meta
 
         workload, *_ = self._model(cell.workload, cell.recipe)
         with _named_failures(cell.workload):
             # A new model: counting changes it.
-            counted = hollow_model(workload) or workload.build_model()
+            counted = build_on_meta(workload) or workload.build_model()
             return cost_model(cell.built_strategy).activation_traffic(
                 workload,
                 counted,
@@ -124,7 +124,7 @@ class Models:
     def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
         """Return the task, its model, without weights if possible, and the bytes of its data."""
         from shardmark.measure.memory.tensors import live_tensor_bytes
-        from shardmark.strategies.initial_weights import hollow_model
+        from shardmark.strategies.initial_weights import build_on_meta
         from shardmark.workloads import build_workload
 
         for cached_options, built in self._built:
@@ -133,7 +133,7 @@ class Models:
         before = live_tensor_bytes("cpu")
         workload = build_workload(self._with_data(options), recipe.seed)
         data_bytes = max(0, live_tensor_bytes("cpu") - before)
-        model = hollow_model(workload) or workload.build_model()
+        model = build_on_meta(workload) or workload.build_model()
         self._built.append((options, (workload, model, data_bytes)))
         return workload, model, data_bytes
 

@@ -29,9 +29,9 @@ from shardmark.core.traffic import ModelSize, matrix_shapes
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.predict.tensor_sharding import TensorSharding
 from shardmark.strategies.blocks import wrapped
-from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
+from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
-from shardmark.strategies.initial_weights import hollow_model
+from shardmark.strategies.initial_weights import build_on_meta
 from shardmark.strategies.layers.divided import styled_modules
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
@@ -404,7 +404,7 @@ def _steps(
     fake: FakeTensorMode | None,
 ) -> tuple[nn.Module, _StepTrace, _StepTrace]:
     eager = recipe.model_copy(update={"compile": "none"})
-    model = (hollow_model(workload) if fake else None) or workload.build_model()
+    model = (build_on_meta(workload) if fake else None) or workload.build_model()
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
@@ -416,7 +416,7 @@ def _steps(
             parameter.data = parameter.data.to(casts)
         for unit in (*blocks, model):
             cast_inputs(unit, casts)
-        let_norms_mix(model)
+        allow_mixed_dtype_batch_norm(model)
         widen_outputs(model)
     steps = []
     for size in sizes:

@@ -58,7 +58,7 @@ def widen_outputs(module: nn.Module) -> RemovableHandle:
     return module.register_forward_hook(lambda _, __, returned: cast_floats(returned, torch.float))
 
 
-def let_norms_mix(model: nn.Module) -> None:
+def allow_mixed_dtype_batch_norm(model: nn.Module) -> None:
     """Batch norms with 16-bit weights beside fp32 statistics, which torch's kernels refuse.
 
     They compute with fp32 copies of these weights, as torch's kernels do of a type that they take.

@@ -131,7 +131,7 @@ class FSDP(Strategy):
         )
 
         from shardmark.strategies.blocks import wrapped
-        from shardmark.strategies.casting import let_norms_mix, widen_outputs
+        from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, widen_outputs
         from shardmark.strategies.initial_weights import build_in_parts
         from shardmark.strategies.step import AUTOCAST_DTYPES
 
@@ -160,7 +160,7 @@ class FSDP(Strategy):
             ),
         )
         if native:
-            let_norms_mix(model)
+            allow_mixed_dtype_batch_norm(model)
             widen_outputs(model)
         return kind(
             model,

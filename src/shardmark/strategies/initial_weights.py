@@ -54,7 +54,7 @@ def build_in_parts(
     whether `shard` is called at all.  Collective.
     """
     source = context.initial_weights
-    hollow = hollow_model(workload) if source is not None else None
+    hollow = build_on_meta(workload) if source is not None else None
     room = room_bytes(context.device, context.local_world_size)
     too_large = hollow is not None and _bytes(hollow) * ROOM > room
     # Asked of every rank, whatever it has found: all have to go the same way.
@@ -78,7 +78,7 @@ def build_in_parts(
     return model, large
 
 
-def hollow_model(workload: Workload) -> nn.Module | None:
+def build_on_meta(workload: Workload) -> nn.Module | None:
     """The model with its parameters on the meta device; None where it cannot be built so."""
     try:
         with _parameters_on_meta():

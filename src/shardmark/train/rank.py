@@ -31,7 +31,7 @@ from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies.base import RankContext, Server
-from shardmark.strategies.initial_weights import InitialWeights, hollow_model
+from shardmark.strategies.initial_weights import InitialWeights, build_on_meta
 from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.epochs import Training
 from shardmark.train.loop import LoopOptions, SlowRank
@@ -238,7 +238,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             worker, lambda spans: worker.step(next(batches).to(device), spans), device
         )
         if position.share.index == 0:
-            model = hollow_model(workload) or workload.build_model()
+            model = build_on_meta(workload) or workload.build_model()
             report.structure_sha256 = structure_sha256(model)
             counts = model_counts(
                 workload,

@@ -9,7 +9,7 @@ from torch import nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import STRATEGIES, build_strategy, option_names
-from shardmark.strategies.casting import cast_inputs, let_norms_mix, widen_outputs
+from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.step import EagerWorker
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -32,7 +32,7 @@ def test_batch_norm_keeps_its_statistics_in_fp32() -> None:
     expected = exact(features.float())
     for parameter in mixed.parameters():
         parameter.data = parameter.data.bfloat16()
-    let_norms_mix(mixed)
+    allow_mixed_dtype_batch_norm(mixed)
     widen_outputs(mixed)
     returned = mixed(features)
     assert returned.dtype == torch.float32

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import ShardmarkError
-from shardmark.strategies.initial_weights import WeightsFile, hollow_model, write_weights
+from shardmark.strategies.initial_weights import WeightsFile, build_on_meta, write_weights
 from shardmark.workloads.model_building import seeded
 
 
@@ -39,7 +39,7 @@ class Workload:
 
 def test_parts_get_the_weights_that_were_written(tmp_path: Path) -> None:
     workload: Any = Workload(Tied)
-    built, hollow = workload.build_model(), hollow_model(workload)
+    built, hollow = workload.build_model(), build_on_meta(workload)
     assert hollow is not None
     assert all(parameter.is_meta for parameter in hollow.parameters())
     write_weights(built, tmp_path / "weights")
@@ -57,7 +57,7 @@ def test_parts_get_the_weights_that_were_written(tmp_path: Path) -> None:
 
 def test_another_model_and_a_short_file_are_refused(tmp_path: Path) -> None:
     workload: Any = Workload(Tied)
-    hollow = hollow_model(workload)
+    hollow = build_on_meta(workload)
     assert hollow is not None
     write_weights(nn.Linear(2, 2), tmp_path / "weights")
     with (
@@ -80,5 +80,5 @@ def test_a_constructor_that_reads_its_weights_is_built_whole() -> None:
         return model
 
     workload: Any = Workload(reads)
-    assert hollow_model(workload) is None
+    assert build_on_meta(workload) is None
     assert not any(p.is_meta for p in workload.build_model().parameters())

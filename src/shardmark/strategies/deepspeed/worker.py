@@ -25,8 +25,8 @@ from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
 from shardmark.strategies.blocks import wrapped
 from shardmark.strategies.casting import (
+    allow_mixed_dtype_batch_norm,
     cast_inputs,
-    let_norms_mix,
     lossless_copy,
     widen_outputs,
 )
@@ -150,7 +150,7 @@ def start_engine(
     if dtype is not None:
         # It casts parameters alone.
         cast_inputs(engine.module, dtype)
-        let_norms_mix(engine.module)
+        allow_mixed_dtype_batch_norm(engine.module)
         widen_outputs(engine.module)
     return ZeroWorker(
         engine.module,
