@@ -164,16 +164,6 @@ class Run:
 
         return frame_of([self._source()], by)
 
-    def to_parquet(self, path: str | Path) -> None:
-        """Write `trials`, `epochs`, `steps` and `samples.parquet` into the folder, typed.
-
-        A `path` that ends in `.parquet` gets the trials alone.  Raises `InputError` without
-        pyarrow, and where nothing can be written.
-        """
-        from shardmark.report.export.tables import export_parquet
-
-        export_parquet([self._source()], str(path))
-
     def _source(self) -> Source:
         from shardmark.report.export.tables import Source
 

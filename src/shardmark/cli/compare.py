@@ -1,10 +1,10 @@
-"""`shardmark compare`: stored runs as answers and a table, or seen another way."""
+"""`shardmark compare`: stored runs as answers and a table, or as one of several views."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,12 +17,21 @@ from shardmark.report.table.formats import Format
 if TYPE_CHECKING:
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.report.table.table import Table
+    from shardmark.report.views.registry import View
     from shardmark.results.store import StoredRun
 
-PERCENT = 2.0
-"""Smallest change that is called a regression."""
+DEFAULT_THRESHOLD_PERCENT = 2.0
+"""The smallest change that is called a regression."""
 REGRESSED, UNDECIDED = 1, 2
 """Exit codes of `--regression`."""
+REMOVED_VIEWS = {
+    "--nodes": "`shardmark export --to csv` writes the numbers of every rank",
+    "--pareto": "the figure 'Speed against memory' of `shardmark report` shows the front",
+}
+"""Removed option -> what to use instead."""
+
+OldFlag = Annotated[bool, typer.Option(hidden=True)]
+OldText = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def compare(
@@ -33,8 +42,7 @@ def compare(
         Format,
         typer.Option(
             "--format",
-            help="csv and json hold every metric, in base units; latex needs booktabs and"
-            " adjustbox.",
+            help="csv and json hold every metric, in base units; latex needs booktabs.",
         ),
     ] = Format.TEXT,
     wide: Annotated[bool, typer.Option("--wide", help="Show more columns.")] = False,
@@ -46,56 +54,24 @@ def compare(
             " predicted (speed and memory by `plan`), ...",
         ),
     ] = None,
-    against: Annotated[
-        str | None,
+    view: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="STUDY",
-            help="Show a published study's figures beside the measured ones; `shardmark list"
-            " studies` has the names.",
+            metavar="NAME[:VALUE]",
+            help="Show a view instead: scaling (speed-up and efficiency over the numbers of ranks),"
+            " epochs (loss, time and quality of every epoch), network (bytes, bandwidth and links),"
+            " time-to:METRIC[=VALUE] (training time to a loss or quality, such as"
+            " time-to:accuracy_top1=0.8; without =VALUE, to the best one that every row reached),"
+            " studies:NAME (a published study beside the comparison; `shardmark list studies` has"
+            " the names).  May be given repeatedly.",
         ),
     ] = None,
-    epochs: Annotated[
-        bool, typer.Option("--epochs", help="Show loss, time and quality epoch by epoch instead.")
-    ] = False,
-    scaling: Annotated[
-        bool,
-        typer.Option(
-            "--scaling", help="Show speed-up and efficiency over the numbers of ranks instead."
-        ),
-    ] = False,
-    pareto: Annotated[
-        bool,
-        typer.Option(
-            "--pareto", help="Show what nothing beats in throughput, memory and quality instead."
-        ),
-    ] = False,
-    nodes: Annotated[
-        bool,
-        typer.Option(
-            "--nodes",
-            help="Show every row node by node instead: speed, memory, processes, devices.",
-        ),
-    ] = False,
-    time_to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="METRIC[=VALUE]",
-            help="Show the training time to a loss or quality instead, as in accuracy_top1=0.8;"
-            " without VALUE, to the best one that every row reached.",
-        ),
-    ] = None,
-    network: Annotated[
-        bool,
-        typer.Option(
-            "--network", help="Show bytes by formula and as measured, bandwidth and links instead."
-        ),
-    ] = False,
     regression: Annotated[
         bool,
         typer.Option(
             "--regression",
-            help="Hold the second run against the first instead: exit code 1 where a cell became"
-            " slower or fails now, 2 where no cell is decided.",
+            help="Compare the second run with the first instead: exit code 1 if a cell became"
+            " slower or fails now, 2 if no cell is decided.",
         ),
     ] = False,
     threshold: Annotated[
@@ -104,55 +80,83 @@ def compare(
             metavar="PERCENT", help="Smallest change that counts as a regression; 2 by default."
         ),
     ] = None,
+    scaling: OldFlag = False,
+    epochs: OldFlag = False,
+    network: OldFlag = False,
+    time_to: OldText = None,
+    against: OldText = None,
+    nodes: OldFlag = False,
+    pareto: OldFlag = False,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
-    asked: dict[str, str | bool | None] = {
-        "regression": regression,
-        "scaling": scaling,
-        "pareto": pareto,
-        "time_to": time_to,
-        "network": network,
-        "nodes": nodes,
-        "epochs": epochs,
-    }
-    views = {name: value for name, value in asked.items() if value not in (False, None)}
-    _check_options([f"--{name.replace('_', '-')}" for name in views], form, against)
+    for option, given in (("--nodes", nodes), ("--pareto", pareto)):
+        if given:
+            raise InputError(option, "this view was removed", REMOVED_VIEWS[option])
+    views = [*(view or ()), *_old_views(scaling, epochs, network, time_to, against)]
+    if regression and views:
+        raise InputError(f"--view {views[0]}", "given with --regression", "give one of the two")
+    if form is Format.CSV and len(views) > 1:
+        raise InputError("--format csv", f"{len(views)} views are given", "allowed is one")
     if threshold is not None and not (regression and 0 < threshold < 100):
         raise InputError(
             "--threshold", f"found {threshold:g}", "it is a percentage, and goes with --regression"
         )
     if regression:
-        raise typer.Exit(_regression(load_runs(runs), form, threshold or PERCENT))
+        percent = threshold or DEFAULT_THRESHOLD_PERCENT
+        raise typer.Exit(_regression(load_runs(runs), form, percent))
     from shardmark.analysis.compare.comparison import compare as compare_runs
-    from shardmark.report.answers.overview import overview, overview_json
     from shardmark.report.table.comparison import WIDE
-    from shardmark.report.table.formats import render_tables
 
-    comparison = compare_runs(load_runs(runs), baseline)
-    if against is not None:
-        views = {"against": against}
-    tables = {name: _view(comparison, name, str(value)) for name, value in views.items()}
     names = list(WIDE) if wide else None
     if columns is not None:
         names = [name.strip() for name in columns.split(",") if name.strip()]
-    if form is Format.JSON:
-        documents = {name: _document(name, part) for name, part in tables.items()}
-        output = overview_json(comparison, documents, names or ())
-    else:
-        parts = []
-        if not tables or (against is not None and form is not Format.CSV):
-            width = terminal_width() or (None if names else 80)
-            parts.append(overview(comparison, form, names, width))
-        if tables:
-            shown = [table for part in tables.values() for table in part]
-            if against is not None and form is Format.CSV:
-                shown = shown[:1]  # the claims are another table
-            parts.append(render_tables(shown, form, terminal_width()))
-        output = "\n".join(parts)
-    say_text(output)
+    comparison = compare_runs(load_runs(runs), baseline)
+    say_text(_render(comparison, views, form, names))
     if form.for_programs:
         for damaged in comparison.damaged:
             say(f"damaged, left out: {damaged}", error=True)
+
+
+def _old_views(
+    scaling: bool, epochs: bool, network: bool, time_to: str | None, against: str | None
+) -> list[str]:
+    """Return what the options of earlier versions ask for as views, with a hint on stderr."""
+    given = {
+        "--scaling": "scaling" if scaling else None,
+        "--epochs": "epochs" if epochs else None,
+        "--network": "network" if network else None,
+        "--time-to": None if time_to is None else f"time-to:{time_to}",
+        "--against": None if against is None else f"studies:{against}",
+    }
+    views = {option: name for option, name in given.items() if name is not None}
+    for option, name in views.items():
+        say(f"hint: {option} will be removed; use --view {name}", error=True)
+    return list(views.values())
+
+
+def _render(
+    comparison: Comparison, names: Sequence[str], form: Format, columns: Sequence[str] | None
+) -> str:
+    """Return the comparison, or the named views of it, in that format."""
+    from shardmark.report.answers.overview import overview, overview_json
+    from shardmark.report.table.formats import render_tables
+    from shardmark.report.views.registry import find_view
+
+    views = [find_view(name) for name in names]
+    tables: dict[View, list[Table]] = {}
+    for view, value in views:
+        tables.setdefault(view, []).extend(view.tables(comparison, value))
+    if form is Format.JSON:
+        documents = {view.key: view.document(made) for view, made in tables.items()}
+        return overview_json(comparison, documents, columns or ())
+    parts = []
+    if not views or (form is not Format.CSV and any(view.with_comparison for view in tables)):
+        width = terminal_width() or (None if columns else 80)
+        parts.append(overview(comparison, form, columns, width))
+    if views:
+        all_tables = [table for made in tables.values() for table in made]
+        parts.append(render_tables(all_tables, form, terminal_width()))
+    return "\n".join(parts)
 
 
 def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
@@ -182,45 +186,6 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
     if regression.regressions:
         return REGRESSED
     return 0 if regression.decided else UNDECIDED
-
-
-def _view(comparison: Comparison, name: str, value: str) -> Sequence[Table]:
-    """The tables of an option; the value is its own, where it takes one."""
-    from shardmark.analysis.studies.against import set_against
-    from shardmark.analysis.studies.study import load_study
-    from shardmark.report.views import against, epochs, network, nodes, pareto, scaling
-
-    views: dict[str, Callable[[], Sequence[Table]]] = {
-        "scaling": lambda: scaling.scaling_tables(comparison),
-        "pareto": lambda: pareto.pareto_tables(comparison),
-        "time_to": lambda: epochs.time_to_tables(comparison, value),
-        "network": lambda: network.network_tables(comparison),
-        "nodes": lambda: nodes.nodes_tables(comparison),
-        "epochs": lambda: epochs.epochs_tables(comparison),
-        "against": lambda: against.against_tables(set_against(comparison, load_study(value))),
-    }
-    return views[name]()
-
-
-def _document(name: str, tables: Sequence[Table]) -> object:
-    """A view as JSON has it."""
-    from shardmark.report.table.formats import records
-    from shardmark.report.views.network import network_json
-
-    if name == "network":
-        return network_json(tables)
-    return [record for table in tables for record in records(table)]
-
-
-def _check_options(views: Sequence[str], form: Format, study: str | None) -> None:
-    """Refuse what would print one thing and silently leave out another."""
-    if study is not None and views:
-        raise InputError(views[0], f"given together with --against {study}", "give one of the two")
-    if "--regression" in views and len(views) > 1:
-        raise InputError(views[1], "given together with --regression", "give one of the two")
-    if form is Format.CSV and len(views) > 1:
-        names = f"{', '.join(views[:-1])} and {views[-1]}"
-        raise InputError("--format csv", f"{names} are several tables", "allowed is one at a time")
 
 
 def terminal_width() -> int | None:

@@ -1,4 +1,4 @@
-"""`shardmark export`: finished runs handed to a tracker, or written as tables."""
+"""`shardmark export`: hands finished runs to a tracker, or writes them as tables."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from shardmark.core.text import say
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"
-"""MLflow takes the bare word, too, for a tracking URI."""
+"""MLflow accepts this word as a tracking URI."""
 
 
 class To(StrEnum):
-    """Who gets the runs."""
+    """Target of an export."""
 
     TENSORBOARD = "tensorboard"
     MLFLOW = "mlflow"
     WANDB = "wandb"
-    PARQUET = "parquet"
+    TRACKIO = "trackio"
     CSV = "csv"
     TORCHRUN = "torchrun"
     ACCELERATE = "accelerate"
@@ -44,8 +44,7 @@ def export(
         str | None,
         typer.Option(
             metavar="DIR_OR_FILE",
-            help="Folder, or for parquet and csv a file for the trials alone;"
-            " exports/TARGET by default.",
+            help="Folder, or for csv a file for the trials alone; exports/TARGET by default.",
         ),
     ] = None,
     tracking_uri: Annotated[
@@ -79,16 +78,16 @@ def export(
         say(*launch.notes, f"start: {launch.command}")
         return
     done = export_runs(loaded, to.value, place)
-    kept = f"; {done.kept} there already, left as they are" if done.kept else ""
+    existing = f"; {done.existing} exist there and are not changed" if done.existing else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
-    say(f"{to.value}: {trials} to {done.where}{kept}")
+    say(f"{to.value}: {trials} to {done.where}{existing}")
     say(f"look: {done.look}")
 
 
 def _place(to: To, out: str | None, tracking_uri: str | None) -> str | None:
-    """Folder, file or tracking URI; None for the usual place."""
+    """Return the folder, file or tracking URI; None for the usual place."""
     if tracking_uri is not None and (to is not To.MLFLOW or out is not None):
-        reason = "is for mlflow" if to is not To.MLFLOW else "stands beside --out"
+        reason = "is for mlflow" if to is not To.MLFLOW else "is given with --out"
         raise InputError("--tracking-uri", reason, "name the place once: --out, or this for mlflow")
     for option, value in (("--out", out), ("--tracking-uri", tracking_uri)):
         if value is not None and not value.strip():

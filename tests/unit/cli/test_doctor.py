@@ -87,7 +87,7 @@ def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks["torchvision"].state is checks["deepspeed"].state is State.OK
     assert checks["timm"].state is State.NOTE
     assert checks["transformers"].remedy == "pip install transformers"
-    assert "export --to parquet" in checks["pyarrow"].found
+    assert "Parquet and Arrow files" in checks["pyarrow"].found
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,21 @@ from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
 from tests.unit.report_compare.runs import compared, learning_trial
-from tests.unit.report_compare.tex import check_tex
 
 VIEWS = {
-    "scaling": (["--scaling"], "Strong scaling", 3),
-    "pareto": (["--pareto"], "Pareto front of samples/s", 3),
-    "time_to": (["--time-to", "accuracy_top1=0.6"], "Training time to", 3),
-    "epochs": (["--epochs"], "Epoch by epoch", 8),
+    "scaling": ("scaling", "Strong scaling", 3),
+    "time_to": ("time-to:accuracy_top1=0.6", "Training time to", 3),
+    "epochs": ("epochs", "Epoch by epoch", 8),
 }
-"""Option, title, lines; in the order in which they are printed."""
+"""Key in JSON -> value of `--view`, title and number of rows."""
+OLD_OPTIONS = {
+    "scaling": ["--scaling"],
+    "epochs": ["--epochs"],
+    "network": ["--network"],
+    "time-to:train_loss": ["--time-to", "train_loss"],
+    "studies:lamsal-2025": ["--against", "lamsal-2025"],
+}
+"""Value of `--view` -> the option of earlier versions."""
 
 
 def trials() -> list[TrialResult]:
@@ -51,15 +57,14 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 def test_a_view_works_in_every_format(
     capsys: pytest.CaptureFixture[str], folder: str, key: str
 ) -> None:
-    options, title, number = VIEWS[key]
+    view, title, number = VIEWS[key]
     outputs = {}
     for form in Format:
-        code, outputs[form], err = answer(capsys, folder, *options, "--format", form)
+        code, outputs[form], err = answer(capsys, folder, "--view", view, "--format", form)
         assert (code, err) == (0, "")
         if not form.for_programs:
             assert title in outputs[form]
             assert "fsdp on 2 ranks (1 x failed)" in outputs[form]
-    check_tex(outputs[Format.LATEX])
     rows = [line for line in outputs[Format.LATEX].splitlines() if line.endswith(r" \\")]
     assert len(rows) >= number + 1
     document = json.loads(outputs[Format.JSON])
@@ -72,12 +77,15 @@ def test_a_view_works_in_every_format(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--against", "lamsal-2025", "--scaling"], "--scaling: given together with --against"),
-        (["--against", "lamsal-2025", "--time-to", "map"], "--time-to: given together"),
-        (["--format", "csv", "--pareto", "--scaling"], "--scaling and --pareto are several tables"),
+        (["--format", "csv", "--view", "epochs", "--view", "scaling"], "2 views are given"),
+        (["--view", "speed"], "no view 'speed'; allowed are scaling, epochs, network, time-to:ME"),
+        (["--view", "scaling:2"], "this view has no value; write scaling"),
+        (["--view", "studies"], "it has no value; write studies:NAME"),
+        (["--view", "studies:lamsal"], "no study 'lamsal'; allowed are"),
+        (["--nodes"], "--nodes: this view was removed; `shardmark export --to csv`"),
+        (["--pareto"], "--pareto: this view was removed; the figure 'Speed against memory'"),
         (["--columns", "speedupp"], "did you mean 'speedup'?"),
-        (["--time-to", "speed=1"], "--time-to: 'speed' is no loss or quality; allowed are train"),
-        (["--time-to"], "requires an argument"),
+        (["--view", "time-to:speed=1"], "'speed' is no loss or quality; allowed are train_loss"),
     ],
 )
 def test_what_does_not_go_together_is_a_message(
@@ -89,6 +97,26 @@ def test_what_does_not_go_together_is_a_message(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("view", OLD_OPTIONS)
+def test_an_old_option_is_a_view_with_a_hint(
+    capsys: pytest.CaptureFixture[str], folder: str, view: str
+) -> None:
+    old = answer(capsys, folder, *OLD_OPTIONS[view])
+    new = answer(capsys, folder, "--view", view)
+    assert old[:2] == new[:2]
+    assert new[2] == ""
+    assert old[2].endswith(f"use --view {view}\n")
+
+
+def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    views = ("time-to:accuracy_top1=0.6", "time-to:train_loss", "epochs")
+    options = [word for view in views for word in ("--view", view)]
+    assert answer(capsys, folder, *options)[1].count("Training time to ") == 2
+    document = json.loads(answer(capsys, folder, *options, "--format", "json")[1])
+    assert {row["metric"] for row in document["time_to"]} == {"accuracy_top1", "train_loss"}
+    assert document["epochs"]
+
+
 def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     first = answer_lines(compared(*trials()))[0][:20]
     text = answer(capsys, folder)[1]
@@ -96,7 +124,7 @@ def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str)
     (line,) = [line for line in text.splitlines() if "single" in line and "402.0" in line]
     assert len(line) <= 80
     assert answer(capsys, folder, "--format", "markdown")[1].startswith(f"- {first}")
-    check_tex(answer(capsys, folder, "--format", "latex")[1])
+    assert r"\begin{tabular}" in answer(capsys, folder, "--format", "latex")[1]
     document = json.loads(answer(capsys, folder, "--format", "json")[1])
     assert set(document) == {"answers", "rows", "warnings"}
     questions = [each["question"] for each in document["answers"]]

@@ -197,7 +197,7 @@ def test_the_table_marks_what_is_only_a_bound() -> None:
     ],
 )
 def test_bad_input_names_what_is_allowed(text: str, message: str) -> None:
-    with pytest.raises(InputError, match=r"^--time-to") as error:
+    with pytest.raises(InputError, match=r"^--view time-to") as error:
         time_to(text, learning_trial())
     assert message in str(error.value)
 

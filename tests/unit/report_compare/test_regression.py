@@ -223,7 +223,7 @@ def test_changed_code_is_named() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--regression", "--scaling"], "--scaling"),
+        (["--regression", "--view", "scaling"], "--view scaling"),
         (["--threshold", "5"], "--threshold"),
         (["--regression", "--threshold", "-1"], "threshold"),
     ],

@@ -113,7 +113,7 @@ def test_all_of_them_are_compared(tmp_path: Path) -> None:
         result = result_of(name, ranks_of(name))
         run.create_trial(result.id)
         run.write_result(result)
-    for options in (("--network",), ("--network", "--format", "json")):
+    for options in (("--view", "network"), ("--view", "network", "--format", "json")):
         answer = CliRunner().invoke(app, ["compare", str(run.path), *options])
         assert answer.exit_code == 0, answer.output
     names = {row["strategy"] for row in json.loads(answer.output)["rows"]}

@@ -41,9 +41,9 @@ OPTIONAL = {
     "ray": "--engine ray",
     **{
         name: f"export --to {name.removesuffix('-skinny')}"
-        for name in ("mlflow-skinny", "tensorboard", "wandb")
+        for name in ("mlflow-skinny", "tensorboard", "trackio", "wandb")
     },
-    "pyarrow": "export --to parquet",
+    "pyarrow": "text in Parquet and Arrow files",
 }
 AMD_REFUSED = "this torch is built for AMD's GPUs, which Shardmark cannot use yet"
 MINIMUM_SHARED_MEMORY_BYTES = 2**30

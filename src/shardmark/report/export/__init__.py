@@ -1,35 +1,21 @@
-"""A finished run handed to a tracker, or written as tables: one plain table of targets."""
+"""Hands finished runs to an experiment tracker, or writes them as CSV files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
-from shardmark.report.export.tables import (
-    Exported,
-    Source,
-    export_csv,
-    export_parquet,
-    sources_of,
-)
-from shardmark.report.export.trackers import export_mlflow, export_tensorboard, export_wandb
+from shardmark.report.export.tables import Exported, export_csv, sources_of
+from shardmark.report.export.trackers import TRACKERS, export_trials
 from shardmark.results.store import StoredRun
 
-TARGETS: Mapping[str, Callable[[Sequence[Source], str | None], Exported]] = MappingProxyType(
-    {
-        "tensorboard": export_tensorboard,
-        "mlflow": export_mlflow,
-        "wandb": export_wandb,
-        "parquet": export_parquet,
-        "csv": export_csv,
-    }
-)
+TARGETS = ("csv", *TRACKERS)
 
 
-def export_runs(runs: Sequence[StoredRun], to: str, out: str | None = None) -> Exported:
-    """Hand the runs to the target of that name; exporting a trial twice leaves one record of it.
+def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> Exported:
+    """Hand the runs to the target of that name; a trial that is exported twice is stored once.
 
     `out` is a folder, a file or a tracking URI; None for the usual place.  Raises `InputError`
-    without the target's library, and where `out` does not fit.
+    without the target's library, and if `out` does not fit the target.
     """
-    return TARGETS[to](sources_of(runs), out)
+    sources = sources_of(runs)
+    return export_csv(sources, out) if target == "csv" else export_trials(target, sources, out)

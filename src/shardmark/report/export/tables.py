@@ -1,8 +1,7 @@
-"""Trials, epochs, steps and samples of runs as pandas frames, CSV and Parquet files."""
+"""Trials, epochs, steps and samples of runs as pandas frames, CSV files and series."""
 
 from __future__ import annotations
 
-import io
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import from_json
@@ -21,7 +21,6 @@ from shardmark.analysis.trial.raw_files import mapping, objects
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
-from shardmark.core.version import __version__
 from shardmark.report.table.formats import csv_cell
 from shardmark.results.files import open_regular, write_files
 from shardmark.results.schema import Outcome, TrialResult
@@ -85,8 +84,8 @@ class Exported:
     """Folder, file or tracking URI."""
     trials: int
     """Written, or written anew."""
-    kept: int = 0
-    """Trials that the target held already and that were left as they are."""
+    existing: int = 0
+    """Trials that the target held already; they are not changed."""
     look: str
     """How to look at it: a command, or a line of Python."""
 
@@ -309,57 +308,65 @@ def _counts_steps(trial: TrialResult) -> bool:
     return trial.trial.get("recipe", {}).get("steps") is not None
 
 
+# Series for trackers
+
+_MEANS = {"loss": "train_loss", "learning_rate": "learning_rate"}
+"""Field of `steps.jsonl` -> series, whose value is the mean over the ranks."""
+_SPANS = [f"{part}_seconds" for part in ("step", "data", "forward", "backward", "optimizer")]
+"""Fields of `steps.jsonl` of which a series has the slowest rank's value."""
+
+
+def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield a trial's values by series for each optimizer step, in order.
+
+    `_timestamp` is their Unix time.  An epoch's values stand at its last step, and the final
+    metrics at the step after the last one.
+    """
+    start = trial.started_at_seconds
+    ranks: dict[int, list[Record]] = {}
+    for row in step_rows(source, trial):
+        ranks.setdefault(row["step"], []).append(row)
+    series: dict[int, dict[str, float]] = {}
+    for step, rows in ranks.items():
+        series[step] = {f"step/{to}": fmean(_numbers(rows, name)) for name, to in _MEANS.items()}
+        if all(row.get("measured") for row in rows):
+            series[step] |= {f"step/{name}": max(_numbers(rows, name)) for name in _SPANS}
+        series[step]["_timestamp"] = max(
+            (row.get("started_at_seconds") or start) + (row.get("step_seconds") or 0)
+            for row in rows
+        )
+    for row in epoch_rows(trial):
+        step, end = row.pop("end_step") - 1, row.pop("ended_at_seconds") or start
+        values = {f"epoch/{name}": value for name, value in row.items() if value is not None}
+        series[step] = series.get(step, {}) | values | {"_timestamp": end}
+    end = start + trial.total_seconds
+    series[max(series, default=-1) + 1] = values_of(trial) | {"_timestamp": end}
+    for step, values in sorted(series.items()):
+        yield step, {name: value for name, value in values.items() if math.isfinite(value)}
+
+
+def _numbers(rows: Sequence[Record], name: str) -> list[float]:
+    """Return every rank's value, or NaN alone if a rank has none."""
+    numbers = [row.get(name) for row in rows]
+    return [math.nan] if None in numbers else numbers
+
+
 # Files
 
 
 def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
-    """Every table of the runs, in base units; what is missing is an empty cell."""
-    return _write(sources, out, "csv", _csv)
+    """Write every table of the runs in base units; what is missing is an empty cell.
 
-
-def export_parquet(sources: Sequence[Source], out: str | None) -> Exported:
-    """Typed columns, each with its unit in the field's metadata."""
-    require("parquet", "pyarrow", "pyarrow")
-    return _write(sources, out, "parquet", _parquet)
-
-
-def _csv(frame: pd.DataFrame) -> bytes:
-    cells = frame.astype(object).where(frame.notna(), None).map(csv_cell)
-    header = [csv_cell(str(name)) for name in cells]
-    return bytes(cells.to_csv(index=False, lineterminator="\n", header=header).encode())
-
-
-def _parquet(frame: pd.DataFrame) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    units = frame.attrs["units"]
-    fields = [
-        field.with_metadata({"unit": units[field.name]} if field.name in units else {})
-        for field in table.schema
-    ]
-    schema = pa.schema(fields, metadata={"shardmark_version": __version__})
-    sink = io.BytesIO()
-    pq.write_table(table.cast(schema), sink, compression="zstd")
-    return sink.getvalue()
-
-
-def _write(
-    sources: Sequence[Source], out: str | None, to: str, encode: Callable[[pd.DataFrame], bytes]
-) -> Exported:
-    """`out` with the suffix is the table of trials alone; otherwise a folder with all tables.
-
-    Files of the same names are replaced whole: they then hold these runs and nothing else.
+    `out` is a folder for all tables, or a file that ends in .csv for the trials alone.  Files of
+    the same names are replaced.
     """
-    place = Path(out or f"exports/{to}").expanduser()
-    single = place.suffix.lower() == f".{to}"
+    place = Path(out or "exports/csv").expanduser()
+    single = place.suffix.lower() == ".csv"
     if (single and place.is_dir()) or (not single and place.is_file()):
-        kind = "folder" if single else "file"
-        allowed = f"name a folder, or a file that ends in .{to}"
-        raise InputError(str(place), f"is a {kind}", allowed)
+        actual = "folder" if single else "file"
+        raise InputError(str(place), f"is a {actual}", "name a folder, or a file that ends in .csv")
     encoded = {
-        place if single else place / f"{name}.{to}": encode(frame_of(sources, by))
+        place if single else place / f"{name}.csv": _csv(frame_of(sources, by))
         for by, name in TABLES.items()
         if by == "trial" or not single
     }
@@ -367,5 +374,11 @@ def _write(
     return Exported(
         where=str(place),
         trials=sum(len(source.run.trials) for source in sources),
-        look=f'pandas.read_{to}("{next(iter(encoded))}")',
+        look=f'pandas.read_csv("{next(iter(encoded))}")',
     )
+
+
+def _csv(frame: pd.DataFrame) -> bytes:
+    cells = frame.astype(object).where(frame.notna(), None).map(csv_cell)
+    header = [csv_cell(str(name)) for name in cells]
+    return bytes(cells.to_csv(index=False, lineterminator="\n", header=header).encode())

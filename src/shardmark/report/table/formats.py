@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.text import one_line
-from shardmark.report.table.table import NOTHING, Column, Missing, Table, Value
+from shardmark.report.table.table import Column, Missing, Table, Value
 
 GUTTER = "  "
 NOTE_WIDTH = 98
@@ -47,14 +46,14 @@ def render_tables(
     """The tables below one another, each with its title and notes; ends with a line break.
 
     `width` is the reader's in characters: a wider text table continues below.  None for a file.
-    LaTeX takes titles as captions.  CSV is one table of all rows; JSON a list of them.
+    CSV is one table of all rows; JSON a list of them.
     """
     if form is Format.CSV:
         return render_csv(tables)
     if form is Format.JSON:
         return render_json([record for table in tables for record in records(table)])
     if form is Format.LATEX:
-        return "\n".join(["% needs \\usepackage{booktabs,adjustbox}\n", *map(_latex, tables)])
+        return "\n".join(map(_latex, tables))
     parts = []
     for table in tables:
         heading = table.title if headings else ""
@@ -71,7 +70,7 @@ def render_points(points: Sequence[str], form: Format, width: int | None = None)
     if form is Format.MARKDOWN:
         return "\n".join(_bullets(points)) + "\n"
     if form is Format.LATEX:
-        return "\n".join(_latex_list(points)) + "\n"
+        return "".join(f"% {one_line(point)}\n" for point in points)
     return "".join(_wrapped(point, width) for point in points)
 
 
@@ -161,83 +160,18 @@ def escape_markdown(text: str) -> str:
 
 # LaTeX
 
-_SPECIAL = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "`": r"\textasciigrave{}",
-    '"': "{''}",
-    "[": "{[}",
-    "]": "{]}",
-    "*": "{*}",
-    "±": r"$\pm$",
-    "\N{MULTIPLICATION SIGN}": r"$\times$",
-    "≥": r"$\geq$",
-    "≤": r"$\leq$",
-    "≈": r"$\approx$",
-    "→": r"$\to$",
-    "\N{MINUS SIGN}": "$-$",
-    "\N{MICRO SIGN}": r"$\mu$",
-    "\N{GREEK SMALL LETTER MU}": r"$\mu$",
-}
-"""Brackets and stars are braced because a line break takes one that follows it as its argument."""
-_ESCAPES = str.maketrans(_SPECIAL)
-_LIGATURE = re.compile("-(?=-)")
-_MINUS = re.compile(r"(?<![\w.)])-(?=[\d.])")
-
-
-def escape_latex(text: str) -> str:
-    """The text as TeX prints it; letters outside ASCII stay as they are, in UTF-8."""
-    return _LIGATURE.sub("-{}", one_line(text).translate(_ESCAPES))
-
 
 def _latex(table: Table) -> str:
-    """A floating table with rules of booktabs, scaled down to the line where it is wider."""
+    """Return the table with booktabs' rules; its title and notes are comments."""
+    import pandas as pd
+
     columns, rows = table.for_people()
-    lines = [r"\begin{table}[htbp]", r"  \centering"]
-    if table.title:
-        lines.append(rf"  \caption{{{escape_latex(table.title)}}}")
-    if rows:
-        form = "".join("r" if column.numeric else "l" for column in columns)
-        units = [escape_latex(column.unit) for column in columns]
-        lines += [
-            rf"  \begin{{adjustbox}}{{max width=\linewidth}}\begin{{tabular}}{{@{{}}{form}@{{}}}}",
-            r"    \toprule",
-            _ampersands(escape_latex(column.title) for column in columns),
-            *([_ampersands(units)] if any(units) else []),
-            r"    \midrule",
-            *(_ampersands(map(_latex_cell, row, columns)) for row in rows),
-            r"    \bottomrule",
-            r"  \end{tabular}\end{adjustbox}",
-        ]
-    if table.notes:
-        lines += ["", r"  \raggedright\footnotesize", *_latex_list(table.notes)]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
-
-
-def _latex_cell(text: str, column: Column) -> str:
-    """Numbers get a real minus, and a narrow gap around ±."""
-    if text == NOTHING:
-        return "--"
-    if not column.numeric:
-        return escape_latex(text)
-    parts = (escape_latex(part) for part in _MINUS.split(text))
-    return "$-$".join(parts).replace(r" $\pm$", r"\,$\pm$\,")
-
-
-def _ampersands(cells: Iterable[str]) -> str:
-    return f"    {' & '.join(cells)} \\\\"
-
-
-def _latex_list(points: Sequence[str]) -> list[str]:
-    if not points:
-        return []
-    items = (rf"    \item {escape_latex(point)}" for point in points)
-    return [r"  \begin{itemize}", *items, r"  \end{itemize}"]
+    comments = "".join(f"% {one_line(text)}\n" for text in (table.title, *table.notes) if text)
+    if not rows:
+        return comments
+    frame = pd.DataFrame(rows, columns=[f"{c.title} {c.unit}".rstrip() for c in columns])
+    alignment = "".join("r" if column.numeric else "l" for column in columns)
+    return comments + frame.to_latex(index=False, escape=True, column_format=alignment)
 
 
 # CSV and JSON

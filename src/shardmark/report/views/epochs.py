@@ -33,7 +33,7 @@ from shardmark.results.schema import TrialResult
 SHOWN = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds", "map", "map_50",
          "accuracy_top1", "bits_per_byte", "perplexity")  # fmt: skip
 """For people; CSV and JSON hold every quality."""
-OPTION = "--time-to"
+OPTION = "--view time-to"
 NOT_REACHED = "not reached"
 TARGET_METRICS = tuple(
     metric.name

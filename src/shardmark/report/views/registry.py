@@ -1,0 +1,70 @@
+"""The views of `shardmark compare --view NAME[:VALUE]`: each makes tables of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from shardmark.analysis.compare.comparison import Comparison
+from shardmark.analysis.studies.against import set_against
+from shardmark.analysis.studies.study import load_study
+from shardmark.core.errors import InputError
+from shardmark.report.table.formats import records
+from shardmark.report.table.table import Table
+from shardmark.report.views.against import against_tables
+from shardmark.report.views.epochs import epochs_tables, time_to_tables
+from shardmark.report.views.network import network_json, network_tables
+from shardmark.report.views.scaling import scaling_tables
+
+
+def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    return [record for table in tables for record in records(table)]
+
+
+class View(NamedTuple):
+    """How one view is made, and how JSON holds it."""
+
+    key: str
+    """The view's key in JSON."""
+    tables: Callable[[Comparison, str], Sequence[Table]]
+    """Makes the tables; the text is VALUE, or empty for a view without one."""
+    value: str = ""
+    """VALUE as the usage message shows it; empty for a view without one."""
+    with_comparison: bool = False
+    """The text of the usual comparison stands above the tables."""
+    document: Callable[[Sequence[Table]], Any] = _rows_json
+    """Turns the tables into what JSON holds under `key`."""
+
+
+VIEWS = {
+    "scaling": View("scaling", lambda comparison, _: scaling_tables(comparison)),
+    "epochs": View("epochs", lambda comparison, _: epochs_tables(comparison)),
+    "network": View(
+        "network", lambda comparison, _: network_tables(comparison), document=network_json
+    ),
+    "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
+    "studies": View(
+        "against",
+        lambda comparison, name: against_tables(set_against(comparison, load_study(name))),
+        value="NAME",
+        with_comparison=True,
+    ),
+}
+"""Name on the command line -> view."""
+
+
+def find_view(text: str) -> tuple[View, str]:
+    """Return the view that `NAME` or `NAME:VALUE` asks for, and its value.
+
+    Raises `InputError` for another name, and for a value that is missing or not expected.
+    """
+    name, _, value = (part.strip() for part in text.partition(":"))
+    if name not in VIEWS:
+        usage = [f"{name}:{view.value}" if view.value else name for name, view in VIEWS.items()]
+        raise InputError("--view", f"there is no view {name!r}", f"allowed are {', '.join(usage)}")
+    view = VIEWS[name]
+    if view.value and not value:
+        raise InputError(f"--view {name}", "it has no value", f"write {name}:{view.value}")
+    if value and not view.value:
+        raise InputError(f"--view {text}", "this view has no value", f"write {name}")
+    return view, value
