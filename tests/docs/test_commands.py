@@ -32,7 +32,7 @@ NOT_HERE = {
 
 WANTING = {
     **dict.fromkeys(
-        ("mlflow", "tensorboard", "wandb"),
+        ("mlflow", "tensorboard", "trackio", "wandb"),
         "leaves threads behind: tests/commands exports a stored run to each; parsed here",
     ),
     "--gpu": "a GPU: tests/accelerator runs it there, tests/unit with fake ones; parsed here",

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import tomllib
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from shardmark.cli import BAD_INPUT, main
-from tests.unit.export.runs import write_exportable
+from tests.unit.export.runs import OK, write_exportable
 from tests.unit.export.trackers import LIBRARIES, skip_without, without_the_users_settings
 
 ROOT = Path(__file__).parents[3]
@@ -79,3 +83,41 @@ def test_runs_that_are_none_and_trials_that_are_damaged(
     assert "csv: 1 trial to" in printed.out, "a run that is named twice counts once"
     assert "damaged, left out: " in printed.err
     assert "steps.jsonl is missing" in printed.err
+
+
+class FakeTrackio(ModuleType):
+    """The part of Trackio that the export uses, with what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__("trackio")
+        self.__spec__ = ModuleSpec("trackio", None)
+        self.projects: dict[str, list[Any]] = {}
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def Api(self) -> SimpleNamespace:  # noqa: N802 (Trackio's name)
+        return SimpleNamespace(runs=lambda project: self.projects[project])
+
+    def init(self, project: str, name: str, config: dict[str, Any], **_: bool) -> SimpleNamespace:
+        self.projects.setdefault(project, []).append(SimpleNamespace(name=name, config=config))
+        return SimpleNamespace(
+            log=lambda data, step: self.logged.append((data, step)), finish=lambda: None
+        )
+
+
+def test_trackio_gets_every_trial_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trackio = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    run, out = write_exportable(tmp_path / "run"), tmp_path / "out"
+    for message in ("2 trials to", "0 trials to"):
+        assert main(["export", str(run), "--to", "trackio", "--out", str(out)]) == 0
+        assert f"trackio: {message} {out}" in capsys.readouterr().out
+        out.mkdir(exist_ok=True)
+    runs = trackio.projects["invented"]
+    assert [each.config["outcome"] for each in runs] == ["ok", "out_of_memory"]
+    assert runs[0].name.startswith(f"{OK}-")
+    values, step = trackio.logged[4]
+    assert step == 4
+    assert values["total_seconds"] > 0
+    assert "TRACKIO_DIR" not in os.environ

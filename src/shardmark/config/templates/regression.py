@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 class Task:
     def __init__(self, width=64):
         self.width = width
-        self.better = {"rmse": "lower"}  # of its own metrics: `compare --pareto` then weighs them
+        self.better = {"rmse": "lower"}  # for `compare --view time-to:rmse`
         data = load_diabetes()
         inputs = torch.tensor(data.data, dtype=torch.float32) * 20
         targets = torch.tensor(data.target, dtype=torch.float32) / 100

@@ -308,12 +308,42 @@ def _counts_steps(trial: TrialResult) -> bool:
     return trial.trial.get("recipe", {}).get("steps") is not None
 
 
-# Series for trackers
+# Settings and series for trackers
 
 _MEANS = {"loss": "train_loss", "learning_rate": "learning_rate"}
 """Field of `steps.jsonl` -> series, whose value is the mean over the ranks."""
 _SPANS = [f"{part}_seconds" for part in ("step", "data", "forward", "backward", "optimizer")]
 """Fields of `steps.jsonl` of which a series has the slowest rank's value."""
+
+
+def settings_of(source: Source, trial: TrialResult) -> Record:
+    """Return a trial's settings and outcome by dotted key, without the keys that are not set."""
+    content = {
+        "run": source.label,
+        "trial": trial.id,
+        "files": str(source.folder(trial.id).absolute()),
+        "started_at_seconds": trial.started_at_seconds,
+        "outcome": str(trial.outcome),
+        "failure": None if trial.failure is None else trial.failure.reason,
+        "remedy": None if trial.failure is None else trial.failure.remedy,
+        "synthetic": trial.synthetic,
+        "equivalent": source.equivalent(trial),
+        **{key: trial.trial.get(key) for key in ("workload", "recipe", "slow_ranks")},
+        **trial.varied,
+        "strategy": {"": trial.strategy, **trial.strategy_options},
+        "world_size": trial.world_size,
+        "recipe.precision": trial.precision,
+        "repeat": trial.repeat,
+    }
+    return dict(_flat(content))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif value is not None:
+            yield f"{prefix}{key}".removesuffix("."), value
 
 
 def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[str, float]]]:
@@ -338,7 +368,7 @@ def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[st
     for row in epoch_rows(trial):
         step, end = row.pop("end_step") - 1, row.pop("ended_at_seconds") or start
         values = {f"epoch/{name}": value for name, value in row.items() if value is not None}
-        series[step] = series.get(step, {}) | values | {"_timestamp": end}
+        series[step] = {"_timestamp": end} | series.get(step, {}) | values
     end = start + trial.total_seconds
     series[max(series, default=-1) + 1] = values_of(trial) | {"_timestamp": end}
     for step, values in sorted(series.items()):
@@ -347,8 +377,8 @@ def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[st
 
 def _numbers(rows: Sequence[Record], name: str) -> list[float]:
     """Return every rank's value, or NaN alone if a rank has none."""
-    numbers = [row.get(name) for row in rows]
-    return [math.nan] if None in numbers else numbers
+    numbers = [value for row in rows if (value := row.get(name)) is not None]
+    return numbers if len(numbers) == len(rows) else [math.nan]
 
 
 # Files

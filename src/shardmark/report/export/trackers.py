@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from typing import Any, Protocol
@@ -13,9 +14,8 @@ from typing import Any, Protocol
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
 from shardmark.core.storage import storage_error
-from shardmark.report.export.tables import Exported, Source, require, series_of
+from shardmark.report.export.tables import Exported, Record, Source, require, series_of, settings_of
 from shardmark.results.files import write_files
-from shardmark.results.schema import TrialResult
 
 DEFAULTS = {
     "MLFLOW_ALLOW_FILE_STORE": "true",  # MLflow refuses folders otherwise
@@ -26,8 +26,6 @@ DEFAULTS = {
 """Environment variables that are set unless the user has set them."""
 PLACES = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_DIR", "trackio": "TRACKIO_DIR"}
 """Tracker -> variable that names its usual place."""
-Config = dict[str, Any]
-"""Settings and outcome of a trial by dotted key, with the unset keys left out."""
 
 
 class TrackedRun(Protocol):
@@ -56,7 +54,7 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
         for source, trial in trials:
             content = f"{trial.id} {trial.started_at_seconds!r}"
             key = f"{trial.id}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
-            run = start(place, source.run.name, key, _config(source, trial))
+            run = start(place, source.run.name, key, settings_of(source, trial))
             if run is not None:
                 for step, values in series_of(source, trial):
                     run.log(values, step=step)
@@ -70,42 +68,15 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
         message = f"{tracker} says: {str(error).strip().splitlines()[0]}"
         raise InputError(place, message, "name another place by --out") from None
     finally:
+        if tracker == "wandb":
+            import_module(tracker).teardown()  # ends its threads and its service process
         os.environ.clear()
         os.environ.update(environment)
     look = look.format(quote(place))
     return Exported(where=place, trials=written, existing=len(trials) - written, look=look)
 
 
-def _config(source: Source, trial: TrialResult) -> Config:
-    content = {
-        "run": source.label,
-        "trial": trial.id,
-        "files": str(source.folder(trial.id).absolute()),
-        "started_at_seconds": trial.started_at_seconds,
-        "outcome": str(trial.outcome),
-        "failure": None if trial.failure is None else trial.failure.reason,
-        "remedy": None if trial.failure is None else trial.failure.remedy,
-        "synthetic": trial.synthetic,
-        "equivalent": source.equivalent(trial),
-        **{key: trial.trial.get(key) for key in ("workload", "recipe", "slow_ranks")},
-        **trial.varied,
-        "strategy": {"": trial.strategy, **trial.strategy_options},
-        "world_size": trial.world_size,
-        "recipe.precision": trial.precision,
-        "repeat": trial.repeat,
-    }
-    return dict(_flat(content))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}".removesuffix("."), value
-
-
-def _start_wandb(place: str, group: str, key: str, config: Config) -> TrackedRun | None:
+def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
     import wandb
 
     mode = os.environ["WANDB_MODE"]
@@ -115,27 +86,29 @@ def _start_wandb(place: str, group: str, key: str, config: Config) -> TrackedRun
         return None
     Path(place).mkdir(parents=True, exist_ok=True)
     # What a run records of its machine would be of the one that exports.
-    off = ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta")
-    settings = wandb.Settings(console="off", **dict.fromkeys(off, True))
+    off: dict[str, Any] = dict.fromkeys(
+        ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True
+    )
+    settings = wandb.Settings(console="off", **off)
     project, name = os.environ.get("WANDB_PROJECT", "shardmark"), config["trial"]
     return wandb.init(project=project, group=group, name=name, id=key, config=config, dir=place,
                       settings=settings)  # fmt: skip
 
 
-def _start_trackio(place: str, group: str, key: str, config: Config) -> TrackedRun | None:
+def _start_trackio(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
     os.environ["TRACKIO_DIR"] = place
-    import trackio
-
+    trackio = import_module("trackio")
     if Path(place).exists() and key in {run.name for run in trackio.Api().runs(group)}:
         return None
     off = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-    return trackio.init(group, name=key, config=config, **off)
+    run: TrackedRun = trackio.init(group, name=key, config=config, **off)
+    return run
 
 
 class TensorBoardRun:
     """An event file, for which neither TensorFlow nor torch is needed."""
 
-    def __init__(self, path: Path, config: Config) -> None:
+    def __init__(self, path: Path, config: Record) -> None:
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
         from tensorboard.summary.writer.record_writer import RecordWriter
 
@@ -163,7 +136,7 @@ class TensorBoardRun:
         write_files({self.path: self.buffer.getvalue()})
 
 
-def _start_tensorboard(place: str, group: str, key: str, config: Config) -> TrackedRun | None:
+def _start_tensorboard(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
     path = Path(place) / group / key / "events.out.tfevents.shardmark"
     return None if path.exists() else TensorBoardRun(path, config)
 
@@ -171,7 +144,7 @@ def _start_tensorboard(place: str, group: str, key: str, config: Config) -> Trac
 class MLflowRun:
     """A run of MLflow; its values are sent together when it is finished."""
 
-    def __init__(self, client: Any, experiment: str, key: str, config: Config) -> None:
+    def __init__(self, client: Any, experiment: str, key: str, config: Record) -> None:
         self.client, self.config, self.metrics = client, config, list[Any]()
         self.end = round(1000 * config["started_at_seconds"])
         tags = {"shardmark.key": key}
@@ -193,7 +166,7 @@ class MLflowRun:
         self.client.set_terminated(identifier, status, self.end)
 
 
-def _start_mlflow(place: str, group: str, key: str, config: Config) -> TrackedRun | None:
+def _start_mlflow(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
     """Start a run unless a finished one exists; delete what an interrupted export left."""
     from mlflow import MlflowClient
 
@@ -210,7 +183,7 @@ def _start_mlflow(place: str, group: str, key: str, config: Config) -> TrackedRu
     return MLflowRun(client, identifier, key, config)
 
 
-TRACKERS: Mapping[str, tuple[Callable[[str, str, str, Config], TrackedRun | None], str]] = {
+TRACKERS: Mapping[str, tuple[Callable[[str, str, str, Record], TrackedRun | None], str]] = {
     "tensorboard": (_start_tensorboard, "tensorboard --logdir {}"),
     "mlflow": (_start_mlflow, "MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri {}"),
     "wandb": (_start_wandb, "wandb sync {}/wandb/offline-run-*"),
