@@ -261,7 +261,7 @@ def test_a_stored_model_takes_its_own_tokenizer(
     config.save_pretrained(tmp_path / "bert")
     for model in ("bert", "bert/config.json"):
         chosen = options(folder / "long", model=f"hf:{tmp_path / model}", **text)
-        with pytest.raises(InputError, match=r"sees what follows.*is_decoder"):
+        with pytest.raises(InputError, match=r"is not causal.*is_decoder"):
             build_workload(chosen, 0).build_model()
     masked = options(folder / "long", **wanted, objective="masked")
     with pytest.raises(InputError, match=r"need 4 rows, one of them for the mask.* has 3.* to 4"):

@@ -36,7 +36,7 @@ from shardmark.strategies.layers.divided import styled_modules
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
 from shardmark.workloads.flops import convolution_backward_flops
-from shardmark.workloads.model_building import generators_kept, seed_generators
+from shardmark.workloads.model_building import preserved_generators, seed_generators
 from shardmark.workloads.sampled_task import with_tensors
 
 logger = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ def trace(
     Raises the errors that the model or its loss raises in a real step.
     """
     traced = partial(_profile, workload, recipe, device_type, activations)
-    with generators_kept():
+    with preserved_generators():
         profile = traced(None)
         if recipe.precision == "fp32":
             return profile

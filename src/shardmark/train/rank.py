@@ -41,7 +41,7 @@ from shardmark.train.record import RankReport, structure_sha256, weights_sha256
 from shardmark.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
-from shardmark.workloads.model_building import rounded_once
+from shardmark.workloads.model_building import perturb_by_rounding
 
 if TYPE_CHECKING:
     from shardmark.core.recipe import Recipe
@@ -100,7 +100,7 @@ def workload_of(trial: Trial) -> Workload:
     workload = build_workload(trial.workload, trial.recipe.seed)
     if trial.twin:
         build, seed = workload.build_model, trial.recipe.seed
-        workload.build_model = lambda: rounded_once(build(), seed)  # type: ignore[method-assign]
+        workload.build_model = lambda: perturb_by_rounding(build(), seed)  # type: ignore[method-assign]
     return workload
 
 

@@ -1,4 +1,4 @@
-"""What is trained: a model, its data, its loss and its quality.  This module imports no torch."""
+"""The training tasks: model, data, loss and quality metrics.  This module imports no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TaskOptions = Annotated[
     ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions,
     Field(discriminator="name"),
 ]
-"""The `workload` of an experiment: its name says which task it is."""
+"""The `workload` section of an experiment file; the field `name` selects the class."""
 _TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
@@ -35,29 +35,29 @@ WORKLOADS: dict[str, type[WorkloadOptions]] = {
 
 
 def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
-    """The checked options of a task.  Raises `pydantic.ValidationError`."""
+    """Validate the options of a task.  Raises `pydantic.ValidationError`."""
     checked: WorkloadOptions = _TASK_OPTIONS.validate_python(dict(mapping))
     return checked
 
 
 def check_data(options: WorkloadOptions) -> int | None:
-    """The number of training samples; None where only the ranks can tell.  Imports no torch.
+    """Number of training samples; None if only a rank can count them.  Imports no torch.
 
-    Raises `DataError` or `InputError` if the data cannot be there.  Runs once before the first
-    trial: whatever has to be made or read once is made here.
+    Raises `DataError` or `InputError` for missing or invalid data.  Runs once before the first
+    trial, and makes everything that all ranks read, such as tokens.
     """
     samples: int | None = _data(options).check(options)
     return samples
 
 
 def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
-    """Files and folders that training reads; some may not be there yet."""
+    """Files and folders that training reads; some may not exist yet."""
     paths: tuple[Path, ...] = _data(options).paths(options)
     return paths
 
 
 def corpora(options: WorkloadOptions) -> Mapping[str, str]:
-    """SHA-256 of the text that comes with the installation, by name; empty for other data."""
+    """SHA-256 of each embedded text corpus, by name; empty for other data."""
     if not isinstance(options, LanguageOptions):
         return {}
     digests: Mapping[str, str] = _data(options).corpora(options)
@@ -65,12 +65,12 @@ def corpora(options: WorkloadOptions) -> Mapping[str, str]:
 
 
 def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
-    """What the ranks will import, to be loaded before the first trial; the task comes first."""
+    """Modules that the ranks import, to be loaded before the first trial; the task comes first."""
     return (f"{_room(options)}.task", *options.loads())
 
 
 def build_workload(options: WorkloadOptions, seed: int) -> Workload:
-    """Read the data and make the task; all that is random in it comes from the seed."""
+    """Read the data and create the task; the seed determines everything random in it."""
     built: Workload = importlib.import_module(task_modules(options)[0]).build(options, seed)
     return built
 
@@ -90,7 +90,7 @@ def shortened(options: WorkloadOptions) -> WorkloadOptions:
 
 
 def _room(options: WorkloadOptions) -> str:
-    """Its `data` looks for the data without torch, its `task` reads them and trains."""
+    """The package of the task: module `data` finds data without torch, module `task` trains."""
     return type(options).__module__.removesuffix(".options")
 
 

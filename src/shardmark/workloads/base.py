@@ -1,4 +1,4 @@
-"""What a workload is: a model, its data, its loss and its quality.  Knows nothing of ranks."""
+"""The interface of a workload: a model, its data, its loss and its quality.  Knows no ranks."""
 
 from __future__ import annotations
 
@@ -19,108 +19,112 @@ class Batch(Protocol):
 
     @property
     def sample_ids(self) -> tuple[int, ...]:
-        """Index of each sample in the training set, in order."""
+        """Index of each sample in the training set, in the order of the batch."""
 
     @property
     def weight(self) -> float:
-        """What the loss of these samples is divided by to be their mean: samples, tokens, ..."""
+        """Divisor that turns the summed loss into a mean: number of samples, tokens, ..."""
 
     @property
     def step_weight(self) -> float:
-        """The weight of the whole step, all shares and micro-batches together."""
+        """Sum of the weights of all ranks and micro-batches of the step."""
 
     def __len__(self) -> int: ...
 
     def to(self, device: torch.device) -> Self:
-        """A copy on the device; asynchronous where the memory is pinned."""
+        """Copy the batch to the device, asynchronously from pinned memory."""
 
     def split(self, parts: int) -> Sequence[Self]:
-        """Consecutive micro-batches of equally many samples."""
+        """Split into consecutive micro-batches of equal size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSum:
-    """A loss before it is divided."""
+    """A summed loss, not yet divided by its weight."""
 
     total: Tensor
-    """Shape (), fp32: the sum over what is weighed."""
+    """Summed loss, shape (), fp32."""
     weight: Tensor | float
-    """Weight of the samples that were summed over; equals their batch's if that is known."""
+    """Divisor of the sum; equals the weight of the batch if `known_before`."""
     known_before: bool = True
-    """True if the batch knows the weight; else the ranks add it up in each step."""
+    """True if the batch already has the weight; else the ranks sum it up in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
-    """How the training set is cut into steps: the same for every strategy."""
+    """The division of the training set into steps, the same for every strategy."""
 
     global_batch: int
     """Samples per optimizer step over all ranks."""
     seed: int
-    """Orders the samples of each epoch and draws their augmentation."""
+    """Seed of the order of samples in each epoch, and of their augmentation."""
     draws: int = 0
-    """Other numbers draw other proposals for the same samples: only a search for causes does so."""
+    """Another number draws other proposals and masks; used only to find causes of deviations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
-    """Parameters that the optimizer treats alike, as one of torch's parameter groups."""
+    """Parameters with optimizer options of their own, like one of torch's parameter groups."""
 
     names: frozenset[str]
     options: Mapping[str, Any]
-    """`lr`, `weight_decay`, ...: in place of the recipe's."""
+    """`lr`, `weight_decay`, ... that replace the options of the recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorPlan:
-    """How a model's layers are divided over ranks that see the same samples.
+    """A tensor-parallel plan: the way each layer is sharded over ranks with the same samples.
 
-    All modules that it does not name are whole on every rank, and compute the same there.
+    Modules without an entry are replicated and compute the same result on every rank.
     """
 
     styles: Mapping[str, str]
-    """By the module's name, with `*` for any part of it.  `column`: the rank has some outputs, and
-    what follows computes on them; `row`: some inputs, or tokens of an embedding, and the outputs
-    are summed up; `gathered`: some outputs, which are then gathered; `summed`: the module is whole
-    and sees a part of what is computed, so that its gradients are summed up."""
+    """Module name, with `*` as a wildcard -> sharding style.  `column`: the rank holds some of the
+    outputs, and the next layer computes on them.  `row`: it holds some of the inputs, or some
+    tokens of an embedding, and the outputs are all-reduced.  `gathered`: it holds some of the
+    outputs, which are all-gathered.  `summed`: the module is replicated but sees sharded
+    activations, so its gradients are all-reduced."""
     units: Mapping[str, int] = field(default_factory=dict)
-    """What is divided besides, and how many there are, e.g. {"heads": 8}."""
+    """Numbers that the tensor ranks must divide evenly, by name, e.g. {"heads": 8}."""
     sequence_length: int | None = None
-    """Positions that whole modules could be divided by; None where they need all."""
+    """Length of the sequences if replicated modules can be sharded along them, else None."""
 
 
 class Exchange(Protocol):
-    """Between ranks with parts of the same sequences; `positions` and `heads` are axes."""
+    """An all-to-all between ranks with parts of the same sequences.
+
+    `positions` and `heads` are axes of the tensor.
+    """
 
     def to_heads(self, part: Tensor, *, positions: int, heads: int) -> Tensor:
-        """A part of each sequence -> whole sequences of some of the heads."""
+        """Turn a part of each sequence into full sequences of some of the heads."""
 
-    def to_positions(self, whole: Tensor, *, positions: int, heads: int) -> Tensor:
-        """Back: whole sequences of some of the heads -> a part of each sequence."""
+    def to_positions(self, full: Tensor, *, positions: int, heads: int) -> Tensor:
+        """Turn full sequences of some of the heads back into a part of each sequence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequencePlan:
-    """How a model computes a part of every sequence, of which attention alone needs the whole."""
+    """A sequence-parallel plan: ranks compute parts of sequences, and attention exchanges them."""
 
     attend: Callable[[Exchange], object]
-    """Has the model's attention exchange what it is given, and what it gives."""
+    """Makes the attention of the model exchange its inputs and outputs."""
     part: Callable[[Any, int, int], Any]
-    """A batch, which part of how many -> the batch with that part of every sequence."""
+    """(batch, index of the part, number of parts) -> the batch with that part of every sequence."""
     units: Mapping[str, int] = field(default_factory=dict)
-    """What is divided inside of attention, e.g. {"heads": 8}, and {"positions": 1024}."""
+    """Numbers that the ranks must divide evenly, by name, e.g. {"heads": 8, "positions": 1024}."""
 
 
 @dataclass(frozen=True, slots=True)
 class CannotShard:
-    """Why a model's layers or sequences cannot be divided, and what to do."""
+    """The reason why a model's layers or sequences cannot be sharded, and the remedy."""
 
     reason: str
     remedy: str
 
 
 class Workload(Protocol):
-    """A model, its data and its loss.  Made anew in every rank from the same options and seed."""
+    """A model, its data and its loss.  Every rank creates it from the same options and seed."""
 
     @property
     def training_samples(self) -> int: ...
@@ -130,121 +134,119 @@ class Workload(Protocol):
 
     @property
     def validation_batches(self) -> int:
-        """Batches of the validation set: a shard beyond their number has nothing to evaluate."""
+        """Number of validation batches; shards beyond it evaluate nothing."""
         return self.validation_samples
 
     @property
     def synthetic(self) -> bool:
-        """True where the data are made up; every table says so."""
+        """True if the data are synthetic; every table says so."""
 
     @property
     def not_additive(self) -> str | None:
-        """Why the loss of a batch is not the sum of its samples' losses; None where it is."""
+        """The reason why a batch's loss is not the sum of its samples' losses; None if it is."""
         return None
 
     @property
     def weights_known(self) -> bool:
-        """True if batches know the weight of their samples; else the first loss decides."""
+        """True if batches know the weight of their samples; else the first loss tells it."""
         return True
 
     @property
     def not_additive_declared(self) -> bool:
-        """True if the user says so of a loss: a sum divided by a constant is still refused."""
+        """True if the user declares the loss not additive; a constant divisor is still an error."""
         return False
 
     @property
     def data_errors(self) -> Sequence[str]:
-        """One line for each unreadable sample skipped so far in this process."""
+        """Messages about unreadable samples that this process has skipped, one line each."""
 
     def build_model(self) -> nn.Module:
-        """The same initial weights in every process; on the CPU, in training mode."""
+        """Build the model with the same weights in every process, on the CPU, in training mode."""
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:  # noqa: ARG002
-        """Units of sharding and of activation checkpointing; None leaves them to the strategy."""
+        """Units of sharding and activation checkpointing; None lets the strategy choose them."""
         return None
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:  # noqa: ARG002
-        """How tensor parallelism divides the model's layers, or why it cannot."""
+        """The tensor-parallel plan of the model, or the reason why there is none."""
         return CannotShard(
-            "its model says nowhere how its layers are divided",
-            "use fsdp, or an own task with tensor_plan(model)",
+            "the task has no `tensor_plan` for this model, so its layers cannot be sharded",
+            "use fsdp, or write a task of your own with a method tensor_plan(model)",
         )
 
     def sequence_plan(self, model: nn.Module) -> SequencePlan | CannotShard:  # noqa: ARG002
-        """How ranks share each sequence, or why they cannot."""
+        """The sequence-parallel plan of the model, or the reason why there is none."""
         return CannotShard(
-            "its model says nowhere which layers need whole sequences",
-            "use fsdp, or an own task with sequence_plan(model)",
+            "the task has no `sequence_plan` for this model, so its sequences cannot be sharded",
+            "use fsdp, or write a task of your own with a method sequence_plan(model)",
         )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
-        """Modules whose chain is the model, with all of its parameters; or why there are none.
+        """Modules that compute the model when they are called in a row, or the reason why not.
 
-        The first one takes what the model is called with, each other one what the one before gives:
-        a tensor, or several as a tuple.
+        Together they hold all parameters.  The first module takes the model's arguments, every
+        other one the output of the module before it: a tensor, or a tuple of tensors.
         """
         from torch import nn
 
         if type(model) is nn.Sequential:
             return list(model)
         return CannotShard(
-            "its model says nowhere of which parts it is a chain",
-            "use fsdp, or an own task with pipeline_parts(model)",
+            "the task has no `pipeline_parts` for this model, so it cannot be cut into stages",
+            "use fsdp, or write a task of your own with a method pipeline_parts(model)",
         )
 
     @property
     def parameter_groups(self) -> Sequence[ParameterGroup]:
-        """The optimizer's, of the last model that was built; none: all parameters are one group."""
+        """Parameter groups of the last built model; empty if all parameters are one group."""
         return ()
 
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[Batch]:
-        """On the CPU: the shard's part of every step, endless, epoch after epoch; or `step_shards`.
+        """Yield the shard's batch of every step, on the CPU, endlessly, or of `step_shards`.
 
-        The incomplete last batch of each epoch is left out.
-
-        The shards of a step concatenate, in order of their index, to exactly its unsharded batch.
+        The incomplete last batch of each epoch is dropped.  The shards of a step concatenate, in
+        order of their index, to exactly its unsharded batch.
         """
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Over the batch's samples; calls the model only by `model(...)`."""
+        """Summed loss of the batch's samples; calls the model only by `model(...)`."""
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        """Record from now on what the last model that was built draws for each sample.
+        """Record from now on the random draws of the last built model for each sample.
 
-        The function tells what was drawn since it was last asked, in an order that does not depend
-        on how samples are shared out.  Nothing, where only torch's own generators draw.
+        The returned function returns the draws since its last call, in an order that does not
+        depend on the sharding; empty if only torch's own generators draw.
         """
         return tuple
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
-        """This shard's part of one pass over the validation set, each sample once.
+        """Evaluate this shard of the validation set, each sample once.
 
-        Batches and random draws do not depend on the number of shards.
-
-        The model is in evaluation mode and whole.  The result can be pickled.
+        Batches and random draws do not depend on the number of shards.  The model is unsharded
+        and in evaluation mode.  The result can be pickled.
         """
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
-        """Metrics of the catalogue from all shards' parts: `validation_loss`, ..."""
+        """Quality metrics, such as `validation_loss`, from the results of all shards."""
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Operations of one forward and backward pass per sample; None if unknown."""
+        """Floating-point operations per sample, forward and backward; None if unknown."""
 
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:  # noqa: ARG002
-        """Tokens of training samples, given step by step, padding left out; None without any."""
+        """Number of tokens, without padding, in the training samples of some steps, or None."""
         return None
 
     @property
     def better(self) -> Mapping[str, Better]:
-        """Which values of a metric that the catalogue does not know are better."""
+        """`lower` or `higher` for each metric that the catalogue does not have."""
         return {}
 
     @property
     def corpora(self) -> Mapping[str, str]:
-        """SHA-256 of the text that comes with this installation, by name; others have other text.
+        """SHA-256 of each embedded text corpus, by name; it depends on the installed version.
 
-        Empty where nothing such is trained on.
+        Empty if the task trains on no such text.
         """
         return {}

@@ -1,4 +1,4 @@
-"""Models as chains of parts, where only their own forward knows how layers are called."""
+"""Cuts a model into pipeline parts when only its own forward knows how its layers are called."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.workloads.base import CannotShard
-from shardmark.workloads.model_building import generators_kept, nonzero_parameters, seeded
+from shardmark.workloads.model_building import nonzero_parameters, preserved_generators, seeded
 
 TOLERANCE = 1e-5
-"""Of the largest output: what rounding may change."""
+"""Largest deviation that rounding may cause, relative to the largest output."""
 OTHER_STRATEGY = "use fsdp, or ddp"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A model's modules with parameters, by when they are called."""
+    """Modules of a model that have parameters: before, in and after its repeated layers."""
 
     model: nn.Module
     early: Sequence[nn.Module]
@@ -30,48 +30,51 @@ class Order:
 
 
 Call = Callable[[nn.Module], Tensor]
-"""What a model, or a chain in its place, gives for the same input each time."""
+"""Function that calls a model, or a chain of parts, on a fixed input and returns its output."""
 PartsOf = Callable[[Order], list[nn.Module]]
 
 
 def checked_parts(
     model: nn.Module, layers: Sequence[nn.Module], call: Call, parts_of: PartsOf
 ) -> list[nn.Module] | CannotShard:
-    """The model's parts, or why it is no chain of them.
+    """Cut the model into parts, or return the reason why that is impossible.
 
-    A copy of it is tried: what it calls before its layers, whether it draws random numbers, and
-    whether the chain gives the same.
+    A copy of the model is run to find the modules that it calls before its layers, whether it
+    draws random numbers, and whether the chain of parts returns the same output.
     """
     names = {module: name for name, module in model.named_modules()}
     places = [names[layer] for layer in layers]
     if any(parameter.is_meta for parameter in model.parameters()):
-        # Without data it cannot be tried, and is not trained: modules as they are listed will do.
+        # A model without data cannot be run and is not trained: the order of definition will do.
         listed = set(takewhile(lambda name: name != places[0], names.values()))
         return parts_of(_order(model, places, listed))
     try:
-        with torch.no_grad(), generators_kept():
-            tried = copy.deepcopy(model, dict(nonzero_parameters(model)))
-            early, first = _called_before(tried, places, call)
+        with torch.no_grad(), preserved_generators():
+            copied = copy.deepcopy(model, dict(nonzero_parameters(model)))
+            early, first = _called_before(copied, places, call)
             with seeded(1):
-                draws = not torch.equal(first, call(tried))
-            chain = _Chain(parts_of(_order(tried, places, early)))
+                draws = not torch.equal(first, call(copied))
+            chain = _Chain(parts_of(_order(copied, places, early)))
             with seeded(0):
                 differs = (call(chain) - first).abs().max() > TOLERANCE * first.abs().max()
-    except Exception as error:  # whatever a model raises that is not called as it expects
-        return CannotShard(f"its layers are not a chain: {error}", OTHER_STRATEGY)
+    except Exception as error:  # any error of a model that is called in an unexpected way
+        return CannotShard(
+            f"its layers cannot be called one after another: {error}", OTHER_STRATEGY
+        )
     if draws:
         config: Any = getattr(model, "config", None)
         options = {} if config is None else config.to_dict()
         keys = [key for key, value in options.items() if "drop" in key and value]
-        found = "it would draw random numbers in another order than one device"
-        return CannotShard(found, f"set {', '.join(keys) or 'dropout'} to 0 in its model_options")
+        reason = "its random numbers would come in another order than on one device"
+        return CannotShard(reason, f"set {', '.join(keys) or 'dropout'} to 0 in its model_options")
     if differs:
-        return CannotShard("its layers are not a chain: they pass on more", OTHER_STRATEGY)
+        reason = "its layers pass on more than one tensor, so it cannot be cut into stages"
+        return CannotShard(reason, OTHER_STRATEGY)
     return parts_of(_order(model, places, early))
 
 
 def _called_before(model: nn.Module, places: Sequence[str], call: Call) -> tuple[set[str], Tensor]:
-    """Modules that end before the first layer begins, and what the call gives."""
+    """Names of the modules that return before the first layer is called, and the output."""
     ended: set[str] = set()
     early: list[set[str]] = []
     handles = [
@@ -81,10 +84,10 @@ def _called_before(model: nn.Module, places: Sequence[str], call: Call) -> tuple
     first = model.get_submodule(places[0])
     handles.append(first.register_forward_pre_hook(lambda *_: early.append(set(ended))))
     with seeded(0):
-        given = call(model)
+        output = call(model)
     for handle in handles:
         handle.remove()
-    return early[0], given
+    return early[0], output
 
 
 def _order(model: nn.Module, places: Sequence[str], early: set[str]) -> Order:
@@ -105,15 +108,15 @@ def _order(model: nn.Module, places: Sequence[str], early: set[str]) -> Order:
 
 
 class _Reached(Exception):  # noqa: N818  (no error)
-    """Leaves a model's forward."""
+    """Raised to leave a model's forward with the hidden state of a part."""
 
     def __init__(self, hidden: Any) -> None:
         super().__init__()
         self.hidden = hidden
 
 
-class _Given(nn.Module):
-    """In the place of modules that another part computes."""
+class _Placeholder(nn.Module):
+    """Replaces modules that another part computes; returns the hidden state of the call."""
 
     hidden: Tensor | None = None
 
@@ -122,71 +125,73 @@ class _Given(nn.Module):
 
 
 class _Stop(nn.Module):
-    """In the place of the last layer that a part computes, or of the first that it does not."""
+    """Ends a part: computes its last layer, or none where the next part computes the layer."""
 
-    def __init__(self, layer: nn.Module | None, given: _Given) -> None:
+    def __init__(self, layer: nn.Module | None, placeholder: _Placeholder) -> None:
         super().__init__()
-        self.layer, self.given = layer, given
+        self.layer, self.placeholder = layer, placeholder
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> None:
         if self.layer is None:
             raise _Reached(hidden_states)
-        raise _Reached(self.layer(self.given.hidden, *args, **kwargs))
+        raise _Reached(self.layer(self.placeholder.hidden, *args, **kwargs))
 
 
 class Part(nn.Module):
-    """Some modules of a model, called by its own forward, in which all others are left out.
+    """Some modules of a model, called by the model's own forward with all others replaced.
 
-    What a layer is called with besides the hidden state is so found out anew.
+    The forward computes the other arguments of a layer, such as masks, again in each part.
     """
 
     def __init__(
-        self, order: Order, own: Sequence[nn.Module], stop: nn.Module | None = None
+        self, order: Order, modules: Sequence[nn.Module], stop: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self._given = _Given()
-        others: dict[nn.Module, nn.Module] = {
-            module: self._given
+        self._placeholder = _Placeholder()
+        replacements: dict[nn.Module, nn.Module] = {
+            module: self._placeholder
             for module in (*order.early, *order.layers, *order.late)
-            if module not in own
+            if module not in modules
         }
         if stop is not None:
-            others[stop] = _Stop(stop if stop in own else None, self._given)
-        self.model = _with(others, order.model, begins=own is order.early)
+            replacements[stop] = _Stop(stop if stop in modules else None, self._placeholder)
+        self.model = _replaced(order.model, replacements, begins=modules is order.early)
 
     def computed(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What the model gives for these arguments, or the layer at which the part stops."""
-        self._given.hidden = hidden
+        """Output of the model for these arguments, or of the layer at which the part stops."""
+        self._placeholder.hidden = hidden
         try:
             return self.model(*args, **kwargs)
         except _Reached as reached:
             return reached.hidden
         finally:
-            self._given.hidden = None
+            self._placeholder.hidden = None
 
 
-def _with(others: Mapping[nn.Module, nn.Module], module: nn.Module, *, begins: bool) -> nn.Module:
-    """The module with others in the places of some; what is around them is copied.
+def _replaced(
+    module: nn.Module, replacements: Mapping[nn.Module, nn.Module], *, begins: bool
+) -> nn.Module:
+    """Copy the module with some of its submodules replaced.
 
-    Parameters of its own are the same ones where the part begins the model, and missing elsewhere.
+    A copied module shares its own parameters if the part begins the model; else it has none.
     """
-    if module in others:
-        return others[module]
+    if module in replacements:
+        return replacements[module]
     children = {
-        name: None if child is None else _with(others, child, begins=begins)
+        name: None if child is None else _replaced(child, replacements, begins=begins)
         for name, child in module._modules.items()
     }
     if children == module._modules:
         return module
-    made = copy.copy(module)
-    made._modules = children
+    copied = copy.copy(module)
+    copied._modules = children
     if not begins:
-        made._parameters = {}
-    return made
+        copied._parameters = {}
+    return copied
 
 
 class _Chain(nn.Module):
-    """In the place of the model."""
+    """Calls the parts one after another, like the model."""
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Layers between which sequences are whole, where ranks have parts of them.  Imports torch."""
+"""Makes layers exchange activations so that attention sees full sequences.  Imports torch."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Exchange
 
 AXES = {"positions": 1, "heads": 2}
-"""Of what passes such a layer, (batch, positions, features): those of a head are neighbours."""
+"""Axes of a layer's activations, (batch, positions, features); a head's features are adjacent."""
 
 
 def problem_between(model: nn.Module, layers: Mapping[str, str]) -> CannotShard | None:
-    """Why `exchanging` cannot take such layers; None where it can."""
+    """The reason why `exchanging` cannot be applied to these layers, or None."""
     for pattern, side in layers.items():
         if not any(True for _ in _named(model, {pattern: side})):
             remedy = "name modules as model.named_modules() does"
             return CannotShard(f"its sequence_plan names {pattern}, which the model lacks", remedy)
         if side not in {"after", "before"}:
-            return CannotShard(
-                f"its sequence_plan has {side!r} for {pattern}", "use after or before"
-            )
+            reason = f"its sequence_plan has {side!r} for {pattern}"
+            return CannotShard(reason, "use after or before")
     return None
 
 
 def exchanging(model: nn.Module, layers: Mapping[str, str], exchange: Exchange) -> None:
-    """Exchange what the layers marked `after` give, and what those marked `before` are given.
+    """Add exchanges after layers marked `after` and before layers marked `before`.
 
-    What computes between them has whole sequences of some heads.
+    The modules between them compute full sequences of some of the heads.
     """
 
-    def after(_: nn.Module, __: Any, given: Tensor) -> Tensor:
-        return exchange.to_heads(given, **AXES)
+    def after(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        return exchange.to_heads(output, **AXES)
 
-    def before(_: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (exchange.to_positions(given[0], **AXES), *given[1:])
+    def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (exchange.to_positions(inputs[0], **AXES), *inputs[1:])
 
     for module, side in _named(model, layers):
         if side == "after":

@@ -22,10 +22,10 @@ def convolution_backward_flops(
     *rest: object,
     **_: object,
 ) -> int:
-    """As many as the forward pass for each gradient asked for, with groups or without.
+    """Operations of a convolution's backward pass: those of forward for each requested gradient.
 
-    torch's own formula multiplies the weight's gradient by the number of groups: a depthwise
-    convolution would count up to a thousand times too much.
+    torch's own formula multiplies the gradient of the weight by the number of groups, which counts
+    a depthwise convolution up to a thousand times too high.
     """
     transposed, output_mask = rest[4], rest[7]
     assert isinstance(output_mask, Sequence)
@@ -35,7 +35,7 @@ def convolution_backward_flops(
 
 
 class _OnMeta(nn.Module):
-    """Holds a model while it has other parameters, until backward passes have recomputed."""
+    """Holds a model while its parameters are replaced, until backward passes have recomputed."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _OnMeta(nn.Module):
 
 
 def flops_on_meta(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
-    """As `counted_flops`, with tensors on the meta device in place of the model's own meanwhile."""
+    """Count operations like `counted_flops`, with the model's tensors on the meta device."""
     holder = _OnMeta(model)
     stand_ins = {
         name: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
@@ -57,9 +57,9 @@ def flops_on_meta(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
 
 
 def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
-    """Operations of `loss` and its backward pass, the model in training mode; None if it fails.
+    """Count the operations of `loss` and its backward pass in training mode; None if it fails.
 
-    What activation checkpointing computes again is counted.
+    Recomputation by activation checkpointing is included.
     """
     modes = {module: module.training for module in model.modules()}
     backward = torch.ops.aten.convolution_backward
@@ -69,7 +69,7 @@ def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
         with torch.enable_grad(), counter:
             loss().backward()  # type: ignore[no-untyped-call]
     except Exception:
-        return None  # the model looks at values, or has an operator without a meta version
+        return None  # the model reads values, or uses an operator without a meta version
     finally:
         for module, training in modes.items():
             module.training = training

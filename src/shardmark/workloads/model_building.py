@@ -1,4 +1,4 @@
-"""Builds a classification model by name.  Imports torch: `models` holds the names."""
+"""Builds a model by name or from the user's function.  Imports torch; `models` has the names."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from shardmark.core.errors import InputError
 from shardmark.workloads.models import is_user_function, registered_names
 
 _WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
-"""What the libraries' constructors raise for arguments that they do not take."""
+"""Exceptions that constructors of models raise for wrong arguments."""
 _handed_out: WeakSet[nn.Module] = WeakSet()
-"""Modules with tensors of their own, of all models that this process has built."""
+"""Modules with tensors of their own, from all models that this process has built."""
 
 
 def build_model(
     name: str, model_options: Mapping[str, Any], *, classes: int, image_size: int, seed: int
 ) -> nn.Module:
-    """The same fp32 weights wherever it is called, on the CPU, in training mode.
+    """Build the model with the same fp32 weights in every process, on the CPU, in training mode.
 
-    Raises `InputError` where the model cannot be built with these options.
+    Raises `InputError` if the model cannot be built with these options.
     """
-    constructor, own_options = _constructor(name, image_size)
+    constructor, required = _constructor(name, image_size)
     with seeded(seed):
-        made = construct(name, constructor, own_options | {**model_options, "num_classes": classes})
-    made.train()  # a user's method may return nothing
-    return made
+        model = construct(name, constructor, required | {**model_options, "num_classes": classes})
+    model.train()  # a user's method may return nothing
+    return model
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's CPU generator begins with the seed, and is left as it was found."""
+    """Seed torch's CPU generator inside the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs too
         yield
@@ -53,8 +53,8 @@ def seeded(seed: int) -> Iterator[None]:
 def seed_generators(seed: int, *, on_gpu: bool = False) -> None:
     """Seed the generators of torch, numpy and Python, from which data, models and losses draw.
 
-    `torch.manual_seed` also queues the seed for every kind of accelerator that is not in use, with
-    the text of the call stack: on a CPU that takes up to a millisecond, 500 times the seeding.
+    `torch.manual_seed` also queues the seed for every accelerator that is not in use, with the text
+    of the call stack.  That takes up to a millisecond on a CPU, 500 times as long as seeding.
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
@@ -64,8 +64,8 @@ def seed_generators(seed: int, *, on_gpu: bool = False) -> None:
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Whatever draws inside leaves the generators of torch, numpy and Python as they were."""
+def preserved_generators() -> Iterator[None]:
+    """Restore the random state of torch, numpy and Python after the block."""
     python, arrays = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -76,27 +76,27 @@ def generators_kept() -> Iterator[None]:
 
 
 @torch.no_grad()
-def rounded_once(model: nn.Module, seed: int) -> nn.Module:
-    """Move each element of the trained parameters to a neighbouring number of its type, or not.
+def perturb_by_rounding(model: nn.Module, seed: int) -> nn.Module:
+    """Change each element of the trained parameters by one rounding step up, down or not at all.
 
-    The seed decides.  Parameters without memory stay.
+    The seed decides.  Parameters on the meta device are unchanged.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         if parameter.is_meta or not parameter.requires_grad:
             continue
         numbers = torch.view_as_real(parameter) if parameter.is_complex() else parameter
-        ways = torch.randint(-1, 2, numbers.shape, generator=generator)
-        target = torch.where(ways == 0, numbers, ways * torch.inf)
+        directions = torch.randint(-1, 2, numbers.shape, generator=generator)
+        target = torch.where(directions == 0, numbers, directions * torch.inf)
         numbers.copy_(torch.nextafter(numbers, target.to(numbers.dtype)))
     return model
 
 
 def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
-    """What `deepcopy` need not copy: parameters, which may be large, that a pass leaves alone.
+    """A `deepcopy` memo of parameters to share with a copy of the model, and not to copy.
 
-    An embedding with `max_norm` scales its rows in place.  Matrices of zeros, as some layers begin
-    with, would hide what is behind them: the copy gets others.
+    Embeddings with `max_norm` are copied, since a forward pass changes them.  Matrices of zeros,
+    with which some layers are initialised, would hide the layers before them: they are replaced.
     """
     scaled = {
         id(p)
@@ -115,7 +115,7 @@ def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
 def construct(
     name: str, constructor: Callable[..., object], arguments: Mapping[str, Any]
 ) -> nn.Module:
-    """Call it; `InputError` where it does not take the arguments, or makes something else."""
+    """Call the constructor; `InputError` if it rejects the arguments or returns no module."""
     try:
         model = constructor(**arguments)
     except _WRONG_OPTIONS as error:
@@ -132,8 +132,11 @@ def construct(
 
 
 def check_fresh(name: str, model: nn.Module) -> None:
-    """Raise `InputError` for a model that was used before: ranks build it anew for each evaluation,
-    and what shards or trains one must not change the next."""
+    """Raise `InputError` for a model that was used before.
+
+    Ranks build the model again for each evaluation, and sharding or training one copy must not
+    change the next.
+    """
     holders = [
         m for m in model.modules() if [*m.parameters(recurse=False), *m.buffers(recurse=False)]
     ]
@@ -146,11 +149,11 @@ def check_fresh(name: str, model: nn.Module) -> None:
     else:
         _handed_out.update(holders)
         return
-    raise InputError("workload.model", f"{name} {reason}", "return a new, whole model each time")
+    raise InputError("workload.model", f"{name} {reason}", "return a new model from every call")
 
 
 def _constructor(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
-    """The function to call and the arguments that the data and the benchmark ask of it."""
+    """The function to call, and the arguments that the data and the benchmark require."""
     if is_user_function(name):
         return user_function(name), {}
     if name == "vit_cifar":
@@ -196,7 +199,7 @@ def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, 
 
 
 def user_function(name: str, key: str = "workload.model") -> Callable[..., object]:
-    """`package.module:function`, found from the current folder, too; or `file.py:function`."""
+    """Import `package.module:function`, also from the current folder, or `file.py:function`."""
     module_name, _, function_name = name.rpartition(":")
     file = Path(module_name).expanduser().absolute() if module_name.endswith(".py") else None
     folder = str(Path.cwd() if file is None else file.parent)
@@ -215,15 +218,14 @@ def user_function(name: str, key: str = "workload.model") -> Callable[..., objec
 
 
 def _from_file(file: Path) -> ModuleType:
-    """The file as a module of its own, whatever else has its name."""
-    # Another folder may hold a file of the same name.
+    """Import the file under a name of its own: another folder may have a file of that name."""
     name = f"shardmark_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name not in sys.modules:
         spec = spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None, "a file of Python has a loader"
         module = module_from_spec(spec)
-        sys.modules[name] = module  # as `import` does: data classes look themselves up there
+        sys.modules[name] = module  # like `import`: dataclasses look themselves up there
         try:
             spec.loader.exec_module(module)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Which classification models there are, found without importing torch."""
+"""Names of classification models, found without importing torch."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ OTHER_MODELS: dict[str, str] = {
     "package.module:function": "your own, or folder/file.py:function: called with num_classes=N and"
     " model_options",
 }
-"""How to name the models that are not in the table; a line each for `list models`."""
+"""Forms of names for models outside the table, one line each for `list models`."""
 
 _USER_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _FILE_FUNCTION = re.compile(r".+\.py:[A-Za-z_]\w*")
 _SETS_ATTRIBUTES = frozenset({"setattr", "__setattr__", "__getattr__", "__dict__", "vars"})
-"""With one of them a class may have methods that its source does not name."""
+"""Names in the source of a class that may define methods which the source does not show."""
 _REGISTERED = re.compile(r"^@register_model\b(\([^)]*\))?\s*\n(?:.*\n)*?def (\w+)\(", re.MULTILINE)
 
 
 def is_user_function(name: str) -> bool:
-    """Whether the name has the form `package.module:function` or `folder/file.py:function`."""
+    """True for names of the form `package.module:function` or `folder/file.py:function`."""
     forms = (_USER_FUNCTION, _FILE_FUNCTION)
     return not name.startswith(("timm:", "hf:")) and any(form.fullmatch(name) for form in forms)
 
 
 def model_known(name: str) -> bool:
-    """Whether the name can be built here; a user's function is looked up in its source."""
+    """True if the model can be built here; a user's function is looked up in its source."""
     if is_user_function(name):
         return user_function_problem(name) is None
     if name.startswith("timm:"):
@@ -60,7 +60,7 @@ def model_known(name: str) -> bool:
 
 
 def check_model_name(name: str) -> None:
-    """Raise `ValueError` that says what is wrong with the name and which are nearest."""
+    """Raise `ValueError` with the problem and the nearest names, unless the name is valid."""
     if model_known(name):
         return
     if is_user_function(name):
@@ -79,7 +79,7 @@ def check_model_name(name: str) -> None:
 
 
 def check_function_spelling(name: str) -> None:
-    """Raise `ValueError` for `my_models.cnn` where `my_models:cnn` is a function of the user's."""
+    """Raise `ValueError` for `my_models.cnn` if the user's function is `my_models:cnn`."""
     module, _, function = name.rpartition(".")
     if is_user_function(f"{module}:{function}") and model_known(f"{module}:{function}"):
         raise ValueError(f"unknown model {name!r}; did you mean {module}:{function}?")
@@ -94,18 +94,18 @@ def registered_names(library: str) -> frozenset[str]:
     names: set[str] = set()
     for path in sorted((Path(spec.origin).parent / "models").glob("[!_]*.py")):
         for argument, function in _REGISTERED.findall(path.read_text(encoding="utf-8")):
-            given = re.search(r"[\"'](\w+)[\"']", argument)
-            names.add(given[1] if given else function)
+            registered = re.search(r"[\"'](\w+)[\"']", argument)
+            names.add(registered[1] if registered else function)
     return frozenset(names)
 
 
 def _timm_base(name: str) -> str:
-    """timm's names may end in a tag of pretrained weights, `resnet50.a1_in1k`."""
+    """The name without the tag of pretrained weights, as in `resnet50.a1_in1k`."""
     return name.removeprefix("timm:").partition(".")[0]
 
 
 def user_function_problem(name: str, methods: Collection[str] = ()) -> str | None:
-    """Why the user's function, or class with those methods, cannot be used, by its source."""
+    """Problem of the user's function, or class with these methods, by its source, or None."""
     module, _, function = name.rpartition(":")
     if module.endswith(".py"):
         origin: str | None = str(Path(module).expanduser())
@@ -114,35 +114,36 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
     else:
         spec = find_without_import(module)
         if spec is None:
-            return f"no module {module!r} is installed, or lies{looked_in(module)}"
+            return f"no module {module!r} is installed or exists{looked_in(module)}"
         origin = spec.origin
     if origin is None or not origin.endswith(".py"):
         return None
     try:
         tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
-        return f"{origin} is no Python source: {error}"
+        return f"{origin} is not valid Python source: {error}"
     names = _bound_names(tree)
     if function not in names and names.isdisjoint(("*", "__getattr__")):
         defined = [n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)]
         by_case = {name.lower(): name for name in defined}
-        near = [by_case[n] for n in get_close_matches(function.lower(), by_case, n=1)]
-        listed = f"nearest: {near[0]}" if near else f"it has {', '.join(defined) or 'none at all'}"
-        return f"{origin} has no {function!r}; {listed}"
-    missing, needed = ", ".join(_missing_methods(tree, function, methods)), ", ".join(methods)
-    return f"{origin}: class {function} has no {missing}; needed are {needed}" if missing else None
+        nearest = [by_case[n] for n in get_close_matches(function.lower(), by_case, n=1)]
+        available = f"it has {', '.join(defined) or 'no functions or classes'}"
+        return f"{origin} has no {function!r}; {f'nearest: {nearest[0]}' if nearest else available}"
+    missing = ", ".join(_missing_methods(tree, function, methods))
+    required = ", ".join(methods)
+    return f"{origin}: class {function} has no {missing}; required: {required}" if missing else None
 
 
 def looked_in(path: str | Path) -> str:
-    """` in the current folder ... or beside the experiment file`, for a relative path."""
+    """The places where a relative path is looked up, as the end of a message; else empty."""
     relative = not Path(path).expanduser().is_absolute()
     return f" in the current folder {Path.cwd()} or beside the experiment file" if relative else ""
 
 
 def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
-    """`find_spec` would import the parent packages, and they may import torch.
+    """Find a module like `find_spec`, which imports parent packages, and these may import torch.
 
-    `folders` come before those that Python looks in.
+    `folders` are searched before Python's own.
     """
     locations: list[str] | None = [*map(str, folders), str(Path.cwd()), *sys.path]
     spec: ModuleSpec | None = None
@@ -159,23 +160,23 @@ def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec
 
 
 def _missing_methods(tree: ast.Module, name: str, methods: Collection[str]) -> list[str]:
-    """None are where something may bring them that the class itself does not show."""
+    """Required methods that the class lacks; empty if it may get them in another way."""
     classes = [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == name]
     if len(classes) != 1 or classes[0].bases or classes[0].keywords or classes[0].decorator_list:
         return []
     inside = list(ast.walk(classes[0]))
     attributes = [node for node in inside if isinstance(node, ast.Attribute)]
-    there = _bound_names(classes[0])
+    available = _bound_names(classes[0])
     used = {node.id for node in inside if isinstance(node, ast.Name)}
     used |= {node.attr for node in attributes}
-    if not _SETS_ATTRIBUTES.isdisjoint(there | used):
+    if not _SETS_ATTRIBUTES.isdisjoint(available | used):
         return []
-    there |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
-    return [method for method in methods if method not in there]
+    available |= {node.attr for node in attributes if isinstance(node.ctx, ast.Store)}
+    return [method for method in methods if method not in available]
 
 
 def _bound_names(tree: ast.AST) -> set[str]:
-    """Every name that is bound somewhere below, and `*` where everything is imported."""
+    """Names that the tree binds, and `*` if it imports everything from a module."""
     names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""What the options of every task have in common.  Imports no torch."""
+"""Options that all tasks have in common.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from shardmark.workloads.models import is_user_function, looked_in
 
 
 class WorkloadOptions(Model):
-    """What every task lets the user choose; the field `name` says which task it is."""
+    """Base class of the options of a task; the field `name` identifies the task."""
 
     verified_samples: ClassVar[int]
-    """Most validation samples that a verification evaluates."""
+    """Maximum number of validation samples that a verification evaluates."""
     on_pictures: ClassVar[bool] = True
-    """Whether its models may have convolutions on pictures."""
+    """True if the models of the task may have convolutions over images."""
 
     name: str
     training_samples: PositiveInt | None = None
-    """Train on so many samples, drawn from the seed; null takes all."""
+    """Number of training samples, a random subset drawn from the seed; null uses all."""
     validation_samples: PositiveInt | None = None
-    """Validate on so many samples, drawn from the seed; null takes all."""
+    """Number of validation samples, a random subset drawn from the seed; null uses all."""
     loader_workers: NonNegativeInt = 0
-    """Processes of each rank that make batches ahead; 0 makes them inside the step."""
+    """Worker processes per rank that prepare batches; 0 prepares them inside the step."""
 
     @property
     def data_name(self) -> str:
-        """What messages call the data."""
+        """Name of the data in messages."""
         return "the data set"
 
     @property
     def casts_parameters(self) -> bool:
-        """Whether its models compute with 16-bit parameters, as far as is known."""
+        """True unless the models are known to fail with 16-bit parameters."""
         return True
 
     @property
     def fetches_data(self) -> bool:
-        """Whether looking for the data may download them."""
+        """True if `check_data` may download the data."""
         return False
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """Where every sample has as many; None where they differ, or are not made of tokens."""
+        """Tokens in every sample; None if samples differ in length or have no tokens."""
         return None
 
     def user_modules(self) -> tuple[str, ...]:
-        """Modules of the user's that the task imports."""
+        """User modules that the task imports."""
         return ()
 
     def loads(self) -> tuple[str, ...]:
-        """Modules of libraries that the task imports only for such options."""
+        """Library modules that the task imports only for these options."""
         return ()
 
     def check_sample_counts(self, training: int, validation: int) -> int:
-        """The number of training samples; `InputError` where more are asked for than there are."""
+        """Number of training samples; `InputError` if the options ask for more than there are."""
         for key, wanted, available in (
             ("training_samples", self.training_samples, training),
             ("validation_samples", self.validation_samples, validation),
@@ -72,14 +72,14 @@ class WorkloadOptions(Model):
 
 
 class ModelOptions(WorkloadOptions):
-    """What every task with a model by name and data of ours lets the user choose."""
+    """Base class of the options of a task with a named model and a built-in data set."""
 
     model: str
     model_options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments passed to the model as they are."""
+    """Keyword arguments that are passed to the model unchanged."""
     dataset: str
     data_dir: str | None = None
-    """Folder that holds the data set's layout; `~` expands."""
+    """Folder of the data set; `~` is expanded."""
 
     @property
     def data_name(self) -> str:
@@ -87,8 +87,8 @@ class ModelOptions(WorkloadOptions):
 
     @property
     def folder(self) -> Path:
-        """`data_dir` as a path.  Raises `DataError` for one that cannot be looked at."""
-        assert self.data_dir is not None, "checked for the data sets that ask"
+        """`data_dir` as a path.  Raises `DataError` if it cannot be accessed."""
+        assert self.data_dir is not None, "the options require it for this data set"
         try:
             folder = Path(self.data_dir).expanduser()
             folder.exists()
@@ -97,21 +97,24 @@ class ModelOptions(WorkloadOptions):
             raise DataError(self.data_dir[:60], reason, "name another data_dir") from None
         return folder
 
-    def no_folder(self, remedy: str, what: str = "no such folder") -> DataError:
-        """The error of a `data_dir` that is missing, or no folder."""
-        found = "is not a folder" if self.folder.exists() else f"{what}{looked_in(self.folder)}"
-        return DataError(f"workload.data_dir: {self.folder}", found, remedy)
+    def no_folder(self, remedy: str, problem: str = "no such folder") -> DataError:
+        """The error for a `data_dir` that is missing or is not a folder."""
+        if self.folder.exists():
+            problem = "is not a folder"
+        else:
+            problem += looked_in(self.folder)
+        return DataError(f"workload.data_dir: {self.folder}", problem, remedy)
 
     def user_modules(self) -> tuple[str, ...]:
         return (self.model.rpartition(":")[0],) if is_user_function(self.model) else ()
 
 
 class PictureOptions(ModelOptions):
-    """What every task on pictures lets the user choose."""
+    """Base class of the options of a task on images."""
 
     download: bool = False
     on_broken: Literal["fail", "skip"] = "fail"
-    """Unreadable picture: end the trial, or train on the next readable one and report it."""
+    """Unreadable image: end the trial, or use the next readable image and report it."""
 
     @property
     def fetches_data(self) -> bool:

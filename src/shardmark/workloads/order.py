@@ -1,4 +1,4 @@
-"""Which samples a shard takes in which step: the same for every strategy and number of ranks."""
+"""The order of samples in steps and shards, the same for every strategy and number of ranks."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ _STREAMS = {
 
 
 class Source(Protocol):
-    """One split of a data set."""
+    """A split of a data set: training or validation."""
 
     def __len__(self) -> int: ...
 
     def select(self, ids: NDArray[np.int64]) -> Self:
-        """Only these samples, numbered anew from 0."""
+        """Source of these samples only, numbered from 0."""
 
 
 Sampled = TypeVar("Sampled", bound=Source)
 
 
 def every_step(shard: Shard) -> Iterator[StepShard]:
-    """The same share of step after step, endlessly."""
+    """Yield the same shard of every step, endlessly."""
     return (StepShard(step=step, shard=shard) for step in itertools.count())
 
 
 def generator(seed: int, stream: str, *more: int) -> np.random.Generator:
-    """Random numbers that depend on the arguments alone; one independent stream for each use."""
+    """Random generator that depends on the arguments alone; streams are independent."""
     entropy = np.random.SeedSequence((seed, _STREAMS[stream], *more))
     return np.random.Generator(np.random.Philox(entropy))
 
 
 def epoch_order(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
-    """Sample index at each position of the epoch."""
+    """Sample index at each position of the epoch: a random permutation."""
     return generator(seed, "order", epoch).permutation(samples).astype(np.int64, copy=False)
 
 
 def reduced(source: Sampled, wanted: int | None, *, seed: int, split: int) -> Sampled:
-    """`wanted` of the source's samples, drawn from the seed and in their order; None takes all."""
+    """Random subset of `wanted` samples, in their original order; None returns the source."""
     available = len(source)
     if wanted is None or wanted >= available:
         return source
@@ -68,29 +68,29 @@ def reduced(source: Sampled, wanted: int | None, *, seed: int, split: int) -> Sa
 
 
 def seed_of(seed: int, stream: str, *more: int) -> int:
-    """A seed, 63 bits as torch takes them, that depends on the arguments alone."""
+    """A 63-bit seed for torch that depends on the arguments alone."""
     entropy = np.random.SeedSequence((seed, _STREAMS[stream], *more))
     return int(entropy.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """One shard's part of one step."""
+    """The samples of a shard in a step."""
 
     epoch: int
     positions: slice
-    """Places in the epoch's order."""
+    """Positions in the order of the epoch."""
     ids: NDArray[np.int64]
     step_weight: float
-    """Of the whole step, all shards together."""
+    """Sum of the sample weights of the step, over all shards."""
     weights: tuple[float, ...] | None = None
-    """Of each sample; None where each weighs 1."""
+    """Weight of each sample; None if each weighs 1."""
 
 
 class ShardOrder:
-    """A pure function of the step; the epoch's order is kept while it lasts.
+    """The samples of every step, as a pure function of the step.
 
-    `weights` has one of each sample; without, each weighs 1.
+    `weights` has the weight of each sample; None means that each weighs 1.
     """
 
     def __init__(
@@ -119,24 +119,27 @@ class ShardOrder:
         self._order = np.empty(0, np.int64)
 
     def at(self, step: int, shard: Shard) -> Share:
-        """That shard's part of that step; as many shards as were announced."""
+        """The samples of the shard in the step.  The number of shards must not change."""
         epoch, step_of_epoch = divmod(step, self._samples // self._plan.global_batch)
         if epoch != self._epoch:
             self._order = epoch_order(self._plan.seed, epoch, self._samples)
             self._epoch = epoch
-        whole, per_shard = self._plan.global_batch, self._plan.global_batch // shard.count
-        step_start = step_of_epoch * whole
+        global_batch = self._plan.global_batch
+        per_shard = global_batch // shard.count
+        step_start = step_of_epoch * global_batch
         start = step_start + shard.index * per_shard
         positions = slice(start, start + per_shard)
         ids = self._order[positions]
         if self._weights is None:
-            return Share(epoch=epoch, positions=positions, ids=ids, step_weight=float(whole))
-        step_weight = float(self._weights[self._order[step_start : step_start + whole]].sum())
+            weight = float(global_batch)
+            return Share(epoch=epoch, positions=positions, ids=ids, step_weight=weight)
+        step_ids = self._order[step_start : step_start + global_batch]
+        step_weight = float(self._weights[step_ids].sum())
         if step_weight == 0:
             raise DataError(
                 "training set",
-                f"the {whole} samples of step {step + 1} weigh 0 together",
-                "leave out samples that weigh nothing, or use a larger batch",
+                f"the weights of the {global_batch} samples of step {step + 1} sum to 0",
+                "remove samples of weight 0, or use a larger batch",
             )
         return Share(
             epoch=epoch,
@@ -147,16 +150,16 @@ class ShardOrder:
         )
 
 
-def checked_weights(given: ArrayLike, samples: int, what: str = "weights") -> NDArray[np.float64]:
-    """One number for each sample, finite and at least 0; `DataError` where not."""
-    numbers = np.asarray(given, np.float64)
+def checked_weights(values: ArrayLike, samples: int, name: str = "weights") -> NDArray[np.float64]:
+    """Convert to one finite, non-negative number per sample; raises `DataError` otherwise."""
+    numbers = np.asarray(values, np.float64)
     if numbers.shape != (samples,):
         raise DataError(
             "training set",
-            f"{what} of shape {numbers.shape} for {samples} samples",
+            f"{name} of shape {numbers.shape} for {samples} samples",
             "one number for each sample",
         )
     if not (np.isfinite(numbers) & (numbers >= 0)).all():
-        found = f"one of its {what} is negative or not finite"
-        raise DataError("training set", found, "numbers of 0 and more")
+        problem = f"one of its {name} is negative or not finite"
+        raise DataError("training set", problem, "use finite numbers of at least 0")
     return numbers

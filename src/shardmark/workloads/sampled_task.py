@@ -1,4 +1,4 @@
-"""What all tasks do alike: batches in order, made ahead where asked, weighed, errors noted."""
+"""The base class of all tasks: ordered, weighted batches, prefetched by worker processes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 
 class Reading(Protocol):
-    """Some samples as they are stored, or a batch made of them."""
+    """Samples read from a data set, or a batch made of them."""
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """One line for each unreadable sample met while making it."""
+        """Messages about unreadable samples, one line each."""
 
 
 Item = TypeVar("Item")
@@ -45,14 +45,14 @@ BatchMade = TypeVar("BatchMade", bound="SampledBatch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledBatch:
-    """Some samples of one step, ready for the model; tasks add what they consist of."""
+    """Samples of one step, ready for the model.  Tasks derive from it and add the contents."""
 
     sample_ids: tuple[int, ...]
-    """Index of each sample in the training set, in order."""
+    """Index of each sample in the training set."""
     step_weight: float
-    """Of the whole step, all shares and micro-batches together."""
+    """Sum of the weights of all ranks and micro-batches of the step."""
     sample_weights: tuple[float, ...] | None = None
-    """Of each sample; None where each weighs 1."""
+    """Weight of each sample; None if each weighs 1."""
     errors: tuple[str, ...] = ()
 
     @property
@@ -63,7 +63,7 @@ class SampledBatch:
         return len(self.sample_ids)
 
     def to(self, device: torch.device) -> Self:
-        """A copy on the device; asynchronous where the memory is pinned."""
+        """Copy the batch to the device, asynchronously from pinned memory."""
 
         def moved(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=tensor.is_pinned())
@@ -71,39 +71,39 @@ class SampledBatch:
         return self if device.type == "cpu" else self._with_contents(moved)
 
     def pin_memory(self) -> Self:
-        """A copy in page-locked memory; the loader's pinning thread calls it."""
+        """Copy the batch to page-locked memory; called by the pinning thread of the data loader."""
         return self._with_contents(Tensor.pin_memory)
 
     def split(self, parts: int) -> tuple[Self, ...]:
-        """Consecutive micro-batches of equally many samples; `InputError` if they cannot be."""
+        """Split into consecutive micro-batches of equal size; `InputError` if that fails."""
         if parts == 1:
             return (self,)
         samples = len(self)
         if samples % parts:
             raise InputError(
                 "recipe.gradient_accumulation",
-                f"a rank's {samples} samples cannot be cut into {parts} equal micro-batches",
+                f"a rank's {samples} samples cannot be split into {parts} equal micro-batches",
                 f"a divisor of {samples}",
             )
         size = samples // parts
-        return tuple(self._cut(slice(at, at + size)) for at in range(0, samples, size))
+        return tuple(self._slice(slice(at, at + size)) for at in range(0, samples, size))
 
-    def _cut(self, which: slice) -> Self:
-        weights = None if self.sample_weights is None else self.sample_weights[which]
+    def _slice(self, rows: slice) -> Self:
+        weights = None if self.sample_weights is None else self.sample_weights[rows]
         return replace(
             self,
-            sample_ids=self.sample_ids[which],
+            sample_ids=self.sample_ids[rows],
             sample_weights=weights,
             errors=(),
-            **self._contents_of(which),
+            **self._sliced_contents(rows),
         )
 
-    def _contents_of(self, which: slice) -> dict[str, Any]:
+    def _sliced_contents(self, rows: slice) -> dict[str, Any]:
         contents = self._contents().items()
-        return {name: cut(value, which, len(self)) for name, value in contents}
+        return {name: slice_samples(value, rows, len(self)) for name, value in contents}
 
     def _contents(self) -> dict[str, Any]:
-        """The fields that a task adds."""
+        """The fields that the task has added."""
         added = fields(self)[len(fields(SampledBatch)) :]
         return {field.name: getattr(self, field.name) for field in added}
 
@@ -113,24 +113,24 @@ class SampledBatch:
 
 
 def with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed; other values stay."""
+    """Apply `change` to every tensor of a nested structure; other values are kept."""
     if isinstance(value, Tensor):
         return change(value)
     return _with_items(value, lambda item: with_tensors(item, change))
 
 
 def _with_items(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same type with its items changed; what is none stays."""
+    """Apply `change` to the items of a container; a value that is none is returned unchanged."""
     if isinstance(value, dict | UserDict):
-        made = copy.copy(value)
+        copied = copy.copy(value)
         for key, item in value.items():
-            made[key] = change(item)
-        return made
-    if isinstance(value, Mapping):  # a copy may share what it holds
+            copied[key] = change(item)
+        return copied
+    if isinstance(value, Mapping):  # a shallow copy might share its items
         return {key: change(item) for key, item in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        given = [field.name for field in fields(value) if field.init]
-        return replace(value, **{name: change(getattr(value, name)) for name in given})
+        names = [field.name for field in fields(value) if field.init]
+        return replace(value, **{name: change(getattr(value, name)) for name in names})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(change, value))
     if isinstance(value, list | tuple):
@@ -138,74 +138,74 @@ def _with_items(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def cut(value: Any, which: slice, samples: int) -> Any:
-    """What some samples have of a batch's content; single numbers and texts stay.
+def slice_samples(value: Any, rows: slice, samples: int) -> Any:
+    """Select some samples of a batch's content; single numbers and strings are kept.
 
-    A sequence holds either an item of each sample or parts that have them.  Raises `InputError`
-    where neither is so, or both.
+    A sequence has either one item per sample, or items that each hold all samples.  Raises
+    `InputError` if neither is true, or both.
     """
     if isinstance(value, _SINGLE):
         return value
     if isinstance(value, _ARRAY):
         if value.ndim > 0 and len(value) == samples:
-            return value[which]
-        raise _uncuttable(f"a tensor of shape {tuple(value.shape)}", samples)
-    parts = partial(cut, which=which, samples=samples)
+            return value[rows]
+        raise _cannot_split(f"a tensor of shape {tuple(value.shape)}", samples)
+    slice_item = partial(slice_samples, rows=rows, samples=samples)
     sequence = isinstance(value, list | tuple) and not hasattr(value, "_fields")
     single = sequence and all(isinstance(item, _SINGLE) for item in value)
     if not sequence or len(value) != samples:
-        known = isinstance(value, Mapping | list | tuple) or is_dataclass(value)
-        if not known or (single and value):
+        supported = isinstance(value, Mapping | list | tuple) or is_dataclass(value)
+        if not supported or (single and value):
             items = f" of {len(value)} items" if single else ""
-            raise _uncuttable(f"a {type(value).__name__}{items}", samples)
-        return _with_items(value, parts)
-    alike = len(set(map(_kind, value))) == 1
-    if single or (alike and isinstance(value[0], Mapping)):
-        return value[which]
+            raise _cannot_split(f"a {type(value).__name__}{items}", samples)
+        return _with_items(value, slice_item)
+    homogeneous = len(set(map(_signature, value))) == 1
+    if single or (homogeneous and isinstance(value[0], Mapping)):
+        return value[rows]
     try:
-        made = _with_items(value, parts)
+        sliced = _with_items(value, slice_item)
     except InputError:
-        return value[which]
-    if alike:
-        kind = type(value).__name__
-        raise _uncuttable(f"a {kind} of {samples} items that have {samples} each", samples)
-    return made
+        return value[rows]
+    if homogeneous:
+        name = type(value).__name__
+        raise _cannot_split(f"a {name} of {samples} items that have {samples} each", samples)
+    return sliced
 
 
 _ARRAY = (Tensor, np.ndarray)
 _SINGLE = (str, bytes, int, float, complex, np.generic, type(None))
 
 
-def _kind(item: Any) -> Hashable:
-    """Equal for what may be the same part of several samples."""
+def _signature(item: Any) -> Hashable:
+    """A key that is equal for items that may belong to different samples of one content."""
     if isinstance(item, _ARRAY):
         return (item.ndim, item.dtype)
     if isinstance(item, Mapping):
         return frozenset(item)
-    first = _kind(item[0]) if isinstance(item, list | tuple) and item else None
+    first = _signature(item[0]) if isinstance(item, list | tuple) and item else None
     return (type(item), first)
 
 
-def _uncuttable(content: str, samples: int) -> InputError:
+def _cannot_split(content: str, samples: int) -> InputError:
     return InputError(
         "recipe.gradient_accumulation",
-        f"a batch of {samples} samples has {content}, which cannot be cut into micro-batches",
-        "let collate make dictionaries of tensors whose first axis is the sample",
+        f"a batch of {samples} samples has {content}, which cannot be split into micro-batches",
+        "let collate return dictionaries of tensors whose first axis is the sample",
     )
 
 
 class SampledTask(Workload, Generic[Split, BatchMade]):
-    """The part of a `Workload` that does not depend on what is to be learned.
+    """Implements the parts of a `Workload` that all tasks share.
 
-    Where the options ask for fewer samples, they are drawn from the seed.
+    If the options ask for fewer samples, a random subset is drawn from the seed.
     """
 
     _training_weights: NDArray[np.float64] | None = None
-    """Of each training sample; without, each weighs 1."""
+    """Weight of each training sample; None if each weighs 1."""
     _counted_samples: ClassVar[int] = 4
-    """Training samples whose operations are counted."""
+    """Number of training samples whose operations are counted."""
     _evaluation_batch: int
-    """Validation samples in a batch."""
+    """Number of validation samples in a batch."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
         self._training = reduced(training, options.training_samples, seed=seed, split=0)
         self._validation = reduced(validation, options.validation_samples, seed=seed, split=1)
         self._synthetic = synthetic
-        self._errors = dict.fromkeys(notes)  # a set that keeps its order
+        self._errors = dict.fromkeys(notes)  # an ordered set
 
     @property
     def training_samples(self) -> int:
@@ -247,7 +247,7 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[BatchMade]:
-        """Raises `DataError` at once for a training set smaller than one step."""
+        """Yield the shard's batches; raises `DataError` if the data are smaller than one step."""
         order = ShardOrder(self.training_samples, plan, shard, self._training_weights)
 
         def make(step_shard: StepShard) -> BatchMade:
@@ -257,34 +257,34 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
 
     @abstractmethod
     def _training_batch(self, plan: BatchPlan, share: Share) -> BatchMade:
-        """Read and augment one shard's part of one step; perhaps in another process."""
+        """Read and augment the samples of one shard and step; may run in a worker process."""
 
     def _validated(self, make: Callable[[NDArray[np.int64]], Made], shard: Shard) -> Iterator[Made]:
-        """`make(ids)` of the shard's batches of consecutive validation samples.
+        """Yield the shard's validation batches: `make(ids)` of consecutive samples.
 
-        Batch number i goes to shard i modulo `count`, so that batches do not depend on the number
-        of ranks.  Before each one the generators are seeded by its first sample: a loss or a model
-        that draws random numbers draws the same ones wherever the batch is evaluated.
+        Batch i belongs to shard i modulo `count`, so that batches do not depend on the number of
+        ranks.  The generators are seeded before each batch by its first sample, so that a loss or
+        a model draws the same random numbers on whichever rank evaluates the batch.
         """
-        at_once = self._evaluation_batch
-        starts = range(shard.index * at_once, self.validation_samples, shard.count * at_once)
+        size = self._evaluation_batch
+        starts = range(shard.index * size, self.validation_samples, shard.count * size)
 
-        def of(start: int) -> Made:
-            return make(np.arange(start, min(start + at_once, self.validation_samples)))
+        def make_batch(start: int) -> Made:
+            return make(np.arange(start, min(start + size, self.validation_samples)))
 
-        for start, made in zip(starts, self._in_order(of, starts), strict=True):
+        for start, batch in zip(starts, self._in_order(make_batch, starts), strict=True):
             seed = seed_of(self._seed, "evaluation", start)
             seed_generators(seed, on_gpu=gpu_in_use())
-            yield made
+            yield batch
 
     def _in_order(self, make: Callable[[Item], Made], items: Iterable[Item]) -> Iterator[Made]:
-        """`make(item)` for each of the items; notes what could not be read."""
-        for made in _made_ahead(make, items, self._workers):
-            self._errors.update(dict.fromkeys(made.errors))
-            yield made
+        """Yield `make(item)` for each item, and collect the errors."""
+        for batch in _prefetched(make, items, self._workers):
+            self._errors.update(dict.fromkeys(batch.errors))
+            yield batch
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Counted while some samples are really passed: what a task does may depend on them."""
+        """Count the operations while real samples are passed: a task may depend on the data."""
         spread = np.linspace(0, self.training_samples - 1, self._counted_samples)
         ids = np.unique(spread.astype(np.int64))
         count, weights = len(ids), self._training_weights
@@ -297,13 +297,13 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
         )
         plan = BatchPlan(global_batch=count, seed=self._seed)
         batch = self._training_batch(plan, share).to(torch.device("cpu"))
-        copied = copy.deepcopy(model)  # the passes leave gradients and batch norms' statistics
+        copied = copy.deepcopy(model)  # the passes change gradients and batch norm statistics
         total = counted_flops(copied, lambda: self.loss(copied, batch).total)
         return None if total is None else total // count or None
 
 
 def added(parts: Iterable[object]) -> dict[str, Any]:
-    """The sums of all parts, which each map names to sums."""
+    """Add up the values of the same name in all parts, which are mappings of names to sums."""
     sums: dict[str, Any] = {}
     for part in parts:
         for name, value in cast("Mapping[str, Any]", part).items():
@@ -312,26 +312,26 @@ def added(parts: Iterable[object]) -> dict[str, Any]:
 
 
 def checked_logits(returned: object, shape: tuple[int, ...], model: str) -> Tensor:
-    """What the model returned; `InputError` unless it is one tensor of that shape."""
+    """Return the model's output; `InputError` unless it is one tensor of that shape."""
     if isinstance(returned, Tensor) and tuple(returned.shape) == shape:
         return returned
-    kind = type(returned).__name__
+    description = type(returned).__name__
     if isinstance(returned, Tensor):
-        kind = f"tensor of shape {tuple(returned.shape)}"
+        description = f"tensor of shape {tuple(returned.shape)}"
     raise InputError(
         "workload.model",
-        f"{model} returns a {kind}",
+        f"{model} returns a {description}",
         f"expected one tensor of shape {shape}: the logit of each class in the last axis",
     )
 
 
 def gpu_in_use() -> bool:
-    """Whether this process has set up CUDA; asking does not."""
+    """True if this process has initialised CUDA.  Does not initialise it."""
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 class _Items(Dataset[Made | ShardmarkError], Generic[Item, Made]):
-    """What is made of an item, or the error it met: a loader loses an error's type."""
+    """Makes batches, and returns errors instead of raising them: a loader loses their type."""
 
     def __init__(self, make: Callable[[Item], Made]) -> None:
         self._make = make
@@ -343,10 +343,10 @@ class _Items(Dataset[Made | ShardmarkError], Generic[Item, Made]):
             return error
 
 
-def _made_ahead(
+def _prefetched(
     make: Callable[[Item], Made], items: Iterable[Item], workers: int
 ) -> Iterator[Made]:
-    """Two batches ahead in each of the worker processes, or in this one when asked for."""
+    """Yield batches that worker processes prepare two ahead each; without workers, in this one."""
     if workers == 0:
         yield from map(make, items)
         return
@@ -367,7 +367,7 @@ def _made_ahead(
         yield made
     else:
         return
-    # Ends its processes.  An error's traceback would keep them until garbage is collected, when
-    # they no longer hear that they are to end, and are waited for in vain for 5 seconds each.
+    # Stop the workers now.  The error's traceback would keep them alive until garbage collection,
+    # when they no longer receive the signal to stop and each is waited for 5 seconds in vain.
     del loader
     raise made

@@ -100,7 +100,7 @@ def test_a_causal_model_must_not_see_what_follows(
     given = chosen.model_dump(exclude_unset=True) | own
     task = build_workload(LanguageOptions.model_validate(given), 5)
     if sees == "what follows":
-        with pytest.raises(InputError, match=r"sees what follows.*objective: masked"):
+        with pytest.raises(InputError, match=r"is not causal.*objective: masked"):
             task.build_model()
         masked = LanguageOptions.model_validate(given | {"objective": "masked"})
         assert build_workload(masked, 5).build_model()

@@ -261,17 +261,17 @@ def test_the_standard_library() -> None:
 @pytest.mark.parametrize(
     ("dataset", "files", "message"),
     [
-        ("text", {}, "holds no files of text"),
-        ("text", {"a.txt": b"short"}, "no training sample of 256 tokens"),
-        ("jsonl", {"a.jsonl": b'{"other": 1}'}, r"a.jsonl:1: no JSON object with text under 'te"),
-        ("jsonl", {"a.jsonl": b'{"text": 1}'}, "a.jsonl:1: no JSON object with text"),
+        ("text", {}, "has no files of the format text"),
+        ("text", {"a.txt": b"short"}, "too short for a training sample of 256"),
+        ("jsonl", {"a.jsonl": b'{"other": 1}'}, r"a.jsonl:1: has no JSON object with a string"),
+        ("jsonl", {"a.jsonl": b'{"text": 1}'}, "a.jsonl:1: has no JSON object"),
         ("parquet", {"a.parquet": b"PAR1"}, "cannot be read"),
         ("arrow", {"state.json": b"{}"}, "cannot be read"),
         ("jsonl", {"a.jsonl.gz": b"text"}, "a.jsonl.gz: cannot be read .Not a gzipped file"),
         ("jsonl", {"a.jsonl.gz": gzip.compress(b"{}")[:-9]}, "a.jsonl.gz: cannot be read .Compr"),
         ("text", {"a.txt": "/nowhere"}, r"a.txt: cannot be read .No such file"),
         ("text", {"a.txt": "/proc/self/mem"}, "a.txt: cannot be read .Input/output error"),
-        ("tokens", {}, "holds 0 .bin files"),
+        ("tokens", {}, "has 0 .bin files"),
         ("tokens", {"a.bin": b"123"}, "cannot be mapped"),
         ("tokens", {"a.bin": b"1234", "a.idx": b"x" * 40}, "cannot be mapped"),
     ],
@@ -305,7 +305,7 @@ def test_a_vocabulary_that_is_too_small(chosen: LanguageOptions, tmp_path: Path)
 
     read()
     read(objective="masked", vocabulary=301)
-    with pytest.raises(InputError, match="found 200; the data have token"):
+    with pytest.raises(InputError, match="200 is too small: the data have token"):
         read(vocabulary=200)
-    with pytest.raises(InputError, match=r"found 300; the data have token 299.*set it one higher"):
+    with pytest.raises(InputError, match=r"300 is too small: .*set it to at least 301"):
         read(objective="masked")

@@ -102,7 +102,7 @@ def test_a_step_that_weighs_nothing_is_refused(parts: int) -> None:
     task = ToyWorkload(weights_known=False)
     task.weights = [0.0] * 4 + [1.0] * 20
     worker = worker_on(task, recipe(gradient_accumulation=parts))
-    worker.step(task.batch(range(8)), NoSpans())  # the first half weighs nothing
+    worker.step(task.batch(range(8)), NoSpans())  # the first half has weight 0
     assert all(p.isfinite().all() for p in worker.full_parameters().values())
     with pytest.raises(DataError, match=r"samples of a step weigh 0 together.*leave out"):
         worker.step(task.batch(range(4)), NoSpans())

@@ -74,7 +74,7 @@ def detections(boxes: NDArray[np.float32], scores: Any, labels: Any) -> Detectio
 
 
 def evaluated(image_id: int, truth: Objects, found: Detections) -> EvaluatedPicture:
-    return EvaluatedPicture(image_id=image_id, truth=truth, found=found)
+    return EvaluatedPicture(image_id=image_id, truth=truth, detections=found)
 
 
 HIT = evaluated(1, objects(BOX, [1], [False]), detections(BOX, [0.5], [1]))
@@ -108,7 +108,7 @@ def drawn_pictures(seed: int) -> list[EvaluatedPicture]:
     ]
     crowded = drawn_picture(random, image_ids[-1], 8, 300)
     one_label = np.full(300, crowded.truth.labels[0])
-    return [*pictures, replace(crowded, found=replace(crowded.found, labels=one_label))]
+    return [*pictures, replace(crowded, detections=replace(crowded.detections, labels=one_label))]
 
 
 def indexed(pictures: Sequence[EvaluatedPicture], which: str) -> COCO:
@@ -146,7 +146,7 @@ def expected(pictures: Sequence[EvaluatedPicture]) -> dict[str, float]:
     results: dict[str, float] = {}
     with redirect_stdout(StringIO()):
         for prefix, kind in (("", "bbox"), ("mask_", "segm")):
-            evaluation = COCOeval(indexed(pictures, "truth"), indexed(pictures, "found"), kind)
+            evaluation = COCOeval(indexed(pictures, "truth"), indexed(pictures, "detections"), kind)
             evaluation.evaluate()
             evaluation.accumulate()
             evaluation.summarize()
@@ -187,10 +187,10 @@ def test_pictures_without_objects_or_detections(masks: bool) -> None:
     ]
     for emptied in ([], unmarked, crowds):
         assert average_precision(emptied, masks=masks) == dict.fromkeys(names)
-    blind = [replace(picture, found=detections(NO_BOX, [], [])) for picture in pictures]
+    blind = [replace(picture, detections=detections(NO_BOX, [], [])) for picture in pictures]
     assert average_precision(blind, masks=masks) == dict.fromkeys(names, 0.0)
 
 
 def test_no_picture_twice() -> None:
-    with pytest.raises(AssertionError, match="evaluated twice"):
+    with pytest.raises(AssertionError, match="came twice"):
         average_precision([HIT, HIT], masks=False)

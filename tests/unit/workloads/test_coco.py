@@ -92,8 +92,8 @@ def test_boxes_without_area_are_not_trained_on(coco_folder: Path, box: list[floa
     [
         ("", "", "no such folder; expected annotations/instances_train2017.json"),
         ("annotations", "annotations", r"0 files instances_train\*.json; expected annotations/"),
-        ("annotations/instances_train2017.json", "annotations", "there: instances_val2017.json"),
-        ("train2017", "train2017", "no such folder; it has the pictures of instances_train2017.js"),
+        ("annotations/instances_train2017.json", "annotations", "it has instances_val2017.json"),
+        ("train2017", "train2017", "no such folder for the images of instances_train2017.js"),
         ("val2017", "val2017", "no such folder"),
     ],
 )
@@ -110,7 +110,9 @@ def test_another_year_and_subfolders(coco_folder: Path) -> None:
     file.write_text("{}")
     with pytest.raises(DataError, match=r"instances_train2014.json: is not a folder; expected ann"):
         data.check(options(file))
-    with pytest.raises(DataError, match=r"2 files .*: instances_train2014.json, instances_train20"):
+    with pytest.raises(
+        DataError, match=r"2 files .*it has instances_train2014.json, instances_train20"
+    ):
         data.check(options(coco_folder))
     file.unlink()
     annotation_file(coco_folder, "train2017").rename(annotation_file(coco_folder, "train"))
@@ -149,7 +151,7 @@ def test_missing_pictures(coco_folder: Path) -> None:
         data.check(options(coco_folder))
     where, what, remedy = caught.value.args
     assert where == str(coco_folder / "train2017")
-    assert "2 of 4 pictures are missing: 010.png, 030.png" in what
+    assert "2 of 4 images are missing: 010.png, 030.png" in what
     assert "workload.on_broken: skip" in remedy
     made = load(coco_folder, **SKIP)
     assert list(shown(made.training)) == [20, 40]
@@ -157,7 +159,7 @@ def test_missing_pictures(coco_folder: Path) -> None:
     assert made.notes[1:] == tuple(f"{coco_folder / name}: no such file" for name in missing)
     for file in (coco_folder / "val2017").iterdir():
         file.unlink()
-    with pytest.raises(DataError, match=r"val2017: has none of the pictures of instances_val2017"):
+    with pytest.raises(DataError, match=r"val2017: has none of the images of instances_val2017"):
         data.check(options(coco_folder, **SKIP))
 
 
@@ -166,7 +168,7 @@ def test_unreadable_pictures(coco_folder: Path) -> None:
     for split in ("train2017", "val2017"):
         (coco_folder / split / "040.png").write_bytes(b"no picture")
     Image.new("RGB", (8, 10)).save(coco_folder / "train2017" / "020.png")
-    with pytest.raises(DataError, match=r"it is 8 x 10 and its annotations are of 10 x 8"):
+    with pytest.raises(DataError, match=r"it is 8 x 10, but its annotations are for 10 x 8"):
         read(coco_folder, 1)
     reading = read(coco_folder, 0, 1, 3, **SKIP)
     assert (reading.sample_ids, reading.image_ids) == ((0, 2, 0), (10, 30, 10))
@@ -175,7 +177,7 @@ def test_unreadable_pictures(coco_folder: Path) -> None:
     assert (reading.sample_ids, len(reading.pictures), len(reading.objects)) == ((2,), 1, 1)
     for file in (coco_folder / "train2017").iterdir():
         file.write_bytes(b"")
-    with pytest.raises(DataError, match="train2017: no picture can be read; put readable"):
+    with pytest.raises(DataError, match="train2017: has no readable image; add readable"):
         read(coco_folder, 0, **SKIP)
 
 
@@ -202,7 +204,7 @@ def replaced(**change: Any) -> Change:
         (annotation(area="big"), "annotations[1].area", "'big'"),
         (append("images", {"id": 7, "file_name": "", "width": 1, "height": 1}), "[4].file", "''"),
         (append("images", {"id": 7, "file_name": "a", "width": 0, "height": 1}), "[4].width", "0"),
-        (append("images", TRAINING["images"][0]), "two pictures", "30"),
+        (append("images", TRAINING["images"][0]), "two images", "30"),
         (append("categories", {"id": 1, "name": "x"}), "two categories", "1"),
         (replaced(categories=[]), "categories", "at least 1"),
         (replaced(images={}), "images", "array"),
@@ -254,7 +256,7 @@ def test_categories_of_the_splits_differ(coco_folder: Path) -> None:
 def test_nothing_to_learn(coco_folder: Path) -> None:
     edit(coco_folder, replaced(annotations=[marked(1, 10, 1, [1, 1, 5, 5], iscrowd=1)]))
     for fields in ({}, {"pictures_without_objects": "drop"}):
-        with pytest.raises(DataError, match="no object in it can be learned; annotate some"):
+        with pytest.raises(DataError, match="has no object to learn; add annotations"):
             data.check(options(coco_folder, **fields))
 
 
@@ -358,12 +360,15 @@ def test_masks_of_run_lengths(coco_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("segmentation", "message"),
     [
-        ([[1, 2, 3, 4, 5, float("nan")]], "wrong polygons: a coordinate is not finite"),
-        ({"size": [10, 8], "counts": [80]}, "wrong run lengths: they are of a picture of another"),
-        ({"size": [8, 10], "counts": [79]}, "wrong run lengths: they do not add up to 80 pixels"),
-        ({"size": [8, 10], "counts": [-1, 81]}, "wrong run lengths: they do not add up"),
-        ({"size": [8, 10], "counts": "5:"}, "wrong run lengths: Invalid RLE mask"),
-        ({"size": [8, 10], "counts": "garbage"}, "wrong run lengths: RLE string is malformed"),
+        ([[1, 2, 3, 4, 5, float("nan")]], "invalid polygons: a coordinate is not finite"),
+        (
+            {"size": [10, 8], "counts": [80]},
+            "invalid run lengths: they belong to an image of another",
+        ),
+        ({"size": [8, 10], "counts": [79]}, "invalid run lengths: they do not sum to 80 pixels"),
+        ({"size": [8, 10], "counts": [-1, 81]}, "invalid run lengths: they do not sum"),
+        ({"size": [8, 10], "counts": "5:"}, "invalid run lengths: Invalid RLE mask"),
+        ({"size": [8, 10], "counts": "garbage"}, "invalid run lengths: RLE string is malformed"),
     ],
 )
 def test_wrong_masks(coco_folder: Path, segmentation: object, message: str) -> None:

@@ -138,5 +138,5 @@ def test_models_come_from_the_seed_and_operations_are_counted_beside_them(
 def test_batches_that_cannot_be_split(build: Build, name: str) -> None:
     (batch,) = taken(build(name), steps=1)
     assert batch.split(1) == (batch,)
-    with pytest.raises(InputError, match="8 samples cannot be cut into 3 equal micro-batches"):
+    with pytest.raises(InputError, match="8 samples cannot be split into 3 equal micro-batches"):
         batch.split(3)

@@ -317,11 +317,11 @@ def test_detections_do_not_depend_on_how_pictures_are_shared(detection_folder: P
     made = task(detection_folder, model=TWO_STAGES)
     model = made.build_model().eval()
     whole, shared = (detected_by(made, model, count) for count in (1, 2))
-    assert any(len(picture.found.scores) for picture in whole.values())
+    assert any(len(picture.detections.scores) for picture in whole.values())
     assert shared.keys() == whole.keys()
     for key, picture in whole.items():
         for name in ("boxes", "scores", "labels"):
-            found, other = getattr(picture.found, name), getattr(shared[key].found, name)
+            found, other = getattr(picture.detections, name), getattr(shared[key].detections, name)
             assert np.array_equal(found, other), (key, name)
 
 

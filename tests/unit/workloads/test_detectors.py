@@ -236,8 +236,8 @@ def without(key: str) -> Callable[[State], object]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda _: [1, 2], "holds no state dictionary"),
-        (lambda _: {"epoch": 3}, "holds no state dictionary"),
+        (lambda _: [1, 2], "has no state dictionary"),
+        (lambda _: {"epoch": 3}, "has no state dictionary"),
         (without("backbone.body.conv1.weight"), r"it lacks 1 tensors \(backbone.body.conv1.weight"),
         (lambda state: state | {"more": torch.zeros(1)}, r"1 unknown ones \(more\)"),
         (lambda _: own_state(8), "size mismatch"),
@@ -330,11 +330,15 @@ def test_missing_weights_that_may_not_be_fetched(
         with pytest.raises(DataError) as caught:
             call()
         told = str(caught.value)
-        assert f"workload.download is false; set it to true, place {weights.address(name)}" in told
+        assert (
+            f"workload.download is false; set it to true; or save {weights.address(name)}" in told
+        )
         assert str(weights.path(name)) in told
     place(name, {})
     check_data(chosen)
-    with pytest.raises(DataError, match=r"workload.weights: there is no file mine.pth; null, coco"):
+    with pytest.raises(
+        DataError, match=r"workload.weights: no such file: mine.pth; use null, coco"
+    ):
         check_data(options(detection_folder, weights="mine.pth"))
 
 
@@ -363,7 +367,7 @@ def test_weights_are_fetched_once(remote: Path) -> None:
 def test_weights_that_cannot_be_fetched(remote: Path, content: bytes | None, message: str) -> None:
     if content is not None:
         (remote / f"{FILE}.pth").write_bytes(content)
-    with pytest.raises(DataError, match=rf"could not be fetched \(.*{message}") as caught:
+    with pytest.raises(DataError, match=rf"could not be downloaded \(.*{message}") as caught:
         weights.ensure(FILE, download=True)
-    assert f"place {weights.address(FILE)} at {weights.path(FILE)}" in str(caught.value)
+    assert f"save {weights.address(FILE)} as {weights.path(FILE)}" in str(caught.value)
     assert list(weights.path(FILE).parent.iterdir()) == [], "nothing half-finished is left"

@@ -124,7 +124,7 @@ def test_what_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = tmp_path / "mine.txt"
     file.write_text("keep")
     for folder in (tmp_path, file):
-        with pytest.raises(DataError, match=r"holds other files.*data_dir"):
+        with pytest.raises(DataError, match=r"has other files.*data_dir"):
             few(folder)
     with pytest.raises(DataError, match=r"cannot be made.*Not a directory.*SHARDMARK_CACHE"):
         few(file / "digits")

@@ -86,10 +86,10 @@ def empty(folder: Path) -> None:
         (remove, "", "", "no such folder; expected train/CLASS/*.jpg and test/CLASS/*.jpg"),
         (empty, "", "train", "no such folder; expected train/CLASS/*.jpg"),
         (remove, "train", "train", "no such folder; expected train/CLASS/*.jpg"),
-        (empty, "train", "train", "holds no class folder; expected train/CLASS/*.jpg"),
-        (empty, "train/bee", "train/bee", "no picture in this class folder; put pictures there"),
+        (empty, "train", "train", "has no class folder; expected train/CLASS/*.jpg"),
+        (empty, "train/bee", "train/bee", "this class folder has no image; add images"),
         (remove, "test", "test", "no such folder; expected train/CLASS/*.jpg"),
-        (empty, "test/bee", "test/bee", "no picture in this class folder"),
+        (empty, "test/bee", "test/bee", "this class folder has no image"),
         (remove, "test/bee", "", "class folders differ: bee only in train/; make them agree"),
         (remove, "train/cat", "", "class folders differ: cat only in test/"),
     ],
@@ -108,7 +108,7 @@ def test_no_folder_and_one_class(make_folder: MakeFolder, tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file: is not a folder; expected train/CLASS"):
         check_data(options(tmp_path / "file"))
-    with pytest.raises(DataError, match="one class only: ant; at least two are needed"):
+    with pytest.raises(DataError, match="has only the class ant; add a second class"):
         check_data(options(make_folder(classes=("ant",))))
 
 
@@ -119,7 +119,7 @@ def test_broken_picture_ends_the_trial(make_folder: MakeFolder) -> None:
     made = Classification(options(folder, loader_workers=2), 0)
     with pytest.raises(DataError) as caught:
         ids(made, 3)
-    assert str(caught.value).startswith(f"{broken}: cannot be read as a picture (")
+    assert str(caught.value).startswith(f"{broken}: cannot be read as an image (")
     assert "workload.on_broken: skip" in str(caught.value)
     assert not multiprocessing.active_children(), "though the error keeps the generator's frame"
 
@@ -151,5 +151,5 @@ def test_broken_validation_picture_is_left_out(make_folder: MakeFolder) -> None:
     ]
     assert [part["samples"] for part in parts] == [11, 0]
     assert [line.split(": ")[0] for line in made.data_errors] == [str(broken)]
-    with pytest.raises(DataError, match=r"2\.png: cannot be read as a picture"):
+    with pytest.raises(DataError, match=r"2\.png: cannot be read as an image"):
         Classification(options(folder), 0).evaluate(model, WHOLE, torch.device("cpu"))

@@ -204,7 +204,7 @@ def test_a_twin_starts_one_rounding_beside(dtype: torch.dtype) -> None:
     model = nn.Module()
     model.trained = nn.Parameter(weights.clone())
     model.frozen = nn.Parameter(weights.clone(), requires_grad=False)
-    model_building.rounded_once(model, 7)
+    model_building.perturb_by_rounding(model, 7)
     assert torch.equal(model.frozen, weights)
     moved = torch.view_as_real(model.trained.detach()) if dtype.is_complex else model.trained
     before = torch.view_as_real(weights) if dtype.is_complex else weights

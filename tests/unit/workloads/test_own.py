@@ -146,7 +146,7 @@ def test_a_weight_is_known_before_the_loss_by_the_method_alone(
     assert (found.known_before, float(found.weight)) == (bool(weights), 3)
     assert isinstance(found.weight, torch.Tensor)
     assert not found.weight.requires_grad, "nobody trains the weight"
-    with pytest.raises(InputError, match="validation samples weigh 0 together"):
+    with pytest.raises(InputError, match="weights of the validation samples sum to 0"):
         workload.quality([{"loss": torch.zeros(()), "weight": torch.zeros(())}])
 
 
@@ -165,7 +165,7 @@ def test_the_mean_over_nothing_is_refused(tmp_path: Path) -> None:
     model, (batch, *_) = workload.build_model(), taken(workload)
     parts = sorted(batch.split(8), key=lambda part: part.weight)
     assert workload.loss(model, parts[-1]).weight == 1
-    with pytest.raises(InputError, match=r"weighs nothing.*return \(sum, weight\)"):
+    with pytest.raises(InputError, match=r"has weight 0.*return \(sum, weight\)"):
         workload.loss(model, parts[0])
 
 
@@ -281,10 +281,10 @@ def model(self):
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
-        ("model = lambda self: 3", "model() made a int"),
-        ("train_data = lambda self: iter([1])", "train_data() gives a list_iterator without"),
-        ("train_data = lambda self: torch.utils.data.DataLoader([1])", "its argument dataset"),
-        ("train_data = lambda self: {'x': [1], 'y': [2]}", "gives a dict with the keys x, y"),
+        ("model = lambda self: 3", "model() returns a int"),
+        ("train_data = lambda self: iter([1])", "train_data() returns a list_iterator without"),
+        ("train_data = lambda self: torch.utils.data.DataLoader([1])", "return its data set"),
+        ("train_data = lambda self: {'x': [1], 'y': [2]}", "returns a dict with the keys x, y"),
         ("train_data = lambda self: (torch.ones(16, 2), torch.ones(16))", "TensorDataset(X, y)"),
         (
             "train_data = lambda self: [(torch.ones(2 + i % 2), i) for i in range(16)]",
@@ -299,41 +299,41 @@ def model(self):
         (TEACHER, "loss changes teacher.weight, a frozen parameter of the model (a teacher"),
         ("def __init__(self, *, kind):\n    pass", "its arguments are (*, kind)"),
         ("loss = 1", "has no method loss"),
-        ("configure_optimizers = lambda self: []", "several cannot be shared out"),
+        ("configure_optimizers = lambda self: []", "exactly one optimizer"),
         ("parameter_groups = lambda self, model: []", "has weight 0 times"),
-        ("parameter_groups = lambda self, m: [m.weight]", "gives no dictionary with params"),
-        (groups("[model.weight, torch.ones(2)]"), "no parameter of the model"),
+        ("parameter_groups = lambda self, m: [m.weight]", "returns a group without params"),
+        (groups("[model.weight, torch.ones(2)]"), "not a parameter of the model"),
         (groups("model.parameters()", "'momentum': 0.5"), "sets momentum"),
         (groups("[*model.parameters()]") + " * 2", "has weight 2 times"),
         ("better = {'rmse': 'low'}", "better is {'rmse': 'low'}"),
         ("better = {'rmse': ['low']}", "better is {'rmse': ['low']}"),
         (groups("model.parameters()", "'lr': -1.0"), "sets lr to -1.0"),
         (groups("model.parameters()", "'betas': 0.9"), "sets betas to 0.9"),
-        ("backward = lambda self, loss: None", "strategies run the backward pass"),
+        ("backward = lambda self, loss: None", "the strategy runs the backward pass"),
         ("evaluate = lambda self, model, rows: {}", "no metrics(sums)"),
-        ("loss = lambda self, m, rows: m(rows)", "loss returned a Tensor of shape (8, 1)"),
+        ("loss = lambda self, m, rows: m(rows)", "loss returns a Tensor of shape (8, 1)"),
         ("loss = lambda self, m, rows: 0.0 * rows.sum()", "calls the model 0 times"),
         ("loss = lambda self, m, rows: m(m(rows).expand(8, 2)).sum()", "calls the model 2 times"),
         ("loss = lambda self, m, rows: m(rows).sum().detach()", "without a gradient"),
         ("weights = lambda self, data: [1.0]", "shape (1,) for 16 samples"),
         ("weights = lambda self, data: [-1.0] * 16", "one of its weights is negative"),
         ("tokens = lambda self, data: [float('nan')] * 16", "one of its tokens is negative or not"),
-        ("weights = lambda self, data: [0.0] * 16", "weigh 0 together"),
+        ("weights = lambda self, data: [0.0] * 16", "step 1 sum to 0"),
         ("def __init__(self, size):\n    pass", "missing 1 required positional argument"),
         ("net = nn.Linear(2, 1)\nmodel = lambda self: self.net", "or a part of it, a second time"),
         (
             "net = nn.Linear(2, 1)\nmodel = lambda self: nn.Sequential(nn.Linear(2, 2), self.net)",
             "or a part of it, a second time",
         ),
-        (by_itself("loss.backward()"), "(a backward pass, an optimizer,"),
-        (by_itself("loss.backward()\n    loss = loss.detach()"), "cannot be shared out"),
+        (by_itself("loss.backward()"), "(by a backward pass, an optimizer,"),
+        (by_itself("loss.backward()\n    loss = loss.detach()"), "which no strategy supports"),
         (
             by_itself(
                 "loss.backward(); torch.optim.SGD(model.parameters()).step(); model.zero_grad()"
             ),
             "a backward pass, an optimizer,",
         ),
-        (beside("nn.Linear(1, 1)"), "the loss depends on head, which is no part of the model"),
+        (beside("nn.Linear(1, 1)"), "the loss depends on head, which is not part of the model"),
         (beside("nn.Parameter(torch.ones(1))", "*"), "self.head.requires_grad_(False)"),
     ],
 )
@@ -359,10 +359,10 @@ def test_a_frozen_teacher_is_no_part_of_the_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "found"),
     [
-        ("evaluate = lambda s, m, rows: 3\nmetrics = dict", "evaluate returned a int"),
-        ("metrics = lambda self, sums: 3", "metrics returned a int"),
-        ("metrics = lambda self, sums: {'mfu': 1}", "metrics names 'mfu'"),
-        ("metrics = lambda self, sums: {'a b': 1}", "metrics names 'a b'"),
+        ("evaluate = lambda s, m, rows: 3\nmetrics = dict", "evaluate returns a int"),
+        ("metrics = lambda self, sums: 3", "metrics returns a int"),
+        ("metrics = lambda self, sums: {'mfu': 1}", "metrics returns the name 'mfu'"),
+        ("metrics = lambda self, sums: {'a b': 1}", "metrics returns the name 'a b'"),
     ],
 )
 def test_mistakes_of_the_evaluation_are_named(tmp_path: Path, extra: str, found: str) -> None:
@@ -438,14 +438,14 @@ def test_micro_batches_are_parts_of_their_batch(
 def test_what_cannot_be_cut_cannot_be_accumulated(content: Any) -> None:
     batch = OwnBatch(content=content, sample_ids=(0, 1, 2, 3), step_weight=4.0)
     assert batch.split(1) == (batch,)
-    with pytest.raises(InputError, match=r"cannot be cut into micro-batches.*collate"):
+    with pytest.raises(InputError, match=r"cannot be split into micro-batches.*collate"):
         batch.split(2)
 
 
 @pytest.mark.parametrize(
     ("bases", "body", "lacks"),
     [
-        ("", "def train_data(self): ...", "has no model, validation_data, loss; needed are model"),
+        ("", "def train_data(self): ...", "has no model, validation_data, loss; required: model"),
         (
             "",
             "def __init__(self):\n        self.train_data, self.model = 1, 2",

@@ -1,4 +1,4 @@
-"""Files of data sets: where made ones are kept, and pictures that may be broken.  No torch."""
+"""Files of data sets: the cache folder, and reading images that may be broken.  No torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ Decoded = TypeVar("Decoded")
 def cache_folder() -> Path:
     """$SHARDMARK_CACHE, else $XDG_CACHE_HOME/shardmark, else ~/.cache/shardmark.  May not exist.
 
-    Whatever lies there can be deleted at any time: it is made again.
+    Its contents can be deleted at any time and are created again.
     """
-    own = os.environ.get("SHARDMARK_CACHE")
-    if own:
-        return Path(own).expanduser()
-    users = os.environ.get("XDG_CACHE_HOME")
-    return (Path(users) if users else Path("~/.cache")).expanduser() / "shardmark"
+    folder = os.environ.get("SHARDMARK_CACHE")
+    if folder:
+        return Path(folder).expanduser()
+    user_cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(user_cache) if user_cache else Path("~/.cache")).expanduser() / "shardmark"
 
 
 def make_folder(
     folder: Path, write: Callable[[Path], object], is_made: Callable[[], bool], remedy: str
 ) -> None:
-    """All or nothing: written beside and renamed, so that any number of processes may do it.
+    """Create the folder atomically: `write` fills a temporary folder, which is then renamed.
 
-    `is_made` tells after a failure whether another process made it meanwhile; `DataError` if not.
+    Several processes may do so at once.  After a failure `is_made` checks if another process has
+    created the folder; raises `DataError` if not.
     """
     beside = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
     try:
@@ -48,12 +49,12 @@ def make_folder(
 
 
 class BrokenPictures(NamedTuple):
-    """What becomes of pictures that cannot be read."""
+    """The treatment of images that cannot be read."""
 
     skip: bool
-    """Go on without them, and name them; else the first one ends the trial."""
+    """Skip and report unreadable images; else the first one ends the trial."""
     replace: bool
-    """Let the next readable sample take the place, as training needs; else leave it out."""
+    """Use the next readable sample instead, as training needs; else leave the sample out."""
 
 
 def read_pictures(
@@ -64,13 +65,13 @@ def read_pictures(
     samples: int,
     broken: BrokenPictures,
 ) -> tuple[list[int], list[Decoded], tuple[str, ...]]:
-    """Samples that could be read of those asked for, what `decode` made of them, and the errors.
+    """Decode images; returns the samples that were read, their content, and the errors.
 
-    `path` names the file of one of so many `samples` that there are.
+    `path` returns the file of a sample, and `samples` is the number of samples of the split.
     """
     from PIL import Image
 
-    # What Pillow raises for files that are cut off, or no pictures.
+    # Exceptions of Pillow for truncated files, and for files that are no images.
     unreadable = (OSError, SyntaxError, ValueError, struct.error, Image.DecompressionBombError)
     read: list[int] = []
     pictures: list[Decoded] = []
@@ -84,7 +85,7 @@ def read_pictures(
                 if not broken.skip:
                     raise DataError(
                         str(path(sample)),
-                        f"cannot be read as a picture ({error})",
+                        f"cannot be read as an image ({error})",
                         "replace or remove it, or set workload.on_broken: skip",
                     ) from error
                 errors.append(f"{path(sample)}: cannot be read ({error})")
@@ -94,11 +95,11 @@ def read_pictures(
         else:
             if broken.replace:
                 folder = str(path(wanted).parent)
-                raise DataError(folder, "no picture can be read", "put readable ones there")
+                raise DataError(folder, "has no readable image", "add readable images")
     return read, pictures, tuple(errors)
 
 
 def few_of(names: Sequence[object]) -> str:
-    """The first five, and how many more there are."""
+    """The first five names, and the number of the others."""
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return ", ".join(str(name) for name in names[:5]) + more

@@ -1,4 +1,4 @@
-"""The user's own pictures, in one folder a class.  Imports torch only to read pictures."""
+"""The user's images, one folder per class.  Imports torch only to read images."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from shardmark.workloads.datasets.sources import LabelledPictures, Reading
     from shardmark.workloads.vision.options import ClassificationOptions
 
-LARGEST_OWN_SIZE = 224
+LARGEST_NATIVE_SIZE = 224
 MEAN = (0.485, 0.456, 0.406)
-"""ImageNet's, as all of torchvision's models use."""
+"""Mean of ImageNet's channels, as all of torchvision's models use it."""
 STD = (0.229, 0.224, 0.225)
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".gif", ".tif", ".tiff", ".webp")
@@ -33,15 +33,15 @@ LAYOUT = "expected train/CLASS/*.jpg and test/CLASS/*.jpg (or val/, validation/)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureFolder:
-    """A `Source`: the pictures of one split, sorted by class, then by name.
+    """A `PictureSource`: the images of one split, sorted by class, then by name.
 
-    They are decoded when they are read: RGB, resized to a square if they have another size.
+    Reading an image decodes it to RGB and resizes it to a square of `image_size`.
     """
 
     root: Path
     classes: tuple[str, ...]
     names: tuple[str, ...]
-    """Each picture's path below the root."""
+    """Path of each image below the root."""
     labels: NDArray[np.int64]
     broken: BrokenPictures
     image_size: int
@@ -65,8 +65,8 @@ class PictureFolder:
             ids.tolist(), self._decode, path=self.path, samples=len(self), broken=self.broken
         )
         pictures = np.empty((len(read), 3, self.image_size, self.image_size), np.uint8)
-        for place, picture in zip(pictures, decoded, strict=True):
-            place[:] = np.asarray(picture).transpose(2, 0, 1)
+        for row, picture in zip(pictures, decoded, strict=True):
+            row[:] = np.asarray(picture).transpose(2, 0, 1)
         return Reading(
             pictures=torch.from_numpy(pictures),
             labels=torch.from_numpy(self.labels[np.array(read, np.int64)]),
@@ -99,7 +99,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa
     from shardmark.workloads.datasets.sources import LabelledPictures
 
     training, validation = _splits(options)
-    image_size = options.image_size or _own_size(training)
+    image_size = options.image_size or _native_size(training)
     return LabelledPictures(
         training=replace(training, image_size=image_size),
         validation=replace(validation, image_size=image_size),
@@ -110,8 +110,8 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa
     )
 
 
-def _own_size(split: PictureFolder) -> int:
-    """Side of the first picture whose size can be read, if square and under 224; else 224."""
+def _native_size(split: PictureFolder) -> int:
+    """Side of the first readable image if it is square and smaller than 224; else 224."""
     from PIL import Image
 
     for sample in islice(range(len(split)), 16):
@@ -120,12 +120,12 @@ def _own_size(split: PictureFolder) -> int:
                 width, height = picture.size
         except (OSError, SyntaxError, ValueError):
             continue
-        return width if width == height and width < LARGEST_OWN_SIZE else LARGEST_OWN_SIZE
-    return LARGEST_OWN_SIZE
+        return width if width == height and width < LARGEST_NATIVE_SIZE else LARGEST_NATIVE_SIZE
+    return LARGEST_NATIVE_SIZE
 
 
 def _splits(options: ClassificationOptions) -> tuple[PictureFolder, PictureFolder]:
-    """The training and the validation split; `DataError` for any other layout."""
+    """Find the training and validation split; `DataError` for any other layout."""
     folder, skip = options.folder, options.on_broken == "skip"
     if not folder.is_dir():
         raise options.no_folder(LAYOUT)
@@ -140,14 +140,14 @@ def _splits(options: ClassificationOptions) -> tuple[PictureFolder, PictureFolde
         raise DataError(str(folder), f"class folders differ: {differing}", "make them agree")
     if len(training.classes) < 2:
         raise DataError(
-            str(training.root), f"one class only: {training.classes[0]}", "at least two are needed"
+            str(training.root), f"has only the class {training.classes[0]}", "add a second class"
         )
     return training, validation
 
 
 def _validation_folder(folder: Path) -> Path:
-    there = [folder / name for name in VALIDATION_NAMES if (folder / name).is_dir()]
-    return there[0] if there else folder / VALIDATION_NAMES[0]
+    candidates = [folder / name for name in VALIDATION_NAMES]
+    return next((path for path in candidates if path.is_dir()), candidates[0])
 
 
 def _split(root: Path, broken: BrokenPictures) -> PictureFolder:
@@ -156,14 +156,14 @@ def _split(root: Path, broken: BrokenPictures) -> PictureFolder:
     with os.scandir(root) as entries:
         classes = sorted(e.name for e in entries if e.is_dir() and e.name[0] != ".")
     if not classes:
-        raise DataError(str(root), "holds no class folder", LAYOUT)
+        raise DataError(str(root), "has no class folder", LAYOUT)
     by_class = [sorted(_pictures(str(root / name), f"{name}/")) for name in classes]
     for name, pictures in zip(classes, by_class, strict=True):
         if not pictures:
             raise DataError(
                 str(root / name),
-                "no picture in this class folder",
-                f"put pictures there ({' '.join(SUFFIXES)}), or remove it in every split",
+                "this class folder has no image",
+                f"add images ({' '.join(SUFFIXES)}), or remove the folder from every split",
             )
     return PictureFolder(
         root=root,
@@ -171,12 +171,12 @@ def _split(root: Path, broken: BrokenPictures) -> PictureFolder:
         names=tuple(name for pictures in by_class for name in pictures),
         labels=np.repeat(np.arange(len(classes), dtype=np.int64), list(map(len, by_class))),
         broken=broken,
-        image_size=LARGEST_OWN_SIZE,
+        image_size=LARGEST_NATIVE_SIZE,
     )
 
 
 def _pictures(folder: str, below: str) -> Iterator[str]:
-    """Paths of the pictures in the folder and its subfolders, `below` put before each."""
+    """Yield the paths of images in the folder and its subfolders, with the prefix `below`."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name[0] == ".":

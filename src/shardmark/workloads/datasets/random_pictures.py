@@ -1,4 +1,4 @@
-"""Made-up pictures.  Every table that uses them says so.  Imports torch only in `load`."""
+"""Synthetic images.  Tables of results mark them as synthetic.  Imports torch in `load`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = 10
 TRAINING_SAMPLES = 1024
 VALIDATION_SAMPLES = 256
 _PATTERN = 4
-"""A class's pattern has so many by so many tiles."""
+"""Number of rows and columns of tiles in the pattern of a class."""
 
 
 def check(options: ClassificationOptions) -> int:
@@ -26,7 +26,7 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
-    """Half a pattern of the class and half noise, so that there is something to learn."""
+    """Generate images: half the pattern of the class and half noise, so that it can be learned."""
     import numpy as np
     import torch
 
@@ -39,7 +39,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     tiles = np.arange(size) * _PATTERN // size  # tile of each row and column
     stretched = patterns.astype(np.uint8)[:, :, tiles][:, :, :, tiles]
 
-    def made(samples: int, split: int) -> InMemory:
+    def split_of(samples: int, split: int) -> InMemory:
         drawn = generator(seed, "pictures", 1 + split)
         labels = drawn.integers(0, classes, samples)
         pictures = drawn.integers(0, 128, (samples, 3, size, size), dtype=np.uint8)
@@ -48,8 +48,8 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
         return InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)
 
     return LabelledPictures(
-        training=made(options.training_samples or TRAINING_SAMPLES, 0),
-        validation=made(options.validation_samples or VALIDATION_SAMPLES, 1),
+        training=split_of(options.training_samples or TRAINING_SAMPLES, 0),
+        validation=split_of(options.validation_samples or VALIDATION_SAMPLES, 1),
         classes=tuple(str(label) for label in range(classes)),
         image_size=size,
         mean=(0.5, 0.5, 0.5),

@@ -1,4 +1,4 @@
-"""Labelled pictures, read from memory or from files.  Imports torch."""
+"""Labelled images, read from memory or from files.  Imports torch."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RESIZE_WHOLE_BYTES = 2**30
-"""A set that would be larger is kept as it is, and each batch is resized when it is read."""
+"""Splits above this size are not resized as a whole, but batch by batch when they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Some samples as they are stored."""
+    """Samples as they are stored."""
 
     pictures: Tensor
     """(n, 1 or 3, height, width), uint8."""
     labels: Tensor
     """(n,), int64."""
     sample_ids: tuple[int, ...]
-    """Those really read: a broken sample's place is taken by the next one, or is left out."""
+    """The samples that were read: a broken one is replaced by the next one, or left out."""
     errors: tuple[str, ...] = ()
 
 
 class PictureSource(Source, Protocol):
-    """One split of a data set."""
+    """A split of an image data set."""
 
     def read(self, ids: NDArray[np.int64]) -> Reading:
-        """These samples, in this order."""
+        """Read these samples, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelledPictures:
-    """A data set, ready to be read."""
+    """An image data set with both splits, ready to be read."""
 
     training: PictureSource
     validation: PictureSource
     classes: tuple[str, ...]
     image_size: int
     mean: tuple[float, float, float]
-    """Of the channels red, green and blue, with values from 0 to 1: fixed for each data set."""
+    """Mean of the channels red, green and blue, with values from 0 to 1."""
     std: tuple[float, float, float]
     synthetic: bool = False
 
 
 class InMemory:
-    """All pictures of a split as one uint8 tensor; grey ones keep their single channel."""
+    """A `PictureSource` in one uint8 tensor; greyscale images keep their single channel."""
 
     def __init__(self, pictures: Tensor, labels: Tensor, image_size: int) -> None:
         samples, channels, height, width = pictures.shape
-        self._image_size: int | None = None  # to resize to in each reading
+        self._image_size: int | None = None  # resize to it in each reading
         if (height, width) != (image_size, image_size):
             if samples * channels * image_size**2 <= RESIZE_WHOLE_BYTES:
                 pictures = _resized(pictures, image_size)
@@ -85,6 +85,6 @@ class InMemory:
 
 
 def _resized(pictures: Tensor, image_size: int) -> Tensor:
-    """uint8 (n, channels, height, width) -> square, bilinear with antialiasing."""
+    """Resize uint8 (n, channels, height, width) to squares, bilinear with antialiasing."""
     size = (image_size, image_size)
     return functional.interpolate(pictures, size, mode="bilinear", antialias=True)

@@ -22,19 +22,19 @@ IMAGE_SIZE = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchvisionSet:
-    """One of torchvision's data sets, all its pictures in memory."""
+    """A data set of torchvision, with all images in memory."""
 
     class_name: str
-    """In torchvision.datasets."""
+    """Name in `torchvision.datasets`."""
     training_samples: int
     validation_samples: int = 10_000
     mean: tuple[float, float, float]
-    """Of the training pictures, as is `std`."""
+    """Mean of the training images, for each channel."""
     std: tuple[float, float, float]
     files: tuple[str, ...]
-    """Below data_dir."""
+    """Paths below `data_dir`."""
     pictures_of: Callable[[Any], Tensor]
-    """A split of torchvision's -> (n, channels, height, width), uint8."""
+    """Converts a split of torchvision to (n, channels, height, width), uint8."""
 
     def check(self, options: ClassificationOptions) -> int:
         """Raise `DataError` for missing files, `InputError` for more samples than there are."""
@@ -45,7 +45,7 @@ class TorchvisionSet:
         return tuple(options.folder / name for name in self.files)
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG002
-        """Downloaded first where that is allowed."""
+        """Read both splits; download them first if they are missing and `download` is true."""
         import torch
         from torchvision import datasets
 
@@ -80,21 +80,21 @@ class TorchvisionSet:
         )
 
     def _missing(self, options: ClassificationOptions) -> list[str]:
-        """Files that are to be downloaded; `DataError` where they may not be."""
+        """Files to download; `DataError` if files are missing and `download` is false."""
         folder = options.folder
         missing = [name for name in self.files if not (folder / name).is_file()]
         if missing and not options.download:
             remedy = f"expected {', '.join(self.files)} in data_dir; `download: true` fetches them"
             if not folder.is_dir():
                 raise options.no_folder(remedy, f"no such folder for {options.dataset}")
-            found = f"no {', '.join(missing)} for {options.dataset}"
-            raise DataError(str(folder), found, remedy)
+            problem = f"no {', '.join(missing)} for {options.dataset}"
+            raise DataError(str(folder), problem, remedy)
         return missing
 
 
 @contextmanager
 def _one_process_at_a_time(folder: Path) -> Iterator[None]:
-    """The ranks of a machine start together, and one download is enough."""
+    """Lock the folder: the ranks of a machine start together, and one download is enough."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".shardmark-download.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -119,7 +119,7 @@ MNIST = TorchvisionSet(
     ),
     pictures_of=lambda split: split.data[:, None],
 )
-"""LeCun et al., 1998."""
+"""The MNIST data set (LeCun et al., 1998)."""
 
 CIFAR10 = TorchvisionSet(
     class_name="CIFAR10",
@@ -132,4 +132,4 @@ CIFAR10 = TorchvisionSet(
     ),
     pictures_of=_cifar10_pictures,
 )
-"""Krizhevsky, 2009."""
+"""The CIFAR-10 data set (Krizhevsky, 2009)."""

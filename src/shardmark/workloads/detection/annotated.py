@@ -1,4 +1,4 @@
-"""What is marked and what is found in pictures: boxes, labels and masks.  Imports no torch."""
+"""Annotations and detections in images: boxes, labels and masks.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RunLengths = dict[str, Any]
-"""A mask as COCO writes it, compressed: {"size": [height, width], "counts": bytes}."""
+"""A compressed mask in COCO's format: {"size": [height, width], "counts": bytes}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objects:
-    """What is marked in one picture, n objects in the order of the annotation file."""
+    """The n annotated objects of an image, in the order of the annotation file."""
 
     boxes: NDArray[np.float32]
-    """(n, 4): left, top, right, bottom, in pixels of the stored picture."""
+    """(n, 4): left, top, right, bottom, in pixels of the stored image."""
     labels: NDArray[np.int64]
     """(n,), 1 to the number of classes; 0 is the background."""
     areas: NDArray[np.float64]
-    """(n,), square pixels, as the file gives them."""
+    """(n,), area in square pixels, from the file."""
     crowds: NDArray[np.bool_]
-    """(n,), true where the annotation is of a group."""
+    """(n,), true for annotations of a crowd."""
     masks: tuple[RunLengths, ...] | None = None
-    """n masks of the whole picture; None where nobody asked for them."""
+    """n masks of the size of the image; None if masks are not read."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,36 +35,36 @@ class Objects:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedReading:
-    """Some samples as they are stored."""
+    """Samples as they are stored."""
 
     pictures: tuple[Tensor, ...]
     """Each (3, height, width), uint8, RGB."""
     objects: tuple[Objects, ...]
     image_ids: tuple[int, ...]
-    """The annotation file's."""
+    """Ids in the annotation file."""
     sample_ids: tuple[int, ...]
-    """Those really read: a broken sample's place is taken by the next one, or is left out."""
+    """The samples that were read: a broken one is replaced by the next one, or left out."""
     errors: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detections:
-    """What a model found in one picture, k objects."""
+    """The k objects that a model detected in an image."""
 
     boxes: NDArray[np.float32]
-    """(k, 4): left, top, right, bottom, in pixels of the stored picture."""
+    """(k, 4): left, top, right, bottom, in pixels of the stored image."""
     scores: NDArray[np.float32]
     """(k,)"""
     labels: NDArray[np.int64]
     """(k,), 1 to the number of classes."""
     masks: tuple[RunLengths, ...] | None = None
-    """k masks of the whole picture; None for a model that finds boxes only."""
+    """k masks of the size of the image; None for a model without masks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedPicture:
-    """What is marked in a picture, and what was found; ranks send each other these."""
+    """Annotations and detections of an image; ranks exchange them."""
 
     image_id: int
     truth: Objects
-    found: Detections
+    detections: Detections

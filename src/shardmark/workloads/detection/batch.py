@@ -1,4 +1,4 @@
-"""Batches of pictures of different sizes with what is to be found in them."""
+"""Batches of annotated images of different sizes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionBatch(SampledBatch):
-    """Annotated pictures of one step."""
+    """Annotated images of one step."""
 
     pictures: tuple[Tensor, ...]
-    """Each (3, height, width): uint8 as stored, float32 from 0 to 1 once moved to a device."""
+    """Each (3, height, width): uint8 as stored, float32 from 0 to 1 after `to`."""
     targets: tuple[dict[str, Any], ...]
-    """As torchvision's detectors take them, and the `sampling_seed` of the proposals that the
-    picture learns from in this step.  Boxes and labels are arrays, which cross processes cheaper,
-    until they are moved to a device; masks, (n, height, width) of uint8, are tensors.
+    """Targets of torchvision's detectors, with the `sampling_seed` of the image's proposals.
+
+    Boxes and labels are arrays, which are cheaper to send between processes, until `to` converts
+    them; masks, (n, height, width) of uint8, are tensors.
     """
 
     def to(self, device: torch.device) -> Self:
-        """A copy on the device, its pictures as torchvision's `ToTensor` makes them."""
+        """Copy the batch to the device, and convert images like torchvision's `ToTensor`."""
         pictures = tuple(
             picture.to(device, non_blocking=True).float().div_(255)
             if picture.dtype == torch.uint8
@@ -41,8 +42,8 @@ class DetectionBatch(SampledBatch):
         )
         return replace(self, pictures=pictures, targets=_moved(self.targets, device))
 
-    def _contents_of(self, which: slice) -> dict[str, Any]:
-        return {"pictures": self.pictures[which], "targets": self.targets[which]}
+    def _sliced_contents(self, rows: slice) -> dict[str, Any]:
+        return {"pictures": self.pictures[rows], "targets": self.targets[rows]}
 
 
 def _moved(targets: Sequence[dict[str, Any]], device: torch.device) -> tuple[dict[str, Any], ...]:
@@ -60,15 +61,15 @@ def _moved(targets: Sequence[dict[str, Any]], device: torch.device) -> tuple[dic
 
 
 def mirrored(picture: Tensor, boxes: NDArray[np.float32]) -> tuple[Tensor, NDArray[np.float32]]:
-    """Picture (3, height, width) and boxes, left and right exchanged."""
+    """Mirror an image (3, height, width) and its boxes horizontally."""
     width = np.float32(picture.shape[-1])
-    turned = boxes.copy()
-    turned[:, 0], turned[:, 2] = width - boxes[:, 2], width - boxes[:, 0]
-    return picture.flip(-1), turned
+    flipped = boxes.copy()
+    flipped[:, 0], flipped[:, 2] = width - boxes[:, 2], width - boxes[:, 0]
+    return picture.flip(-1), flipped
 
 
 def decoded_masks(masks: Sequence[RunLengths], picture: Tensor) -> Tensor:
-    """(n, height, width), uint8, from the run lengths."""
+    """Decode run lengths to masks (n, height, width), uint8."""
     from faster_coco_eval.core import mask as coding
 
     if not masks:

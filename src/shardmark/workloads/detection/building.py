@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shardmark.workloads.detection.options import DetectionOptions
 
 _BROKEN_FILE = (RuntimeError, OSError, EOFError, UnpicklingError)
-"""What torch raises for files that are cut off, or of another model."""
+"""Exceptions of torch for truncated files, and for files of another model."""
 
 COCO_OUTPUTS = 91
-"""The background and COCO's category ids up to 90, ten of them unused."""
+"""Number of outputs: the background and COCO's category ids up to 90, ten of them unused."""
 
 HEADS = (
     ("roi_heads.box_predictor.cls_score", False),
@@ -33,16 +33,16 @@ HEADS = (
     ("roi_heads.mask_predictor.mask_fcn_logits", False),
     ("head.classification_head.cls_logits", True),
 )
-"""Layers of torchvision's detectors with an output a class, and whether classes are the inner axis
-of their outputs (several anchors, each with all classes) or the outer (a class's four box edges).
+"""Layers of torchvision's detectors with one output per class; true if classes are the inner axis
+of the outputs (anchors, each with all classes), false if the outer (classes, each with 4 edges).
 """
 
 
 def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: int) -> nn.Module:
-    """The same fp32 weights wherever it is called, on the CPU, in training mode.
+    """Build a detector with the same fp32 weights in every process, on the CPU, in training mode.
 
-    Raises `InputError` where the model cannot be built with these options, `DataError` where a
-    file of weights does not fit it.
+    Raises `InputError` if the model cannot be built with these options, and `DataError` if a file
+    of weights does not fit the model.
     """
     with seeded(seed):
         if options.weights is None:
@@ -56,7 +56,7 @@ def build_detector(options: DetectionOptions, *, classes: Sequence[str], seed: i
 
 
 def _from_published(options: DetectionOptions, weights: str, classes: Sequence[str]) -> nn.Module:
-    """torchvision's own file, which it would fetch unasked where it is not there."""
+    """Load torchvision's weights; torchvision itself would download them without being asked."""
     file = PUBLISHED[weights][options.model]
     ensure(file, download=options.download)
     try:
@@ -65,7 +65,7 @@ def _from_published(options: DetectionOptions, weights: str, classes: Sequence[s
         model = _construct(options, outputs=None, weights="COCO_V1")
     except _BROKEN_FILE as error:
         raise DataError(
-            str(path(file)), f"cannot be loaded ({error})", f"replace it by {address(file)}"
+            str(path(file)), f"cannot be loaded ({error})", f"replace it with {address(file)}"
         ) from error
     fit_heads(model, coco_rows(classes))
     return model
@@ -74,7 +74,7 @@ def _from_published(options: DetectionOptions, weights: str, classes: Sequence[s
 def _construct(
     options: DetectionOptions, *, outputs: int | None, weights: str | None = None
 ) -> nn.Module:
-    """The model with so many outputs; None leaves their number to the trained weights."""
+    """Construct the model; `outputs` None takes the number of outputs of the weights."""
     constructor, arguments = _constructor(options, weights)
     sizes = {"min_size": options.min_size, "max_size": options.max_size}
     arguments |= {key: size for key, size in sizes.items() if size is not None}
@@ -83,24 +83,26 @@ def _construct(
         arguments["num_classes"] = outputs
     model = construct(options.model, constructor, arguments)
     if not is_user_function(options.model):
-        _check_taken(options, constructor, type(model))
+        _check_arguments(options, constructor, type(model))
     return model
 
 
-def _check_taken(
-    options: DetectionOptions, constructor: Callable[..., object], made: type[nn.Module]
+def _check_arguments(
+    options: DetectionOptions, constructor: Callable[..., object], model_class: type[nn.Module]
 ) -> None:
-    """Raise `InputError` for options that torchvision's classes swallow without a word."""
-    taken = {*signature(constructor).parameters}
-    for base in made.__mro__:
+    """Raise `InputError` for options that torchvision's classes would silently ignore."""
+    arguments = {*signature(constructor).parameters}
+    for base in model_class.__mro__:
         names = signature(base).parameters
-        if "num_classes" in names:  # a detector that is built by name, not the base of all
-            taken.update(names)
-    for key in options.model_options.keys() - taken:
-        nearest = get_close_matches(key, taken, n=3) or sorted(taken - {"kwargs", "options"})
+        if "num_classes" in names:  # a class of detectors, not `nn.Module`
+            arguments.update(names)
+    for key in options.model_options.keys() - arguments:
+        nearest = get_close_matches(key, arguments, n=3) or sorted(
+            arguments - {"kwargs", "options"}
+        )
         raise InputError(
             f"workload.model_options.{key}",
-            f"{options.model} takes no such argument",
+            f"{options.model} has no such argument",
             f"nearest: {', '.join(nearest)}",
         )
 
@@ -122,7 +124,7 @@ def _constructor(
 
 
 def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) -> nn.Module:
-    """The user's state dictionary: of as many outputs as the data need, or of COCO's 91."""
+    """Load the user's state dictionary, with an output per class or with COCO's 91 outputs."""
     tensors = _load(file)
     try:
         return _filled(_construct(options, outputs=len(classes) + 1), file, tensors)
@@ -140,36 +142,39 @@ def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) ->
 def _load(file: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a broken file makes torch raise
+    except Exception as error:  # torch raises many types for broken files
         raise DataError(
-            str(file), f"cannot be read ({error})", "a state dictionary that torch.save wrote"
+            str(file), f"cannot be read ({error})", "use a state dictionary written by torch.save"
         ) from error
     tensors = content.get("model", content) if isinstance(content, dict) else content
     if not isinstance(tensors, dict) or not all(
         isinstance(value, Tensor) for value in tensors.values()
     ):
-        raise DataError(str(file), "holds no state dictionary", "name -> tensor, or it as `model`")
+        remedy = "store a dictionary of tensors, or one under the key `model`"
+        raise DataError(str(file), "has no state dictionary", remedy)
     return tensors
 
 
 def _filled(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Load the tensors; frozen batch norms, as torchvision trains detectors, count no batches."""
+    """Load the tensors; `num_batches_tracked` may be missing, as in frozen batch norms."""
     try:
         missing, unknown = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise DataError(str(file), f"does not fit the model: {error}", "name another") from error
+        remedy = "choose another file or model"
+        raise DataError(str(file), f"does not fit the model: {error}", remedy) from error
     missing = [name for name in missing if not name.endswith("num_batches_tracked")]
     if missing or unknown:
-        lacks = f"it lacks {len(missing)} tensors ({', '.join(missing[:3]) or 'none'})"
-        more = f"has {len(unknown)} unknown ones ({', '.join(unknown[:3]) or 'none'})"
-        raise DataError(
-            str(file), f"does not fit {type(model).__name__}: {lacks} and {more}", "name another"
+        problem = (
+            f"does not fit {type(model).__name__}:"
+            f" it lacks {len(missing)} tensors ({', '.join(missing[:3]) or 'none'}) and"
+            f" has {len(unknown)} unknown ones ({', '.join(unknown[:3]) or 'none'})"
         )
+        raise DataError(str(file), problem, "choose another file or model")
     return model
 
 
 def coco_rows(classes: Sequence[str]) -> list[int | None]:
-    """For the background and each class: its output in COCO's 91, None where COCO has no such."""
+    """Index among COCO's 91 outputs of the background and each class; None if COCO lacks it."""
     from torchvision.models.detection import FasterRCNN_ResNet50_FPN_Weights
 
     names = FasterRCNN_ResNet50_FPN_Weights.COCO_V1.meta["categories"]
@@ -178,11 +183,11 @@ def coco_rows(classes: Sequence[str]) -> list[int | None]:
 
 
 def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
-    """Keep these of COCO's outputs, in this order; what has no source is drawn."""
+    """Select these of COCO's outputs, in this order; outputs without a source are initialised."""
     modules = dict(model.named_modules())
     new_rows = [index for index, row in enumerate(rows) if row is None]
-    drawn = torch.tensor(new_rows, dtype=torch.int64)
-    kept = torch.tensor([row or 0 for row in rows])
+    new_indices = torch.tensor(new_rows, dtype=torch.int64)
+    selected = torch.tensor([row or 0 for row in rows])
     for name, inner in HEADS:
         layer = modules.get(name)
         if layer is None:
@@ -190,14 +195,15 @@ def fit_heads(model: nn.Module, rows: Sequence[int | None]) -> None:
         assert isinstance(layer, nn.Linear | nn.Conv2d)
         assert layer.bias is not None
         per_class = len(layer.bias) // COCO_OUTPUTS  # anchors, a box's 4 edges, or 1
-        # A one-stage detector's new classes begin as rare as its rarest.
+        # New classes of a one-stage detector start with the bias of its rarest class.
         bias = float(layer.bias.detach().min()) if inner else 0.0
         for attribute, mean, deviation in (("weight", 0.0, 0.01), ("bias", bias, 0.0)):
             old = getattr(layer, attribute).detach()
             sizes = (per_class, COCO_OUTPUTS) if inner else (COCO_OUTPUTS, per_class)
-            new = old.unflatten(0, sizes).index_select(int(inner), kept)
+            new = old.unflatten(0, sizes).index_select(int(inner), selected)
             fresh = mean + deviation * torch.randn_like(new)
-            new.index_copy_(int(inner), drawn, fresh.index_select(int(inner), drawn))
+            fresh = fresh.index_select(int(inner), new_indices)
+            new.index_copy_(int(inner), new_indices, fresh)
             setattr(layer, attribute, nn.Parameter(new.flatten(0, 1)))
         size = "out_features" if isinstance(layer, nn.Linear) else "out_channels"
         setattr(layer, size, len(rows) * per_class)

@@ -1,4 +1,4 @@
-"""An annotation file of COCO as arrays, read once and kept in the cache.  Imports no torch."""
+"""Reads an annotation file of COCO into arrays, and caches them.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FORMAT_VERSION = 2
-"""Of the cache; to be raised when a field of `CocoFile` or its meaning changes."""
-REMEDY = "correct the file, or get it again; cocodataset.org describes the format"
-_FEWEST_COORDINATES = 6
-"""Of a polygon: fewer than three points have no area."""
+"""Version of the cache; must increase when a field of `CocoFile` changes."""
+REMEDY = "correct the file, or download it again; cocodataset.org describes the format"
+_MIN_COORDINATES = 6
+"""Fewest coordinates of a polygon with an area: three points."""
 
 
 class _Picture(TypedDict):
@@ -72,65 +72,64 @@ class _MaskedDocument(_Document):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CocoFile:
-    """p pictures by ascending id, n objects by picture and then in the order of the file."""
+    """p images by ascending id, and n objects by image and then in the order of the file."""
 
     image_ids: NDArray[np.int64]
     file_names: NDArray[np.str_]
     sizes: NDArray[np.int64]
     """(p, 2): width, height in pixels."""
     offsets: NDArray[np.int64]
-    """(p + 1,): picture i has the objects from [i] to [i + 1]."""
+    """(p + 1,): image i has the objects from [i] to [i + 1]."""
     annotation_ids: NDArray[np.int64]
-    """-1 where the file gives none."""
+    """(n,), -1 for annotations without an id."""
     boxes: NDArray[np.float64]
     """(n, 4): left, top, right, bottom in pixels, neither clipped nor checked."""
     labels: NDArray[np.int64]
-    """(n,), from 1: places of the categories by ascending id."""
+    """(n,), from 1: index of the category by ascending id."""
     areas: NDArray[np.float64]
     crowds: NDArray[np.bool_]
     category_ids: NDArray[np.int64]
     category_names: NDArray[np.str_]
     masks: NDArray[np.uint8]
-    """All masks' compressed run lengths, one after the other; empty unless they were asked for."""
+    """Concatenated compressed run lengths of all masks; empty if masks are not read."""
     mask_offsets: NDArray[np.int64]
-    """(n + 1,); an object without a mask has none of the bytes."""
+    """(n + 1,): object i has the bytes from [i] to [i + 1], none without a mask."""
 
     @property
     def categories(self) -> dict[int, str]:
-        """Name of each category, by ascending id."""
+        """Id -> name of each category, by ascending id."""
         return dict(zip(self.category_ids.tolist(), self.category_names.tolist(), strict=True))
 
 
 def read_coco(file: Path, *, with_masks: bool) -> CocoFile:
-    """The file's arrays from the cache, or else from the file, and then kept in the cache.
+    """Read the arrays from the cache, or else from the file, and cache them.
 
-    COCO's own training file takes several GB and half a minute once, with masks some minutes; from
-    the cache a second.
-    Raises `DataError` for whatever is wrong in the file.
+    Parsing COCO's own training file needs several GB and half a minute, with masks some minutes;
+    reading the cache needs a second.  Raises `DataError` for an invalid file.
     """
     stat = file.stat()
-    place = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()[:16]
+    path_hash = hashlib.sha256(os.fsencode(file.absolute())).hexdigest()[:16]
     state = f"{stat.st_size}-{stat.st_mtime_ns}-{FORMAT_VERSION}{'-masks' * with_masks}"
-    kept = cache_folder() / "coco" / f"{file.stem}-{place}" / f"{state}.npz"
+    cached = cache_folder() / "coco" / f"{file.stem}-{path_hash}" / f"{state}.npz"
     try:
-        with kept.open("rb") as stored, np.load(stored, allow_pickle=False) as arrays:
+        with cached.open("rb") as stored, np.load(stored, allow_pickle=False) as arrays:
             return CocoFile(**{field.name: arrays[field.name] for field in fields(CocoFile)})
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):
         parsed = _parsed(file, with_masks=with_masks)
-        with suppress(OSError, StorageError):  # it is parsed again next time
-            _keep(kept, {field.name: getattr(parsed, field.name) for field in fields(CocoFile)})
+        with suppress(OSError, StorageError):  # the next call parses the file again
+            _store(cached, {field.name: getattr(parsed, field.name) for field in fields(CocoFile)})
         return parsed
 
 
-def _keep(place: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    """Written whole or not at all, in place of what an older state of the file gave."""
+def _store(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write the cache atomically, and remove the caches of older states of the file."""
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    for older in place.parent.glob("*.npz"):
-        if older.stem.endswith("-masks") == place.stem.endswith("-masks"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for older in path.parent.glob("*.npz"):
+        if older.stem.endswith("-masks") == path.stem.endswith("-masks"):
             older.unlink(missing_ok=True)
-    write_atomically(place, content.getvalue())
+    write_atomically(path, content.getvalue())
 
 
 def _parsed(file: Path, *, with_masks: bool) -> CocoFile:
@@ -139,18 +138,18 @@ def _parsed(file: Path, *, with_masks: bool) -> CocoFile:
     categories = sorted(document["categories"], key=lambda category: category["id"])
     image_ids = np.array([picture["id"] for picture in pictures], np.int64)
     category_ids = np.array([category["id"] for category in categories], np.int64)
-    for what, ids in (("pictures", image_ids), ("categories", category_ids)):
-        twice = np.flatnonzero(ids[1:] == ids[:-1])
-        if len(twice):
-            raise DataError(str(file), f"two {what} have the id {ids[twice[0]]}", REMEDY)
+    for name, ids in (("images", image_ids), ("categories", category_ids)):
+        duplicates = np.flatnonzero(ids[1:] == ids[:-1])
+        if len(duplicates):
+            raise DataError(str(file), f"two {name} have the id {ids[duplicates[0]]}", REMEDY)
     annotations = document["annotations"]
-    picture_of = _places(file, annotations, "image_id", image_ids, "images")
+    picture_of = _indices(file, annotations, "image_id", image_ids, "images")
     order = np.argsort(picture_of, kind="stable")
     annotations = [annotations[index] for index in order.tolist()]
     boxes = np.array([entry["bbox"] for entry in annotations], np.float64).reshape(-1, 4)
     areas = [entry.get("area") for entry in annotations]
     with np.errstate(invalid="ignore", over="ignore"):  # infinite boxes
-        of_boxes = boxes[:, 2] * boxes[:, 3]
+        box_areas = boxes[:, 2] * boxes[:, 3]
         boxes[:, 2:] += boxes[:, :2]
     masks = [b""] * len(annotations)
     if with_masks:
@@ -166,8 +165,8 @@ def _parsed(file: Path, *, with_masks: bool) -> CocoFile:
         offsets=np.searchsorted(picture_of[order], np.arange(len(pictures) + 1)),
         annotation_ids=np.array([entry.get("id", -1) for entry in annotations], np.int64),
         boxes=boxes,
-        labels=1 + _places(file, annotations, "category_id", category_ids, "categories"),
-        areas=np.where([area is None for area in areas], of_boxes, np.array(areas, np.float64)),
+        labels=1 + _indices(file, annotations, "category_id", category_ids, "categories"),
+        areas=np.where([area is None for area in areas], box_areas, np.array(areas, np.float64)),
         crowds=np.array([entry.get("iscrowd", False) for entry in annotations], np.bool_),
         category_ids=category_ids,
         category_names=np.array([category["name"] for category in categories]),
@@ -185,58 +184,58 @@ def _validated(file: Path, *, with_masks: bool) -> Any:
         return TypeAdapter(_MaskedDocument if with_masks else _Document).validate_json(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
-        shown = repr(first["input"])
-        found = f"found {shown[:60]}{'...' if len(shown) > 60 else ''}: " if where else ""
-        said = f"{where.removeprefix('.') or 'the file'}: {found}{first['msg']}"
-        raise DataError(str(file), said, REMEDY) from None
+        path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
+        value = repr(first["input"])
+        actual = f"found {value[:60]}{'...' if len(value) > 60 else ''}: " if path else ""
+        problem = f"{path.removeprefix('.') or 'the file'}: {actual}{first['msg']}"
+        raise DataError(str(file), problem, REMEDY) from None
 
 
-def _places(
-    file: Path, annotations: list[Any], key: str, known: NDArray[np.int64], owner: str
+def _indices(
+    file: Path, annotations: list[Any], key: str, sorted_ids: NDArray[np.int64], owner: str
 ) -> NDArray[np.int64]:
-    """Where each annotation's id is among the known ones, which ascend."""
+    """Index in `sorted_ids` of the id under `key` of each annotation."""
     ids = np.array([entry[key] for entry in annotations], np.int64)
-    places = np.searchsorted(known, ids).clip(max=len(known) - 1)
-    strangers = np.flatnonzero(known[places] != ids)
-    if len(strangers):
-        entry = annotations[strangers[0]]
-        more = f" (and {len(strangers) - 1} more annotations)" if len(strangers) > 1 else ""
-        said = f"annotation {entry.get('id')}: {key} {entry[key]} is not in {owner!r}{more}"
-        raise DataError(str(file), said, REMEDY)
-    return places.astype(np.int64, copy=False)
+    indices = np.searchsorted(sorted_ids, ids).clip(max=len(sorted_ids) - 1)
+    unknown = np.flatnonzero(sorted_ids[indices] != ids)
+    if len(unknown):
+        entry = annotations[unknown[0]]
+        more = f" (and {len(unknown) - 1} more annotations)" if len(unknown) > 1 else ""
+        problem = f"annotation {entry.get('id')}: {key} {entry[key]} is not in {owner!r}{more}"
+        raise DataError(str(file), problem, REMEDY)
+    return indices.astype(np.int64, copy=False)
 
 
 def _run_lengths(file: Path, annotation: Any, height: int, width: int) -> bytes:
-    """The mask's compressed run lengths; nothing where the annotation has none."""
+    """Compressed run lengths of the mask; empty if the annotation has none."""
     from faster_coco_eval.core import mask as coding
 
-    given = annotation.get("segmentation")
+    segmentation = annotation.get("segmentation")
     encode: Callable[..., Any] = coding.frPyObjects
     try:
-        if not given:
+        if not segmentation:
             return b""
-        if isinstance(given, list):
-            if not all(np.isfinite(polygon).all() for polygon in given):
+        if isinstance(segmentation, list):
+            if not all(np.isfinite(polygon).all() for polygon in segmentation):
                 raise ValueError("a coordinate is not finite")
-            if any(len(polygon) % 2 for polygon in given):
+            if any(len(polygon) % 2 for polygon in segmentation):
                 raise ValueError("a polygon has an odd number of coordinates")
-            polygons = [polygon for polygon in given if len(polygon) >= _FEWEST_COORDINATES]
-            nothing = {"size": [height, width], "counts": [height * width]}
-            drawn = coding.merge(encode(polygons, height, width)) if polygons else None
-            return bytes((drawn or encode(nothing, height, width))["counts"])
-        if given["size"] != (height, width):
-            raise ValueError("they are of a picture of another size")
-        counts = given["counts"]
+            polygons = [polygon for polygon in segmentation if len(polygon) >= _MIN_COORDINATES]
+            empty = {"size": [height, width], "counts": [height * width]}
+            mask = coding.merge(encode(polygons, height, width)) if polygons else None
+            return bytes((mask or encode(empty, height, width))["counts"])
+        if segmentation["size"] != (height, width):
+            raise ValueError("they belong to an image of another size")
+        counts = segmentation["counts"]
         if isinstance(counts, str):
             characters = counts.encode("ascii")
-            # It raises where the characters make no sense.
+            # Raises an error for invalid characters.
             coding.decode({"size": [height, width], "counts": characters})
             return characters
         if min(counts, default=0) < 0 or sum(counts) != height * width:
-            raise ValueError(f"they do not add up to {height * width} pixels")
+            raise ValueError(f"they do not sum to {height * width} pixels")
         return bytes(encode({"size": [height, width], "counts": counts}, height, width)["counts"])
     except (ValueError, RuntimeError) as error:
-        what = "polygons" if isinstance(given, list) else "run lengths"
-        said = f"annotation {annotation.get('id')} has wrong {what}: {error}"
-        raise DataError(str(file), said, REMEDY) from error
+        form = "polygons" if isinstance(segmentation, list) else "run lengths"
+        problem = f"annotation {annotation.get('id')} has invalid {form}: {error}"
+        raise DataError(str(file), problem, REMEDY) from error

@@ -1,4 +1,4 @@
-"""Pictures in COCO's layout, and trained weights.  Imports torch only to decode pictures."""
+"""Images in COCO's layout, and trained weights.  Imports torch only to decode images."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ LAYOUT = (
     "train2017/ and val2017/ in data_dir (or another year in all four)"
 )
 SMALLEST_SIDE = 1e-3
-"""Pixels.  Float32 tells no narrower box from a line, once it is flipped or resized."""
+"""Least width and height of a box in pixels: in float32 a flip may collapse a narrower one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CocoSplit:
-    """A `Source`: p pictures of one annotation file by ascending id, and which objects count.
+    """A `Source`: p images of an annotation file by ascending id, and their objects.
 
-    A training split shows no crowds and no boxes without area; a validation split shows all.
+    A training split leaves out crowds and boxes without area; a validation split has all objects.
     """
 
     file: Path
     root: Path
-    """Folder of the pictures."""
+    """Folder of the images."""
     content: CocoFile
     boxes: NDArray[np.float32]
     """(n, 4): left, top, right, bottom of every object of the file."""
     shown: NDArray[np.bool_]
-    """(n,): objects that this split shows."""
+    """(n,): true for objects that belong to the split."""
     pictures: NDArray[np.int64]
-    """Sample -> picture of the file."""
+    """Index in the file of the image of each sample."""
     broken: BrokenPictures
     with_masks: bool = False
 
@@ -62,13 +62,13 @@ class CocoSplit:
         return self.root / str(self.content.file_names[self.pictures[sample]])
 
     def objects_shown(self) -> NDArray[np.int64]:
-        """Sample -> how many objects it shows."""
+        """Number of objects of each sample."""
         before = np.concatenate(([0], np.cumsum(self.shown)))
         counts: NDArray[np.int64] = np.diff(before[self.content.offsets])[self.pictures]
         return counts
 
     def read(self, ids: NDArray[np.int64]) -> AnnotatedReading:
-        """Pictures, their values laid out in memory as (height, width, 3), and their objects."""
+        """Read images, in memory as (height, width, 3), and their objects."""
         samples, read, errors = read_pictures(
             ids.tolist(), self._decode, path=self.path, samples=len(self), broken=self.broken
         )
@@ -81,15 +81,15 @@ class CocoSplit:
         )
 
     def _decode(self, sample: int) -> tuple[Tensor, Objects]:
-        """Raises `ValueError` where the annotations are of a picture of another size."""
+        """Decode a sample; raises `ValueError` if its annotations are for another image size."""
         content, number = self.content, int(self.pictures[sample])
         picture = decoded(self.path(sample))
         height, width = picture.shape[-2:]
         annotated = tuple(content.sizes[number].tolist())
         if annotated != (width, height):
             raise ValueError(
-                f"it is {width} x {height} and its annotations are of {annotated[0]} x "
-                f"{annotated[1]}"
+                f"it is {width} x {height}, but its annotations are for "
+                f"{annotated[0]} x {annotated[1]}"
             )
         first, last = content.offsets[number : number + 2].tolist()
         rows = first + np.flatnonzero(self.shown[first:last])
@@ -109,12 +109,12 @@ class CocoSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnotatedPictures:
-    """A data set, ready to be read."""
+    """A detection data set with both splits, ready to be read."""
 
     training: CocoSplit
     validation: CocoSplit
     notes: tuple[str, ...]
-    """What was left out of training, one line each; these are data errors."""
+    """Messages about data left out of training, one line each; they count as data errors."""
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -123,7 +123,7 @@ class AnnotatedPictures:
 
 
 def check(options: DetectionOptions) -> int:
-    """The number of training samples; `DataError` or `InputError` without data or weights."""
+    """Number of training samples; `DataError` or `InputError` without data or weights."""
     data = load(options)
     published = PUBLISHED.get(options.weights or "")
     if published is not None:
@@ -131,22 +131,22 @@ def check(options: DetectionOptions) -> int:
     elif options.weights is not None and not Path(options.weights).expanduser().is_file():
         raise DataError(
             "workload.weights",
-            f"there is no file {options.weights}",
-            "null, coco, imagenet, or a file of the model's state dictionary",
+            f"no such file: {options.weights}",
+            "use null, coco, imagenet, or a file with the model's state dictionary",
         )
     return options.training_samples or len(data.training)
 
 
 def paths(options: DetectionOptions) -> tuple[Path, ...]:
-    """Annotation files, picture folders, and the user's own weights."""
+    """Annotation files, image folders, and the user's weights."""
     folder = _folder(options)
-    own = options.weights is not None and options.weights not in PUBLISHED
-    weights = [Path(str(options.weights)).expanduser()] if own else []
+    by_path = options.weights is not None and options.weights not in PUBLISHED
+    weights = [Path(str(options.weights)).expanduser()] if by_path else []
     return (*_find(folder, "train"), *_find(folder, "val"), *weights)
 
 
 def load(options: DetectionOptions) -> AnnotatedPictures:
-    """All of it; pictures are decoded when they are read."""
+    """Load both splits; images are decoded when they are read."""
     folder = _folder(options)
     training, notes = _learnable(_split(folder, "train", options))
     validation = _split(folder, "val", options)
@@ -157,7 +157,7 @@ def load(options: DetectionOptions) -> AnnotatedPictures:
         training = training.select(np.flatnonzero(training.objects_shown()))
     if not training.objects_shown().sum():
         raise DataError(
-            str(training.file), "no object in it can be learned", "annotate some, crowds aside"
+            str(training.file), "has no object to learn", "add annotations that are not crowds"
         )
     options.check_sample_counts(len(training), len(validation))
     with_masks = _with_masks(options, training, validation)
@@ -169,7 +169,7 @@ def load(options: DetectionOptions) -> AnnotatedPictures:
 
 
 def _folder(options: DetectionOptions) -> Path:
-    """The data in COCO's layout; digits are drawn there first."""
+    """The folder in COCO's layout; generates `digits-detection` if it is missing."""
     if options.dataset == "coco":
         if not options.folder.is_dir():
             raise options.no_folder(LAYOUT)
@@ -180,7 +180,7 @@ def _folder(options: DetectionOptions) -> Path:
 
 
 def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSplit:
-    """The split `train` or `val` with all its objects, as the file has them."""
+    """The split `train` or `val` with all objects of its file."""
     file, root = _find(folder, name)
     content = read_coco(file, with_masks=options.with_masks)
     with np.errstate(over="ignore"):
@@ -197,22 +197,21 @@ def _split(folder: Path, name: str, options: DetectionOptions) -> CocoSplit:
 
 
 def _find(folder: Path, name: str) -> tuple[Path, Path]:
-    """Annotation file and picture folder of the split `train` or `val`."""
+    """Annotation file and image folder of the split `train` or `val`."""
     annotations, pattern = folder / "annotations", f"instances_{name}*.json"
     files = sorted(annotations.glob(pattern))
     if len(files) != 1:
-        there = files or sorted(annotations.glob("*"))
-        only = f" (there: {few_of([path.name for path in there])})" if there else ""
-        raise DataError(str(annotations), f"has {len(files)} files {pattern}{only}", LAYOUT)
+        existing = files or sorted(annotations.glob("*"))
+        listed = f" (it has {few_of([path.name for path in existing])})" if existing else ""
+        raise DataError(str(annotations), f"has {len(files)} files {pattern}{listed}", LAYOUT)
     root = folder / files[0].stem.removeprefix("instances_")
     if not root.is_dir():
-        found = f"no such folder; it has the pictures of {files[0].name}"
-        raise DataError(str(root), found, LAYOUT)
+        raise DataError(str(root), f"no such folder for the images of {files[0].name}", LAYOUT)
     return files[0], root
 
 
 def _learnable(source: CocoSplit) -> tuple[CocoSplit, tuple[str, ...]]:
-    """Only objects that can be learned, clipped to their picture; and a note on the others."""
+    """Select objects to learn, clip them to their image, and report boxes without area."""
     content = source.content
     finite = np.isfinite(content.boxes).all(axis=1)
     picture_of = np.repeat(np.arange(len(content.image_ids)), np.diff(content.offsets))
@@ -236,65 +235,63 @@ def _check_same_categories(training: CocoSplit, validation: CocoSplit) -> None:
         for identity, name in only
     )
     if differing:
-        found = f"categories differ: {few_of(differing)}"
-        raise DataError(str(training.file.parent), found, "make them agree")
+        problem = f"categories differ: {few_of(differing)}"
+        raise DataError(str(training.file.parent), problem, "make them agree")
 
 
 def _without_missing(source: CocoSplit) -> tuple[CocoSplit, tuple[str, ...]]:
-    """Without the pictures whose file is not there, and a line for each of them."""
-    there: dict[Path, frozenset[str]] = {}
+    """Leave out samples without an image file, with a message for each of them."""
+    names_in: dict[Path, frozenset[str]] = {}
     missing = []
     for sample in range(len(source)):
         path = source.path(sample)
-        if path.parent not in there:  # each folder is listed once
+        if path.parent not in names_in:  # list each folder once
             entries = os.listdir(path.parent) if path.parent.is_dir() else ()  # noqa: PTH208  (names)
-            there[path.parent] = frozenset(entries)
-        if path.name not in there[path.parent]:
+            names_in[path.parent] = frozenset(entries)
+        if path.name not in names_in[path.parent]:
             missing.append(sample)
     if len(missing) == len(source):
         raise DataError(
-            str(source.root), f"has none of the pictures of {source.file.name}", "put them there"
+            str(source.root), f"has none of the images of {source.file.name}", "add them"
         )
     if missing and not source.broken.skip:
         names = few_of([source.path(sample).name for sample in missing])
         raise DataError(
             str(source.root),
-            f"{len(missing)} of {len(source)} pictures are missing: {names}",
-            "put them there, or set workload.on_broken: skip",
+            f"{len(missing)} of {len(source)} images are missing: {names}",
+            "add them, or set workload.on_broken: skip",
         )
     notes = tuple(f"{source.path(sample)}: no such file" for sample in missing)
     return source.select(np.delete(np.arange(len(source)), missing)), notes
 
 
 def _with_masks(options: DetectionOptions, *splits: CocoSplit) -> bool:
-    """Whether masks are read: if the model learns them, and all objects have one."""
+    """True if the model learns masks and all objects have one."""
     if not options.with_masks:
         return False
     for split in splits:
         without = np.flatnonzero(split.shown & (np.diff(split.content.mask_offsets) == 0))
         if len(without):
             if is_user_function(options.model):
-                return False  # it may not want them
+                return False  # the model may not need masks
             number = split.content.annotation_ids[without[0]]
             raise DataError(
                 str(split.file),
-                f"annotation {number} has no segmentation, which {options.model} learns from",
+                f"annotation {number} has no segmentation, which {options.model} needs",
                 "add it, or choose a model without masks",
             )
     return True
 
 
 def decoded(path: Path) -> Tensor:
-    """(3, height, width), uint8, RGB, without any turn that EXIF asks for: annotations count the
-    stored pixels.
-    """
+    """Decode to (3, height, width), uint8, RGB, without EXIF rotation: annotations have none."""
     import torch
     from PIL import Image, UnidentifiedImageError
 
-    content = io.BytesIO(path.read_bytes())  # in one piece: Pillow would read bit by bit
+    content = io.BytesIO(path.read_bytes())  # one read: Pillow would make many small ones
     try:
         opened = Image.open(content)
-    except UnidentifiedImageError as error:  # it names an address, another one each time
+    except UnidentifiedImageError as error:  # its message has a memory address
         raise OSError("cannot identify image file") from error
     with opened:
         pixels = np.array(opened if opened.mode == "RGB" else opened.convert("RGB"))

@@ -1,9 +1,8 @@
-"""Handwritten digits on canvases: the embedded default of detection.  Imports no torch.
+"""Handwritten digits on canvases, the default data set of detection.  Imports no torch.
 
-Made once, from scikit-learn's digits and a seed of its own, in COCO's layout: what is read and
-evaluated later is read and evaluated as any other data set in that layout.  The draws are raw
-numbers of Philox, whose stream numpy promises to keep, and the drawing is integer arithmetic: the
-pixels are the same on every machine.
+The data set is generated once, from the digits data and a fixed seed, in COCO's layout.  Random
+draws are raw numbers of Philox, whose stream numpy guarantees, and drawing uses integer
+arithmetic: the pixels are the same on every machine.
 """
 
 from __future__ import annotations
@@ -28,25 +27,26 @@ if TYPE_CHECKING:
     Mask = NDArray[np.bool_]
 
 VERSION = 1
-"""Goes up when any pixel or annotation changes."""
+"""Version of the data set; must increase when any pixel or annotation changes."""
 TRAINING_PICTURES = 1600
 VALIDATION_PICTURES = 250
 CANVAS_SIZE = 128
 CATEGORY_IDS = tuple(range(1, 21, 2))
-"""Of the digits 0 to 9: with gaps, as COCO's are."""
+"""Category ids of the digits 0 to 9, with gaps like COCO's."""
 
 _MARKER = "digits-detection.txt"
 _SEED = 20_250_101
 _DIGIT_SIZES = (28, 57)
 _CROWD_SIZES = (14, 21)
 _CROWD_EXTENT = 56
-_MOST_DIGITS = 5
-_EMPTY_IN = 25
-"""One canvas in so many has no digit; one in `_CROWD_IN` has a crowd."""
-_CROWD_IN = 50
+_MAX_DIGITS = 5
+_EMPTY_PERIOD = 25
+"""On average one canvas in 25 has no digit."""
+_CROWD_PERIOD = 50
+"""On average one canvas in 50 has a crowd."""
 _TRIES = 20
-_INK_FROM = 96
-"""Least ink of 255 that belongs to a digit's mask."""
+_MASK_THRESHOLD = 96
+"""Least ink, from 0 to 255, of pixels in the mask of a digit."""
 
 
 def default_folder() -> Path:
@@ -56,9 +56,9 @@ def default_folder() -> Path:
 def make(
     folder: Path, *, training: int = TRAINING_PICTURES, validation: int = VALIDATION_PICTURES
 ) -> None:
-    """Write the data set into this folder, all or nothing, unless it is there already.
+    """Generate the data set in this folder, atomically, unless it exists.
 
-    Raises `DataError` where the folder has other files or cannot be written.
+    Raises `DataError` if the folder has other files or cannot be written.
     """
     content = f"digits-detection, version {VERSION}: {training} + {validation} pictures\n"
     folder = folder.resolve()
@@ -79,45 +79,45 @@ def make(
 
 
 def _is_finished(folder: Path, content: str) -> bool:
-    """Whether the data set is there; raises `DataError` where something else is."""
+    """True if the folder has the data set; `DataError` if it has something else."""
     marker = folder / _MARKER
     if marker.is_file():
-        found = marker.read_text(encoding="utf-8", errors="replace").strip()
-        if found != content.strip():
+        stored = marker.read_text(encoding="utf-8", errors="replace").strip()
+        if stored != content.strip():
             raise DataError(
                 str(folder),
-                f"holds another version ({found[:80]!r}, not {content.strip()!r})",
+                f"has another version ({stored[:80]!r}, not {content.strip()!r})",
                 "remove the folder, or set workload.data_dir to another one",
             )
         return True
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             str(folder),
-            "holds other files; digits-detection is made in a new or empty folder only",
-            "set workload.data_dir to another folder, or leave it out for the cache folder",
+            "has other files; digits-detection needs a new or empty folder",
+            "set workload.data_dir to another folder, or remove it to use the cache folder",
         )
     return False
 
 
-class Marked(NamedTuple):
-    """One annotation: a digit, or a crowd of one digit."""
+class Mark(NamedTuple):
+    """The annotation of a digit, or of a crowd of one digit."""
 
     digit: int
     mask: Mask
-    """(canvas, canvas): what is visible of it."""
+    """(canvas, canvas): visible pixels."""
     crowd: bool
 
 
-class Place(NamedTuple):
-    """In pixels of the canvas."""
+class Rectangle(NamedTuple):
+    """A rectangle in pixels of the canvas."""
 
     left: int
     top: int
     width: int
     height: int
 
-    def crowds(self, other: Place) -> bool:
-        """Whether both share more than an eighth of the smaller one."""
+    def overlaps(self, other: Rectangle) -> bool:
+        """True if both share more than an eighth of the smaller one."""
         right = min(self.left + self.width, other.left + other.width)
         bottom = min(self.top + self.height, other.top + other.height)
         width = max(0, right - max(self.left, other.left))
@@ -127,30 +127,30 @@ class Place(NamedTuple):
 
 
 class _Drawing:
-    """One canvas of a split, which depends on the split, its index and nothing else."""
+    """A canvas, determined by its split and index."""
 
     def __init__(self, glyphs: Pixels, labels: Numbers, split: int, index: int) -> None:
         self._glyphs, self._labels = glyphs, labels
         self._bits = np.random.Philox(key=_SEED, counter=[0, 0, split, index])
         self._dark = self._number(0, 2) == 0
         self._canvas = self._background()
-        self._places: list[Place] = []
-        self.marked: list[Marked] = []
-        if self._number(0, _EMPTY_IN) == 0:
+        self._occupied: list[Rectangle] = []
+        self.marked: list[Mark] = []
+        if self._number(0, _EMPTY_PERIOD) == 0:
             return
-        if self._number(0, _CROWD_IN) == 0:
+        if self._number(0, _CROWD_PERIOD) == 0:
             self.marked.append(self._crowd())
-        for _ in range(self._number(1, _MOST_DIGITS + 1)):
+        for _ in range(self._number(1, _MAX_DIGITS + 1)):
             self._digit()
         self.marked = [mark for mark in self.marked if mark.mask.any()]
 
     @property
     def pixels(self) -> Pixels:
-        """(canvas, canvas, 3)."""
+        """Pixels (canvas, canvas, 3)."""
         return np.clip(self._canvas, 0, 255).astype(np.uint8)
 
     def _numbers(self, low: int, high: int, count: int) -> Numbers:
-        """Whole numbers from `low` to below `high`."""
+        """Draw integers from `low` to below `high`."""
         raw = self._bits.random_raw(count) % np.uint64(high - low)
         return raw.astype(np.int64) + low
 
@@ -158,7 +158,7 @@ class _Drawing:
         return int(self._numbers(low, high, 1)[0])
 
     def _background(self) -> Canvas:
-        """One colour, shaded slowly, and grain: (canvas, canvas, 3)."""
+        """Draw the background (canvas, canvas, 3): one colour with smooth shading and noise."""
         colour = self._numbers(20, 90, 3)
         if not self._dark:
             colour = 255 - colour
@@ -169,59 +169,59 @@ class _Drawing:
         return (colour + light[..., None]).astype(np.int32)
 
     def _digit(self) -> None:
-        """One more, unless there is no room for it; it hides what lies below."""
+        """Draw a digit over the others, unless there is no free place."""
         size = self._number(*_DIGIT_SIZES)
-        place = self._free_place(width=size * self._number(75, 111) // 100, height=size)
-        if place is None:
+        rectangle = self._free_rectangle(width=size * self._number(75, 111) // 100, height=size)
+        if rectangle is None:
             return
         glyph = self._number(0, len(self._labels))
-        mask = self._stamp(glyph, place)
+        mask = self._stamp(glyph, rectangle)
         self.marked = [mark._replace(mask=mark.mask & ~mask) for mark in self.marked]
-        self.marked.append(Marked(int(self._labels[glyph]), mask, crowd=False))
+        self.marked.append(Mark(int(self._labels[glyph]), mask, crowd=False))
 
-    def _free_place(self, *, width: int, height: int) -> Place | None:
-        """One that covers little of what is there; None where none was found."""
+    def _free_rectangle(self, *, width: int, height: int) -> Rectangle | None:
+        """Draw a rectangle that covers little of the others; None if all tries fail."""
         for _ in range(_TRIES):
             left = self._number(0, CANVAS_SIZE - width + 1)
             top = self._number(0, CANVAS_SIZE - height + 1)
-            place = Place(left, top, width, height)
-            if not any(place.crowds(other) for other in self._places):
-                self._places.append(place)
-                return place
+            rectangle = Rectangle(left, top, width, height)
+            if not any(rectangle.overlaps(other) for other in self._occupied):
+                self._occupied.append(rectangle)
+                return rectangle
         return None
 
-    def _crowd(self) -> Marked:
-        """Small digits of one class in a heap, marked as one group."""
+    def _crowd(self) -> Mark:
+        """Draw overlapping small digits of one class, with one annotation."""
         digit = self._number(0, 10)
         same = np.flatnonzero(self._labels == digit)
         left, top = self._numbers(0, CANVAS_SIZE - _CROWD_EXTENT + 1, 2).tolist()
-        self._places.append(Place(left, top, _CROWD_EXTENT, _CROWD_EXTENT))
+        self._occupied.append(Rectangle(left, top, _CROWD_EXTENT, _CROWD_EXTENT))
         mask = np.zeros((CANVAS_SIZE, CANVAS_SIZE), np.bool_)
         for _ in range(self._number(10, 16)):
             size = self._number(*_CROWD_SIZES)
             column, row = self._numbers(0, _CROWD_EXTENT - size + 1, 2).tolist()
             glyph = int(same[self._number(0, len(same))])
-            mask |= self._stamp(glyph, Place(left + column, top + row, size, size))
-        return Marked(digit, mask, crowd=True)
+            mask |= self._stamp(glyph, Rectangle(left + column, top + row, size, size))
+        return Mark(digit, mask, crowd=True)
 
-    def _stamp(self, glyph: int, place: Place) -> Mask:
-        """Draw the glyph there in a colour of its own; return its mask."""
+    def _stamp(self, glyph: int, rectangle: Rectangle) -> Mask:
+        """Draw the glyph into the rectangle in a random colour; returns its mask."""
         colour = self._numbers(0, 106, 3)
         ink = (255 - colour if self._dark else colour).astype(np.int32)
         picture = Image.fromarray(self._glyphs[glyph])
-        resized = picture.resize((place.width, place.height), Image.Resampling.BICUBIC)
+        resized = picture.resize((rectangle.width, rectangle.height), Image.Resampling.BICUBIC)
         alpha = np.asarray(resized, np.int32)[..., None]
-        rows = slice(place.top, place.top + place.height)
-        columns = slice(place.left, place.left + place.width)
+        rows = slice(rectangle.top, rectangle.top + rectangle.height)
+        columns = slice(rectangle.left, rectangle.left + rectangle.width)
         window = self._canvas[rows, columns]
         window += (ink - window) * alpha // 255
         mask = np.zeros((CANVAS_SIZE, CANVAS_SIZE), np.bool_)
-        mask[rows, columns] = alpha[..., 0] >= _INK_FROM
+        mask[rows, columns] = alpha[..., 0] >= _MASK_THRESHOLD
         return mask
 
 
 def _write_split(folder: Path, name: str, *, split: int, first_id: int, count: int) -> None:
-    """`name`/*.png and annotations/instances_`name`.json."""
+    """Write `name`/*.png and annotations/instances_`name`.json."""
     (folder / name).mkdir()
     (folder / "annotations").mkdir(exist_ok=True)
     pictures, labels = read_splits()[split]
@@ -253,8 +253,8 @@ def _write_split(folder: Path, name: str, *, split: int, first_id: int, count: i
     path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")
 
 
-def _annotation(mark: Marked) -> dict[str, Any]:
-    """COCO's: the box of the mask, and uncompressed run lengths column by column, zeros first."""
+def _annotation(mark: Mark) -> dict[str, Any]:
+    """Annotation in COCO's format: box, and uncompressed run lengths by column, zeros first."""
     rows, columns = (np.flatnonzero(mark.mask.any(axis)) for axis in (1, 0))
     left, top = int(columns[0]), int(rows[0])
     flat = mark.mask.ravel(order="F")

@@ -1,4 +1,4 @@
-"""Object detection: which detector, on which pictures.  Imports no torch."""
+"""Options of object detection.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,14 +31,20 @@ DETECTORS: dict[str, str] = {
     "fcos_resnet18_fpn": "detector: FCOS on a small backbone, for pictures of 128 pixels,"
     " 11.5 M parameters",
 }
-"""Name -> one line (parameters with COCO's 91 outputs)."""
+"""Description of each detector in one line, with its parameters for COCO's 91 outputs."""
 
-_OWN_KEYS = ("weights", "weights_backbone", "trainable_backbone_layers", "min_size", "max_size")
-"""Arguments of torchvision's that are options of the workload."""
+_WORKLOAD_KEYS = (
+    "weights",
+    "weights_backbone",
+    "trainable_backbone_layers",
+    "min_size",
+    "max_size",
+)
+"""Arguments of torchvision's detectors that are options of the workload."""
 
 
 class DetectionOptions(PictureOptions):
-    """A model that finds objects in pictures: boxes and classes, and masks for Mask R-CNN."""
+    """Object detection: boxes and classes of objects in images, and masks for Mask R-CNN."""
 
     verified_samples: ClassVar[int] = 8
 
@@ -47,28 +53,28 @@ class DetectionOptions(PictureOptions):
     """A detector of `shardmark list models`, or `package.module:function` of your own."""
     dataset: Literal["digits-detection", "coco"] = "digits-detection"
     data_dir: str | None = None
-    """Folder with annotations/, train2017/ and val2017/; `~` expands.  `digits-detection` is made
-    there, or in the user's cache folder where this is null."""
+    """Folder with annotations/, train2017/ and val2017/; `~` is expanded.  `digits-detection` is
+    generated there, or in the user's cache folder if this is null."""
     download: bool = False
-    """Fetch the named weights where they are not in torch's cache yet."""
+    """Download the named weights if they are missing in torch's cache."""
     min_size: PositiveInt | None = None
-    """Shorter side in pixels to which the model resizes; null is the model's own (mostly 800)."""
+    """Shorter side in pixels to which the model resizes; null: the model's default (mostly 800)."""
     max_size: PositiveInt | None = None
-    """Longest side in pixels that resizing may reach; null is the model's own (mostly 1,333)."""
+    """Maximum longer side in pixels after resizing; null: the model's default (mostly 1,333)."""
     weights: str | None = None
-    """null: from the seed.  `coco`: torchvision's detector trained on COCO.  `imagenet`: a
-    backbone trained on ImageNet.  Else a file of the model's state dictionary."""
+    """null: initialise from the seed.  `coco`: torchvision's detector trained on COCO.  `imagenet`:
+    a backbone trained on ImageNet.  Otherwise a file with the model's state dictionary."""
     trainable_backbone_layers: Annotated[int, Field(ge=0, le=6)] | None = None
-    """Last stages of the backbone that train, with weights `coco` or `imagenet`; null is
-    torchvision's own, 3 of ResNet's 5.  All train where weights come from the seed or a file."""
+    """Number of last backbone stages that are trained with weights `coco` or `imagenet`; null is
+    torchvision's default, 3 of ResNet's 5.  With other weights all stages are trained."""
     augment: Literal["none", "flip"] = "none"
-    """`flip`: a horizontal flip of every other picture, drawn from the seed."""
+    """`flip`: flip half of the images horizontally, drawn from the seed."""
     pictures_without_objects: Literal["keep", "drop"] = "keep"
-    """Whether pictures without any object to learn take part in training."""
+    """`drop` leaves images without an object to learn out of training."""
 
     @field_validator("model")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_model(cls, name: str) -> str:
         if is_user_function(name):
             check_model_name(name)
         elif name not in DETECTORS:
@@ -85,34 +91,34 @@ class DetectionOptions(PictureOptions):
         for key in self.model_options:
             if key == "num_classes":
                 raise ValueError(
-                    f"model_options.{key} cannot be given: the data set sets the number of classes"
+                    f"model_options.{key} is set by the data set, from the number of its classes"
                 )
-            if key in _OWN_KEYS:
-                own = key.removesuffix("_backbone")
-                raise ValueError(f"model_options.{key} cannot be given: use workload.{own}")
+            if key in _WORKLOAD_KEYS:
+                option = f"workload.{key.removesuffix('_backbone')}"
+                raise ValueError(f"model_options.{key} is set by the workload: use {option}")
         published = PUBLISHED.get(self.weights or "")
         if published is not None and self.model not in published:
             raise ValueError(
-                f"weights is {self.weights}; torchvision has none for {self.model}, which takes"
-                " null or a file"
+                f"weights is {self.weights}; torchvision has none for {self.model}: use null"
+                " or a file"
             )
         if self.trainable_backbone_layers is not None and self.weights not in PUBLISHED:
             raise ValueError(
-                f"trainable_backbone_layers is {self.trainable_backbone_layers}; it needs weights"
-                " coco or imagenet, else the whole backbone trains"
+                f"trainable_backbone_layers is {self.trainable_backbone_layers}; it needs weights:"
+                " coco or imagenet"
             )
         if self.min_size and self.max_size and self.min_size > self.max_size:
             raise ValueError(f"min_size {self.min_size} is larger than max_size {self.max_size}")
         if self.dataset == "coco" and not self.data_dir:
-            raise ValueError("data_dir is missing; coco needs the folder that holds it")
+            raise ValueError("data_dir is missing; coco needs the folder of its files")
         return self
 
     @property
     def casts_parameters(self) -> bool:
-        """torchvision's operators on boxes know no bf16, which loses pixels beyond 256."""
+        """False: torchvision's box operators do not support bf16, which is inexact beyond 256."""
         return False
 
     @property
     def with_masks(self) -> bool:
-        """Whether the model learns masks.  A model of your own may, so it gets them."""
+        """True if the model learns masks, or is user-defined and may learn them."""
         return self.model.startswith("maskrcnn") or is_user_function(self.model)

@@ -1,4 +1,4 @@
-"""Detectors that torchvision has the parts for, but no function."""
+"""Detectors built from torchvision's modules, for which torchvision has no function."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from torchvision.ops import FrozenBatchNorm2d
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelMaxPool
 
 SWIN_STAGES = (1, 3, 5, 7)
-"""Places of Swin's four stages among its `features`; a patch embedding or merging before each."""
+"""Indices of Swin's four stages among its `features`, each behind an embedding or merging."""
 
 
-_PARTS_BEFORE = (0, 1, 2, 4, 6, 8)
-"""Frozen layers -> parts of `features`: the embedding, a stage, then each stage and its merging."""
+_FROZEN_FEATURES = (0, 1, 2, 4, 6, 8)
+"""Number of frozen layers -> number of frozen modules of `features`."""
 
 
 class SwinWithFPN(nn.Module):
-    """Swin's four stages, each normalised, into a feature pyramid (Liu et al., 2021, section 4.2).
+    """A feature pyramid on Swin's four normalised stages (Liu et al., 2021, section 4.2).
 
-    Swin keeps channels last; the pyramid wants them after the batch.
+    Swin has channels in the last axis; the pyramid has them in the second.
     """
 
     def __init__(self, features: nn.Sequential, channels: tuple[int, ...], out_channels: int):
@@ -41,9 +41,9 @@ class SwinWithFPN(nn.Module):
     def forward(self, pictures: Tensor) -> dict[str, Tensor]:
         levels: OrderedDict[str, Tensor] = OrderedDict()
         x = pictures
-        for place, part in enumerate(self.body):
-            x = part(x)  # (batch, height, width, channels)
-            if place in SWIN_STAGES:
+        for index, module in enumerate(self.body):
+            x = module(x)  # (batch, height, width, channels)
+            if index in SWIN_STAGES:
                 level = len(levels)
                 levels[str(level)] = self.norms[level](x).permute(0, 3, 1, 2).contiguous()
         pyramid: dict[str, Tensor] = self.fpn(levels)
@@ -57,14 +57,14 @@ def fasterrcnn_swin_t_fpn(
     trainable_backbone_layers: int | None = None,
     **options: Any,
 ) -> FasterRCNN:
-    """Faster R-CNN on Swin-T.  Trainable layers count its four stages, then the embedding."""
+    """Faster R-CNN on Swin-T.  Trainable layers are its four stages, then the embedding."""
     features = get_model("swin_t", weights=weights_backbone).features
     assert isinstance(features, nn.Sequential)
     layers = len(SWIN_STAGES) + 1
     trained = layers if trainable_backbone_layers is None else trainable_backbone_layers
     if trained > layers:
         raise ValueError(f"trainable_backbone_layers is {trained}; {layers} at most")
-    for part in features[: _PARTS_BEFORE[layers - trained]]:
+    for part in features[: _FROZEN_FEATURES[layers - trained]]:
         part.requires_grad_(False)
     return FasterRCNN(
         SwinWithFPN(features, (96, 192, 384, 768), 256), num_classes=num_classes, **options
@@ -84,9 +84,9 @@ def fcos_resnet18_fpn(
     backbone_width: int = 64,
     **options: Any,
 ) -> FCOS:
-    """FCOS on ResNet-18 for pictures of 128 pixels: three levels of 64 channels, short heads.
+    """FCOS on ResNet-18 for images of 128 pixels, with three levels of 64 channels and short heads.
 
-    `backbone_width` is the channels of the first stage, 64 in He et al. (2016).
+    `backbone_width` is the number of channels of the first stage, 64 in He et al. (2016).
     """
     trained = weights_backbone is not None
     if trained and backbone_width != 64:
@@ -119,20 +119,20 @@ def fcos_resnet18_fpn(
 
 
 def _freeze(body: nn.Module, layers: int) -> None:
-    """All but the last so many stages, as torchvision counts them."""
+    """Freeze all but the last `layers` stages, numbered like torchvision's."""
     names = ("layer4", "layer3", "layer2", "layer1", "conv1")
     if layers > len(names):
         raise ValueError(f"trainable_backbone_layers is {layers}; {len(names)} at most")
-    kept = (*names, "bn1") if layers == len(names) else names[:layers]
+    trained = (*names, "bn1") if layers == len(names) else names[:layers]
     for name, parameter in body.named_parameters():
-        if not name.startswith(kept):
+        if not name.startswith(trained):
             parameter.requires_grad_(False)
 
 
 def _small_head(num_classes: int) -> FCOSHead:
-    """Two convolutions a branch, initialised after He et al. (2015).
+    """A head with two convolutions per branch, initialised after He et al. (2015).
 
-    FCOS's own deviation of 0.01 is made for 256 channels and long schedules.
+    FCOS's own standard deviation of 0.01 is meant for 256 channels and long schedules.
     """
     head = FCOSHead(_PYRAMID_CHANNELS, 1, num_classes, _HEAD_CONVOLUTIONS)
     for branch in (head.classification_head.conv, head.regression_head.conv):
@@ -143,15 +143,15 @@ def _small_head(num_classes: int) -> FCOSHead:
 
 
 def _narrow(width: int) -> ResNet:
-    """A ResNet-18 whose first stage has so many channels, initialised as torchvision's."""
-    with torch.device("meta"):  # all that the detector takes of it is made anew
+    """A ResNet-18 with `width` channels in its first stage, initialised like torchvision's."""
+    with torch.device("meta"):  # every module that the detector uses is replaced below
         body = ResNet(BasicBlock, [2, 2, 2, 2])
     body.inplanes = width
     body.conv1 = nn.Conv2d(3, width, kernel_size=7, stride=2, padding=3, bias=False)
     body.bn1 = nn.BatchNorm2d(width)
     for stage in range(4):
-        made = body._make_layer(BasicBlock, width << stage, 2, stride=1 if stage == 0 else 2)
-        setattr(body, f"layer{stage + 1}", made)
+        layer = body._make_layer(BasicBlock, width << stage, 2, stride=1 if stage == 0 else 2)
+        setattr(body, f"layer{stage + 1}", layer)
     for module in body.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

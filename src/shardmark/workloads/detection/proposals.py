@@ -1,4 +1,4 @@
-"""Random choice of proposals that is the same under every strategy."""
+"""Random sampling of proposals that is the same under every strategy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 SAMPLER = "fg_bg_sampler"
-"""Where torchvision's region proposal network and heads keep their sampler."""
+"""Attribute with the sampler of torchvision's region proposal network and heads."""
 
 
 class PictureSampler(nn.Module):
-    """Chooses boxes to learn from, uniformly, from a random stream of each picture's own.
+    """Samples boxes to learn from, uniformly, with a random stream for each image.
 
-    As torchvision's `BalancedPositiveNegativeSampler` (Ren et al., arXiv 1506.01497, section
-    3.1.3): at most `positive_fraction` of `batch_size_per_image` boxes that hold an object, the
-    rest background.  Each box gets a random key, and the smallest keys win: one box more or less
-    leaves the others' keys as they are, and one picture's boxes change nothing in another's.
+    Like torchvision's `BalancedPositiveNegativeSampler` (Ren et al., arXiv 1506.01497, section
+    3.1.3) it takes at most `positive_fraction` of `batch_size_per_image` boxes with an object, and
+    background boxes otherwise.  Each box gets a random key, and the smallest keys are sampled: one
+    box more or less does not change the keys of others, nor do boxes of another image.
 
-    It is a module so that DataParallel's replicas each have their own.
+    It is a module, so that each replica of DataParallel has its own.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class PictureSampler(nn.Module):
         self.stream = stream
         self.of_anchors = of_anchors
         self.seeds: Sequence[int] = ()
-        """Of the pictures of the call under way."""
+        """Seeds of the images of the current call."""
         self.record: Callable[[str], None] | None = None
-        """Told each picture's seed and, for anchors, which were chosen; costs a copy to the host.
+        """Called with each image's seed and a hash of the sampled anchors; copies to the host.
 
-        Anchors are a fixed grid, so that the choice among them depends on no rounding."""
+        Anchors are a fixed grid, so that their sampling does not depend on rounding."""
 
     def forward(self, matched: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Per picture: -1 ignored, 0 background, positive an object -> masks of those chosen."""
-        assert len(self.seeds) == len(matched), "the model's hook gave a seed for each picture"
+        """Masks of the sampled boxes of each image; `matched` is -1: ignored, 0: background."""
+        assert len(self.seeds) == len(matched), "the model's hook has set a seed for each image"
         chosen = [self._choose(*pair) for pair in zip(matched, self.seeds, strict=True)]
         if self.record is not None:
             for seed, (positive, negative) in zip(self.seeds, chosen, strict=True):
@@ -51,8 +51,8 @@ class PictureSampler(nn.Module):
     def _anchors_of(self, mask: Tensor) -> str:
         if not self.of_anchors:
             return ""
-        places = torch.where(mask)[0].cpu().numpy()
-        return "/" + hashlib.sha256(places.astype("<i8").tobytes()).hexdigest()[:16]
+        indices = torch.where(mask)[0].cpu().numpy()
+        return "/" + hashlib.sha256(indices.astype("<i8").tobytes()).hexdigest()[:16]
 
     def _choose(self, matched: Tensor, seed: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator(matched.device).manual_seed(seed ^ self.stream)
@@ -68,21 +68,21 @@ class PictureSampler(nn.Module):
         )
 
 
-def _mask(matched: Tensor, candidates: Tensor, keys: Tensor, wanted: int) -> Tensor:
-    """uint8, one at the `wanted` candidates with the smallest keys."""
+def _mask(matched: Tensor, candidates: Tensor, keys: Tensor, count: int) -> Tensor:
+    """Mask, uint8, of the `count` candidates with the smallest keys."""
     mask = torch.zeros_like(matched, dtype=torch.uint8)
-    smallest = keys[candidates].topk(wanted, largest=False, sorted=False).indices
+    smallest = keys[candidates].topk(count, largest=False, sorted=False).indices
     mask[candidates[smallest]] = 1
     return mask
 
 
 def sample_by_picture(model: nn.Module) -> tuple[PictureSampler, ...]:
-    """Put a `PictureSampler` wherever torchvision's sampler is; those put there.
+    """Replace torchvision's samplers in the model; returns the new ones.
 
-    The seeds come with the targets (`sampling_seed`) when the whole model is called.
+    Their seeds come with the targets (`sampling_seed`) when the model is called.
     """
     owners = [module for module in model.modules() if hasattr(module, SAMPLER)]
-    made = []
+    samplers = []
     for stream, owner in enumerate(owners):
         old = getattr(owner, SAMPLER)
         new = PictureSampler(
@@ -92,14 +92,14 @@ def sample_by_picture(model: nn.Module) -> tuple[PictureSampler, ...]:
             of_anchors=hasattr(owner, "anchor_generator"),
         )
         setattr(owner, SAMPLER, new)
-        made.append(new)
+        samplers.append(new)
     if owners:
         model.register_forward_pre_hook(_give_seeds)
-    return tuple(made)
+    return tuple(samplers)
 
 
 def _give_seeds(module: nn.Module, args: tuple[Any, ...]) -> None:
-    """From the targets, which follow the pictures in training."""
+    """Set the seeds of all samplers from the targets, the second argument in training."""
     seeds = [target["sampling_seed"] for targets in args[1:] for target in targets or ()]
     for sampler in module.modules():
         if isinstance(sampler, PictureSampler):

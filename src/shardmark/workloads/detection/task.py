@@ -1,4 +1,4 @@
-"""Object detection as a workload."""
+"""The object detection task."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ if TYPE_CHECKING:
     from shardmark.workloads.detection.options import DetectionOptions
 
 MASK_THRESHOLD = 0.5
-"""Probability from which a pixel belongs to a mask (He et al., 2017, section 3.1)."""
+"""Least probability of a pixel in a mask (He et al., 2017, section 3.1)."""
 
 
 class Detection(SampledTask[CocoSplit, DetectionBatch]):
-    """The sum of a detector's losses on annotated pictures."""
+    """Object detection with the sum of the detector's losses."""
 
     not_additive = (
-        "a detector divides its losses by what it draws from all pictures that it is given at once"
+        "a detector divides its losses by the number of proposals that it samples from all images"
+        " of a batch"
     )
     _counted_samples = 2
     _evaluation_batch = 4
-    """Pictures of different sizes are padded to the largest: few at a time waste little."""
+    """Number of images per batch; they are padded to the largest, so that few waste little."""
 
     def __init__(self, options: DetectionOptions, seed: int) -> None:
         self._options = options
@@ -87,7 +88,7 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
         return bool(generator(plan.seed, "augment", epoch, position).integers(0, 2))
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """The detector's losses added up, each a mean over what it samples; times the pictures."""
+        """Sum of the detector's losses, each a mean over its samples, times the batch size."""
         detection = cast("DetectionBatch", batch)
         losses = model(list(detection.pictures), list(detection.targets))
         if not (isinstance(losses, Mapping) and losses) or not all(
@@ -98,61 +99,65 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
                 f"{self._options.model} returns a {type(losses).__name__} in training mode",
                 "expected a dictionary of losses, as torchvision's detectors do",
             )
-        # DataParallel returns a value from each device.
+        # DataParallel returns one value per device.
         mean: Tensor = sum(loss.float().mean() for loss in losses.values())
         return LossSum(total=mean * batch.weight, weight=batch.weight)
 
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
-        """Which anchors each picture learns from, which weights and rounding do not change."""
+        """Record the anchors sampled for each image, which weights and rounding do not change."""
         drawn: list[str] = []
         for sampler in self._samplers:
             sampler.record = drawn.append
 
-        def told() -> tuple[str, ...]:
+        def draws_since_last_call() -> tuple[str, ...]:
             since_last = tuple(sorted(drawn))
             drawn.clear()
             return since_last
 
-        return told
+        return draws_since_last_call
 
     @torch.inference_mode()
     def evaluate(
         self, model: nn.Module, shard: Shard, device: torch.device
     ) -> list[EvaluatedPicture]:
-        """This shard's validation pictures with what was found in them.
+        """Detections in the shard's validation images.
 
-        Smaller pictures of a batch are padded, which changes a little of what is found in them.
+        Smaller images of a batch are padded, which slightly changes their detections.
         """
         evaluated = []
         for read in self._validated(self._validation.read, shard):
             if not read.pictures:
                 continue
             pictures = [picture.to(device).float().div_(255) for picture in read.pictures]
-            detected = (_detections(each, self._options.with_masks) for each in model(pictures))
-            for image_id, truth, found in zip(read.image_ids, read.objects, detected, strict=True):
-                evaluated.append(EvaluatedPicture(image_id=image_id, truth=truth, found=found))
+            outputs = [_detections(output, self._options.with_masks) for output in model(pictures)]
+            evaluated += [
+                EvaluatedPicture(image_id=image_id, truth=truth, detections=detections)
+                for image_id, truth, detections in zip(
+                    read.image_ids, read.objects, outputs, strict=True
+                )
+            ]
         return evaluated
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
         """`map`, `map_50` and `map_75`, and the same of masks for Mask R-CNN."""
         pictures = [picture for part in parts for picture in cast("list[EvaluatedPicture]", part)]
         masks = self._options.with_masks and all(
-            None not in (picture.found.masks, picture.truth.masks) for picture in pictures
+            None not in (picture.detections.masks, picture.truth.masks) for picture in pictures
         )
         return average_precision(pictures, masks=masks)
 
 
-def _detections(found: Mapping[str, Tensor], with_masks: bool) -> Detections:
+def _detections(output: Mapping[str, Tensor], with_masks: bool) -> Detections:
     masks = None
-    if with_masks and "masks" in found:
+    if with_masks and "masks" in output:
         from faster_coco_eval.core import mask
 
-        shapes = found["masks"][:, 0].cpu().numpy() >= MASK_THRESHOLD  # (k, height, width)
+        shapes = output["masks"][:, 0].cpu().numpy() >= MASK_THRESHOLD  # (k, height, width)
         masks = tuple(mask.encode(np.asfortranarray(shape.astype(np.uint8))) for shape in shapes)
     return Detections(
-        boxes=found["boxes"].float().cpu().numpy(),
-        scores=found["scores"].float().cpu().numpy(),
-        labels=found["labels"].cpu().numpy(),
+        boxes=output["boxes"].float().cpu().numpy(),
+        scores=output["scores"].float().cpu().numpy(),
+        labels=output["labels"].cpu().numpy(),
         masks=masks,
     )
 

@@ -1,4 +1,4 @@
-"""Trained weights for detectors: which of torchvision's files they are, and where they lie."""
+"""Trained weights of detectors: torchvision's files and their paths."""
 
 from __future__ import annotations
 
@@ -35,33 +35,30 @@ PUBLISHED: dict[str, dict[str, str]] = {
         if backbone in detector
     },
 }
-"""Value of `workload.weights` -> detector -> NAME-HASH, with the first digits of the SHA-256.
-
-Of the detector trained on COCO, and of its backbone trained on ImageNet.
-"""
+"""Value of `workload.weights` -> detector -> NAME-HASH, with the first digits of the SHA-256."""
 
 
 def address(name: str) -> str:
-    """Where torchvision fetches it from."""
+    """URL of the weights."""
     return f"https://download.pytorch.org/models/{name}.pth"
 
 
 def path(name: str) -> Path:
-    """Where torch keeps it (`torch.hub.get_dir`)."""
+    """Path of the weights in torch's cache (`torch.hub.get_dir`)."""
     cache_folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     home = Path(os.environ.get("TORCH_HOME") or cache_folder / "torch").expanduser()
     return home / "hub" / "checkpoints" / f"{name}.pth"
 
 
 def ensure(name: str, *, download: bool) -> None:
-    """Raise `DataError` that says which file to place where, unless it is there or can be had."""
+    """Download the weights if they are missing; `DataError` with URL and path if that fails."""
     file = path(name)
     if file.is_file():
         return
-    remedy = f"place {address(name)} at {file}, or name a file of yours in workload.weights"
+    remedy = f"save {address(name)} as {file}, or set workload.weights to your own file"
     if not download:
         raise DataError(
-            str(file), "is missing, and workload.download is false", f"set it to true, {remedy}"
+            str(file), "is missing, and workload.download is false", f"set it to true; or {remedy}"
         )
     from torch.hub import download_url_to_file
 
@@ -71,5 +68,5 @@ def ensure(name: str, *, download: bool) -> None:
         download_url_to_file(address(name), str(file), hash_prefix=digits, progress=False)
     except (OSError, HTTPException, ValueError, RuntimeError) as error:
         raise DataError(
-            str(file), f"is missing and could not be fetched ({error})", remedy
+            str(file), f"is missing and could not be downloaded ({error})", remedy
         ) from error

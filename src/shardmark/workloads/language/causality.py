@@ -1,4 +1,4 @@
-"""Whether a causal model sees what it is to predict.  Imports torch."""
+"""Checks that a causal model does not see the tokens that it predicts.  Imports torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.model_building import generators_kept, nonzero_parameters
+from shardmark.workloads.model_building import nonzero_parameters, preserved_generators
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 TOLERANCE = 1e-5
-"""Of the largest logit: what rounding may change, as experts sum other tokens together."""
+"""Deviation that rounding may cause, relative to the largest logit: experts sum in any order."""
 _LENGTH = 8
 
 logger = logging.getLogger(__name__)
@@ -30,34 +30,34 @@ def check_causal(
     vocabulary: int,
     sequence_length: int,
 ) -> None:
-    """Raise `InputError` where the last token changes the logits of the tokens before it.
+    """Raise `InputError` if the last token changes the logits of the tokens before it.
 
-    The model stays as it is: copies of it read two short inputs, in evaluation mode.
-    A model that cannot compute them here, such as one that needs a GPU, is not judged.
+    Copies of the model read two short inputs in evaluation mode; the model is not changed.
+    A model that cannot run here, such as one that needs a GPU, is not checked.
     """
     shared = nonzero_parameters(model)
 
     def before_last(tokens: Tensor) -> Tensor:
-        """(1, length - 1, vocabulary); drawn alike each time, as the generators stay."""
-        with torch.no_grad(), generators_kept():
-            tried = copy.deepcopy(model, dict(shared))
-            tried.eval()  # a user's method may return nothing
-            return logits(tried, tokens)[:, :-1].float()
+        """Logits (1, length - 1, vocabulary), with the same random numbers in each call."""
+        with torch.no_grad(), preserved_generators():
+            copied = copy.deepcopy(model, dict(shared))
+            copied.eval()  # a user's method may return nothing
+            return logits(copied, tokens)[:, :-1].float()
 
     for length in sorted({min(_LENGTH, sequence_length), sequence_length}):
         first = torch.arange(length)[None] % vocabulary
         second = first.clone()
         second[0, -1] = (second[0, -1] + vocabulary // 2) % vocabulary
         try:
-            seen, other = before_last(first), before_last(second)
-        except Exception as error:  # whatever the model raises: some take only full samples
-            logger.info("%s cannot be asked for its logits on the CPU: %s", name, error)
+            logits_first, logits_second = before_last(first), before_last(second)
+        except Exception as error:  # any error of the model: some accept only full samples
+            logger.info("%s cannot compute logits on the CPU: %s", name, error)
             continue
-        if (seen - other).abs().max() > TOLERANCE * seen.abs().max():
+        if (logits_first - logits_second).abs().max() > TOLERANCE * logits_first.abs().max():
             raise InputError(
                 "workload.model",
-                f"{name} sees what follows: the last token changes the logits before it",
-                "let it mask what follows (is_decoder: true in a BERT's configuration),"
-                " or set objective: masked",
+                f"{name} is not causal: the last token changes the logits of the tokens before it",
+                "use causal attention (is_decoder: true in the configuration of a BERT), or set"
+                " objective: masked",
             )
         return

@@ -1,4 +1,4 @@
-"""Text as documents: Python's own source, or files of the user's.  Imports no torch."""
+"""Reads text as documents: Python's own source, or the user's files.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shardmark.workloads.language.options import LanguageOptions
 
 VALIDATED = 10
-"""Every tenth document validates where names do not tell; of fewer, the last tenth of the text."""
+"""Without a split by name each tenth document validates; of fewer, the last tenth of the text."""
 
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"} | {
     *("encodings", "idlelib", "pydoc_data", "turtledemo")  # tables, programs, prose
@@ -33,23 +33,23 @@ _VALIDATION = re.compile(r"(val|valid|validation|dev|test)([-_.].*)?", re.IGNORE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Files with documents in them, in a fixed order."""
+    """Files of documents, in a fixed order."""
 
     files: Mapping[Path, bool | None]
-    """Or folders -> whether they validate, or train; None where documents are to be divided."""
+    """File or folder -> true for validation, false for training, None to split its documents."""
     read: Callable[[Path], Iterator[bytes]]
-    """The documents of one of the files, UTF-8."""
+    """Reads the documents of a file, UTF-8."""
 
     def documents(self) -> Iterator[tuple[bytes, bool]]:
-        """Each document, and whether it validates.  Raises `DataError` where one cannot be read."""
-        few_bytes = self._bytes_of_few()
-        if few_bytes is not None:
-            yield from _divided(map(itemgetter(0), self._named()), few_bytes)
+        """Yield each document, and true if it validates; `DataError` for unreadable files."""
+        total_bytes = self._bytes_if_few()
+        if total_bytes is not None:
+            yield from _split_by_bytes(map(itemgetter(0), self._read()), total_bytes)
             return
-        for number, (document, validates) in enumerate(self._named(), start=1):
+        for number, (document, validates) in enumerate(self._read(), start=1):
             yield document, number % VALIDATED == 0 if validates is None else validates
 
-    def _named(self) -> Iterator[tuple[bytes, bool | None]]:
+    def _read(self) -> Iterator[tuple[bytes, bool | None]]:
         for file, validates in self.files.items():
             try:
                 for document in self.read(file):
@@ -57,18 +57,18 @@ class Corpus:
             except (OSError, EOFError, zlib.error) as error:
                 raise unreadable(file, error) from error
 
-    def _bytes_of_few(self) -> int | None:
-        """Of all documents, where there are too few for one of them to validate."""
+    def _bytes_if_few(self) -> int | None:
+        """Size of all documents if there are too few for one of them to validate, else None."""
         sizes: list[int] = []
-        for document, validates in self._named():
+        for document, validates in self._read():
             sizes.append(len(document))
             if validates is not None or len(sizes) == VALIDATED:
                 return None
         return sum(sizes)
 
 
-def _divided(documents: Iterable[bytes], total: int) -> Iterator[tuple[bytes, bool]]:
-    """The last tenth of the bytes validates, from the beginning of a character on."""
+def _split_by_bytes(documents: Iterable[bytes], total: int) -> Iterator[tuple[bytes, bool]]:
+    """Split documents so that the last tenth of the bytes validates, between two characters."""
     cut = total - total // VALIDATED
     for document in documents:
         inside = min(max(cut, 0), len(document))
@@ -81,34 +81,35 @@ def _divided(documents: Iterable[bytes], total: int) -> Iterator[tuple[bytes, bo
 
 
 def corpus_of(options: LanguageOptions) -> Corpus:
-    """Raises `DataError` where the files are not there."""
+    """Find the files of the data set; raises `DataError` if they are missing."""
     if options.dataset in EMBEDDED:
         files = _python_files(_library_folder(options.dataset))
-        return Corpus(files=dict.fromkeys(files), read=_whole)
+        return Corpus(files=dict.fromkeys(files), read=_file)
     folder = options.folder
     if not folder.is_dir():
-        raise options.no_folder("set it to one that is there")
+        raise options.no_folder("set it to an existing folder")
     endings, read = _READERS[options.dataset]
     files = files_below(folder, *endings) if endings else _arrow_folders(folder)
     by_name = _by_name(folder, files)
     if not by_name:
-        raise DataError(str(folder), f"holds no files of {options.dataset}", "see the guide")
+        remedy = "add files of that format, or change workload.data_dir"
+        raise DataError(str(folder), f"has no files of the format {options.dataset}", remedy)
     column = options.column
     return Corpus(files=by_name, read=lambda file: read(file, column))
 
 
 def _by_name(folder: Path, files: Iterable[Path]) -> dict[Path, bool | None]:
-    """By names, if any tells that its file validates: all others train."""
-    kinds = {file: is_validation(folder, file) for file in files}
-    if True in kinds.values() and set(kinds.values()) != {True}:
-        return {file: kind or False for file, kind in kinds.items()}
-    return dict.fromkeys(kinds)
+    """Split files by name if some, but not all, are named as validation; else leave it open."""
+    splits = {file: is_validation(folder, file) for file in files}
+    if True in splits.values() and set(splits.values()) != {True}:
+        return {file: validates or False for file, validates in splits.items()}
+    return dict.fromkeys(splits)
 
 
 def is_validation(folder: Path, file: Path) -> bool | None:
-    """Whether the name says that a file below the folder validates or trains; None: neither.
+    """True if the file is named as validation, False for training, None for neither.
 
-    The name of the file, and of the folder directly below: deeper ones belong to the text.
+    Considers the name of the file and of the first folder on its path.
     """
     parts = file.relative_to(folder).parts
     names = {*parts[:1], *parts[-1:]}
@@ -127,14 +128,14 @@ def _library_folder(dataset: str) -> Path:
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
-    """Python's source below the folder, without tests and what was installed there."""
+    """Python files below the folder, without tests and installed packages."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - _LEFT_OUT)
         yield from (Path(parent) / name for name in sorted(names) if name.endswith(".py"))
 
 
 def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
-    """Files with these endings, hidden ones left out, in order of their names."""
+    """Files with these endings, without hidden ones, ordered by name."""
     for parent, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
@@ -142,7 +143,7 @@ def files_below(folder: Path, *suffixes: str) -> Iterator[Path]:
                 yield Path(parent) / name
 
 
-def _whole(file: Path, column: str = "") -> Iterator[bytes]:  # noqa: ARG001  (one signature)
+def _file(file: Path, column: str = "") -> Iterator[bytes]:  # noqa: ARG001  (one signature)
     yield file.read_bytes()
 
 
@@ -156,8 +157,8 @@ def _lines(file: Path, column: str) -> Iterator[bytes]:
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(
                     f"{file}:{number}",
-                    f"no JSON object with text under {column!r} ({error})",
-                    "mend the line, or set workload.column",
+                    f"has no JSON object with a string under {column!r} ({error})",
+                    "correct the line, or set workload.column",
                 ) from None
 
 
@@ -175,7 +176,7 @@ def _parquet(file: Path, column: str) -> Iterator[bytes]:
 
 
 def _arrow_folders(folder: Path) -> Iterator[Path]:
-    """Of `datasets`: one data set, or a folder with one for each split."""
+    """Folders of the library `datasets`: the folder itself, or its subfolders, one per split."""
     if (folder / "state.json").is_file():
         yield folder
     else:
@@ -183,7 +184,7 @@ def _arrow_folders(folder: Path) -> Iterator[Path]:
 
 
 def _arrow(folder: Path, column: str) -> Iterator[bytes]:
-    """What `Dataset.save_to_disk` wrote: Arrow streams, and perhaps an order of their rows."""
+    """Read a folder that `Dataset.save_to_disk` wrote: Arrow streams and an order of their rows."""
     _need_pyarrow(folder)
     from pyarrow import ArrowException, concat_tables, ipc, memory_map
 
@@ -196,11 +197,11 @@ def _arrow(folder: Path, column: str) -> Iterator[bytes]:
         rows = table(state["_data_files"])
         if state.get("_indices_data_files"):
             order = table(state["_indices_data_files"])["indices"]
-            parts = [rows.take(order.slice(at, 1000)) for at in range(0, len(order), 1000)]
+            tables = [rows.take(order.slice(at, 1000)) for at in range(0, len(order), 1000)]
         else:
-            parts = [rows]
-        for part in parts:
-            for batch in part.to_batches(max_chunksize=1000):
+            tables = [rows]
+        for chosen in tables:
+            for batch in chosen.to_batches(max_chunksize=1000):
                 yield from _texts(folder, batch, column)
     except (ArrowException, KeyError, TypeError, ValueError) as error:
         raise unreadable(folder, error) from error
@@ -208,12 +209,12 @@ def _arrow(folder: Path, column: str) -> Iterator[bytes]:
 
 def _texts(file: Path, batch: Any, column: str) -> Iterator[bytes]:
     if column not in batch.schema.names:
-        found = ", ".join(batch.schema.names)
-        raise DataError(str(file), f"has no column {column!r}, but {found}", "set workload.column")
+        problem = f"has no column {column!r}, but {', '.join(batch.schema.names)}"
+        raise DataError(str(file), problem, "set workload.column")
     for value in batch.column(column).to_pylist():
         if not isinstance(value, str):
-            kind = type(value).__name__
-            raise DataError(str(file), f"{column!r} holds a {kind}, no text", "set workload.column")
+            problem = f"{column!r} has a {type(value).__name__} in place of text"
+            raise DataError(str(file), problem, "set workload.column")
         yield _utf8(value)
 
 
@@ -225,7 +226,7 @@ def _utf8(text: str) -> bytes:
 
 def unreadable(place: Path, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or error
-    return DataError(str(place), f"cannot be read ({reason})", "mend or remove it")
+    return DataError(str(place), f"cannot be read ({reason})", "correct or remove it")
 
 
 def _need_pyarrow(place: Path) -> None:
@@ -234,9 +235,9 @@ def _need_pyarrow(place: Path) -> None:
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Path, str], Iterator[bytes]]]] = {
-    "text": (("",), _whole),
+    "text": (("",), _file),
     "jsonl": ((".jsonl", ".jsonl.gz"), _lines),
     "parquet": ((".parquet",), _parquet),
     "arrow": ((), _arrow),
 }
-"""Endings of the files, and how one is read."""
+"""Endings of the files of each data set, and the function that reads a file."""

@@ -1,4 +1,4 @@
-"""A small transformer for tokens: GPT-2's blocks, as a decoder or as an encoder.  Imports torch."""
+"""A small transformer with GPT-2's blocks, as a decoder or an encoder.  Imports torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ TENSOR_PLAN = {
     "blocks.*.shrink": "row",
     "head": "gathered",
 }
-"""How its layers are divided over ranks; see `TensorPlan`."""
-WHOLE_BETWEEN = {
+"""Tensor-parallel style of each layer; see `TensorPlan`."""
+FULL_SEQUENCES = {
     "blocks.*.attention.queries_keys_values": "after",
     "blocks.*.attention.out": "before",
 }
-"""Layers between which sequences are whole; see `exchanging`.  Heads are turned by their positions
-there."""
+"""Layers between which sequences are full, rotary positions included; see `exchanging`."""
 
 
 class GPT(nn.Module):
-    """Pre-norm blocks between an embedding and a head (Radford et al., 2019).
+    """A transformer of pre-norm blocks between an embedding and a head (Radford et al., 2019).
 
-    With learned positions, a tied head and 12 layers of width 768 it is GPT-2 of 124 M parameters.
+    With learned positions, a tied head and 12 layers of width 768 it is GPT-2, 124 M parameters.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class GPT(nn.Module):
     def forward(
         self, tokens: Tensor, documents: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Tokens (batch, length) -> logits (batch, length, vocabulary).
+        """Compute logits (batch, length, vocabulary) of tokens (batch, length).
 
-        `documents`, of the shape of the whole sequences, keeps attention among equal numbers.
-        `positions`, of the shape of the tokens, are their places where they are a part of those.
+        `documents`, with the shape of the full sequences, restricts attention to equal numbers.
+        `positions`, with the shape of the tokens, are needed if these are a part of the sequences.
         """
         hidden = embed(self, tokens, documents, positions)
         allowed = None if documents is None else same_document(documents)
@@ -76,22 +75,22 @@ class GPT(nn.Module):
 
 
 def embed(
-    of: GPT | Embeddings,
+    module: GPT | Embeddings,
     tokens: Tensor,
     documents: Tensor | None,
     positions: Tensor | None = None,
 ) -> Tensor:
-    """Tokens (batch, length) -> (batch, length, width)."""
-    hidden: Tensor = of.embedding(tokens)
-    if of.positions is not None:
-        places = positions_in(tokens, documents) if positions is None else positions
-        hidden = hidden + of.positions(places)
-    dropped: Tensor = of.dropout(hidden)
+    """Embed tokens (batch, length) to (batch, length, width)."""
+    hidden: Tensor = module.embedding(tokens)
+    if module.positions is not None:
+        indices = positions_in(tokens, documents) if positions is None else positions
+        hidden = hidden + module.positions(indices)
+    dropped: Tensor = module.dropout(hidden)
     return dropped
 
 
 class Block(nn.Module):
-    """Attention and a network of two layers, each normalised before and added to its input."""
+    """A pre-norm transformer block: attention and an MLP with residual connections."""
 
     def __init__(
         self, width: int, heads: int, *, dropout: float, causal: bool, turns: Rotation | None
@@ -113,9 +112,10 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Scaled dot products of several heads.
+    """Multi-head scaled dot-product attention.
 
-    Queries, keys and values of a head are neighbours: a rank may have the rows of some heads alone.
+    Rows of the projection are ordered by head, then queries, keys and values: a tensor-parallel
+    rank can hold the rows of some heads.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class Attention(nn.Module):
 
 
 class Rotation(nn.Module):
-    """Turns pairs of channels by an angle that grows with the position.
+    """Rotary position embedding: rotates pairs of channels by an angle that grows with position.
 
-    Source: Su et al., arXiv 2104.09864, with the halves of a head as pairs, as Llama has them.
+    Source: Su et al., arXiv 2104.09864, with the halves of a head as pairs, like Llama.
     """
 
     cosines: Tensor
@@ -165,49 +165,49 @@ class Rotation(nn.Module):
         self.register_buffer("sines", angles.sin(), persistent=False)
 
     def forward(self, heads: Tensor) -> Tensor:
-        """(batch, heads, length, channels), turned in fp32 and of the same type."""
+        """Rotate heads (batch, heads, length, channels) in fp32; the result has their type."""
         length = heads.shape[-2]
         first, second = heads.float().chunk(2, dim=-1)
         crossed = torch.cat((-second, first), dim=-1) * self.sines[:length]
         return (heads * self.cosines[:length] + crossed).type_as(heads)
 
 
-Passed = Tensor | tuple[Tensor, Tensor]
-"""From part to part: the hidden state, and the documents where there are any."""
+StageOutput = Tensor | tuple[Tensor, Tensor]
+"""Output of a pipeline part: the hidden state, and the documents if there are any."""
 
 
 def parts_of(model: GPT) -> list[nn.Module]:
-    """Modules whose chain is the model."""
+    """Cut the model into parts that compute it when called in a row."""
     return [Embeddings(model), *map(Layer, model.blocks), Head(model)]
 
 
 class Embeddings(nn.Module):
-    """The first part."""
+    """The first pipeline part."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
         self.embedding, self.positions = model.embedding, model.positions
         self.dropout = model.dropout
 
-    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Passed:
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> StageOutput:
         hidden = embed(self, tokens, documents)
         return hidden if documents is None else (hidden, documents)
 
 
 class Layer(nn.Module):
-    """A block, which finds out anew what attention may look at: masks are larger than documents."""
+    """A block that computes its mask from the documents: masks are larger to send."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
 
-    def forward(self, hidden: Tensor, documents: Tensor | None = None) -> Passed:
+    def forward(self, hidden: Tensor, documents: Tensor | None = None) -> StageOutput:
         out: Tensor = self.block(hidden, None if documents is None else same_document(documents))
         return out if documents is None else (out, documents)
 
 
 class Head(nn.Module):
-    """The last part."""
+    """The last pipeline part."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
@@ -219,22 +219,22 @@ class Head(nn.Module):
 
 
 def positions_in(tokens: Tensor, documents: Tensor | None) -> Tensor:
-    """Place of each token in its sequence, (length,), or in its document, (batch, length)."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)
+    """Position of each token in its sequence, (length,), or in its document, (batch, length)."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device)
     if documents is None:
-        return places
+        return positions
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return places - (places * begins).cummax(dim=1).values
+    return positions - (positions * begins).cummax(dim=1).values
 
 
 def same_document(documents: Tensor) -> Tensor:
-    """Which tokens are of one document, (batch, 1, length, length)."""
+    """Mask (batch, 1, length, length), true for two tokens of the same document."""
     return (documents[:, :, None] == documents[:, None, :]).unsqueeze(1)
 
 
 def _initialise(module: nn.Module) -> None:
-    """GPT-2's: small normal weights, biases of zero."""
+    """Initialise like GPT-2: small normal weights, biases of zero."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -38,17 +38,17 @@ STYLES = {
     "colwise_rep": "gathered",
     "replicated_with_grad_allreduce": "summed",
 }
-"""What transformers calls them -> `TensorPlan`."""
+"""Style names of transformers -> style names of `TensorPlan`."""
 HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys and values"}
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
-"""Of what divided heads compute, as configurations call it."""
-OTHER = "use fsdp"
+"""Keys of configurations for dropout inside attention heads."""
+OTHER_STRATEGY = "use fsdp"
 
 
 def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
-    """In fp32, on the CPU, in training mode; nothing is downloaded and no foreign code is run.
+    """Build a model in fp32, on the CPU, in training mode; downloads nothing, runs no remote code.
 
-    Raises `InputError` where transformers is missing or cannot build it.
+    Raises `InputError` if transformers is missing or cannot build the model.
     """
     try:
         import transformers
@@ -81,37 +81,37 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
             f"{options.model} cannot be built: {error}",
             "use options of its configuration, or a folder that save_pretrained has written",
         ) from error
-    model.config.use_cache = False  # type: ignore[union-attr]  # of all its models
+    model.config.use_cache = False  # type: ignore[union-attr]
     model.train()  # a user's method may return nothing
     return model
 
 
 def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
-    """As transformers has it by default or in the file, with the workload's sizes."""
+    """Configuration by family or from the file, with the sizes of the workload."""
     from transformers import AutoConfig
 
     family, stored = options.model.removeprefix("hf:"), {}
     if options.model not in HUGGING_FACE:
         stored = json.loads(Path(family).expanduser().read_text(encoding="utf-8"))
         family = stored.pop("model_type", None)
-    usual = AutoConfig.for_model(family)
-    unknown = [key for key in options.model_options if not hasattr(usual, key)]
+    default = AutoConfig.for_model(family)
+    unknown = [key for key in options.model_options if not hasattr(default, key)]
     if unknown:
         raise ValueError(f"its configuration has no {' and no '.join(unknown)}")
-    # To its constructor, which derives sizes from others.
-    given = stored | options.model_options | {"vocab_size": vocabulary}
-    config = AutoConfig.for_model(family, **given)
-    places = getattr(config, "max_position_embeddings", None)
-    if places is not None and places < options.sequence_length:
+    # Pass sizes to the constructor, which derives other sizes from them.
+    sizes = stored | options.model_options | {"vocab_size": vocabulary}
+    config = AutoConfig.for_model(family, **sizes)
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if max_positions is not None and max_positions < options.sequence_length:
         config.max_position_embeddings = options.sequence_length
-    # Tokens of its usual tokenizer: not those of this vocabulary, and no embedding is left out.
+    # Remove the special tokens of the default tokenizer: this vocabulary has others.
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(config, key, None)
     return config
 
 
 def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> None:
-    places = getattr(config, "max_position_embeddings", None) or options.sequence_length
+    max_positions = getattr(config, "max_position_embeddings", None) or options.sequence_length
     rows, needed = config.vocab_size, data.tokens.vocabulary
     if rows < needed and options.dataset != "tokens":
         mask = ", one of them for the mask" if data.tokens.mask == needed - 1 else ""
@@ -126,34 +126,34 @@ def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> N
             f"found {data.vocabulary}, {options.model} has {rows}",
             f"set it to {rows}, with the tokenizer of these weights",
         )
-    if places < options.sequence_length:
+    if max_positions < options.sequence_length:
         raise InputError(
             "workload.sequence_length",
             f"found {options.sequence_length}",
-            f"{options.model} takes {places} at most",
+            f"{options.model} takes {max_positions} at most",
         )
 
 
 def layers(model: nn.Module) -> list[nn.Module] | None:
-    """The repeated layers, as the model itself declares them; None where it declares none."""
+    """The repeated layers that the model declares; None if it declares none."""
     names = getattr(model, "_no_split_modules", None) or ()
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    return [layer for each in lists for layer in each if type(layer).__name__ in names] or None
+    return [layer for group in lists for layer in group if type(layer).__name__ in names] or None
 
 
 def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
-    """The model's own; its embedding of tokens is divided in any case."""
-    own: dict[str, str] = getattr(model, "tp_plan", None) or {}
+    """The plan of transformers for this model; the token embedding is always sharded."""
+    plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
     config: Any = model.config
-    kind = type(model).__name__
-    if not own:
-        return CannotShard(f"transformers has no plan of how {kind} is divided", "use fsdp")
+    if not plan:
+        name = type(model).__name__
+        return CannotShard(f"transformers has no tensor-parallel plan for {name}", "use fsdp")
     if (dropout := _dropout(config)) is not None:
         return dropout
     names = [name for name, _ in model.named_modules()]
     styles = {
         pattern: STYLES.get(style, style)
-        for pattern, style in own.items()
+        for pattern, style in plan.items()
         if fnmatch.filter(names, pattern)
     }
     tokens: Any = model.get_input_embeddings()  # type: ignore[operator]
@@ -164,47 +164,49 @@ def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
 
 
 def _dropout(config: Any) -> CannotShard | None:
-    """Why what heads draw keeps them together; None where they draw nothing."""
+    """The reason why dropout in heads prevents sharding them; None without dropout."""
     for key in DROPOUTS:
         if getattr(config, key, 0):
             return CannotShard(
-                f"{key} {getattr(config, key):g} would draw other masks in divided heads",
+                f"{key} {getattr(config, key):g} would draw other masks in sharded heads",
                 f"set workload.model_options.{key}: 0",
             )
     return None
 
 
 def _heads(config: Any) -> dict[str, int]:
-    counts = {what: getattr(config, key, None) for key, what in HEADS.items()}
-    return {what: count for what, count in counts.items() if count is not None}
+    counts = {name: getattr(config, key, None) for key, name in HEADS.items()}
+    return {name: count for name, count in counts.items() if count is not None}
 
 
 def sequence_plan(
     model: nn.Module, part: Callable[[Any, int, int], Any], length: int
 ) -> SequencePlan | CannotShard:
-    """For models whose every layer is attention that transformers' interface can replace."""
+    """A plan for models whose attention can be replaced by transformers' attention interface."""
     config: Any = model.config
-    kind, heads = type(model).__name__, _heads(config)
+    name, heads = type(model).__name__, _heads(config)
     replaceable = getattr(model, "_supports_attention_backend", False)
     if not (replaceable and heads and "position_ids" in signature(model.forward).parameters):
-        return CannotShard(f"transformers does not let the attention of {kind} be replaced", OTHER)
+        reason = f"transformers cannot replace the attention of {name}"
+        return CannotShard(reason, OTHER_STRATEGY)
     layer_types = {*(getattr(config, "layer_types", None) or ())}
     if others := layer_types - {"full_attention", "sliding_attention"}:
-        return CannotShard(f"layers of {kind} are {' and '.join(sorted(others))}", OTHER)
+        reason = f"layers of {name} have {' and '.join(sorted(others))}"
+        return CannotShard(reason, OTHER_STRATEGY)
     window = getattr(config, "sliding_window", None)
     if window is not None and window < length:
-        found = f"{kind} looks back {window} positions only, which needs a mask of whole sequences"
-        return CannotShard(found, f"set workload.sequence_length: {window}, or use fsdp")
+        reason = f"{name} has sliding-window attention over {window} positions"
+        return CannotShard(reason, f"set workload.sequence_length: {window}, or use fsdp")
     attend = partial(_attend, model)
     units = {**heads, "positions": length}
     return _dropout(config) or SequencePlan(attend=attend, part=part, units=units)
 
 
 def _attend(model: nn.Module, exchange: Exchange) -> None:
-    """Have the model's attention compute whole sequences of some heads."""
+    """Make the model's attention compute full sequences of some heads."""
     from transformers import AttentionInterface
 
-    attention_of_whole = AttentionInterface()["sdpa"]
+    full_attention = AttentionInterface()["sdpa"]
 
     def attention(
         module: nn.Module,
@@ -214,11 +216,11 @@ def _attend(model: nn.Module, exchange: Exchange) -> None:
         mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        """(batch, heads, length, channels) -> (batch, length, heads, channels)."""
-        # Under autocast positions leave queries in fp32, which the operator would round only then.
-        given = (each.type_as(values) for each in (queries, keys, values))
-        whole = [exchange.to_heads(each, positions=2, heads=1) for each in given]
-        mixed, _ = attention_of_whole(module, *whole, mask, **options)
+        """Attend from (batch, heads, length, channels) to (batch, length, heads, channels)."""
+        # Under autocast rotary embeddings return fp32, which would be exchanged unrounded.
+        inputs = (tensor.type_as(values) for tensor in (queries, keys, values))
+        full = [exchange.to_heads(tensor, positions=2, heads=1) for tensor in inputs]
+        mixed, _ = full_attention(module, *full, mask, **options)
         return exchange.to_positions(mixed, positions=1, heads=2), None
 
     name = f"exchanging-{id(exchange)}"
@@ -227,14 +229,14 @@ def _attend(model: nn.Module, exchange: Exchange) -> None:
 
 
 def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
-    """Embeddings, layers, head: each computed by the model's own forward, as far as it is theirs.
+    """Cut the model into embeddings, layers and head, each computed by the model's own forward.
 
-    `call` gives the logits of a model, or of a chain, for a sample.
+    `call` returns the logits of a model, or of a chain of parts, for a sample.
     """
     chosen = layers(model)
     if not chosen:
-        kind = type(model).__name__
-        return CannotShard(f"transformers does not say which are the layers of {kind}", OTHER)
+        reason = f"transformers does not declare the layers of {type(model).__name__}"
+        return CannotShard(reason, OTHER_STRATEGY)
     return checked_parts(model, chosen, call, _parts)
 
 
@@ -254,21 +256,21 @@ class _Part(Part):
         position_ids: Tensor | None = None,
         return_dict: bool = False,
     ) -> tuple[Tensor, ...]:
-        """From tokens or a hidden state to the next one, and the others where there are any."""
-        given = "input_ids" if input_ids.dim() == 2 else "inputs_embeds"
+        """Compute the next hidden state from tokens or a hidden state, and pass on the masks."""
+        name = "input_ids" if input_ids.dim() == 2 else "inputs_embeds"
         others = {"attention_mask": attention_mask, "position_ids": position_ids}
-        arguments = {given: input_ids, "return_dict": return_dict, **others}
+        arguments = {name: input_ids, "return_dict": return_dict, **others}
         hidden = self.computed(input_ids, **arguments)
-        if isinstance(hidden, tuple):  # of the model
+        if isinstance(hidden, tuple):  # the output of the model
             return hidden[:1]
         return hidden, *(tensor for tensor in others.values() if tensor is not None)
 
 
 def uncounted_flops(model: nn.Module) -> int:
-    """Operations for a token, forward and backward, of experts: their operator is not counted.
+    """Operations of experts per token, forward and backward: torch does not count their operator.
 
-    Each token passes through a few experts: 6 operations for each of their weights, and 2
-    more where activation checkpointing, which replaces a layer's method, computes forward again.
+    Each token passes through a few experts, with 6 operations for each of their weights, and 8
+    if activation checkpointing, which replaces a layer's method, recomputes the forward pass.
     """
     config: Any = model.config
     if getattr(config, "num_experts_per_tok", None) is None:
@@ -280,7 +282,7 @@ def uncounted_flops(model: nn.Module) -> int:
 
 
 def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:
-    """What such a model's forward is called with; the logits are the first of what it returns."""
+    """Arguments of the model's forward, whose first output are the logits."""
     arguments: dict[str, Tensor | bool] = {"input_ids": batch.inputs, "return_dict": False}
     positions = batch.positions
     if batch.documents is not None:

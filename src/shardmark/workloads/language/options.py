@@ -1,4 +1,4 @@
-"""Language modelling: which model, on which text.  Imports no torch."""
+"""Options of language modelling.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,106 +19,107 @@ HUGGING_FACE: dict[str, str] = {
     "hf:mixtral": "Mixtral, a mixture of experts (Jiang et al., 2024)",
     "hf:bert": "BERT, masked (Devlin et al., 2019)",
 }
-"""Models of `transformers`; a line each, without their sizes."""
+"""Description of each model family of `transformers`, in one line."""
 LANGUAGE_MODELS: dict[str, str] = {
-    "gpt": "language: GPT-2's blocks with layers, width and heads of your choice",
+    "gpt": "language: GPT-2's blocks with configurable layers, width and heads",
     **{name: f"language: {line}, from transformers" for name, line in HUGGING_FACE.items()},
     "hf:FOLDER or hf:FILE.json": "language: a local folder with weights, or a configuration of"
     " transformers with weights from the seed",
 }
-"""A line each for `list models`."""
+"""Description of each model for `list models`, in one line."""
 ENCODERS = ("hf:bert",)
 EMBEDDED = ("stdlib", "torch-source")
-"""Corpora that come with the installation."""
+"""Data sets that are part of the installation."""
 MASK_SHARE = 0.15
 
 _GPT_KEYS = ("layers", "width", "heads", "positions", "tied", "dropout")
 _SIZES = ("vocab_size", "num_classes", "vocabulary", "sequence_length")
-"""Of a model's arguments: those that the workload sets."""
+"""Arguments of a model that the workload sets."""
 
 
 class LanguageOptions(ModelOptions):
-    """A model that predicts the tokens of a text: the next one, or masked ones."""
+    """Language modelling: the model predicts the next token, or masked tokens."""
 
     verified_samples: ClassVar[int] = 16
     on_pictures: ClassVar[bool] = False
 
     name: Literal["language"] = "language"
     objective: Literal["causal", "masked"] = "causal"
-    """`causal`: the next token.  `masked`: 15 % of the tokens from all others, as BERT does."""
+    """`causal`: predict the next token.  `masked`: predict 15 % of the tokens, like BERT."""
     model: str = "gpt"
     """`gpt`, `hf:gpt2`, ..., `hf:FOLDER`, `hf:FILE.json`, or `package.module:function`."""
     model_options: dict[str, Any] = Field(default_factory=dict)
-    """Keys of the `hf:` model's configuration, or arguments of your own function."""
+    """Keys of the configuration of an `hf:` model, or arguments of your own function."""
     layers: PositiveInt = 2
-    """`gpt` only, as are the keys up to `dropout`."""
+    """Number of transformer blocks; the keys from `layers` to `dropout` are for `gpt` only."""
     width: PositiveInt = 128
     heads: PositiveInt = 4
     positions: Literal["rotary", "learned"] = "rotary"
     tied: bool = True
-    """Embedding and head share their weights."""
+    """Share the weights of embedding and head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     vocabulary: PositiveInt | None = None
-    """Rows of embedding and head; null is what the tokenizer needs.  `tokens` needs a number: one
-    more than the largest token, or two more with `objective: masked`, whose mask is the last."""
+    """Rows of embedding and head; null is the size of the tokenizer.  Dataset `tokens` needs a
+    number: one more than the largest token, and another one for the mask of `objective: masked`."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
-    """Tokens that a sample has at most."""
+    """Maximum number of tokens of a sample."""
     dataset: Literal["stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens"] = (
         "stdlib"
     )
     column: str = "text"
-    """Key or column of a document in `jsonl`, `parquet` and `arrow`."""
+    """Key or column of the text in `jsonl`, `parquet` and `arrow`."""
     tokenizer: str | dict[Literal["bpe"], Annotated[int, Field(ge=258)]] = "bytes"
-    """`bytes`, a JSON file of `tokenizers`, or `{bpe: SIZE}`, learned from the text once."""
+    """`bytes`, a JSON file of `tokenizers`, or `{bpe: SIZE}`, trained on the text once."""
     packed: bool = True
-    """Documents end to end, every sample full; false: samples end with their document, padded."""
+    """Concatenate documents into full samples; false: samples end with their document, padded."""
     document_masks: bool = False
-    """Packed samples: attention ends at the ends of documents."""
+    """Restrict attention in packed samples to tokens of the same document."""
 
     @field_validator("model")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_model(cls, name: str) -> str:
         if is_user_function(name):
             check_model_name(name)
         elif name != "gpt" and name not in HUGGING_FACE:
             path = Path(name.removeprefix("hf:")).expanduser()
             if not name.startswith("hf:") or not (path.is_dir() or path.suffix == ".json"):
-                near = get_close_matches(name, ("gpt", *HUGGING_FACE), n=3) or [*HUGGING_FACE]
+                nearest = get_close_matches(name, ("gpt", *HUGGING_FACE), n=3) or [*HUGGING_FACE]
                 raise ValueError(
-                    f"unknown model {name!r}; nearest: {', '.join(near)}; or hf:FOLDER,"
+                    f"unknown model {name!r}; nearest: {', '.join(nearest)}; or hf:FOLDER,"
                     " hf:FILE.json, package.module:function of your own"
                 )
             if not path.exists():
-                raise ValueError(f"model {name!r}: no such file{looked_in(path)}; name another")
+                raise ValueError(f"model {name!r}: no such file{looked_in(path)}")
         return name
 
     @field_validator("tokenizer")
     @classmethod
     def _bytes_or_file(cls, tokenizer: Any) -> Any:
-        known = tokenizer == "bytes" or str(tokenizer).endswith((".json", "}"))
-        if not (known and tokenizer):
+        valid = tokenizer == "bytes" or str(tokenizer).endswith((".json", "}"))
+        if not (valid and tokenizer):
             raise ValueError(f"found {tokenizer!r}; allowed are bytes, FILE.json and {{bpe: SIZE}}")
         return tokenizer
 
     @model_validator(mode="after")
     def _agree(self) -> LanguageOptions:
-        fields = type(self).model_fields  # a stored experiment gives every key, defaults too
-        given = [key for key in _GPT_KEYS if getattr(self, key) != fields[key].default]
-        if self.model != "gpt" and given:
+        fields = type(self).model_fields  # a stored experiment sets every key, defaults too
+        changed = [key for key in _GPT_KEYS if getattr(self, key) != fields[key].default]
+        if self.model != "gpt" and changed:
             raise ValueError(
-                f"{self.model} has no {' and no '.join(given)}; its sizes go into model_options"
+                f"{self.model} has no {' and no '.join(changed)}; set its sizes in model_options"
             )
         if self.model_options and self._has_weights:
             raise ValueError(
-                f"model_options cannot be given, {self.model} has its own; change its config.json,"
-                " or give that file as the model for weights from the seed"
+                f"model_options has no effect on the stored model {self.model}; change its"
+                " config.json,"
+                " or use that file as the model to start with weights from the seed"
             )
         if self.model == "gpt" and self.model_options:
-            raise ValueError("gpt has no model_options; its keys are " + ", ".join(_GPT_KEYS))
+            raise ValueError("gpt has no model_options; set " + ", ".join(_GPT_KEYS))
         for key in _SIZES:
             if key in self.model_options:
                 raise ValueError(
-                    f"model_options.{key} cannot be given; use workload.vocabulary and"
+                    f"model_options.{key} is set by the workload; use workload.vocabulary and"
                     " workload.sequence_length"
                 )
         if self.model == "gpt" and (self.width % self.heads or self.width // self.heads % 2):
@@ -127,17 +128,20 @@ class LanguageOptions(ModelOptions):
                 " channels, width / heads"
             )
         if self.model in ENCODERS and self.objective == "causal":
-            raise ValueError(f"{self.model} sees what follows; it needs objective: masked")
+            raise ValueError(f"{self.model} is not causal; it needs objective: masked")
         if self.model in HUGGING_FACE.keys() - set(ENCODERS) and self.objective == "masked":
-            raise ValueError(f"{self.model} is causal; masked are gpt and {', '.join(ENCODERS)}")
+            masked = ", ".join(ENCODERS)
+            raise ValueError(
+                f"{self.model} is causal; objective: masked works with gpt and {masked}"
+            )
         if self.dataset not in EMBEDDED and not self.data_dir:
-            raise ValueError(f"data_dir is missing; {self.dataset} needs the folder that holds it")
+            raise ValueError(f"data_dir is missing; {self.dataset} needs the folder of its files")
         if self.dataset == "tokens" and self.vocabulary is None:
-            raise ValueError("vocabulary is missing; tokens needs the number of different ones")
+            raise ValueError("vocabulary is missing; dataset: tokens needs the number of tokens")
         if self.dataset == "tokens" and not self.packed:
-            raise ValueError("packed is false; tokens are packed, documents or not")
+            raise ValueError("packed is false; dataset: tokens supports packed samples only")
         if self.document_masks and not self.packed:
-            raise ValueError("document_masks needs packed samples; padded ones have one document")
+            raise ValueError("document_masks needs packed: true; padded samples have one document")
         return self
 
     @property
@@ -150,13 +154,13 @@ class LanguageOptions(ModelOptions):
 
     @property
     def _has_weights(self) -> bool:
-        """Whether the model is a local folder."""
-        named = self.from_transformers and self.model not in HUGGING_FACE
-        return named and Path(self.model.removeprefix("hf:")).expanduser().is_dir()
+        """True if the model is a local folder, with its weights."""
+        local = self.from_transformers and self.model not in HUGGING_FACE
+        return local and Path(self.model.removeprefix("hf:")).expanduser().is_dir()
 
     @property
     def corpus_name(self) -> str:
-        """The data set, and the tokenizer unless it is bytes."""
+        """Name of the data set, and of the tokenizer unless it is bytes."""
         tokenizer = self.tokenizer
         if isinstance(tokenizer, dict):
             tokenizer = f"bpe {tokenizer['bpe']}"
@@ -164,13 +168,13 @@ class LanguageOptions(ModelOptions):
 
     def loads(self) -> tuple[str, ...]:
         family = self.model.removeprefix("hf:")
-        known = self.model in HUGGING_FACE
-        return (f"transformers.models.{family}.modeling_{family}",) if known else ()
+        by_name = self.model in HUGGING_FACE
+        return (f"transformers.models.{family}.modeling_{family}",) if by_name else ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What is read beside the data: a tokenizer, a model's configuration or its weights."""
-        named = [self.tokenizer] if isinstance(self.tokenizer, str) else []
+        """Files read besides the data: a tokenizer, a model's configuration or its weights."""
+        names = [self.tokenizer] if isinstance(self.tokenizer, str) else []
         if self.from_transformers and self.model not in HUGGING_FACE:
-            named.append(self.model.removeprefix("hf:"))
-        return tuple(Path(name).expanduser() for name in named if name != "bytes")
+            names.append(self.model.removeprefix("hf:"))
+        return tuple(Path(name).expanduser() for name in names if name != "bytes")

@@ -1,4 +1,4 @@
-"""Language modelling as a workload."""
+"""The language modelling task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardmark.workloads.language.batch import (
 )
 from shardmark.workloads.language.causality import check_causal
 from shardmark.workloads.language.data import Samples, load
-from shardmark.workloads.language.gpt import GPT, TENSOR_PLAN, WHOLE_BETWEEN, parts_of
+from shardmark.workloads.language.gpt import FULL_SEQUENCES, GPT, TENSOR_PLAN, parts_of
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.order import generator
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from shardmark.workloads.order import Share
 
 EVALUATION_TOKENS = 16_384
-"""Of one batch of the validation, at most; at least one sample."""
-TRIED_TOKENS = 8
-"""Of a sample on which a chain of parts is compared with its model."""
+"""Maximum number of tokens in a validation batch, which has at least one sample."""
+COMPARED_TOKENS = 8
+"""Length of the sample on which pipeline parts are compared with their model."""
 VALIDATION_EPOCH = 2**32 - 1
-"""Masks of the validation set are those of this epoch."""
+"""Epoch number from which the masks of the validation set are drawn."""
 
 
 class Language(SampledTask[Samples, TokenBatch]):
-    """Cross entropy of the next token, or of masked ones."""
+    """Language modelling: cross entropy of the next token, or of masked tokens."""
 
     def __init__(self, options: LanguageOptions, seed: int) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         self._training_weights = self._predicted(self._training.lengths())
 
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int:
-        """Without padding."""
+        """Number of tokens in the samples of some steps, without padding."""
         lengths = self._training.lengths
         return sum(int(lengths(np.asarray(ids, np.int64)).sum()) for ids in sample_ids)
 
@@ -73,9 +73,9 @@ class Language(SampledTask[Samples, TokenBatch]):
 
     def build_model(self) -> nn.Module:
         model = self._built()
-        # Without its weights a model cannot be asked; the process that writes them asks there.
-        hollow = any(p.is_meta for p in model.parameters())
-        if self._causal and self._options.model != "gpt" and not (hollow or self._causality_known):
+        # A model on the meta device cannot be checked; the process that initialises it checks it.
+        on_meta = any(p.is_meta for p in model.parameters())
+        if self._causal and self._options.model != "gpt" and not (on_meta or self._causality_known):
             self._check_causal(model)
             self._causality_known = True
         return model
@@ -90,9 +90,9 @@ class Language(SampledTask[Samples, TokenBatch]):
         )
 
     def _logits_of(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """(1, length) -> (1, length, vocabulary)."""
+        """Logits (1, length, vocabulary) of inputs (1, length)."""
         documents = torch.zeros_like(inputs) if self._options.document_masks else None
-        return self._logits(model, _sample(inputs, documents))
+        return self._logits(model, _example_batch(inputs, documents))
 
     def _built(self) -> nn.Module:
         options, vocabulary = self._options, self._data.vocabulary
@@ -120,7 +120,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         return model
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
-        """The layers; embedding and head, which may share their weights, stay together."""
+        """The layers; embedding and head, which may share their weights, form one more unit."""
         if isinstance(model, GPT):
             return list(model.blocks)
         if self._options.from_transformers:
@@ -139,10 +139,10 @@ class Language(SampledTask[Samples, TokenBatch]):
             return super().tensor_plan(model)
         if options.dropout:
             return CannotShard(
-                f"dropout {options.dropout:g} would draw other masks in divided heads",
+                f"dropout {options.dropout:g} would draw other masks in sharded heads",
                 "set workload.dropout: 0",
             )
-        # Learned positions are looked up for whole sequences, uneven batches have other lengths.
+        # Learned positions need full sequences, and unpacked batches have other lengths.
         by_position = options.positions == "rotary" and options.packed
         return TensorPlan(
             styles=TENSOR_PLAN,
@@ -160,7 +160,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         if not isinstance(model, GPT):
             return super().sequence_plan(model)
         return SequencePlan(
-            attend=partial(exchanging, model, WHOLE_BETWEEN),
+            attend=partial(exchanging, model, FULL_SEQUENCES),
             part=part,
             units={"heads": options.heads, "positions": options.sequence_length},
         )
@@ -171,8 +171,8 @@ class Language(SampledTask[Samples, TokenBatch]):
         if self._options.from_transformers:
             from shardmark.workloads.language.hugging_face import pipeline_parts
 
-            tokens = torch.arange(TRIED_TOKENS)[None] % self._data.vocabulary
-            return pipeline_parts(model, lambda tried: self._logits_of(tried, tokens))
+            tokens = torch.arange(COMPARED_TOKENS)[None] % self._data.vocabulary
+            return pipeline_parts(model, lambda module: self._logits_of(module, tokens))
         return super().pipeline_parts(model)
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> TokenBatch:
@@ -197,30 +197,31 @@ class Language(SampledTask[Samples, TokenBatch]):
     ) -> dict[str, Any]:
         data, windows = self._data, samples.read(ids)
         mask = data.tokens.mask
-        # A tokenizer of ours gives no other tokens; files of tokens may hold any.
+        # Our tokenizers return valid tokens only, but the user's token files may have any.
         if self._options.dataset == "tokens":
             largest = int(windows.tokens.max(initial=0))
             if largest >= (data.vocabulary if mask is None else mask):
-                needed = f"the data have token {largest}"
+                least = largest + (1 if mask is None else 2)
+                reason = f"{data.vocabulary} is too small: the data have token {largest}"
                 if mask is not None:
-                    needed += ", and the last of the vocabulary is the mask; set it one higher"
-                raise InputError("workload.vocabulary", f"found {data.vocabulary}", needed)
+                    reason += ", and the last row is the mask"
+                raise InputError("workload.vocabulary", reason, f"set it to at least {least}")
         if self._causal:
             return next_tokens(windows, data.tokens.filler)
-        assert mask is not None, "reserved for this objective"
+        assert mask is not None, "this objective always has a mask"
         return masked_tokens(
             windows,
             data.tokens.filler,
             mask=mask,
-            known_tokens=data.tokens.vocabulary,
+            num_tokens=data.tokens.vocabulary,
             draws=[generator(seeds[0], "masks", *seeds[1:], sample) for sample in ids.tolist()],
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Cross entropy summed over the tokens to predict, in fp32 under every precision."""
+        """Cross entropy summed over the predicted tokens, in fp32 under every precision."""
         tokens = cast("TokenBatch", batch)
         total = self._losses(model, tokens)
-        # Counted anew: the batch's own weight would be checked against itself.
+        # Count the targets here: the weight of the batch would be checked against itself.
         return LossSum(total=total, weight=(tokens.targets != IGNORED).sum())
 
     def _losses(self, model: Any, batch: TokenBatch) -> Tensor:
@@ -233,21 +234,21 @@ class Language(SampledTask[Samples, TokenBatch]):
         )
 
     def _logits(self, model: Any, batch: TokenBatch) -> Tensor:
-        """(batch, length, vocabulary).  `model` may be wrapped."""
+        """Logits (batch, length, vocabulary) of a model, which may be wrapped."""
         if self._options.from_transformers:
             from shardmark.workloads.language.hugging_face import arguments_of
 
             logits = model(**arguments_of(batch, causal=self._causal))[0]
         else:
-            told = {"documents": batch.documents, "positions": batch.positions}
-            known = {name: tokens for name, tokens in told.items() if tokens is not None}
-            logits = model(batch.inputs, **known)
+            arguments = {"documents": batch.documents, "positions": batch.positions}
+            given_arguments = {key: value for key, value in arguments.items() if value is not None}
+            logits = model(batch.inputs, **given_arguments)
         shape = (*batch.inputs.shape, self._data.vocabulary)
         return checked_logits(logits, shape, self._options.model)
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, float]:
-        """Nats and predicted tokens of the shard's validation batches."""
+        """Summed loss in nats and predicted tokens of the shard's validation batches."""
         total, predicted = torch.zeros((), dtype=torch.float64, device=device), 0.0
         for batch in self._validated(self._validation_batch, shard):
             total += self._losses(model, batch.to(device)).double()
@@ -255,7 +256,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         return {"loss": total.item(), "predicted": predicted}
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float]:
-        """`validation_loss` and `perplexity` by token; `bits_per_byte` of causal models of text."""
+        """`validation_loss` and `perplexity` per token; `bits_per_byte` of causal models."""
         sums = added(parts)
         if not sums.get("predicted"):
             return {}
@@ -268,9 +269,9 @@ class Language(SampledTask[Samples, TokenBatch]):
         return metrics
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        """Mean over the samples, attention counted in full, as is usual.
+        """Mean number of operations per sample; causal attention is counted in full, as is usual.
 
-        Operations are a T + b T^2 for T tokens: counted at two lengths, which give a and b.
+        T tokens need a T + b T^2 operations, with a and b from counts at two lengths.
         """
         lengths = self._training.lengths()
         longest, mean = int(lengths.max()), float(lengths.mean())
@@ -279,7 +280,7 @@ class Language(SampledTask[Samples, TokenBatch]):
             return counted
         shorter = max(1, longest // 2)
         fewer = self._flops_of(model, shorter)
-        assert fewer is not None, "a longer sample could be counted"
+        assert fewer is not None, "the count of a longer sample succeeded"
         square = (counted / longest - fewer / shorter) / (longest - shorter)
         linear = counted / longest - square * longest
         mean_square = float(np.square(lengths, dtype=np.float64).mean())
@@ -287,8 +288,8 @@ class Language(SampledTask[Samples, TokenBatch]):
 
     def _flops_of(self, model: nn.Module, length: int) -> int | None:
         inputs = torch.zeros((1, length), dtype=torch.int64, device="meta")
-        # transformers looks at values where it has to find out the mask by itself.
-        batch = _sample(inputs, inputs if self._options.from_transformers else None)
+        # transformers reads values of tensors to build a mask, so it gets one.
+        batch = _example_batch(inputs, inputs if self._options.from_transformers else None)
         counted = flops_on_meta(model, lambda: self._losses(model, batch))
         if counted is None or not self._options.from_transformers:
             return counted
@@ -297,7 +298,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         return counted + length * uncounted_flops(model)
 
 
-def _sample(inputs: Tensor, documents: Tensor | None) -> TokenBatch:
+def _example_batch(inputs: Tensor, documents: Tensor | None) -> TokenBatch:
     return TokenBatch(
         sample_ids=(0,), step_weight=1.0, inputs=inputs, targets=inputs, documents=documents
     )

@@ -1,4 +1,4 @@
-"""How text becomes tokens: bytes, or a tokenizer of the library `tokenizers`.  Imports no torch."""
+"""Converts text to tokens: bytes, or a tokenizer of the library `tokenizers`.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _MASKS = ("[MASK]", "<mask>", "<|mask|>")
-_AT_ONCE = 1000
-"""Documents that are handed to the library at once."""
+_BATCH_DOCUMENTS = 1000
+"""Number of documents that the library encodes at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokenizer:
-    """Gives the end of a document a token of its own, behind all others if need be."""
+    """A tokenizer with a token for the end of a document, appended if the library has none."""
 
     encode: Callable[[Iterable[bytes]], Iterator[NDArray[np.int64]]]
-    """Tokens of each document, without its end."""
+    """Yields the tokens of each document, without the end token."""
     size: int
-    """One more than the largest token."""
+    """The largest token plus one."""
     end: int
     mask: int | None
-    """None where it has no such token."""
+    """Mask token, or None."""
 
 
 def _bytes(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
@@ -41,18 +41,18 @@ def _bytes(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
 
 
 BYTES = Tokenizer(encode=_bytes, size=258, end=256, mask=257)
-"""Every byte is a token."""
+"""A tokenizer in which every byte is a token."""
 
 
 def _of_library(tokenizer: Any) -> Tokenizer:
-    """One of the library's; a document keeps all of its tokens and gets no others."""
-    tokenizer.no_truncation()  # a stored one may cut and pad what a model once took
+    """Wrap a tokenizer of the library, without truncation, padding and special tokens."""
+    tokenizer.no_truncation()
     tokenizer.no_padding()
 
     def encode(documents: Iterable[bytes]) -> Iterator[NDArray[np.int64]]:
         texts = (document.decode(errors="replace") for document in documents)
-        while some := list(islice(texts, _AT_ONCE)):
-            for encoding in tokenizer.encode_batch_fast(some, add_special_tokens=False):
+        while batch := list(islice(texts, _BATCH_DOCUMENTS)):
+            for encoding in tokenizer.encode_batch_fast(batch, add_special_tokens=False):
                 yield np.asarray(encoding.ids, np.int64)
 
     tokens: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
@@ -69,9 +69,9 @@ def _first_known(tokens: dict[str, int], names: Sequence[str]) -> int | None:
 def tokenizer_of(
     options: LanguageOptions, training: Callable[[], Iterable[bytes]], folder: Path
 ) -> Tokenizer:
-    """The tokenizer; one that is trained is trained on these documents, and left in the folder."""
-    wanted = options.tokenizer
-    if wanted == "bytes":
+    """Load the tokenizer, or train it on the documents and store it in the folder."""
+    setting = options.tokenizer
+    if setting == "bytes":
         return BYTES
     try:
         import tokenizers
@@ -81,16 +81,16 @@ def tokenizer_of(
             "the library tokenizers is not installed",
             "pip install 'shardmark[transformers]', or use tokenizer: bytes",
         ) from None
-    if isinstance(wanted, dict):
-        trained = _trained(tokenizers, wanted["bpe"], training())
+    if isinstance(setting, dict):
+        trained = _trained(tokenizers, setting["bpe"], training())
         trained.save(str(folder / "tokenizer.json"))
         return _of_library(trained)
-    path = Path(wanted).expanduser()
+    path = Path(setting).expanduser()
     try:
         return _of_library(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
-    except Exception as error:  # the library raises nothing more special
+    except Exception as error:  # the library raises no narrower class
         raise DataError(
-            str(path), f"is no tokenizer ({error})", "give a JSON file that tokenizers has saved"
+            str(path), f"is no tokenizer ({error})", "use a JSON file that tokenizers has saved"
         ) from error
 
 

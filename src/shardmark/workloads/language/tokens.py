@@ -1,4 +1,4 @@
-"""Tokens in files that are mapped into memory: made once of text, or found.  Imports no torch."""
+"""Token files mapped into memory: tokenised text in the cache, or the user's.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from shardmark.workloads.language.options import LanguageOptions
 
 VERSION = 3
-"""Goes up when the same text would give other tokens."""
+"""Version of the cache; must increase when the same text would get other tokens."""
 _SUMMARY = "corpus.json"
 _SPLITS = ("training", "validation")
 
@@ -50,42 +50,42 @@ class TokenStream:
     tokens: NDArray[np.integer[Any]]
     """(n,), mapped into memory."""
     ends: NDArray[np.int64] | None
-    """One past the last token of each document, its end included; None where nobody knows."""
+    """Index behind the end token of each document, (documents,); None if unknown."""
     text_bytes: int | None
-    """UTF-8 that the tokens stand for; None where nobody knows."""
+    """Size in UTF-8 of the text of the tokens; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenData:
-    """Both splits."""
+    """The tokens of both splits."""
 
     training: TokenStream
     validation: TokenStream
     vocabulary: int
-    """One more than the largest token that can occur, the mask included where one is needed."""
+    """The largest possible token plus one, including the mask if one is needed."""
     mask: int | None
-    """Stands for masked tokens; None where nothing is masked."""
+    """Token that replaces masked ones; None if nothing is masked."""
     filler: int
-    """Stands where nothing is: behind the end of a padded sample."""
+    """Token behind the end of a padded sample."""
     sha256: str | None
-    """Of the text and its tokens; None where they were given."""
+    """Digest of the text and its tokens; None for the user's token files."""
 
 
 def token_data(options: LanguageOptions) -> TokenData:
-    """Map the tokens; of text, make them first where that has not been done yet.
+    """Map the tokens into memory, after tokenising text that is not in the cache.
 
-    Raises `DataError` where the data are not there or cannot be read.
+    Raises `DataError` for missing or unreadable data.
     """
-    data = _given(options) if options.dataset == "tokens" else _made(options)
-    wanted = options.vocabulary
-    if wanted is not None and wanted < data.vocabulary:
+    data = _user_tokens(options) if options.dataset == "tokens" else _tokenised(options)
+    vocabulary = options.vocabulary
+    if vocabulary is not None and vocabulary < data.vocabulary:
         raise InputError(
-            "workload.vocabulary", f"found {wanted}", f"the tokenizer needs {data.vocabulary}"
+            "workload.vocabulary", f"found {vocabulary}", f"the tokenizer needs {data.vocabulary}"
         )
     return data
 
 
-def _made(options: LanguageOptions) -> TokenData:
+def _tokenised(options: LanguageOptions) -> TokenData:
     corpus = corpus_of(options)
     cache = cache_folder()
     folder = cache / f"tokens-{_identity(options, corpus)}"
@@ -95,8 +95,8 @@ def _made(options: LanguageOptions) -> TokenData:
 
     if not is_made():
         remedy = "set $SHARDMARK_CACHE to a folder that can be written"
-        with _alone(cache, remedy):
-            if not is_made():  # nor did another process make it meanwhile
+        with _locked(cache, remedy):
+            if not is_made():  # no other process has made it meanwhile
                 shutil.rmtree(folder, ignore_errors=True)
                 make_folder(folder, lambda beside: _write(options, corpus, beside), is_made, remedy)
     summary = json.loads((folder / _SUMMARY).read_bytes())
@@ -126,7 +126,7 @@ def _made(options: LanguageOptions) -> TokenData:
 
 
 def _identity(options: LanguageOptions, corpus: Corpus) -> str:
-    """Of what the tokens are made from: where files are, their sizes and times, the tokenizer."""
+    """Digest of the tokens' sources: paths, sizes and times of files, and the tokenizer."""
     tokenizer: list[object] = [options.tokenizer]
     if options.tokenizer != "bytes" and find_spec("tokenizers") is not None:
         tokenizer.append(metadata.version("tokenizers"))
@@ -140,9 +140,9 @@ def _identity(options: LanguageOptions, corpus: Corpus) -> str:
         try:
             for file in sorted(path.iterdir()) if path.is_dir() else (path,):
                 status = file.stat()
-                told = f"\0{file}\0{status.st_size} {status.st_mtime_ns}"
-                digest.update(told.encode(errors="surrogateescape"))
-        except OSError as error:  # such as a link that leads nowhere
+                entry = f"\0{file}\0{status.st_size} {status.st_mtime_ns}"
+                digest.update(entry.encode(errors="surrogateescape"))
+        except OSError as error:  # such as a broken link
             raise unreadable(Path(error.filename or path), error) from error
     return digest.hexdigest()[:24]
 
@@ -160,18 +160,18 @@ def _tokenizer_file(options: LanguageOptions) -> bytes:
 
 
 @contextmanager
-def _alone(cache: Path, remedy: str) -> Iterator[None]:
-    """Processes make tokens in turn, of all machines; what killed ones have left is removed."""
+def _locked(cache: Path, remedy: str) -> Iterator[None]:
+    """Lock the cache for one process of all machines; remove the files of killed processes."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / ".tokens.lock").open("w")
     except OSError as error:
         raise DataError(str(cache), f"cannot be written ({error.strerror})", remedy) from error
     with lock:
-        with suppress(OSError):  # a file system without locks: nothing is known to be left
+        with suppress(OSError):  # without locks, other processes may be at work: remove nothing
             fcntl.flock(lock, fcntl.LOCK_EX)
-            for left in cache.glob(".tokens-*"):
-                shutil.rmtree(left, ignore_errors=True)
+            for folder in cache.glob(".tokens-*"):
+                shutil.rmtree(folder, ignore_errors=True)
         yield
 
 
@@ -182,7 +182,7 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
     tokenizer = tokenizer_of(options, training, folder)
     dtype = _dtype_of(tokenizer.size)
     digest = hashlib.sha256()
-    of_tokens = {split: hashlib.sha256() for split in _SPLITS}
+    token_digests = {split: hashlib.sha256() for split in _SPLITS}
     text_bytes = dict.fromkeys(_SPLITS, 0)
     ends: dict[str, list[int]] = {split: [] for split in _SPLITS}
     validating: list[bool] = []
@@ -201,13 +201,13 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
             split = _SPLITS[validating[number]]
             stored = np.append(tokens, tokenizer.end).astype(dtype).tobytes()
             files[split].write(stored)
-            of_tokens[split].update(stored)
+            token_digests[split].update(stored)
             ends[split].append((ends[split] or [0])[-1] + len(tokens) + 1)
     finally:
         for file in files.values():
             file.close()
     for split in _SPLITS:
-        digest.update(of_tokens[split].digest())
+        digest.update(token_digests[split].digest())
         np.save(folder / f"{split}.ends.npy", np.asarray(ends[split], np.int64))
     summary = {
         **text_bytes,
@@ -221,13 +221,13 @@ def _write(options: LanguageOptions, corpus: Corpus, folder: Path) -> None:
 
 
 def _dtype_of(vocabulary: int) -> np.dtype[np.integer[Any]]:
-    """The smallest that holds all of them."""
+    """The smallest integer type that holds all tokens."""
     return np.dtype(np.uint16 if vocabulary <= 2**16 else np.uint32)
 
 
-def _given(options: LanguageOptions) -> TokenData:
-    """nanoGPT's `train.bin` and `val.bin`, or Megatron's pairs of `.bin` and `.idx`."""
-    assert options.vocabulary is not None, "the options ask for it"
+def _user_tokens(options: LanguageOptions) -> TokenData:
+    """Map nanoGPT's `train.bin` and `val.bin`, or Megatron's pairs of `.bin` and `.idx`."""
+    assert options.vocabulary is not None, "the options require it"
     folder = options.folder
     by_split: dict[bool | None, list[Path]] = {True: [], False: [], None: []}
     for file in files_below(folder, ".bin"):
@@ -236,33 +236,35 @@ def _given(options: LanguageOptions) -> TokenData:
     if not training:
         training, validation = validation, []
     if len(training) != 1 or len(validation) > 1:
-        found = f"holds {len(training)} .bin files to train on and {len(validation)} to validate on"
-        raise DataError(str(folder), found, "keep one of each, train.bin and val.bin, or one alone")
-    known = options.vocabulary - (1 if options.objective == "masked" else 0)
-    streams = [_mapped(file, known) for file in (*training, *validation)]
-    first, second = streams if validation else _divided(streams[0])
+        counts = f"{len(training)} .bin files for training and {len(validation)} for validation"
+        remedy = "use one of each, train.bin and val.bin, or a single file"
+        raise DataError(str(folder), f"has {counts}", remedy)
+    num_tokens = options.vocabulary - (1 if options.objective == "masked" else 0)
+    streams = [_mapped(file, num_tokens) for file in (*training, *validation)]
+    first, second = streams if validation else _split_stream(streams[0])
     return TokenData(
         training=first,
         validation=second,
         vocabulary=options.vocabulary,
-        mask=known if options.objective == "masked" else None,
+        mask=num_tokens if options.objective == "masked" else None,
         filler=0,
         sha256=None,
     )
 
 
 def _mapped(file: Path, vocabulary: int) -> TokenStream:
-    """As wide as so many tokens need; Megatron's index tells the type, and where documents end."""
+    """Map a token file; its type comes from Megatron's index, or else from the vocabulary."""
     index = file.with_suffix(".idx")
     plain = _dtype_of(vocabulary)
     try:
         dtype, ends = _megatron(index) if index.is_file() else (plain, None)
         tokens = np.memmap(file, dtype, "r")
     except (OSError, ValueError, KeyError, struct.error) as error:
-        found = f"cannot be mapped ({error})"
-        raise DataError(str(file), found, f"give {plain} tokens, or Megatron's index") from error
+        remedy = f"use {plain} tokens, or add Megatron's index"
+        raise DataError(str(file), f"cannot be mapped ({error})", remedy) from error
     if ends is not None and (not len(ends) or ends[-1] != len(tokens)):
-        raise DataError(str(index), f"is not of {len(tokens)} tokens", "make both files anew")
+        problem = f"does not describe the {len(tokens)} tokens of its .bin file"
+        raise DataError(str(index), problem, "create both files again")
     return TokenStream(tokens=tokens, ends=ends, text_bytes=None)
 
 
@@ -277,21 +279,21 @@ _MEGATRON_TYPES: Mapping[int, type[np.integer[Any]]] = {
 
 
 def _megatron(index: Path) -> tuple[np.dtype[np.integer[Any]], NDArray[np.int64]]:
-    """Type of the tokens and end of each document: lengths of sequences, and documents of them."""
+    """Type of the tokens and end of each document, from Megatron's index file."""
     content = index.read_bytes()
     magic, version, code, sequences, documents = struct.unpack_from("<9sQBQQ", content)
     if (magic, version) != (b"MMIDIDX\0\0", 1):
-        raise ValueError("no index of Megatron's, version 1")
+        raise ValueError("not an index of Megatron, version 1")
     at = struct.calcsize("<9sQBQQ")
     lengths = np.frombuffer(content, "<i4", sequences, at)
-    at += 12 * sequences  # behind the lengths stands where each begins
+    at += 12 * sequences  # skip the lengths, int32, and the offsets, int64
     bounds = np.frombuffer(content, "<i8", documents, at)
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return np.dtype(_MEGATRON_TYPES[code]), ends[bounds[1:]]
 
 
-def _divided(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
-    """The last tenth validates."""
+def _split_stream(stream: TokenStream) -> tuple[TokenStream, TokenStream]:
+    """Split a stream; the last tenth validates."""
     total = len(stream.tokens)
     cut = total - total // VALIDATED
     parts = []

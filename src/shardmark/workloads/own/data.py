@@ -1,4 +1,4 @@
-"""What is known of a task's data before its class is imported: nothing.  Imports no torch."""
+"""Finds a user's data without importing the task.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 def check(options: OwnOptions) -> None:  # noqa: ARG001  (one signature)
-    """The ranks count the samples: making the task here would import torch."""
+    """Return None: only ranks can count the samples, since creating the task imports torch."""
     return
 
 
 def paths(options: OwnOptions) -> tuple[Path, ...]:
-    """Options that name something on the disk: they are part of what was trained."""
+    """Values of `options` that are paths of existing files or folders."""
     texts = [value for value in options.options.values() if isinstance(value, str) and value]
     return tuple(path for path in map(_path, texts) if path is not None)
 
@@ -25,4 +25,4 @@ def _path(text: str) -> Path | None:
         path = Path(text).expanduser()
         return path if path.exists() else None
     except (OSError, ValueError, RuntimeError):
-        return None  # no name of a file
+        return None  # not a valid path

@@ -1,4 +1,4 @@
-"""A task of the user's own: which class, with which arguments.  Imports no torch."""
+"""Options of a user-defined task: its class and arguments.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pydantic import Field, PositiveInt, field_validator
 from shardmark.workloads.models import is_user_function, user_function_problem
 from shardmark.workloads.options import WorkloadOptions
 
-NEEDED = ("model", "train_data", "validation_data", "loss")
-"""Methods of every task."""
+REQUIRED_METHODS = ("model", "train_data", "validation_data", "loss")
 
 
 class OwnOptions(WorkloadOptions):
@@ -22,18 +21,18 @@ class OwnOptions(WorkloadOptions):
     task: str
     """`package.module:Class` or `folder/file.py:Class`; see the guide 'Your own task'."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the class."""
+    """Keyword arguments for the class."""
     evaluation_batch: PositiveInt = 64
-    """Validation samples that the task is given at once."""
+    """Number of validation samples that the task evaluates at once."""
 
     @field_validator("task")
     @classmethod
-    def _found(cls, name: str) -> str:
+    def _check_task(cls, name: str) -> str:
         if not is_user_function(name):
             raise ValueError(
-                f"task {name!r} names no class; package.module:Class or folder/file.py:Class"
+                f"task {name!r} names no class; use package.module:Class or folder/file.py:Class"
             )
-        problem = user_function_problem(name, NEEDED)
+        problem = user_function_problem(name, REQUIRED_METHODS)
         if problem is not None:
             raise ValueError(f"task {name!r}: {problem}")
         return name

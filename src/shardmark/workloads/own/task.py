@@ -1,4 +1,4 @@
-"""The user's class as a workload: its methods are called in the right place, and checked."""
+"""Adapts the user's task class to `Workload`, and checks what its methods return."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from shardmark.workloads.base import (
 from shardmark.workloads.exchanging import exchanging, problem_between
 from shardmark.workloads.model_building import (
     check_fresh,
-    generators_kept,
+    preserved_generators,
     seed_generators,
     user_function,
 )
 from shardmark.workloads.order import Share, checked_weights, seed_of
-from shardmark.workloads.own.options import NEEDED
+from shardmark.workloads.own.options import REQUIRED_METHODS
 from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
 
 if TYPE_CHECKING:
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 
 DEFAULT_METRIC = "validation_loss"
 
-TAKEN_OVER = {
-    "backward": "strategies run the backward pass, and communicate in it",
-    "training_step": "loss(model, batch) takes its place, and the strategy takes the step",
-    "configure_optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
-    "optimizers": "recipe.optimizer is the one optimizer; several cannot be shared out",
-    "optimizer_step": "the strategy takes the step",
+UNSUPPORTED_METHODS = {
+    "backward": "the strategy runs the backward pass, and communicates during it",
+    "training_step": "write loss(model, batch) instead: the strategy takes the step",
+    "configure_optimizers": "use recipe.optimizer: strategies support exactly one optimizer",
+    "optimizers": "use recipe.optimizer: strategies support exactly one optimizer",
+    "optimizer_step": "the strategy takes the optimizer step",
 }
-"""Methods that a strategy could not follow -> why."""
+"""Methods that a task must not have -> reason or replacement."""
 GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
-"""Others change what state an optimizer keeps of a parameter, which all share."""
+"""Options that may differ between groups; others would change the optimizer's state."""
 
 _ARRAY = (Tensor, np.ndarray)
 
@@ -65,11 +65,11 @@ class OwnBatch(SampledBatch):
     """Collated samples of one step."""
 
     content: Any
-    """What `collate` made: tensors, or nested mappings, lists and tuples of them."""
+    """Result of `collate`: tensors, or nested mappings, lists and tuples of tensors."""
 
 
 class Selection:
-    """A map-style data set, or some samples of it, numbered anew from 0."""
+    """A map-style data set, or a subset of it, numbered from 0."""
 
     def __init__(self, data: Any, ids: NDArray[np.int64] | None = None) -> None:
         self._data = data
@@ -84,23 +84,23 @@ class Selection:
     def select(self, ids: NDArray[np.int64]) -> Selection:
         return Selection(self._data, self._ids[ids])
 
-    def told(self, task: Any, method: str) -> NDArray[np.float64] | None:
-        """A number of each sample, where the task's method tells them of a data set."""
-        tell = getattr(task, method, None)
-        if tell is None:
+    def sample_values(self, task: Any, method: str) -> NDArray[np.float64] | None:
+        """Call a method of the task that returns one number per sample; None without the method."""
+        function = getattr(task, method, None)
+        if function is None:
             return None
-        return checked_weights(tell(self._data), len(self._data), method)[self._ids]
+        return checked_weights(function(self._data), len(self._data), method)[self._ids]
 
 
 class OwnTask(SampledTask[Selection, OwnBatch]):
-    """A class with `model`, `train_data`, `validation_data` and `loss`, and more where wanted."""
+    """A task of the user: a class with `model`, `train_data`, `validation_data` and `loss`."""
 
     def __init__(self, options: OwnOptions, seed: int) -> None:
         self._options = options
         self._evaluation_batch = options.evaluation_batch
-        with generators_kept():
+        with preserved_generators():
             seed_generators(seed)
-            self._task = task = _made(options)
+            self._task = task = _create_task(options)
             super().__init__(
                 options,
                 seed,
@@ -109,11 +109,11 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 synthetic=bool(getattr(task, "synthetic", False)),
             )
         self._better = self._declared_better()
-        self._training_weights = self._training.told(task, "weights")
-        self._validation_weights = self._validation.told(task, "weights")
-        self._tokens = self._training.told(task, "tokens")
+        self._training_weights = self._training.sample_values(task, "weights")
+        self._validation_weights = self._validation.sample_values(task, "weights")
+        self._tokens = self._training.sample_values(task, "tokens")
         self._model_calls = int(getattr(task, "model_calls", 1))
-        self._collate = getattr(task, "collate", _collated)
+        self._collate = getattr(task, "collate", _default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
         self._loss_checked = False
 
@@ -128,14 +128,14 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     @property
     def not_additive(self) -> str | None:
         if self.not_additive_declared:
-            return "the task declares that its loss does not add up"
+            return "the task declares that its loss is not additive (loss_adds_up = False)"
         if self._collate_draws():
-            return "collate draws random numbers, and others for each share of a batch"
+            return "collate draws random numbers, which depend on how a batch is sharded"
         return None
 
     def _collate_draws(self) -> bool:
-        """Whether the generators' next numbers are others after a batch was collated."""
-        with generators_kept():
+        """True if collating a batch changes the state of a random generator."""
+        with preserved_generators():
             samples = [self._training[index] for index in range(min(2, self.training_samples))]
             drawn = []
             for collate in (list, self._collate):
@@ -146,26 +146,26 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def _selection(self, method: str) -> Selection:
         data = getattr(self._task, method)()
-        kind = type(data).__name__
+        name = type(data).__name__
         if isinstance(data, DataLoader):
-            found = f"{method}() gives a DataLoader"
-            raise self._refusal(found, "give its data set, its argument dataset")
+            raise self._error(f"{method}() returns a DataLoader", "return its data set instead")
         if isinstance(data, Mapping) and 0 not in data:
-            found = f"{method}() gives a {kind} with the keys {', '.join(map(str, data))}"
-            raise self._refusal(found, "a list of samples, or a map-style Dataset")
-        arrays = isinstance(data, tuple) and all(isinstance(part, _ARRAY) for part in data)
-        if arrays and len(data) < min((len(part) for part in data if part.ndim), default=0):
-            found = f"{method}() gives a tuple of {len(data)} arrays, which counts as samples"
-            raise self._refusal(found, "torch.utils.data.TensorDataset(X, y)")
+            keys = ", ".join(map(str, data))
+            problem = f"{method}() returns a {name} with the keys {keys}"
+            raise self._error(problem, "return a list of samples, or a map-style Dataset")
+        arrays = isinstance(data, tuple) and all(isinstance(array, _ARRAY) for array in data)
+        if arrays and len(data) < min((len(array) for array in data if array.ndim), default=0):
+            problem = f"{method}() returns a tuple, whose {len(data)} arrays would be the samples"
+            raise self._error(problem, "return torch.utils.data.TensorDataset(X, y)")
         if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
-            raise self._refusal(
-                f"{method}() gives a {kind} without length or index",
-                "a sequence, or a map-style Dataset: every rank has to find its own samples",
+            raise self._error(
+                f"{method}() returns a {name} without length or index",
+                "return a sequence or a map-style Dataset: ranks read samples by their index",
             )
         return Selection(data)
 
-    def _refusal(self, found: str, allowed: str) -> InputError:
-        return InputError("workload.task", f"{self._options.task}: {found}", allowed)
+    def _error(self, problem: str, remedy: str) -> InputError:
+        return InputError("workload.task", f"{self._options.task}: {problem}", remedy)
 
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:
         if self._tokens is None:
@@ -179,20 +179,20 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
     def _declared_better(self) -> dict[str, Better]:
         declared = getattr(self._task, "better", {})
         if not isinstance(declared, Mapping) or any(
-            way not in ("lower", "higher") for way in map(str, declared.values())
+            direction not in ("lower", "higher") for direction in map(str, declared.values())
         ):
-            raise self._refusal(f"better is {declared!r}", "{metric: lower or higher}")
-        return {str(name): way for name, way in declared.items()}
+            raise self._error(f"better is {declared!r}", "use {metric: 'lower' or 'higher'}")
+        return {str(name): direction for name, direction in declared.items()}
 
     def build_model(self) -> nn.Module:
-        with generators_kept():
+        with preserved_generators():
             seed_generators(self._seed)
             model = self._task.model()
         if not isinstance(model, nn.Module):
-            raise self._refusal(f"model() made a {type(model).__name__}", "an nn.Module")
+            raise self._error(f"model() returns a {type(model).__name__}", "return an nn.Module")
         check_fresh(f"{self._options.task}: model()", model)
-        own = getattr(self._task, "parameter_groups", None)
-        self._groups = self._named_groups(model, own(model)) if own else ()
+        groups = getattr(self._task, "parameter_groups", None)
+        self._groups = self._named_groups(model, groups(model)) if groups else ()
         model.train()  # a user's method may return nothing
         return model
 
@@ -201,70 +201,74 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         return self._groups
 
     def _named_groups(self, model: nn.Module, groups: Iterable[Any]) -> tuple[ParameterGroup, ...]:
-        """By name, since a strategy may hold the parameters in other tensors."""
+        """Name the parameters of each group: a strategy may hold them in other tensors."""
         names = {parameter: name for name, parameter in model.named_parameters()}
-        made = []
+        named: list[ParameterGroup] = []
         for group in groups:
             parameters = group.get("params") if isinstance(group, Mapping) else None
             if not isinstance(parameters, Iterable):
-                raise self._refusal("parameter_groups gives no dictionary with params", "[{...}]")
+                problem = "parameter_groups(model) returns a group without params"
+                raise self._error(problem, "return a list of dictionaries with params")
             options = {key: value for key, value in group.items() if key != "params"}
             chosen = frozenset(names.get(parameter, "") for parameter in parameters)
             if "" in chosen:
-                found = "parameter_groups has a tensor that is no parameter of the model"
-                raise self._refusal(found, "those of the model that it is given")
+                problem = (
+                    "parameter_groups(model) has a tensor that is not a parameter of the model"
+                )
+                raise self._error(problem, "use the parameters of the model argument")
             if unknown := options.keys() - set(GROUP_OPTIONS):
-                found = f"parameter_groups sets {' and '.join(sorted(unknown))}"
-                raise self._refusal(found, f"{', '.join(GROUP_OPTIONS)} in place of the recipe's")
+                problem = f"parameter_groups(model) sets {' and '.join(sorted(unknown))}"
+                raise self._error(problem, f"groups may set {', '.join(GROUP_OPTIONS)}")
             numbers = {key: self._numbers(key, value) for key, value in options.items()}
-            made.append(ParameterGroup(names=chosen, options=numbers))
-        times = Counter(name for group in made for name in group.names)
+            named.append(ParameterGroup(names=chosen, options=numbers))
+        counts = Counter(name for group in named for name in group.names)
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and times[name] != 1:
-                found = f"parameter_groups has {name} {times[name]} times"
-                raise self._refusal(found, "every trained parameter once")
-        return tuple(made)
+            if parameter.requires_grad and counts[name] != 1:
+                problem = f"parameter_groups(model) has {name} {counts[name]} times"
+                raise self._error(problem, "put every trained parameter into exactly one group")
+        return tuple(named)
 
     def _numbers(self, key: str, value: Any) -> float | tuple[float, ...]:
-        """Plain ones: an option may be a tensor or a number of NumPy's."""
+        """Convert an option, which may be a tensor or a NumPy number, to plain numbers."""
         try:
-            many = tuple(map(float, value)) if key == "betas" else (float(value),)
+            numbers = tuple(map(float, value)) if key == "betas" else (float(value),)
         except (TypeError, ValueError):
-            many = ()
-        if len(many) != 1 + (key == "betas") or not all(0 <= n < math.inf for n in many):
-            found = f"parameter_groups sets {key} to {value!r}"
-            raise self._refusal(found, "two numbers of at least 0" if key == "betas" else ">= 0")
-        return many if key == "betas" else many[0]
+            numbers = ()
+        if len(numbers) != 1 + (key == "betas") or not all(0 <= n < math.inf for n in numbers):
+            allowed = "two numbers of at least 0" if key == "betas" else "a number of at least 0"
+            raise self._error(f"parameter_groups(model) sets {key} to {value!r}", f"use {allowed}")
+        return numbers if key == "betas" else numbers[0]
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
-        own = getattr(self._task, "blocks", None)
-        return None if own is None else list(own(model))
+        blocks = getattr(self._task, "blocks", None)
+        return None if blocks is None else list(blocks(model))
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
-        own = getattr(self._task, "tensor_plan", None)
-        if own is None:
+        plan = getattr(self._task, "tensor_plan", None)
+        if plan is None:
             return super().tensor_plan(model)
         return TensorPlan(
-            styles=self._planned("tensor_plan", own(model), "column, row, gathered or summed"),
+            styles=self._layers("tensor_plan", plan(model), "column, row, gathered or summed"),
             units=dict(getattr(self._task, "tensor_units", {})),
         )
 
-    def _planned(self, method: str, layers: object, allowed: str) -> dict[str, str]:
+    def _layers(self, method: str, layers: object, allowed: str) -> dict[str, str]:
         if not isinstance(layers, Mapping):
-            found = f"{method} gives a {type(layers).__name__}"
-            raise self._refusal(found, f"a dictionary: {{module: {allowed}}}")
+            problem = f"{method}(model) returns a {type(layers).__name__}"
+            raise self._error(problem, f"return a dictionary {{module: {allowed}}}")
         return dict(layers)
 
     def sequence_plan(self, model: nn.Module) -> SequencePlan | CannotShard:
-        own = getattr(self._task, "sequence_plan", None)
-        if own is None:
+        plan = getattr(self._task, "sequence_plan", None)
+        if plan is None:
             return super().sequence_plan(model)
-        layers = self._planned("sequence_plan", own(model), "after or before")
+        layers = self._layers("sequence_plan", plan(model), "after or before")
         if (problem := problem_between(model, layers)) is not None:
             return problem
         cut = getattr(self._task, "sequence_part", None)
         if cut is None:
-            return CannotShard("it has no sequence_part(batch, index, count)", "add it to the task")
+            reason = "the task has no method sequence_part(batch, index, count)"
+            return CannotShard(reason, "add it to the task")
 
         def part(batch: OwnBatch, index: int, count: int) -> OwnBatch:
             return replace(batch, content=cut(batch.content, index, count))
@@ -276,8 +280,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
-        own = getattr(self._task, "pipeline_parts", None)
-        return super().pipeline_parts(model) if own is None else list(own(model))
+        parts = getattr(self._task, "pipeline_parts", None)
+        return super().pipeline_parts(model) if parts is None else list(parts(model))
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> OwnBatch:
         positions = range(share.positions.start, share.positions.stop)
@@ -300,16 +304,16 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         )
 
     def _content(self, data: Selection, ids: NDArray[np.int64], seeds: Sequence[int]) -> Any:
-        """What a sample draws depends on its seed, and not on who reads it."""
+        """Read and collate samples; random draws depend on the sample's seed, not on the reader."""
         samples = []
-        with generators_kept():
+        with preserved_generators():
             for index, seed in zip(ids.tolist(), seeds, strict=True):
                 seed_generators(seed)
                 samples.append(data[index])
             return self._collate(samples)
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """What the task returns, a scalar mean times its samples' weight; in fp32."""
+        """Summed loss of the task in fp32; a scalar mean is multiplied by the batch's weight."""
         content = cast("OwnBatch", batch).content
         calls = 0
 
@@ -321,94 +325,98 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         first = training and not self._loss_checked
         parameters = tuple(model.parameters()) if first else ()
         names = [n.removeprefix("module.") for n, _ in model.named_parameters()] if first else []
-        before = _marks(parameters)
+        before = _states(parameters)
         counting = model.register_forward_pre_hook(count)
         try:
             returned = self._task.loss(model, content)
         finally:
             counting.remove()
-        marks = zip(parameters, names, before, _marks(parameters), strict=True)
-        changed = [(parameter, name) for parameter, name, was, now in marks if was != now]
+        states = zip(parameters, names, before, _states(parameters), strict=True)
+        changed = [(parameter, name) for parameter, name, old, new in states if old != new]
         if changed and not any(parameter.requires_grad for parameter, _ in changed):
-            raise self._refusal(
+            raise self._error(
                 f"loss changes {changed[0][1]}, a frozen parameter of the model (a teacher, or a"
-                " moving average), which strategies may hold in parts or rounded",
-                "make it buffers, which forward may change in training mode: see 'Teachers' in the"
+                " moving average), which a strategy may shard or hold in another precision",
+                "make it a buffer, which forward may change in training mode: see 'Teachers' in the"
                 " guide 'Train your own task'",
             )
         if changed:
-            raise self._refusal(
-                f"loss changes {changed[0][1]}, a parameter of the model, or its gradient (a"
-                " backward pass, an optimizer, max_norm of an embedding): it cannot be shared out",
-                "compute the loss and return it: the strategy takes the step with recipe.optimizer",
+            raise self._error(
+                f"loss changes {changed[0][1]}, a parameter of the model, or its gradient (by a"
+                " backward pass, an optimizer, or max_norm of an embedding), which no strategy"
+                " supports",
+                "return the loss: the strategy runs the backward pass and takes the step with"
+                " recipe.optimizer",
             )
         if calls != self._model_calls:
-            raise self._refusal(
-                f"loss calls the model {calls} times, and declares {self._model_calls}",
-                f"model_calls = {calls} in the class"
+            raise self._error(
+                f"loss calls the model {calls} times, but model_calls is {self._model_calls}",
+                f"set model_calls = {calls} in the class"
                 if calls
-                else "call it as model(...): strategies see no other way",
+                else "call it as model(...): strategies recognise no other call",
             )
         loss = self._sum_of(returned, batch.weight)
         total = loss.total
         if training and not total.requires_grad:
-            raise self._refusal(
+            raise self._error(
                 "loss returns a tensor without a gradient",
-                "the loss as computed from the model's outputs; strategies run the backward pass",
+                "return the loss as computed from the model's outputs, not detached",
             )
         if first:
-            self._refuse_untrained(total, {*model.parameters()})
+            self._check_all_trained(total, {*model.parameters()})
             self._loss_checked = True
         return loss
 
-    def _refuse_untrained(self, total: Tensor, of_model: set[nn.Parameter]) -> None:
-        """Raise `InputError` where the loss would train a part of the task, not of the model."""
+    def _check_all_trained(self, total: Tensor, trained: set[nn.Parameter]) -> None:
+        """Raise `InputError` if the loss depends on parameters outside the model."""
         task = self._task
         attributes = {**vars(type(task)), **getattr(task, "__dict__", {})}
         if isinstance(task, nn.Module):
             attributes |= {**task._modules, **task._parameters}
-        learning = _leaves(total) - of_model
+        untrained = _leaves(total) - trained
         for name, value in attributes.items():
-            held = value.parameters() if isinstance(value, nn.Module) else (value,)
-            if any(isinstance(part, nn.Parameter) and part in learning for part in held):
-                raise self._refusal(
-                    f"the loss depends on {name}, which is no part of the model: nothing trains it",
-                    f"make it a part of model(); or freeze it, as a teacher: "
+            tensors = value.parameters() if isinstance(value, nn.Module) else (value,)
+            if any(isinstance(tensor, nn.Parameter) and tensor in untrained for tensor in tensors):
+                raise self._error(
+                    f"the loss depends on {name}, which is not part of the model and not trained",
+                    f"make it part of model(); or, if it is a teacher, freeze it: "
                     f"self.{name}.requires_grad_(False)",
                 )
 
     def _sum_of(self, returned: object, weight: float) -> LossSum:
         if isinstance(returned, Tensor) and returned.numel() == 1:
-            if weight == 0 and not returned.isfinite():  # asks the device in this case alone
-                found = f"a micro-batch weighs nothing, and its mean is {returned.item()}"
-                raise self._refusal(found, "return (sum, weight)")
+            if weight == 0 and not returned.isfinite():  # synchronises in this case only
+                problem = f"a micro-batch has weight 0, and its mean loss is {returned.item()}"
+                raise self._error(problem, "return (sum, weight)")
             return LossSum(total=returned.reshape(()).float() * weight, weight=weight)
         if isinstance(returned, tuple) and len(returned) == 2:
-            total, own = returned
+            total, divisor = returned
             if isinstance(total, Tensor) and total.numel() == 1:
-                single = isinstance(own, int | float | np.number)
-                if isinstance(own, Tensor) and own.numel() == 1:
-                    own, single = own.detach().reshape(()), True
-                if not single:
-                    found = f"loss returned two values, and the second, {_described(own)},"
-                    allowed = "(sum, weight), both scalars; or the mean alone, without outputs"
-                    raise self._refusal(f"{found} is no weight", allowed)
+                scalar = isinstance(divisor, int | float | np.number)
+                if isinstance(divisor, Tensor) and divisor.numel() == 1:
+                    divisor, scalar = divisor.detach().reshape(()), True
+                if not scalar:
+                    problem = f"loss returns two values, and the second, {_described(divisor)},"
+                    raise self._error(
+                        f"{problem} is no weight",
+                        "return (sum, weight), both scalars; or the mean alone, without outputs",
+                    )
                 total = total.reshape(()).float()
-                return LossSum(total=total, weight=own, known_before=self.weights_known)
-        raise self._refusal(
-            f"loss returned {_described(returned)}",
-            "(sum, weight), both scalars; or the mean as a scalar tensor",
+                return LossSum(total=total, weight=divisor, known_before=self.weights_known)
+        raise self._error(
+            f"loss returns {_described(returned)}",
+            "return (sum, weight), both scalars; or the mean as a scalar tensor",
         )
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, Tensor]:
-        """The task's sums over the shard's validation batches, on the CPU, in fp64."""
+        """Sums of the task over the shard's validation batches, on the CPU, in fp64."""
         sums: dict[str, Tensor] = {}
         for batch in self._validated(self._validation_batch, shard):
-            more = self._sums(model, batch.to(device))
+            batch_sums = self._sums(model, batch.to(device))
             doubles = {
                 name: torch.as_tensor(value).detach().to(torch.float64)
-                for name, value in more.items()
+                for name, value in batch_sums.items()
             }
             sums = added([sums, doubles])
         return {name: value.cpu() for name, value in sums.items()}
@@ -420,89 +428,92 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             return {"loss": loss.total, "weight": loss.weight}
         sums = evaluate(model, batch.content)
         if not isinstance(sums, Mapping):
-            found = f"evaluate returned a {type(sums).__name__}"
-            raise self._refusal(found, "a dictionary of sums")
+            problem = f"evaluate returns a {type(sums).__name__}"
+            raise self._error(problem, "return a dictionary of sums")
         return sums
 
     def quality(self, parts: Iterable[object]) -> Mapping[str, float | None]:
-        """The task's metrics, from the sums over all validation samples."""
+        """Metrics of the task, from the sums over all validation samples."""
         sums = {name: v.item() if v.numel() == 1 else v for name, v in added(parts).items()}
         if not sums:
             return {}
         metrics = getattr(self._task, "metrics", None)
         if metrics is None:
             if sums["weight"] == 0:
-                raise self._refusal("the validation samples weigh 0 together", "more of them")
+                raise self._error(
+                    "the weights of the validation samples sum to 0", "use more samples"
+                )
             return {DEFAULT_METRIC: float(sums["loss"] / sums["weight"])}
-        named = metrics(sums)
-        if not isinstance(named, Mapping):
-            found = f"metrics returned a {type(named).__name__}"
-            raise self._refusal(found, "a dictionary of numbers")
-        for name in named:
+        values = metrics(sums)
+        if not isinstance(values, Mapping):
+            problem = f"metrics returns a {type(values).__name__}"
+            raise self._error(problem, "return a dictionary of numbers")
+        for name in values:
             if not (isinstance(name, str) and name.isidentifier()) or (
                 name in METRICS and METRICS[name].group != "quality"
             ):
-                raise self._refusal(
-                    f"metrics names {name!r}", "letters, digits and _; no metric of speed"
+                raise self._error(
+                    f"metrics returns the name {name!r}",
+                    "use letters, digits and _, and no name of a performance metric",
                 )
-        return {name: float(value) for name, value in named.items()}
+        return {name: float(value) for name, value in values.items()}
 
 
-def _made(options: OwnOptions) -> Any:
-    """The user's object; `InputError` where the class cannot be made, or cannot be shared out."""
+def _create_task(options: OwnOptions) -> Any:
+    """Create the user's object; `InputError` if that fails or a method is not supported."""
     create = user_function(options.task, "workload.task")
     try:
         task = create(**options.options)
     except TypeError as error:
-        listed = ", ".join(f"{key}={value!r}" for key, value in options.options.items())
+        arguments = ", ".join(f"{key}={value!r}" for key, value in options.options.items())
         raise InputError(
             "workload.options",
-            f"{options.task} cannot be made with {listed or 'no arguments'}: {error}",
+            f"{options.task} cannot be created with {arguments or 'no arguments'}: {error}",
             f"its arguments are {inspect.signature(create)}",
         ) from error
-    missing = [name for name in NEEDED if not callable(getattr(task, name, None))]
+    missing = [name for name in REQUIRED_METHODS if not callable(getattr(task, name, None))]
     if missing:
         raise InputError(
             "workload.task",
             f"{options.task} has no method {', '.join(missing)}",
-            f"needed are {', '.join(NEEDED)}",
+            f"required: {', '.join(REQUIRED_METHODS)}",
         )
-    for name, reason in TAKEN_OVER.items():
+    for name, reason in UNSUPPORTED_METHODS.items():
         if callable(getattr(task, name, None)):
             raise InputError("workload.task", f"{options.task} has a method {name}", reason)
     if callable(getattr(task, "evaluate", None)) and not hasattr(task, "metrics"):
         raise InputError(
             "workload.task",
-            f"{options.task} has evaluate(), which gives sums, and no metrics(sums)",
-            "metrics(sums) -> dictionary of numbers",
+            f"{options.task} has evaluate(), which returns sums, but no metrics(sums)",
+            "add metrics(sums), which returns a dictionary of numbers",
         )
     return task
 
 
-def _collated(samples: list[Any]) -> Any:
-    """torch's default; `InputError` in place of its words where it cannot join the samples."""
+def _default_collate(samples: list[Any]) -> Any:
+    """Collate samples with torch's default; `InputError` if it cannot join them."""
     try:
         return default_collate(samples)
     except (RuntimeError, TypeError, ValueError, KeyError) as error:
         if error_kind(error) == "out_of_memory":
             raise
         first, *others = map(_shapes, samples)
-        found = f"torch's default collate cannot join the samples: {error}"
+        problem = f"torch's default collate cannot join the samples: {error}"
         for at, other in enumerate(others, start=1):
             if differing := [pair for pair in zip(first, other, strict=False) if len({*pair}) > 1]:
                 one, two = differing[0]
-                found = f"samples 0 and {at} of a batch differ in shape ({one} and {two})"
+                problem = f"samples 0 and {at} of a batch differ in shape ({one} and {two})"
                 break
-        allowed = "write collate(samples), which pads, packs or converts them"
-        raise InputError("workload.task", found, allowed) from error
+        remedy = "write a method collate(samples) that pads, packs or converts them"
+        raise InputError("workload.task", problem, remedy) from error
 
 
 def _shapes(sample: Any) -> list[object]:
-    """The shape of every array in the sample, in order; of other values the type."""
+    """Shape of every array in the sample, in order, and type of every other value."""
     if isinstance(sample, Mapping):
         sample = list(sample.values())
     if isinstance(sample, list | tuple):
-        return [shape for part in sample for shape in _shapes(part)]
+        return [shape for item in sample for shape in _shapes(item)]
     return [tuple(sample.shape) if isinstance(sample, _ARRAY) else type(sample)]
 
 
@@ -511,14 +522,14 @@ def _described(value: object) -> str:
     return f"a {type(value).__name__}{shape}"
 
 
-def _marks(parameters: Iterable[nn.Parameter]) -> list[tuple[bool, int]]:
-    """Others once a backward pass or an optimizer has been there."""
+def _states(parameters: Iterable[nn.Parameter]) -> list[tuple[bool, int]]:
+    """Missing gradient and version counter of each parameter; training changes them."""
     return [(parameter.grad is None, parameter._version) for parameter in parameters]
 
 
 def _leaves(total: Tensor) -> set[Tensor]:
-    """The tensors that its backward pass gives gradients to."""
-    seen: set[Any] = {total.grad_fn} - {None}  # none where it is a parameter itself
+    """Tensors that get a gradient in the backward pass of `total`."""
+    seen: set[Any] = {total.grad_fn} - {None}  # None if it is a parameter itself
     waiting = [*seen]
     while waiting:
         following = {node for node, _ in waiting.pop().next_functions} - {None} - seen

@@ -1,1 +1,1 @@
-"""Picture classification."""
+"""Image classification."""

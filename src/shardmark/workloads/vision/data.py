@@ -47,7 +47,7 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
-    """All of it."""
+    """Load both splits; `InputError` if the options ask for more samples than there are."""
     data = DATA_SETS[options.dataset].load(options, seed)
     options.check_sample_counts(len(data.training), len(data.validation))
     return data

@@ -1,4 +1,4 @@
-"""Picture classification: which model, on which data.  Imports no torch."""
+"""Options of image classification.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FROM_THE_SEED = ("pretrained", "weights", "weights_backbone")
 
 
 class ClassificationOptions(PictureOptions):
-    """A model that puts each picture into one of several classes."""
+    """Image classification: the model assigns each image to one of several classes."""
 
     verified_samples: ClassVar[int] = 256
 
@@ -22,25 +22,25 @@ class ClassificationOptions(PictureOptions):
     model: str = "resnet18"
     """A torchvision or timm classification model, or `package.module:function` of your own."""
     dataset: Literal["digits", "mnist", "cifar10", "imagefolder", "random"] = "digits"
-    """`random` makes up 1,024 + 256 pictures unless you say how many."""
+    """`random` generates 1,024 + 256 images unless the numbers of samples are given."""
     download: bool = False
-    """Fetch `mnist` or `cifar10` into `data_dir` where it is not there yet."""
+    """Download `mnist` or `cifar10` into `data_dir` if it is missing."""
     image_size: PositiveInt | None = None
-    """Side of the square pictures in pixels, bilinearly resized where they have another.
+    """Side of the square images in pixels; others are resized bilinearly.
 
-    Null is the data set's own: 32, and for `imagefolder` the side of the first training picture
-    where that is square and under 224, else 224.
+    Null is the size of the data set: 32, and for `imagefolder` the side of the first training
+    image if it is square and smaller than 224, else 224.
     """
     classes: Annotated[int, Field(ge=2)] | None = None
     """`random` only: number of classes; null makes 10."""
     augment: Literal["none", "crop_flip"] = "none"
-    """`crop_flip`: 4 black pixels around, a random crop, a horizontal flip of every other one."""
+    """`crop_flip`: pad by 4 black pixels, crop at random, and flip half of the images."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target spread over all classes, in training only."""
+    """Fraction of the target spread over all classes, in training only."""
 
     @field_validator("model")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_model(cls, name: str) -> str:
         check_model_name(name)
         return name
 
@@ -53,9 +53,9 @@ class ClassificationOptions(PictureOptions):
                 "and weights start from the seed"
             )
         if self.dataset in _ON_DISK and not self.data_dir:
-            raise ValueError(f"data_dir is missing; {self.dataset} needs the folder that holds it")
+            raise ValueError(f"data_dir is missing; {self.dataset} needs the folder of its files")
         if self.dataset == "imagefolder" and self.download:
             raise ValueError("download is true; only mnist and cifar10 can be downloaded")
         if self.dataset != "random" and self.classes is not None:
-            raise ValueError(f"classes is {self.classes}; only random data let you choose it")
+            raise ValueError(f"classes is {self.classes}; only dataset: random has this option")
         return self

@@ -1,4 +1,4 @@
-"""Batches of labelled pictures: normalised and augmented."""
+"""Batches of labelled images, normalised and augmented."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PADDING = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageBatch(SampledBatch):
-    """Labelled pictures of one step."""
+    """Labelled images of one step."""
 
     pictures: Tensor
     """(n, 3, height, width), float32, normalised."""
@@ -31,7 +31,7 @@ class ImageBatch(SampledBatch):
 
 
 class Normalise:
-    """uint8 pictures to float32 ones: (x / 255 - mean) / std for each of the three channels."""
+    """Converts uint8 images to float32: (x / 255 - mean) / std for each of the channels."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         means, stds = torch.tensor(mean).view(1, 3, 1, 1), torch.tensor(std).view(1, 3, 1, 1)
@@ -39,9 +39,9 @@ class Normalise:
         self._shift = -means / stds
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        """(n, 1 or 3, height, width) uint8 -> (n, 3, height, width) float32.
+        """Convert (n, 1 or 3, height, width) uint8 to (n, 3, height, width) float32.
 
-        In page-locked memory where this process uses a GPU, so that the copy there need not wait.
+        The result is in page-locked memory if this process uses a GPU, for asynchronous copies.
         """
         size = (pictures.shape[0], 3, *pictures.shape[2:])
         normalised = torch.empty(size, pin_memory=gpu_in_use())
@@ -52,9 +52,9 @@ class Normalise:
 def crop_flip_draws(
     seed: int, epoch: int, samples: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Corner of the crop, (2, samples), and whether to flip, for each position of an epoch.
+    """Corner of the crop, (2, samples), and flag to flip, for each position of an epoch.
 
-    By position, so that a sample's draw does not depend on who takes it.
+    Draws belong to positions, so that they do not depend on the rank that takes a sample.
     """
     drawn = generator(seed, "augment", epoch)
     corners = drawn.integers(0, 2 * PADDING + 1, (2, samples))
@@ -62,15 +62,15 @@ def crop_flip_draws(
 
 
 def crop_flip(pictures: Tensor, corners: NDArray[np.int64], flipped: NDArray[np.bool_]) -> Tensor:
-    """Cut each framed picture at its (top, left), 0 to 2 * PADDING, and mirror the flipped ones.
+    """Crop each padded image at its (top, left), 0 to 2 * PADDING, and mirror the flipped ones.
 
-    (n, channels, height, width) uint8, as torchvision's transforms do it.
+    Images are (n, channels, height, width) uint8.  Equals torchvision's transforms.
     """
     count, channels, height, width = pictures.shape
-    framed = np.zeros((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.uint8)
-    framed[:, :, PADDING:-PADDING, PADDING:-PADDING] = pictures.numpy()
-    windows = np.lib.stride_tricks.sliding_window_view(framed, (height, width), axis=(2, 3))
+    padded = np.zeros((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.uint8)
+    padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = pictures.numpy()
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(2, 3))
     tops, lefts = corners
-    cropped = windows[np.arange(count), :, tops, lefts]  # copies one window of each picture
+    cropped = windows[np.arange(count), :, tops, lefts]  # copies one window per image
     cropped[flipped] = cropped[flipped][..., ::-1]
     return torch.from_numpy(cropped)

@@ -1,4 +1,4 @@
-"""Picture classification as a workload."""
+"""The image classification task."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from shardmark.workloads.vision.options import ClassificationOptions
 
 COUNTED_PICTURES = 2
-"""BatchNorm refuses one sample whose feature map has shrunk to a single pixel."""
+"""Images of a made-up batch; batch norm rejects one sample with a feature map of one pixel."""
 
 
 class Classification(SampledTask[PictureSource, ImageBatch]):
-    """Cross entropy on labelled pictures."""
+    """Image classification with cross entropy."""
 
     _evaluation_batch = 128
 
@@ -66,8 +66,8 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         if self._options.augment == "none":
             return self._batch(read, read.pictures, share.step_weight)
         corners, flipped = crop_flip_draws(plan.seed, share.epoch, self.training_samples)
-        places = share.positions
-        pictures = crop_flip(read.pictures, corners[:, places], flipped[places])
+        rows = share.positions
+        pictures = crop_flip(read.pictures, corners[:, rows], flipped[rows])
         return self._batch(read, pictures, share.step_weight)
 
     def _validation_batch(self, ids: NDArray[np.int64]) -> ImageBatch:
@@ -84,7 +84,7 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
-        """Cross entropy, summed over the pictures in fp32 under every precision."""
+        """Cross entropy, summed over the images in fp32 under every precision."""
         pictures = cast("ImageBatch", batch)
         total = functional.cross_entropy(
             self._logits(model, pictures),
@@ -96,7 +96,7 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
 
     @torch.inference_mode()
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> dict[str, float]:
-        """Sums over the shard's validation batches; labels are not smoothed."""
+        """Sums over the shard's validation batches, without label smoothing."""
         sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, top-1, top-5
         samples = 0
         for batch in self._validated(self._validation_batch, shard):
@@ -130,10 +130,10 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         if not is_vision_transformer(model):
             return super().pipeline_parts(model)
         with seeded(0):
-            batch = self._made_up(torch.rand)
-        return pipeline_parts(model, lambda tried: self._logits(tried, batch))
+            batch = self._example_batch(torch.rand)
+        return pipeline_parts(model, lambda module: self._logits(module, batch))
 
-    def _made_up(self, make: Callable[..., Tensor], **options: Any) -> ImageBatch:
+    def _example_batch(self, make: Callable[..., Tensor], **options: Any) -> ImageBatch:
         size = self._data.image_size
         return ImageBatch(
             pictures=make((COUNTED_PICTURES, 3, size, size), **options),
@@ -143,7 +143,7 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         )
 
     def sample_input_flops(self, model: nn.Module) -> int | None:
-        batch = self._made_up(torch.empty, device="meta")
+        batch = self._example_batch(torch.empty, device="meta")
         total = flops_on_meta(model, lambda: self.loss(model, batch).total)
         return None if total is None else total // COUNTED_PICTURES or None
 

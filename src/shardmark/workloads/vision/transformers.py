@@ -1,4 +1,4 @@
-"""How vision transformers of torchvision and timm are divided over ranks.  Imports torch."""
+"""Tensor and pipeline plans of torchvision's and timm's vision transformers.  Imports torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLANS = {
     },
     "timm": {"blocks.*.mlp.fc1": "column", "blocks.*.mlp.fc2": "row", "head": "gathered"},
 }
-"""By library.  Attention stays whole: its queries, keys and values are one matrix, whose slices are
-not heads."""
-NETWORKS = ("MLPBlock", "Mlp")
-"""Of two layers, and nothing between them that looks at several features."""
+"""Tensor-parallel styles by library.  Attention is replicated: slices of the matrix that holds its
+queries, keys and values are not heads."""
+MLP_CLASSES = ("MLPBlock", "Mlp")
+"""Classes of MLPs with two linear layers and an elementwise function between them."""
 
 
 def is_vision_transformer(model: nn.Module) -> bool:
@@ -36,37 +36,38 @@ def _layers(model: Any) -> list[nn.Module]:
 
 
 def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
-    """Two thirds of a layer: its network, but not its attention."""
+    """Shard the MLPs, which hold two thirds of the parameters of a layer, and the head."""
     for layer in _layers(model):
-        network: Any = getattr(layer, "mlp", None)
-        if type(network).__name__ not in NETWORKS or _has_norm(network):
-            return CannotShard("its layers have networks of another kind", "use fsdp")
-        if any(isinstance(module, nn.Dropout) and module.p for module in network.modules()):
-            found = "dropout would draw other masks in divided layers"
-            return CannotShard(found, "set it to 0 in workload.model_options")
+        mlp: Any = getattr(layer, "mlp", None)
+        if type(mlp).__name__ not in MLP_CLASSES or _has_norm(mlp):
+            return CannotShard("the MLPs of its layers are of an unknown class", "use fsdp")
+        if any(isinstance(module, nn.Dropout) and module.p for module in mlp.modules()):
+            reason = "dropout in a sharded layer would draw other masks than on one device"
+            return CannotShard(reason, "set dropout to 0 in workload.model_options")
     return TensorPlan(styles=PLANS[_library(model)])
 
 
-def _has_norm(network: nn.Module) -> bool:
-    return any(True for name, _ in network.named_parameters() if name.startswith("norm."))
+def _has_norm(mlp: nn.Module) -> bool:
+    return any(name.startswith("norm.") for name, _ in mlp.named_parameters())
 
 
 def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
-    """Patches with their positions, layers, and what classifies."""
+    """Cut the model into its patch embedding, its layers and its classification head."""
     return checked_parts(model, _layers(model), call, _parts)
 
 
 def _parts(order: Order) -> list[nn.Module]:
-    return [_Begin(order, order.early, order.layers[0]), *order.layers, _End(order, order.late)]
+    embedding = _Embedding(order, order.early, order.layers[0])
+    return [embedding, *order.layers, _Head(order, order.late)]
 
 
-class _Begin(Part):
+class _Embedding(Part):
     def forward(self, pictures: Tensor) -> Tensor:
         tokens: Tensor = self.computed(pictures, pictures)
         return tokens
 
 
-class _End(Part):
+class _Head(Part):
     def forward(self, tokens: Tensor) -> Tensor:
         model: Any = self.model
         if _library(model) == "torchvision":
