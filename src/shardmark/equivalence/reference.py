@@ -20,7 +20,7 @@ from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_st
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
 from shardmark.equivalence.power_sgd import PlayedPowerSGD
-from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import (
     allow_mixed_dtype_batch_norm,
     cast_parameters,
@@ -409,7 +409,7 @@ class Reference:
     def _cast_parameters(self, model: nn.Module) -> AbstractContextManager[object]:
         if self._casts is None:
             return nullcontext()
-        units = wrapped(model, self._casts.units, self.workload.blocks(model))
+        units = sharding_units(model, self._casts.units, self.workload.blocks(model))
         return cast_parameters(model, units, REDUCTIONS[self._casts.precision])
 
     def _take_cast_gradients(self, model: nn.Module, added: dict[str, Tensor]) -> None:

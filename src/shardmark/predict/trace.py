@@ -28,7 +28,7 @@ from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.predict.tensor_sharding import TensorSharding
-from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import build_on_meta
@@ -408,7 +408,7 @@ def _steps(
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
-    blocks = wrapped(model, "blocks", workload.blocks(model))
+    blocks = sharding_units(model, "blocks", workload.blocks(model))
     if fake is not None:
         _make_fake(model, fake, casts)
     if casts is not None:

@@ -1,4 +1,4 @@
-"""Batch norm over all ranks: torch's on GPUs, the same definition where torch refuses the CPU."""
+"""Batch norm over all ranks: torch's `SyncBatchNorm` on GPUs, the same definition on the CPU."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ REMEDY = f"set recipe.{KEY} to false"
 def synchronise_batch_norms(
     model: nn.Module, device: torch.device, *, compiled: bool = False
 ) -> nn.Module:
-    """The model, whose batch norms take their statistics over all ranks of the process group.
+    """Make the model's batch norms compute statistics over all ranks of the process group.
 
-    Raises `StrategyUnavailable` for a model without any, and for a norm with a pass of its own,
-    which would be left out.  One rank alone has nothing to exchange.  Ours are not `compiled`.
+    Raises `StrategyUnavailable` for a model without batch norm, and for a norm with its own forward
+    pass, which would be lost.  A single rank keeps its norms.  With `compiled`, the norms of the
+    CPU are excluded from compilation.
     """
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     if not norms:
         raise StrategyUnavailable(KEY, "the model has no batch norm", REMEDY)
     shipped = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
-    own = next((type(norm).__name__ for norm in norms if type(norm).forward not in shipped), None)
-    if own is not None:
-        raise StrategyUnavailable(KEY, f"{own} computes more than torch's batch norm", REMEDY)
+    user_norm = next(
+        (type(norm).__name__ for norm in norms if type(norm).forward not in shipped), None
+    )
+    if user_norm is not None:
+        raise StrategyUnavailable(KEY, f"{user_norm} computes more than torch's batch norm", REMEDY)
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return model
     if device.type != "cpu":
@@ -40,7 +43,7 @@ def synchronise_batch_norms(
         return convert(model)
     for norm in norms:
         forward: Any = partial(_over_all_ranks, norm, norm.forward)
-        if compiled:  # the compiler would take the exchange apart
+        if compiled:  # the compiler would break the graph at the exchange
             forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]  # torch's
         norm.forward = forward  # type: ignore[method-assign]
     return model
@@ -49,7 +52,7 @@ def synchronise_batch_norms(
 def _over_all_ranks(
     norm: _BatchNorm, evaluated: Callable[[Tensor], Tensor], inputs: Tensor
 ) -> Tensor:
-    """A batch norm's forward pass; `inputs` are (samples, channels, ...)."""
+    """Return a batch norm's outputs for `inputs` of shape (samples, channels, ...)."""
     if not norm.training:
         return evaluated(inputs)
     exact = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
@@ -57,12 +60,12 @@ def _over_all_ranks(
     if norm.running_mean is not None and norm.running_var is not None:
         assert norm.num_batches_tracked is not None, "all three are tracked, or none"
         norm.num_batches_tracked.add_(1)
-        part = norm.momentum
-        if part is None:  # a mean over all batches
-            part = 1 / float(norm.num_batches_tracked)
+        momentum = norm.momentum
+        if momentum is None:  # a mean over all batches
+            momentum = 1 / float(norm.num_batches_tracked)
         unbiased = variance * count / (count - 1)
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), part)
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), part)
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
     shape = (1, -1, *[1] * (inputs.dim() - 2))
     if norm.weight is not None:
         normalised = normalised * norm.weight.view(shape)
@@ -73,12 +76,13 @@ def _over_all_ranks(
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - mean) / sqrt(variance + eps) over all ranks' samples, however many each has.
+    """Computes (x - mean) / sqrt(variance + eps) over the samples of all ranks.
 
-    One all-gather of 2 C + 1 numbers forward and one all-reduce of 2 C backward for C channels, as
-    torch's `SyncBatchNorm`.  The statistics come along, without gradients.
+    Ranks may have different numbers of samples.  For C channels, the forward pass all-gathers
+    2 C + 1 numbers and the backward pass all-reduces 2 C, as torch's `SyncBatchNorm` does.  The
+    statistics are returned without gradients.
 
-    Source: Chan, Golub and LeVeque (1982), on adding up variances; Ioffe and Szegedy, ICML 2015,
+    Source: Chan, Golub and LeVeque (1982), on sums of variances; Ioffe and Szegedy, ICML 2015,
     on the gradient.
     """
 
@@ -86,9 +90,9 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         channels = inputs.shape[1]
         variance, mean = torch.var_mean(inputs, _all_but_channels(inputs), correction=0)
-        own = torch.cat([mean, variance, mean.new_full((1,), inputs.numel() // channels)])
-        gathered = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, own)
+        statistics = torch.cat([mean, variance, mean.new_full((1,), inputs.numel() // channels)])
+        gathered = [torch.empty_like(statistics) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, statistics)
         ranks = torch.stack(gathered)  # (ranks, 2 channels + 1)
         means, variances, counts = ranks[:, :channels], ranks[:, channels:-1], ranks[:, -1:]
         count = counts.sum()
@@ -102,8 +106,8 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor, None]:
         normalised, scale, count = ctx.saved_tensors
-        around = _all_but_channels(gradient)
-        sums = torch.cat([gradient.sum(around), (gradient * normalised).sum(around)])
+        axes = _all_but_channels(gradient)
+        sums = torch.cat([gradient.sum(axes), (gradient * normalised).sum(axes)])
         dist.all_reduce(sums)
         shape = (1, -1, *[1] * (gradient.dim() - 2))
         of_mean, of_scale = (part.view(shape) for part in (sums / count).chunk(2))

@@ -1,4 +1,4 @@
-"""Which parts of a model are blocks: units of sharding and of activation checkpointing."""
+"""Blocks of a model: the units of sharding and of activation checkpointing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.utils.checkpoint import checkpoint
 
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGE_LEAF_ELEMENTS = 1_000_000
-"""A single layer with so many parameter elements is a block of its own (VGG's classifier)."""
+"""Number of elements from which a single layer is a block (VGG's classifier)."""
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model, outermost first found, none inside another.
+    """Return the repeated parts of a model; no block is inside another.
 
-    A block is a child of a plain container that is no plain container itself and has children
+    A block is a child of a plain container that has children and is no plain container itself
     (a residual block, an encoder layer), or a single large layer.
     """
     parts: list[nn.Module] = []
@@ -41,15 +41,15 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return parts
 
 
-def checkpoint_blocks(model: nn.Module, own: Iterable[nn.Module] | None = None) -> None:
-    """Keep only each block's input for the backward pass and compute the rest again there.
+def checkpoint_blocks(model: nn.Module, user_blocks: Iterable[nn.Module] | None = None) -> None:
+    """Keep only each block's input for the backward pass, and recompute the block there.
 
-    `own` are the workload's blocks; without, what looks like blocks.
+    `user_blocks` are the workload's blocks; by default, `blocks` finds them.  Batch norm's running
+    statistics are updated in the first pass only: torch would otherwise count every batch twice.
 
-    Source: Chen et al., arXiv 1604.06174 (2016).  Batch norm's running statistics are updated
-    in the first pass alone: torch would otherwise count every batch twice.
+    Source: Chen et al., arXiv 1604.06174 (2016).
     """
-    for block in blocks(model) if own is None else own:
+    for block in blocks(model) if user_blocks is None else user_blocks:
         norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
         block.forward = partial(
             checkpoint,
@@ -67,7 +67,7 @@ def _contexts(
 
 @contextmanager
 def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
-    """With a momentum of zero the second pass saves the same tensors and changes no statistic."""
+    """Set the momentum to zero: a second pass saves the same tensors and changes no statistic."""
     momenta = [norm.momentum for norm in norms]
     counts = [norm.num_batches_tracked for norm in norms]
     before = [None if count is None else count.clone() for count in counts]
@@ -82,15 +82,15 @@ def _frozen_statistics(norms: list[_BatchNorm]) -> Iterator[None]:
                 count.copy_(number)
 
 
-def wrapped(
-    model: nn.Module, policy: str, own: Iterable[nn.Module] | None = None
+def sharding_units(
+    model: nn.Module, policy: str, user_blocks: Iterable[nn.Module] | None = None
 ) -> list[nn.Module]:
-    """The parts that FSDP shards together; the root, which takes the rest, is not among them.
+    """Return the modules that FSDP gathers as units, without the root, which gathers the rest.
 
-    `own` are the workload's blocks; without, what looks like blocks.
+    `user_blocks` are the workload's blocks; by default, `blocks` finds them.
     """
     if policy == "blocks":
-        return blocks(model) if own is None else list(own)
+        return blocks(model) if user_blocks is None else list(user_blocks)
     if policy == "layers":
         leaves = [module for module in model.modules() if not list(module.children())]
         return [leaf for leaf in leaves if list(leaf.parameters())]

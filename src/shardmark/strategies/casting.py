@@ -1,4 +1,4 @@
-"""Computation with 16-bit copies of fp32 parameters: what libraries leave to the model."""
+"""Casts for computation with 16-bit copies of fp32 parameters that libraries leave to the model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 ABOUT_TYPES = re.compile(r"dtype|scalar type|to have type|not implemented for|BFloat16|Half")
-"""In what torch's operators say of tensors in types that they cannot take."""
+"""Words in the errors of torch's operators about tensors of unsupported types."""
 
 
 def lossless_copy(tensor: Tensor) -> Tensor:
-    """A dense copy on the CPU with the same values: 16-bit numbers become fp32.
+    """Return a dense copy on the CPU with the same values: 16-bit floats become fp32.
 
-    Other types, such as float64, complex and integer ones, stay what they are.
+    Other types, such as float64, complex and integers, are not converted.
     """
     dense = tensor.detach()
     dense = dense.to_dense() if dense.is_sparse else dense
@@ -35,7 +35,7 @@ def lossless_copy(tensor: Tensor) -> Tensor:
 
 
 def cast_floats(values: Any, dtype: torch.dtype) -> Any:
-    """The same structure, its floating-point tensors in that type."""
+    """Return the same structure with its floating-point tensors cast to the type."""
 
     def cast(value: Any) -> Any:
         floating = isinstance(value, Tensor) and value.is_floating_point()
@@ -45,23 +45,23 @@ def cast_floats(values: Any, dtype: torch.dtype) -> Any:
 
 
 def cast_inputs(module: nn.Module, dtype: torch.dtype) -> RemovableHandle:
-    """Give the module floating-point inputs in that type."""
+    """Cast the floating-point inputs of the module to the type."""
 
-    def before_forward(_: nn.Module, *given: Any) -> Any:
-        return cast_floats(given, dtype)
+    def before_forward(_: nn.Module, *inputs: Any) -> Any:
+        return cast_floats(inputs, dtype)
 
     return module.register_forward_pre_hook(before_forward, with_kwargs=True)
 
 
 def widen_outputs(module: nn.Module) -> RemovableHandle:
-    """Have the module return fp32, in which every loss is summed."""
+    """Cast the outputs of the module to fp32, in which every loss is summed."""
     return module.register_forward_hook(lambda _, __, returned: cast_floats(returned, torch.float))
 
 
 def allow_mixed_dtype_batch_norm(model: nn.Module) -> None:
-    """Batch norms with 16-bit weights beside fp32 statistics, which torch's kernels refuse.
+    """Let batch norms with 16-bit weights compute with fp32 statistics, which torch refuses.
 
-    They compute with fp32 copies of these weights, as torch's kernels do of a type that they take.
+    They compute with fp32 copies of the weights, as torch's kernels do for supported types.
     """
     for norm in model.modules():
         if isinstance(norm, _BatchNorm):
@@ -72,9 +72,9 @@ def allow_mixed_dtype_batch_norm(model: nn.Module) -> None:
 def _with_wide_weights(
     norm: nn.Module, forward: Callable[[Tensor], Tensor], features: Tensor
 ) -> Tensor:
-    own = {name: getattr(norm, name) for name in ("weight", "bias")}
-    wide = {name: tensor.float() for name, tensor in own.items() if tensor is not None}
-    # A module looks among its parameters only for what is not among its attributes.
+    weights = {name: getattr(norm, name) for name in ("weight", "bias")}
+    wide = {name: tensor.float() for name, tensor in weights.items() if tensor is not None}
+    # Attributes of a module take precedence over its parameters.
     vars(norm).update(wide)
     try:
         return forward(features)
@@ -87,9 +87,9 @@ def _with_wide_weights(
 def cast_parameters(
     model: nn.Module, units: Iterable[nn.Module], dtype: torch.dtype
 ) -> Iterator[None]:
-    """Compute with copies of the parameters in that type, and cast the units' inputs.
+    """Compute with copies of the parameters in the type, and cast the units' inputs.
 
-    Gradients have that type, too, and have to be taken away before the end.
+    Gradients also have the type, so they must be removed before the context ends.
     """
     fp32 = [(parameter, parameter.data) for parameter in model.parameters()]
     hooks = [*(cast_inputs(unit, dtype) for unit in (*units, model)), widen_outputs(model)]
@@ -105,8 +105,8 @@ def cast_parameters(
 
 
 @contextmanager
-def types_refused(strategy: str, precision: str) -> Iterator[None]:
-    """Raise `StrategyUnavailable` where the model cannot compute with parameters of 16 bits."""
+def refuse_unsupported_types(strategy: str, precision: str) -> Iterator[None]:
+    """Raise `StrategyUnavailable` if the model cannot compute with 16-bit parameters."""
     try:
         yield
     except (RuntimeError, TypeError) as error:

@@ -1,4 +1,6 @@
-"""How a model computes its steps, and not what: memory format, compiler, checkpointing."""
+"""Execution of a model's steps without a change of their results: memory format, compiler,
+checkpointing.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +17,20 @@ from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.strategies.blocks import blocks, checkpoint_blocks
 from shardmark.workloads.base import Workload
 
-MOST_COMPILERS = 32
-"""torch's own limit."""
-RECOMPILED = 4
-"""Versions of a block: training, evaluation, full and smaller batches.  Blocks of a class share
-torch's limit, and unlike sizes must not become dynamic: Inductor fails with those of FSDP."""
+MAX_COMPILE_THREADS = 32
+"""Limit of torch on its compiler threads."""
+RECOMPILES_PER_BLOCK = 4
+"""Compiled versions of a block: training, evaluation, full and smaller batches.
+
+Blocks of a class share torch's limit, and different sizes must not become dynamic: Inductor fails
+with dynamic shapes under FSDP.
+"""
 
 
 def build_on(
     device: torch.device, workload: Workload, recipe: Recipe, *, keeps_strides: bool = True
 ) -> nn.Module:
-    """The workload's whole model on the device, prepared."""
+    """Build the workload's full model, prepare it, and move it to the device."""
     model = workload.build_model()
     return prepared_on(device, model, workload, recipe, keeps_strides=keeps_strides)
 
@@ -48,56 +53,65 @@ def prepared_on(
 def prepare(
     model: nn.Module, workload: Workload, recipe: Recipe, *, keeps_strides: bool = True
 ) -> None:
-    """As the recipe asks, in place, before anything is moved, sharded or wrapped.
+    """Apply the recipe's execution options in place, before the model is moved or sharded.
 
-    Names and values of parameters stay.  `keeps_strides`: the library takes weights that lie in
-    memory in another order than their axes have.
+    Names and values of parameters stay.  With `keeps_strides` the library supports weights whose
+    strides are not in the order of their axes.
     """
     if recipe.channels_last:
         _use_channels_last(model, weights=keeps_strides)
     if recipe.compile != "none":
         _compile(model, workload, recipe)
-    if recipe.activation_checkpointing:  # computes again what is compiled
+    if recipe.activation_checkpointing:  # recomputes compiled blocks
         checkpoint_blocks(model, workload.blocks(model))
 
 
 def _compile(model: nn.Module, workload: Workload, recipe: Recipe) -> None:
-    """Each part's `forward`, which is compiled when it is first called.
+    """Compile the `forward` of the model or of each block, when it is first called.
 
-    Not the module's call: hooks of libraries and tasks on it stay what they are, and its name and
-    those of its parameters too.  Raises `InputError` for a model without blocks, and
-    `StrategyUnavailable` without a compiler of C++, which CPUs and GPUs want alike.
+    The module's call is not compiled, so that hooks, and names of modules and parameters, stay.
+    Raises `InputError` for a model without blocks, and `StrategyUnavailable` without a C++
+    compiler, which CPUs and GPUs need.
     """
     parts = [model]
     if recipe.compile == "blocks":
-        own = workload.blocks(model)
-        parts = blocks(model) if own is None else list(own)
+        user_blocks = workload.blocks(model)
+        parts = blocks(model) if user_blocks is None else list(user_blocks)
     if not parts:
-        found = "blocks, and the model has no repeated part"
-        raise InputError("recipe.compile", found, "model or none")
+        raise InputError(
+            "recipe.compile", "blocks, and the model has no repeated part", "model or none"
+        )
     if not shutil.which(compiler := os.environ.get("CXX", "g++")):
-        asked = f"compile: {recipe.compile}"
-        remedy = "install it, or set recipe.compile to none"
-        raise StrategyUnavailable(asked, f"there is no {compiler} to compile with", remedy)
+        raise StrategyUnavailable(
+            f"compile: {recipe.compile}",
+            f"there is no {compiler} to compile with",
+            "install it, or set recipe.compile to none",
+        )
     import torch._dynamo.config as dynamo
     import torch._inductor.config as inductor
 
-    inductor.fallback_random = True  # dropout draws as it does without the compiler
-    inductor.compile_threads = min(MOST_COMPILERS, torch.get_num_threads())
-    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILED * len(parts))
+    inductor.fallback_random = True  # dropout draws the same masks as without the compiler
+    inductor.compile_threads = min(MAX_COMPILE_THREADS, torch.get_num_threads())
+    dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILES_PER_BLOCK * len(parts))
     for part in parts:
         part.forward = torch.compile(part.forward, dynamic=False)
 
 
 def _use_channels_last(model: nn.Module, *, weights: bool) -> None:
-    """Raises `InputError` for a model without convolutions.
+    """Make convolutions compute in channels-last.  Raises `InputError` for a model without any.
 
-    A convolution computes so if its weight or its input does; what follows it keeps the format.
+    A convolution does if its weight or its input has the format; the layers after it keep the
+    format.
     """
-    convolutions = [m for m in model.modules() if any(p.dim() == 4 for p in _own(m))]
+    convolutions = [
+        m for m in model.modules() if any(p.dim() == 4 for p in m.parameters(recurse=False))
+    ]
     if not convolutions:
-        found = "true, and the model has no weight of 4 axes"
-        raise InputError("recipe.channels_last", found, "false: it is for convolutions")
+        raise InputError(
+            "recipe.channels_last",
+            "true, and the model has no weight of 4 axes",
+            "false: it is for convolutions",
+        )
     if weights:
         model.to(memory_format=torch.channels_last)
         return
@@ -105,14 +119,10 @@ def _use_channels_last(model: nn.Module, *, weights: bool) -> None:
         convolution.register_forward_pre_hook(_to_channels_last)
 
 
-def _own(module: nn.Module) -> list[nn.Parameter]:
-    return list(module.parameters(recurse=False))
-
-
-def _to_channels_last(_: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+def _to_channels_last(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         value.contiguous(memory_format=torch.channels_last)
         if isinstance(value, Tensor) and value.dim() == 4
         else value
-        for value in given
+        for value in inputs
     )

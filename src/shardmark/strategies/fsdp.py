@@ -130,7 +130,7 @@ class FSDP(Strategy):
             fully_shard,
         )
 
-        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.blocks import sharding_units
         from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, widen_outputs
         from shardmark.strategies.initial_weights import build_in_parts
         from shardmark.strategies.step import AUTOCAST_DTYPES
@@ -150,7 +150,7 @@ class FSDP(Strategy):
             recipe,
             context,
             check=lambda model: self.check_model(workload, model, context.world_size),
-            parts=lambda model: wrapped(model, self.wrap, workload.blocks(model)),
+            parts=lambda model: sharding_units(model, self.wrap, workload.blocks(model)),
             shard=partial(
                 fully_shard,
                 mesh=mesh,

@@ -1,7 +1,7 @@
-"""Models too large for one rank: their first weights come part by part from a file.
+"""Initial weights of models that are too large for one rank, read from a file part by part.
 
-A process beside the ranks of each node builds the model as for every other strategy, and writes it
-to a file.  A rank builds it without parameters, and reads each part just before it is sharded.
+A process beside the ranks of each node builds the full model and writes its weights to a file.  A
+rank builds the model without parameters, and reads each part just before it is sharded.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from shardmark.strategies.base import RankContext
     from shardmark.workloads.base import Workload
 
-ROOM = 4
-"""A model is held whole where so many copies of its tensors would fit: beside it come gradients,
-optimizer state and, in an evaluation, a second copy."""
+COPIES_THAT_FIT = 4
+"""A rank builds the full model if its memory has room for this many copies of the tensors:
+gradients, optimizer state and, in an evaluation, a second copy need memory as well."""
 
 logger = logging.getLogger(__name__)
 
@@ -48,25 +48,25 @@ def build_in_parts(
     shard: Callable[[nn.Module], object],
     shards_small: bool = True,
 ) -> tuple[nn.Module, bool]:
-    """The model after `check` was called with it, and `shard` with each of its parts and itself.
+    """Build the model, call `check` with it, and `shard` with each of its parts and the model.
 
-    The second value says whether it is too large to be held whole; else `shards_small` says
-    whether `shard` is called at all.  Collective.
+    The second returned value is True if the model is too large for one rank.  For a smaller model,
+    `shard` is only called with `shards_small`.  Collective.
     """
     source = context.initial_weights
-    hollow = build_on_meta(workload) if source is not None else None
+    meta_model = build_on_meta(workload) if source is not None else None
     room = room_bytes(context.device, context.local_world_size)
-    too_large = hollow is not None and _bytes(hollow) * ROOM > room
-    # Asked of every rank, whatever it has found: all have to go the same way.
-    large = source is not None and _any_rank(too_large) and not _any_rank(hollow is None)
-    model = hollow if large and hollow is not None else workload.build_model()
+    too_large = meta_model is not None and _bytes(meta_model) * COPIES_THAT_FIT > room
+    # Every rank calls both collectives, so that all ranks take the same branch.
+    large = source is not None and _any_rank(too_large) and not _any_rank(meta_model is None)
+    model = meta_model if large and meta_model is not None else workload.build_model()
     check(model)
     if recipe.sync_batch_norm:
         compiled = recipe.compile != "none"
         model = synchronise_batch_norms(model, context.device, compiled=compiled)
     weights = None
     if source is not None:
-        weights = source.written(model) if large else None
+        weights = source.open(model) if large else None
         source.close()
     prepare(model, workload, recipe, keeps_strides=False)
     if not large and not shards_small:
@@ -79,27 +79,27 @@ def build_in_parts(
 
 
 def build_on_meta(workload: Workload) -> nn.Module | None:
-    """The model with its parameters on the meta device; None where it cannot be built so."""
+    """Build the model with its parameters on the meta device; return None if that fails."""
     try:
         with _parameters_on_meta():
             return workload.build_model()
-    except Exception as error:  # whatever the constructor does with its weights
+    except Exception as error:  # a constructor may read its weights
         logger.info("the model cannot be built without its weights: %s", error)
         return None
 
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Every parameter gives up its memory as soon as a module has it."""
+    """Replace every parameter by one on the meta device when a module registers it."""
     register = nn.Module.register_parameter
 
-    def hollow(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
             trained = parameter.requires_grad
             parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=trained)
         register(module, name, parameter)
 
-    nn.Module.register_parameter = hollow  # type: ignore[method-assign, assignment]
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -114,49 +114,54 @@ def _bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for _, tensor in _tensors(model))
 
 
-def _any_rank(here: bool) -> bool:
-    answers: list[object] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, here)
-    return any(answers)
+def _any_rank(flag: bool) -> bool:
+    """Return True if the flag is True on any rank.  Collective."""
+    flags: list[object] = [None] * dist.get_world_size()
+    dist.all_gather_object(flags, flag)
+    return any(flags)
 
 
 @dataclass(slots=True)
 class InitialWeights:
-    """One node's file of weights, and the process that waits to write it.
+    """File of a node with the initial weights, and the process that can write it.
 
-    `forked` before there are threads or a process group: a process with them forks badly.
+    Create it with `fork` before threads and process groups exist: a process with them must not
+    fork.
     """
 
     path: Path
     writer: tuple[int, int] | None = None
-    """Process and pipe: of the rank alone that asks it."""
+    """Process id and pipe of the writer, on the rank that starts the writing."""
 
     @classmethod
-    def forked(cls, path: Path, *, leads: bool, build: Callable[[], nn.Module]) -> InitialWeights:
-        """On the node's first rank, which `leads`, with the process."""
+    def fork(cls, path: Path, *, leads: bool, build: Callable[[], nn.Module]) -> InitialWeights:
+        """Fork the writer on the first rank of the node, where `leads` is True."""
         if not leads:
             return cls(path)
-        asked, ask = os.pipe()
-        own_pid = os.getpid()
+        read_end, write_end = os.pipe()
+        parent_pid = os.getpid()
         pid = os.fork()
         if pid:
-            os.close(asked)
-            return cls(path, (pid, ask))
+            os.close(read_end)
+            return cls(path, (pid, write_end))
         code = 1
         try:
-            die_with_parent(own_pid)
-            os.close(ask)
-            os.environ.pop("RANK")  # it is none
-            if os.read(asked, 1):
+            die_with_parent(parent_pid)
+            os.close(write_end)
+            os.environ.pop("RANK")  # the writer is no rank
+            if os.read(read_end, 1):
                 write_weights(build(), path)
             code = 0
         except Exception:
-            logger.exception("the first weights cannot be written")
+            logger.exception("the initial weights cannot be written")
         finally:
             os._exit(code)
 
-    def written(self, model: nn.Module) -> WeightsFile:
-        """The file, once it is there.  Collective.  Raises `ShardmarkError` where it is not."""
+    def open(self, model: nn.Module) -> WeightsFile:
+        """Have the file written, and open it.  Collective.
+
+        Raises `ShardmarkError` if it cannot be written.
+        """
         code = 0
         if self.writer is not None:
             pid, pipe = self.writer
@@ -166,14 +171,14 @@ class InitialWeights:
             os.close(pipe)
             self.writer = None
         if _any_rank(bool(code)):
-            raise ShardmarkError("the model's first weights could not be built or written")
+            raise ShardmarkError("the model's initial weights could not be built or written")
         weights = WeightsFile(self.path.open("rb"), model)
-        dist.barrier()  # everybody has opened it
+        dist.barrier()  # all ranks have opened it
         self.path.unlink(missing_ok=True)
         return weights
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """End the writer if it has not been used."""
         if self.writer is not None:
             pid, pipe = self.writer
             os.close(pipe)
@@ -183,7 +188,7 @@ class InitialWeights:
 
 
 def write_weights(model: nn.Module, path: Path) -> None:
-    """All parameters and buffers, one after the other, as they lie in memory."""
+    """Write the bytes of all parameters and buffers, one after the other."""
     with path.open("wb") as file:
         for _, tensor in _tensors(model):
             file.write(_as_bytes(tensor).numpy().data)
@@ -194,30 +199,30 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 class WeightsFile:
-    """Reads what `write_weights` wrote, for the same model without parameters."""
+    """Reader of a file of `write_weights`, for the same model on the meta device."""
 
     def __init__(self, file: BufferedReader, model: nn.Module) -> None:
-        """Raises `ShardmarkError` where the file is another model's."""
+        """Raises `ShardmarkError` if the file is that of another model."""
         self._file = file
         self._offsets: dict[int, int] = {}
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
-        """By the parameter without memory: a tied one has several."""
+        """Modules and attribute names by id of the meta parameter; tied parameters have several."""
         offset = 0
         for _, tensor in _tensors(model):
             self._offsets[id(tensor)] = offset
             offset += tensor.nbytes
         if offset != os.fstat(file.fileno()).st_size:
-            raise ShardmarkError("the model is another one when its weights are left out")
+            raise ShardmarkError("the model differs when it is built without weights")
         for module in model.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 self._owners.setdefault(id(parameter), []).append((module, name))
-        self._hollow = [*model.parameters()]  # while they live, no other object has their id
+        self._meta_parameters = [*model.parameters()]  # keeps their ids unique
 
     def fill(self, part: nn.Module) -> None:
-        """Give the part's modules their parameters and buffers, on the CPU."""
-        for hollow in [each for each in part.parameters() if each.is_meta]:
-            parameter = nn.Parameter(self._read(hollow), requires_grad=hollow.requires_grad)
-            for module, name in self._owners[id(hollow)]:
+        """Read the parameters and buffers of the part's modules, on the CPU."""
+        for meta in [parameter for parameter in part.parameters() if parameter.is_meta]:
+            parameter = nn.Parameter(self._read(meta), requires_grad=meta.requires_grad)
+            for module, name in self._owners[id(meta)]:
                 module.register_parameter(name, parameter)
         for buffer in part.buffers():
             buffer.copy_(self._read(buffer))
@@ -226,5 +231,5 @@ class WeightsFile:
         data = np.empty(tensor.nbytes, dtype=np.uint8)
         self._file.seek(self._offsets[id(tensor)])
         if self._file.readinto(data.data) != tensor.nbytes:
-            raise ShardmarkError("the file of first weights ends early")
+            raise ShardmarkError("the file of initial weights ends early")
         return torch.from_numpy(data).view(tensor.dtype).reshape(tensor.shape)

@@ -1,4 +1,4 @@
-"""Parameters that a strategy's library cannot train, recognised before the training."""
+"""Refusals, before training, of parameters that a strategy's library cannot train."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import nn
 
 from shardmark.core.errors import StrategyUnavailable
 
-SHOWN = 3
-"""Names in a message."""
+MAX_LISTED_NAMES = 3
+"""Number of names in a message."""
 
 Kind = Literal["scalar", "sparse", "empty", "mixed types", "mixed types, frozen", "other types"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """A kind of parameters that some libraries do not take."""
+class UnsupportedKind:
+    """A kind of parameters that some libraries do not support."""
 
-    named: Callable[[nn.Module], list[str]]
-    """The names of the model's parameters, or modules, of that kind."""
+    find: Callable[[nn.Module], list[str]]
+    """Returns the names of the model's parameters, or modules, of the kind."""
     reason: str
     remedy: str
 
@@ -44,14 +44,14 @@ def _sparse(model: nn.Module) -> list[str]:
     ]
 
 
-def _of_other_types(model: nn.Module) -> list[str]:
+def _not_float32(model: nn.Module) -> list[str]:
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
     return [f"{name} ({_type(p)})" for name, p in trained if p.dtype is not torch.float32]
 
 
 def _mixed(model: nn.Module) -> list[str]:
     trained = {_type(p) for p in model.parameters() if p.requires_grad}
-    return _of_other_types(model) if len(trained) > 1 else []
+    return _not_float32(model) if len(trained) > 1 else []
 
 
 def _mixed_with_frozen(model: nn.Module) -> list[str]:
@@ -65,33 +65,33 @@ def _type(parameter: nn.Parameter) -> str:
     return str(parameter.dtype).removeprefix("torch.")
 
 
-KINDS: dict[Kind, Refused] = {
-    "scalar": Refused(
+KINDS: dict[Kind, UnsupportedKind] = {
+    "scalar": UnsupportedKind(
         _scalar,
         "{library} takes no scalar parameters, which have the shape (), such as {names}",
         "give {names} the shape (1,)",
     ),
-    "sparse": Refused(
+    "sparse": UnsupportedKind(
         _sparse,
         "{library} takes no sparse gradients, and sparse=True makes those of {names} sparse",
         "set sparse=False",
     ),
-    "empty": Refused(
+    "empty": UnsupportedKind(
         _empty, "{library} takes no parameters without elements, such as {names}", "remove {names}"
     ),
-    "mixed types": Refused(
+    "mixed types": UnsupportedKind(
         _mixed,
         "{library} takes trained parameters of one type, and beside float32 there are {names}",
         "train parameters of one type",
     ),
-    "mixed types, frozen": Refused(
+    "mixed types, frozen": UnsupportedKind(
         _mixed_with_frozen,
         "{library} takes parameters of one type, frozen ones too, and beside float32 there are "
         "{names}",
         "load the frozen parameters in float32",
     ),
-    "other types": Refused(
-        _of_other_types,
+    "other types": UnsupportedKind(
+        _not_float32,
         "{library} trains float32 parameters here, and not {names}",
         "train parameters in float32",
     ),
@@ -104,16 +104,16 @@ REFUSED_BY_FSDP2: tuple[Kind, ...] = ("scalar", "sparse", "empty", "mixed types"
 def check_parameters(
     strategy: str, model: nn.Module, library: str, *kinds: Kind, instead: str = "use ddp"
 ) -> None:
-    """Raise `StrategyUnavailable` for parameters of a kind that the library does not take."""
+    """Raise `StrategyUnavailable` for parameters of a kind that the library does not support."""
     for kind in kinds:
-        refused = KINDS[kind]
-        if names := refused.named(model):
+        unsupported = KINDS[kind]
+        if names := unsupported.find(model):
             words = {"library": library, "names": listed(names)}
-            remedy = f"{refused.remedy.format(**words)}, or {instead}"
-            raise StrategyUnavailable(strategy, refused.reason.format(**words), remedy)
+            remedy = f"{unsupported.remedy.format(**words)}, or {instead}"
+            raise StrategyUnavailable(strategy, unsupported.reason.format(**words), remedy)
 
 
 def listed(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    """Join the first names, and the number of the other ones."""
+    more = len(names) - MAX_LISTED_NAMES
+    return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,4 +1,4 @@
-"""torch's two wrappers of replicas: lists of samples are shared out, unused parameters named."""
+"""Subclasses of torch's two wrappers of replicas: lists of samples are split, errors explained."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ UNUSED_REMEDY = (
 
 
 class Replicas(nn.DataParallel[nn.Module]):
-    """Shares lists out by their items, a sample each; torch would cut every picture into strips.
+    """Splits lists of samples over the devices; torch would split every sample.
 
-    Other inputs are torch's to share.  `precision` is what each copy computes in: torch's threads
-    open autocast without its type, which is then fp16.
+    torch splits other inputs.  `precision` opens the autocast of each replica: torch's threads
+    would open it without the type, which is then fp16.
     """
 
     def __init__(
@@ -43,11 +43,11 @@ class Replicas(nn.DataParallel[nn.Module]):
         self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any
     ) -> list[Any]:
         def within(replica: nn.Module) -> Any:
-            def called(*given: Any, **named: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 with self._precision():
-                    return replica(*given, **named)
+                    return replica(*args, **kwargs)
 
-            return called
+            return call
 
         return super().parallel_apply([within(r) for r in replicas], inputs, kwargs)
 
@@ -59,40 +59,41 @@ class Replicas(nn.DataParallel[nn.Module]):
     ) -> Any:
         if not any(isinstance(value, list) for value in inputs):
             return super().scatter(inputs, kwargs, device_ids)
-        cut = [shares(value, len(device_ids)) for value in inputs]
-        used = device_ids[: min(map(len, cut))]
+        chunks = [split(value, len(device_ids)) for value in inputs]
+        used = device_ids[: min(map(len, chunks))]
         scattered = tuple(
-            tuple(moved(part[place], device) for part in cut) for place, device in enumerate(used)
+            tuple(moved(parts[index], device) for parts in chunks)
+            for index, device in enumerate(used)
         )
         return scattered, tuple(moved(dict(kwargs or {}), device) for device in used)
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
         with warnings.catch_warnings():
-            # Each device's losses are scalars; a vector of them is what is wanted.
+            # Each device has a scalar loss; the vector of losses is intended.
             warnings.filterwarnings("ignore", message="Was asked to gather along dimension 0")
             return super().gather(outputs, output_device)
 
 
-def shares(value: Any, parts: int) -> list[Any]:
-    """Consecutive pieces, at most `parts`, as large as `torch.chunk` makes them."""
+def split(value: Any, parts: int) -> list[Any]:
+    """Split into at most `parts` consecutive chunks, of the sizes of `torch.chunk`."""
     if isinstance(value, Tensor):
         return list(value.chunk(parts))
-    assert isinstance(value, list), "a model takes tensors and lists of samples"
+    assert isinstance(value, list), "inputs of a model are tensors and lists of samples"
     size = -(-len(value) // parts)
     return [value[start : start + size] for start in range(0, len(value), size)]
 
 
 def moved(value: Any, device: int | torch.device) -> Any:
-    """The same value with every tensor in it on the device."""
+    """Return the same structure with every tensor on the device."""
 
-    def move(item: Any) -> Any:
-        return item.to(device, non_blocking=True) if isinstance(item, Tensor) else item
+    def move(leaf: Any) -> Any:
+        return leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf
 
     return pytree.tree_map(move, value)
 
 
 class DistributedReplicas(DistributedDataParallel):
-    """Names the parameters that got no gradient, where DDP waits for all of them."""
+    """DDP whose error about unused parameters names them, and which counts its buckets' bytes."""
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:
@@ -101,22 +102,23 @@ class DistributedReplicas(DistributedDataParallel):
             raise self._named(error) from error.__cause__
 
     def check_reduced(self) -> None:
-        """Raise `InputError` after a backward pass in which DDP still waits for gradients."""
+        """Raise `InputError` if DDP still waits for gradients after a backward pass."""
         try:
             self._check_reducer_finalized()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             raise self._named(error) from error.__cause__
 
     def _named(self, error: RuntimeError) -> Exception:
-        """The error, or an `InputError` with the parameters that it is about."""
+        """Return the error, or an `InputError` that names the unused parameters."""
         if "parameters that were not used in producing loss" not in str(error):
             return error
-        found = f"{self._unused(str(error))} got no gradient"
-        return InputError("strategy ddp", found, UNUSED_REMEDY)
+        return InputError(
+            "strategy ddp", f"{self._unused(str(error))} got no gradient", UNUSED_REMEDY
+        )
 
-    def _unused(self, told: str) -> str:
-        """The parameters whose numbers DDP's message tells."""
-        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", told)
+    def _unused(self, message: str) -> str:
+        """Names of the parameters whose numbers are in DDP's message."""
+        numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         unused = [names[int(number)] for number in (numbers[1].split() if numbers else ())]
         return listed(unused) if unused else "some parameters"

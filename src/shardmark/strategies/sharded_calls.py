@@ -1,4 +1,4 @@
-"""Models whose calls do not fit sharded parameters: recognised, and explained with a remedy."""
+"""Errors of models whose calls do not suit sharded parameters, explained with a remedy."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 NOT_GATHERED = re.compile(r"storage of size 0")
-"""In what torch says of a parameter that is used while it is sharded."""
+"""Words of torch's error about a parameter that is used while it is sharded."""
 FLAT = re.compile(r"mat2 must be a matrix, got 1-D tensor")
-"""The same in a backward pass; in a forward pass the user's own tensors may be the reason."""
+"""Words of the same error in a backward pass.
+
+In a forward pass, the user's own tensors may be the reason.
+"""
 BACKWARD = "_engine_run_backward"
-"""torch's function that every backward pass goes through."""
+"""Name of torch's function that runs every backward pass."""
 COMPILERS = ("torch._dynamo.", "torch._inductor.")
 END = "the end of the model"
 
@@ -31,22 +34,22 @@ def equal_calls(
     units: Mapping[str, nn.Module],
     gather: Callable[[object], list[object]],
 ) -> Iterator[None]:
-    """Raise `StrategyUnavailable` where ranks call different units; all ranks enter.
+    """Raise `StrategyUnavailable` if ranks call different units.  Collective.
 
-    Before the first call of a unit, and after each of the root, the ranks exchange its name: a
-    library's own exchange would end the process or wait for ever.
+    Ranks exchange the name of a unit before its first call, and at the end of the root: the
+    collectives of the library would end the process or wait forever.
     """
     called: list[str] = []
 
     def compare(name: str) -> None:
         names = [str(value) for value in gather(name)]
         if len(set(names)) > 1:
-            found = [f"rank {rank} calls {each}" for rank, each in enumerate(names)]
+            calls = [f"rank {rank} calls {unit}" for rank, unit in enumerate(names)]
             raise StrategyUnavailable(
                 strategy,
                 "the ranks use different parts of the model in one step, and this strategy needs "
                 f"the same ones on all: after {called[-1] if called else 'the start'}, "
-                f"{listed(found)}",
+                f"{listed(calls)}",
                 "call every part on every rank, for example multiplied by zero, or use ddp with "
                 "find_unused_parameters: true",
             )
@@ -73,12 +76,12 @@ def equal_calls(
 
 
 def refusal_of(error: Exception, strategy: str | None) -> StrategyUnavailable | None:
-    """Explains an error of the compiler, or of a `strategy` that shards; None for others."""
+    """Explain an error of the compiler, or of a `strategy` that shards; return None for others."""
     if type(error).__module__.startswith(COMPILERS):
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         return StrategyUnavailable(
             strategy or "compile",
-            f"torch.compile cannot compile this model here ({said})",
+            f"torch.compile cannot compile this model here ({message})",
             "set recipe.compile to none",
         )
     frames = traceback.extract_tb(error.__traceback__)

@@ -17,7 +17,7 @@ from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
-from shardmark.strategies.casting import lossless_copy, types_refused
+from shardmark.strategies.casting import lossless_copy, refuse_unsupported_types
 from shardmark.strategies.checkpoint_state import (
     load_buffers,
     local,
@@ -258,7 +258,7 @@ class StepWorker(Worker):
     def _blaming_casts(self) -> AbstractContextManager[object]:
         if self.casts_of is None:
             return nullcontext()
-        return types_refused(self.casts_of, self.recipe.precision)
+        return refuse_unsupported_types(self.casts_of, self.recipe.precision)
 
     def _backward(self, share: Tensor, last: bool) -> None:
         share.backward()  # type: ignore[no-untyped-call]  # torch's

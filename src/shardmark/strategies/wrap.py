@@ -1,4 +1,4 @@
-"""Wraps a model as it was measured: `from wrap import wrap`.  Needs torch and settings.json."""
+"""Wraps a model in the measured way: `from wrap import wrap`.  Needs torch and settings.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.blocks import sharding_units
 
 TYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -27,8 +27,9 @@ TYPES = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torc
 def wrap(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
     """Replicate the model by DDP, or shard it by FSDP2, with the arguments of settings.json.
 
-    Call it after `init_process_group`, with the model on its device, and make the optimizer from
-    the parameters of what it returns.  FSDP gathers `blocks` together; by default repeated parts.
+    Call it after `init_process_group`, with the model on its device, and build the optimizer from
+    the parameters of the returned model.  FSDP gathers each of `blocks` as a unit, by default the
+    repeated parts.
     """
     settings = json.loads(Path(__file__).with_name("settings.json").read_text())
     arguments = settings["arguments"]
@@ -45,7 +46,7 @@ def wrap(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Modu
         offload_policy=CPUOffloadPolicy() if offloads else OffloadPolicy(),
         reshard_after_forward=arguments["reshard_after_forward"],
     )
-    for part in wrapped(model, settings["options"].get("wrap", "blocks"), blocks):
+    for part in sharding_units(model, settings["options"].get("wrap", "blocks"), blocks):
         shard(part, mp_policy=policy)
     returned = torch.float32 if policy.param_dtype else None  # every loss is summed in fp32
     shard(model, mp_policy=replace(policy, output_dtype=returned))

@@ -88,7 +88,7 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
     """Before there are threads and a process group."""
     if not trial.built_strategy.builds_in_parts():
         return None
-    return InitialWeights.forked(
+    return InitialWeights.fork(
         directory / INITIAL_WEIGHTS_FILE,
         leads=os.environ["LOCAL_RANK"] == "0",
         build=lambda: workload_of(trial).build_model(),

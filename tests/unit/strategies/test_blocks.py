@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvision.models import get_model_builder
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
-from shardmark.strategies.blocks import blocks, checkpoint_blocks, wrapped
+from shardmark.strategies.blocks import blocks, checkpoint_blocks, sharding_units
 
 
 def names(model: nn.Module, parts: list[nn.Module]) -> list[str]:
@@ -62,10 +62,10 @@ def tower(momentum: float | None = 0.1, tracked: bool = True) -> nn.Module:
 
 def test_wrap_policies() -> None:
     model = tower()
-    assert names(model, wrapped(model, "blocks")) == ["1.0", "1.1", "1.2"]
+    assert names(model, sharding_units(model, "blocks")) == ["1.0", "1.1", "1.2"]
     layers = [f"1.{i}.{part}" for i in range(3) for part in ("linear", "norm")]
-    assert names(model, wrapped(model, "layers")) == ["0", *layers, "2"]
-    assert wrapped(model, "root") == []
+    assert names(model, sharding_units(model, "layers")) == ["0", *layers, "2"]
+    assert sharding_units(model, "root") == []
 
 
 def run(model: nn.Module) -> tuple[dict[str, Tensor], int]:

@@ -39,38 +39,38 @@ class Workload:
 
 def test_parts_get_the_weights_that_were_written(tmp_path: Path) -> None:
     workload: Any = Workload(Tied)
-    built, hollow = workload.build_model(), build_on_meta(workload)
-    assert hollow is not None
-    assert all(parameter.is_meta for parameter in hollow.parameters())
+    built, meta_model = workload.build_model(), build_on_meta(workload)
+    assert meta_model is not None
+    assert all(parameter.is_meta for parameter in meta_model.parameters())
     write_weights(built, tmp_path / "weights")
     with (tmp_path / "weights").open("rb") as file:
-        weights = WeightsFile(file, hollow)
-        for part in (hollow.get_submodule("words"), hollow):
+        weights = WeightsFile(file, meta_model)
+        for part in (meta_model.get_submodule("words"), meta_model):
             weights.fill(part)
     expected = dict((*built.named_parameters(), *built.named_buffers()))
-    found = dict((*hollow.named_parameters(), *hollow.named_buffers()))
+    found = dict((*meta_model.named_parameters(), *meta_model.named_buffers()))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
-    trained = [[p.requires_grad for p in model.parameters()] for model in (hollow, built)]
+    trained = [[p.requires_grad for p in model.parameters()] for model in (meta_model, built)]
     assert trained[0] == trained[1]
-    assert hollow.get_parameter("head.weight") is hollow.get_parameter("words.weight")
+    assert meta_model.get_parameter("head.weight") is meta_model.get_parameter("words.weight")
 
 
 def test_another_model_and_a_short_file_are_refused(tmp_path: Path) -> None:
     workload: Any = Workload(Tied)
-    hollow = build_on_meta(workload)
-    assert hollow is not None
+    meta_model = build_on_meta(workload)
+    assert meta_model is not None
     write_weights(nn.Linear(2, 2), tmp_path / "weights")
     with (
         (tmp_path / "weights").open("rb") as file,
         pytest.raises(ShardmarkError, match="another one"),
     ):
-        WeightsFile(file, hollow)
+        WeightsFile(file, meta_model)
     write_weights(workload.build_model(), tmp_path / "weights")
     with (tmp_path / "weights").open("rb") as file:
-        weights = WeightsFile(file, hollow)
+        weights = WeightsFile(file, meta_model)
         os.truncate(tmp_path / "weights", 8)
         with pytest.raises(ShardmarkError, match="ends early"):
-            weights.fill(hollow)
+            weights.fill(meta_model)
 
 
 def test_a_constructor_that_reads_its_weights_is_built_whole() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies.replicas import Replicas, shares
+from shardmark.strategies.replicas import Replicas, split
 from shardmark.strategies.step import autocast
 from tests.unit.training.toy import recipe
 
@@ -23,8 +23,8 @@ def test_shares_are_as_large_as_torch_makes_them(items: int) -> None:
     tensor = torch.arange(items)
     for parts in (1, 2, 3, 4, 7):
         chunks = [chunk.tolist() for chunk in tensor.chunk(parts)]
-        assert shares(tensor.tolist(), parts) == chunks
-        assert [part.tolist() for part in shares(tensor, parts)] == chunks
+        assert split(tensor.tolist(), parts) == chunks
+        assert [part.tolist() for part in split(tensor, parts)] == chunks
 
 
 def pictures(number: int) -> list[Tensor]:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
-from shardmark.strategies.blocks import wrapped
+from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import (
     allow_mixed_dtype_batch_norm,
     cast_inputs,
@@ -112,7 +112,7 @@ def start_engine(
             recipe,
             context,
             check=check,
-            parts=lambda model: wrapped(model, "blocks", workload.blocks(model)),
+            parts=lambda model: sharding_units(model, "blocks", workload.blocks(model)),
             shard=lambda part: _partition(part, config, context, dtype, first),
             shards_small=False,
         )

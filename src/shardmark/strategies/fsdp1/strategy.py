@@ -81,14 +81,14 @@ class FullyShardedFirst(Strategy):
         )
         from torch.distributed.fsdp.wrap import CustomPolicy
 
-        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.blocks import sharding_units
         from shardmark.strategies.execution import build_on
         from shardmark.strategies.fsdp1.worker import FullyShardedWorker, unshared
 
         model = build_on(context.device, workload, recipe, keeps_strides=False)
         self.check_model(workload, model, context.world_size, context.nodes)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        units = unshared(model, wrapped(model, self.wrap, workload.blocks(model)))
+        units = unshared(model, sharding_units(model, self.wrap, workload.blocks(model)))
         arguments = self.arguments()
         arguments["sharding_strategy"] = ShardingStrategy[arguments["sharding_strategy"]]
         arguments["backward_prefetch"] = BackwardPrefetch[arguments["backward_prefetch"]]

@@ -249,7 +249,7 @@ class Layered(Strategy):
         """Every rank builds the whole model, and keeps its part."""
         from torch.distributed.device_mesh import init_device_mesh
 
-        from shardmark.strategies.blocks import wrapped
+        from shardmark.strategies.blocks import sharding_units
         from shardmark.strategies.execution import prepare
         from shardmark.strategies.layers.divided import DividedWorker, divide
         from shardmark.strategies.layers.stages import HollowStages, PipelineWorker
@@ -292,7 +292,7 @@ class Layered(Strategy):
                 **common,
             )
         model.to(context.device)
-        share(model, wrapped(model, "blocks", workload.blocks(model)))
+        share(model, sharding_units(model, "blocks", workload.blocks(model)))
         synchronise = getattr(model, "set_requires_gradient_sync", None)  # added by fully_shard
         return DividedWorker(
             model,
