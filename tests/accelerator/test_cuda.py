@@ -157,7 +157,7 @@ def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
 @pytest.mark.skipif(len(visible_cuda_devices(FOUND)) < 2, reason="needs two CUDA devices")
 @pytest.mark.timeout(600)
 def test_two_devices_end_together(tmp_path: Path) -> None:
-    """What one of them meets ends the other in seconds; what killed one starts both anew."""
+    """What one of them meets ends the other in seconds."""
     matrix = {"strategy": ["ddp"], "world_size": [2]}
 
     def of_model(name: str, **changes: Any) -> TrialResult:
@@ -174,10 +174,6 @@ def test_two_devices_end_together(tmp_path: Path) -> None:
     full = of_model("tests.distributed.misbehaving:outgrows_its_gpu")
     assert full.outcome is Outcome.OUT_OF_MEMORY, full.failure
     assert full.total_seconds < 60
-    restarts = {"max_restarts": 1, "checkpoint_steps": 1, "trial_seconds": 240}
-    again = of_model("tests.distributed.misbehaving:killed_at_first", limits=restarts)
-    assert again.outcome is Outcome.OK, again.failure
-    assert [restart.reason for restart in again.restarts] == ["rank 1 was ended by SIGKILL"]
 
 
 @pytest.mark.timeout(300)

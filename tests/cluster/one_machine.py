@@ -68,6 +68,14 @@ def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool
     return all(rank is not None and rank.steps >= steps for rank in told)
 
 
+def pid_of(folder: Path, rank: int) -> int:
+    """Return the process of a rank of the trial; 0 while there is none."""
+    try:
+        return int(json.loads((folder / f"rank-{rank}.json").read_text())["pid"])
+    except FileNotFoundError:
+        return 0
+
+
 def given(*settings: str) -> list[str]:
     """Of the command line."""
     return [word for setting in settings for word in ("--set", setting)]

@@ -6,7 +6,8 @@ Starting a node costs seconds of loading libraries: one command meets several mi
 from __future__ import annotations
 
 import json
-import subprocess
+import os
+import signal
 import sys
 from pathlib import Path
 from statistics import median
@@ -19,13 +20,12 @@ from benchmarks.cluster.bench import Bench, bench
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.diagnose.stability import warnings_of
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
 from shardmark.results.network import read_network
 from shardmark.results.schema import Outcome, StabilityKind, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.cluster.needs import needs_bench
 from tests.cluster.one_machine import (
+    ENDLESS,
     EXPERIMENT,
     by_strategy,
     check_lost,
@@ -35,12 +35,11 @@ from tests.cluster.one_machine import (
     check_verdicts,
     given,
     in_order,
-    losses,
+    pid_of,
     stepping,
+    under_way,
     wait_for,
 )
-from tests.distributed.dying import Death, plan
-from tests.kept_engine import DEATHS, KeptEngine
 from tests.listening import listening
 
 pytestmark = [
@@ -175,84 +174,33 @@ def check_slowed(out: Path, trial: TrialResult) -> None:
     assert " longer" in drift.text
 
 
-TOTAL, EVERY = 40, 5
-DYING: dict[str, Any] = {
-    "workload": EXPERIMENT["workload"] | {"model": "tests.distributed.dying:dying"},
-    "recipe": EXPERIMENT["recipe"] | {"steps": TOTAL},
-    "measure": EXPERIMENT["measure"] | {"probe": False, "link_seconds": 0},
-}
-
-
-def test_ranks_nodes_and_controller_die(
-    nodes: Bench, tmp_path: Path, kept_engine: KeptEngine
-) -> None:
-    """All ranks of a node in two trials, then the node, which comes back, then the controller."""
-    out, shared = tmp_path / "two", tmp_path / "checkpoints"
-    limits = {"max_restarts": 1, "checkpoint_steps": EVERY, "checkpoint_dir": str(shared)}
-    matrix = {"strategy": ["ddp", "fsdp"], "world_size": [4, 2]}
-    file = written(tmp_path, **DYING, matrix=matrix, limits=limits | {"node_return_seconds": 200})
+def test_rank_node_and_controller_die(nodes: Bench, tmp_path: Path) -> None:
+    """A rank in the first trial, node 1 in the second, which comes back, then the controller."""
+    out = tmp_path / "run"
+    file = written(tmp_path, **ENDLESS | {"matrix": {"strategy": ["ddp", "fsdp", "zero-1"]}})
     words = command(file, out, f"engine.rendezvous={nodes.nodes[0].address}:{PORT}")
-    deaths = [Death(rank=r, processes=4, victim=r, at_step=6) for r in (2, 3)]
-    told = {DEATHS: plan(tmp_path / "deaths.txt", tmp_path, *deaths)}
-
-    def start(node: int, log: str) -> subprocess.Popen[bytes]:
-        return nodes.start(node, words, environment=told, log=tmp_path / log)
-
-    first, second = start(0, "0.txt"), start(1, "1.txt")
-    wait_for_steps(out, 2, 2 * EVERY)
-    nodes.kill(1)
-    second.wait(timeout=10)
-    third = start(1, "again.txt")
-    wait_for_steps(out, 3, 1)
+    first = nodes.start(0, words, log=tmp_path / "0.txt")
+    second = nodes.start(1, words, log=tmp_path / "1.txt")
+    wait_for_steps(out, 0, 1)
     for node in nodes.nodes:
         here = {str(address) for address in listening(namespaces.processes(node.namespace))}
         assert node.address in here
         assert here <= {node.address, "127.0.0.1"}
+    running = under_way(out, 0)
+    assert running is not None
+    os.kill(pid_of(running, 1), signal.SIGKILL)
+    wait_for_steps(out, 1, 1)
+    nodes.kill(1)
+    second.wait(timeout=10)
+    third = nodes.start(1, words, log=tmp_path / "again.txt")
+    wait_for_results(out, 2, 60)
+    wait_for_steps(out, 2, 1)
     nodes.kill(0)
     first.wait(timeout=10)
     wait_for(lambda: not namespaces.processes(nodes.nodes[1].namespace), 15)
     third.wait(timeout=10)
-
-    matrix = {"strategy": ["ddp", "fsdp"], "world_size": [4]}
-    undisturbed = from_mapping(EXPERIMENT | DYING | {"matrix": matrix})
-    one = load_run(run_experiment(undisturbed, tmp_path / "one", engine=kept_engine))
-    two = load_run(out, verify=True)
-    *of_four, returned = in_order(out)
-    for trial in of_four:
-        check_resumed(one, two, trial)
-    check_returned(two, returned)
-    left = {path.name.rpartition("-")[0].removeprefix("shardmark-") for path in shared.iterdir()}
-    assert not left & {trial.id for trial in two.trials}, "checkpoints are gone with their trial"
-
-
-def check_resumed(one: StoredRun, two: StoredRun, trial: TrialResult) -> None:
-    assert trial.outcome is Outcome.OK, trial.failure
-    assert trial.world_size == 4
-    # DDP lays out its buckets anew after a process's first step: four ranks then add in another
-    # order, and differences grow.
-    until, relative = (8, 1e-6) if trial.strategy == "ddp" else (TOTAL, 0)
-    runs = ((one, by_strategy(one)[trial.strategy]), (two, trial))
-    told = [[loss for _, step, loss in losses(*run) if step < until] for run in runs]
-    assert told[1] == pytest.approx(told[0], rel=relative)
-    (restart,) = trial.restarts
-    assert restart.reason in [
-        f"rank {rank} was ended by SIGKILL (rank {rank} is on node 1, node1)" for rank in (2, 3)
-    ]
-    assert [resume.step for rank in trial.ranks for resume in rank.resumes] == [EVERY] * 4
-    written_bytes = [rank.checkpoints[0].written_bytes for rank in trial.ranks]
-    writers = [rank for rank in range(4) if written_bytes[rank] > 2 * min(written_bytes)]
-    assert writers == ([0, 2] if trial.strategy == "ddp" else []), "one of each node"
-
-
-def check_returned(two: StoredRun, trial: TrialResult) -> None:
-    assert trial.outcome is Outcome.OK, trial.failure
-    assert trial.world_size == 2
-    (restart,) = trial.restarts
-    assert restart.reason.startswith("node 1 (node1) was lost: its connection")
-    (resumed,) = {resume.step for rank in trial.ranks for resume in rank.resumes}
-    assert resumed % EVERY == 0
-    taken = [(rank, step) for rank, step, _ in losses(two, trial)]
-    assert taken == [(rank, step) for rank in (0, 1) for step in range(TOTAL)]
-    lost = trial.metrics["lost_seconds"]
-    assert lost is not None
-    assert 0 < lost.value < trial.total_seconds
+    died, lost = in_order(out)[:2]
+    assert died.outcome is Outcome.FAILED
+    assert died.failure is not None
+    assert died.failure.reason == "rank 1 was ended by SIGKILL (rank 1 is on node 1, node1)"
+    check_lost(lost, 1, "its connection")

@@ -44,13 +44,7 @@ def _raise(error: Exception) -> None:
     raise error
 
 
-def _kill_at_first() -> None:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 killed = model(lambda: os.kill(os.getpid(), signal.SIGKILL))
-killed_at_first = model(_kill_at_first)
 outgrows_its_gpu = model(lambda: torch.empty(2**50, device="cuda"))
 kills_the_launcher = model(lambda: os.kill(os.getppid(), signal.SIGKILL))
 hangs = model(lambda: time.sleep(3600))

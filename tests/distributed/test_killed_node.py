@@ -46,33 +46,30 @@ def node_1(command: subprocess.Popen[bytes]) -> psutil.Process:
 @pytest.mark.parametrize("killed", ["the node's process", "all processes of the node"])
 def test_nothing_of_a_killed_node_stays(tmp_path: Path, killed: str) -> None:
     """What survives it removes its folders at once; else the next command there, of any run."""
-    temporary, given = tmp_path / "temporary", tmp_path / "given"
+    temporary, run = tmp_path / "temporary", tmp_path / "run"
     temporary.mkdir()
     alone = killed == "the node's process"
-    base = given if alone else temporary
-    limits = {"max_restarts": 1, "checkpoint_steps": 10, "trial_seconds": 200}
     content = experiment(
         recipe={"steps": 100_000},
         measure={"probe": False, "link_seconds": 0},
         placement={"nodes": 2},
         engine={"name": "torchrun", "hosts": ["127.0.0.1"] * 2, "remote": "{command}"},
-        limits=limits | ({"checkpoint_dir": str(given)} if alone else {}),
+        limits={"trial_seconds": 200},
     )
     file = tmp_path / "experiment.yaml"
     file.write_text(json.dumps(content))
     variables = os.environ | {"TMPDIR": str(temporary)}
-    words = [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(tmp_path / "run")]
+    words = [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(run)]
     with (tmp_path / "log.txt").open("wb") as log:
         command = subprocess.Popen(words, cwd=REPOSITORY, env=variables, stdout=log, stderr=log)
 
-    def left() -> list[int]:
-        """Scratch folders, and folders of node 1's checkpoints."""
-        patterns = ((temporary, "shardmark-scratch-*"), (base, "shardmark-*/node-1"))
-        return [len([*where.glob(pattern)]) for where, pattern in patterns]
+    def left() -> int:
+        """Return the number of scratch folders."""
+        return len([*temporary.glob("shardmark-scratch-*")])
 
     try:
-        wait_for(lambda: [*base.glob("shardmark-*/node-1/rank-*/step-?0")])
-        assert left() == [4, 1], "two scratch folders of each node"
+        wait_for(lambda: [*run.glob("trials/*/rank-1.progress")])
+        assert left() == 4, "two scratch folders of each node"
         command.send_signal(signal.SIGSTOP)  # it does not end the run meanwhile
         controller = psutil.Process(command.pid)
         everything = [*controller.children(recursive=True), controller]
@@ -81,14 +78,14 @@ def test_nothing_of_a_killed_node_stays(tmp_path: Path, killed: str) -> None:
             for victim in victims:
                 os.kill(victim.pid, end)
         if alone:
-            wait_for(lambda: left() == [2, 0])
+            wait_for(lambda: left() == 2)
             command.send_signal(signal.SIGCONT)
             assert command.wait(60) == 1, (tmp_path / "log.txt").read_text()
         else:
             command.wait()
-            assert left() == [4, 1]
+            assert left() == 4
             subprocess.run([sys.executable, "-c", NEXT_COMMAND], env=variables, check=True)
-        assert not [*temporary.glob("shardmark-*"), *base.glob("shardmark-*")]
+        assert not [*temporary.glob("shardmark-*")]
     finally:
         command.kill()
         command.wait()

@@ -21,7 +21,7 @@ from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import ProbeRecord
 from shardmark.strategies import build_strategy
-from shardmark.strategies.base import CheckpointState, RankContext
+from shardmark.strategies.base import RankContext
 from shardmark.strategies.local_steps.worker import LocalWorker
 from shardmark.train.probe import probe
 from shardmark.workloads import build_workload
@@ -101,12 +101,6 @@ FAULTY = {
 CASES = EQUIVALENT | FAULTY
 
 DILOCO = {"period_steps": 2, "outer_learning_rate": 0.5, "outer_momentum": 0.8}
-RESUMED = {
-    "zro": {},
-    "fsdp1": {},
-    "local-sgd": {"period_steps": 3},
-    "diloco": {"period_steps": 3, "fragments": 2},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,8 +112,6 @@ class Ranked:
     payload_bytes: dict[str, float]
     """Handed to all-reduces in two rounds, by strategy."""
     probes: dict[str, ProbeRecord]
-    resumed: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]]
-    """Parameters of an undisturbed training, and of one that was taken up again."""
 
 
 def work(process: RankContext) -> Ranked:
@@ -133,7 +125,6 @@ def work(process: RankContext) -> Ranked:
         },
         payload_bytes={name: payload_bytes for name, (payload_bytes, _) in counted.items()},
         probes={name: probed for name, (_, probed) in counted.items()},
-        resumed={name: twice(process, name, options) for name, options in RESUMED.items()},
     )
 
 
@@ -164,28 +155,6 @@ def counts(process: RankContext, name: str, options: dict[str, Any]) -> tuple[fl
             worker.step(next(batches), NoSpans())
     probed = probe(worker, lambda spans: worker.step(next(batches), spans), process.device)
     return counter.counts["all_reduce"].payload_bytes, probed
-
-
-def twice(
-    process: RankContext, name: str, options: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Seven steps, and seven of which a new worker takes the last three, from within a round."""
-    worker, batches = started(process, name, options)
-    first = [next(batches) for _ in range(7)]
-    for batch in first[:4]:
-        worker.step(batch, NoSpans())
-    state = worker.checkpoint_state()
-    kept = CheckpointState(
-        own={name: tensor.clone() for name, tensor in state.own.items()},
-        shared={name: tensor.clone() for name, tensor in state.shared.items()},
-        counts=state.counts,
-    )
-    other, _ = started(process, name, options)
-    other.load_checkpoint_state(kept)
-    for batch in first[4:]:
-        worker.step(batch, NoSpans())
-        other.step(batch, NoSpans())
-    return worker.full_parameters(), other.full_parameters()
 
 
 @pytest.fixture(scope="module")
@@ -258,12 +227,3 @@ def test_a_round_carries_what_one_step_of_ddp_does(ranks: list[Ranked], name: st
         assert collectives["all_reduce"].payload_bytes == defined.payload_bytes
         assert collectives["all_reduce"].calls == {"local-sgd": 1, "diloco": 3}[name] / 4
         assert rank.probes[name].exposed_communication_seconds is not None
-
-
-@pytest.mark.parametrize("name", RESUMED)
-def test_a_training_taken_up_within_a_round_goes_on_as_it_would_have(
-    ranks: list[Ranked], name: str
-) -> None:
-    for rank in ranks:
-        undisturbed, resumed = rank.resumed[name]
-        assert all(torch.equal(resumed[key], value) for key, value in undisturbed.items())

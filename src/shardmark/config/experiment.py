@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field, field_validator
 
 from shardmark.config.axes import SHORTENED, BareName, check_matrix, full_key, matrix_model
 from shardmark.config.engines import EngineOptions, LocalOptions
+from shardmark.config.messages import mistake, refuse, show
 from shardmark.core.recipe import Limits, Measure, Model, Placement, Recipe, SlowRanks
 from shardmark.workloads import TaskOptions
 
@@ -35,6 +37,16 @@ class Experiment(Model):
     )
     """Factor of at least 1 by which the computation of a rank is slowed down, by rank; for studies
     of unequal machines."""
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _no_restarts(cls, limits: Any) -> Any:
+        if isinstance(limits, Mapping) and (restarts := limits.get("max_restarts")):
+            found = f"found {show(restarts)}, and restarts inside a trial were removed"
+            instead = "remove this key; after a failure, run the same command with the same --out"
+            instead += " again to go on trial by trial"
+            refuse([mistake(("max_restarts",), found, instead, restarts)])
+        return limits
 
     @field_validator("matrix")
     @classmethod

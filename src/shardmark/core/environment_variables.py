@@ -5,17 +5,6 @@ DEVICE_TYPE_VARIABLE = "SHARDMARK_DEVICE_TYPE"
 NODE_VARIABLE = "SHARDMARK_NODE"
 """Number of the rank's node."""
 
-FOLDER_VARIABLE = "SHARDMARK_CHECKPOINTS"
-"""Tells a node's ranks their folder."""
-
-
-LAUNCHED_VARIABLE = "SHARDMARK_LAUNCHED_AT"
-"""Unix time at which the launcher was started."""
-
-
-RESTART_VARIABLE = "TORCHELASTIC_RESTART_COUNT"
-"""Set by the launcher, the same on every node."""
-
 STORE_VARIABLE = "SHARDMARK_STORE"
 """Store for the process groups of the ranks: `file PATH`, or `tcp HOST PORT PREFIX`."""
 

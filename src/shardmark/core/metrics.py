@@ -393,11 +393,6 @@ _CATALOGUE = (
         "Time for which a worker's step waits at the barrier or the bound; mean.",
         unit="seconds",
     ),
-    _server(
-        "lost_samples",
-        "Samples handed to workers which died before they sent a gradient.",
-        unit="samples",
-    ),
     _error(
         "nonfinite_steps",
         "Steps of the whole training whose loss was not a finite number.",
@@ -416,33 +411,6 @@ _CATALOGUE = (
         over="sum",
         unit="samples",
     ),
-    _error(
-        "restarts",
-        "Times that the launcher started the ranks anew within the trial.",
-        source="launcher",
-        over="trial",
-        unit="restarts",
-    ),
-    _error(
-        "lost_seconds",
-        "Wall time that did not bring the training on: over all restarts, from when training last"
-        " stood at the step that was gone back to, until it went on from there.",
-        source="wall clock of the ranks",
-        unit="seconds",
-    ),
-    _error(
-        "checkpoint_seconds",
-        "Time of one checkpoint, in which nobody trains, mean of those kept.",
-        source="wall clock, outside the windows",
-        unit="seconds",
-    ),
-    _error(
-        "checkpoint_bytes",
-        "Bytes that a rank writes for one checkpoint, mean of those kept; what all ranks hold"
-        " alike, the first rank of each node writes.",
-        source="size of the files",
-        unit="bytes",
-    ),
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _CATALOGUE})
@@ -455,8 +423,6 @@ NO_SUCH_METRIC = "the workload has no such metric"
 """Reason for missing quality metrics of other tasks, which tables do not show."""
 NOT_COMPILED = "recipe.compile is none"
 """Reason for a missing compile_seconds, which tables do not show."""
-NO_CHECKPOINTS = "no checkpoint was written"
-"""Reason for missing checkpoint metrics, which tables do not show."""
 
 RATES = ("tokens_per_second", "samples_per_second")
 """Throughput metrics in order of preference; every workload has the last one."""

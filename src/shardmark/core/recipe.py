@@ -326,16 +326,16 @@ class Limits(Model):
     """Bounds on one trial."""
 
     trial_seconds: PositiveFloat = 1800
-    """All restarts included."""
-    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 0
-    """How often the ranks are started anew after some have died; 0 writes no checkpoints."""
-    checkpoint_steps: PositiveInt = 100
-    """Steps between two checkpoints, from which restarted ranks go on."""
-    checkpoint_dir: str | None = None
-    """Folder for checkpoints, below which each node has its own; null: the trial's folder, and on
-    other nodes the one for temporary files.  They are removed when the trial has ended."""
-    node_return_seconds: Annotated[float, Field(ge=0, le=86400)] = 0
-    """With `max_restarts`: how long a trial waits for a lost node, or another in its place."""
+    """Time limit of a trial, start and warm-up included."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_restarts(cls, data: Any) -> Any:
+        """Drop keys of restarts inside a trial, which stored experiments and trials may hold."""
+        removed = ("max_restarts", "checkpoint_steps", "checkpoint_dir", "node_return_seconds")
+        if not isinstance(data, Mapping):
+            return data
+        return {key: value for key, value in data.items() if key not in removed}
 
 
 MAX_RANKS = 2**16

@@ -31,12 +31,8 @@ TRIAL_FILE = "trial.json"
 RESULT_FILE = "result.json"
 INITIAL_WEIGHTS_FILE = "initial-weights.bin"
 """Initial weights of a large model; removed after every rank of the node has opened the file."""
-JOINED_FILE = "joined-{}.txt"
-"""The rank of that number has connected to all others."""
 CAPTURED_FILE = "captured.txt"
 """The ranks have captured all that a verification compares."""
-LOST_FILE = "lost-{}.txt"
-"""Written for a worker that died while the other ranks continued: describes its death."""
 
 
 def rank_file(rank: int) -> str:

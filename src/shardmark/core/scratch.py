@@ -9,7 +9,6 @@ import platform
 import shutil
 import stat
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -28,19 +27,17 @@ def lock_file() -> str:
     return f"owner-{hashlib.sha256(platform.node().encode()).hexdigest()[:8]}.lock"
 
 
-def lock_folder(folder: Path, until_seconds: float = 0.0) -> int:
+def lock_folder(folder: Path) -> int:
     """Protect the folder from `remove_if_abandoned`, and return the descriptor of the lock.
 
-    The protection lasts while this process or one forked from it keeps the descriptor open, and at
-    least until the given Unix time.  Raises `OSError` if the file system has no locks; no other
-    process removes the folder in that case.
+    The protection lasts while this process or one forked from it keeps the descriptor open.
+    Raises `OSError` if the file system has no locks; no other process removes the folder then.
     """
     lock = folder / lock_file()
     part = lock.with_suffix(".part")
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.utime(descriptor, (until_seconds, until_seconds))
         part.rename(lock)  # other processes never see the file unlocked
     except OSError:
         part.unlink(missing_ok=True)
@@ -82,8 +79,6 @@ def remove_if_abandoned(folder: Path) -> None:
         lock = os.open(lock_file(), os.O_RDWR | os.O_NOFOLLOW, dir_fd=inside)
         stack.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(lock).st_mtime > time.time():
-            return
         with os.scandir(inside) as entries:
             for entry in [*entries]:
                 if entry.is_dir(follow_symlinks=False):

@@ -21,7 +21,7 @@ from shardmark.strategies.base import RankContext, Server, Worker
 from shardmark.strategies.casting import lossless_copy
 from shardmark.train.epochs import BatchSource
 from shardmark.train.evaluation import evaluate
-from shardmark.train.rank import note_joined, serve
+from shardmark.train.rank import serve
 from shardmark.train.record import RankReport, weights_sha256
 from shardmark.train.schedule import (
     Schedule,
@@ -241,7 +241,6 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
     shard = trial.layout.ranks[context.rank].share
     worker = trial.built_strategy.start(workload, trial.recipe, context)
     set_numerics(trial.recipe)
-    note_joined(directory, context)
     if isinstance(worker, Server):
         serve(worker, report, context.device)
         return

@@ -36,7 +36,6 @@ from shardmark.results.verification import (
     read_verification,
     write_verification,
 )
-from shardmark.train.checkpoint_folder import check_given
 from shardmark.trials.matrix import Plan, expand
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data, task_modules
@@ -283,7 +282,6 @@ def _run(experiment: Experiment, plan: Plan, agenda: Agenda, runner: TrialRunner
     out, verify = runner.folder.path, experiment.measure.verify
     for line in time_lines(trials, out, agenda.budget_seconds, verify=verify):
         listener.note(line)
-    check_given(trials)
     engine.load(modules_of(trials), machine.device_type)
     began = time.monotonic()
     if verify:

@@ -6,10 +6,10 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from shardmark.core.errors import STORAGE_EXIT
-from shardmark.results.schema import Failure, Outcome, RankError, RankRecord, RestartRecord
+from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
 
 MEMORY_REMEDY = (
     "use a smaller batch, gradient_accumulation, activation_checkpointing, "
@@ -51,13 +51,6 @@ class ProcessEnd:
         return f"rank {self.rank} {describe(self.exit_code)}"
 
 
-class NoticedCause(RestartRecord):
-    """Why the ranks had to be started anew, as one node's launcher noticed it."""
-
-    unprovoked: bool
-    """As of a `ProcessEnd`."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostNode:
     """A node of which nothing was heard any more while a trial ran on it."""
@@ -83,8 +76,6 @@ class Ending:
     """The first node that was lost; the trial was then ended on the others."""
     clocks_ahead_seconds: Mapping[int, float] = field(default_factory=dict)
     """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
-    restarts: tuple[RestartRecord, ...] = ()
-    """Why the ranks were started anew, each time; the last attempt's end is the trial's."""
 
     @property
     def stopped_by_disk(self) -> bool:
@@ -111,30 +102,14 @@ def describe(exit_code: int) -> str:
     return f"ended with exit code {exit_code}"
 
 
-Cause = TypeVar("Cause", ProcessEnd, NoticedCause)
-
-
-def first_cause(causes: Sequence[Cause]) -> Cause | None:
-    """The one that came first; of those that came with it, one that no other rank provoked."""
-    first = min(causes, key=lambda cause: cause.at_seconds, default=None)
+def first_death(deaths: Sequence[ProcessEnd]) -> ProcessEnd | None:
+    """Return the death that came first; of those within a second, one that no rank provoked."""
+    first = min(deaths, key=lambda end: end.at_seconds, default=None)
     if first is None:
         return None
     last_seconds = first.at_seconds + SAME_TIME_SECONDS
-    with_it = [cause for cause in causes if cause.unprovoked and cause.at_seconds <= last_seconds]
-    return min(with_it, key=lambda cause: cause.at_seconds, default=first)
-
-
-def first_causes(noticed: Iterable[NoticedCause]) -> tuple[RestartRecord, ...]:
-    """The cause of each restart: one death drags the other ranks down with it."""
-    by_restart: dict[int, list[NoticedCause]] = {}
-    for cause in noticed:
-        by_restart.setdefault(cause.restart, []).append(cause)
-    firsts = (first_cause(by_restart[restart]) for restart in sorted(by_restart))
-    return tuple(
-        RestartRecord.model_validate(cause.model_dump(exclude={"unprovoked"}))
-        for cause in firsts
-        if cause is not None
-    )
+    unprovoked = [end for end in deaths if end.unprovoked and end.at_seconds <= last_seconds]
+    return min(unprovoked, key=lambda end: end.at_seconds, default=first)
 
 
 def decide(
@@ -156,7 +131,7 @@ def decide(
     by_kind = {error.kind: (rank, error) for rank, error in reversed(errors)}  # the first of each
     if memory := by_kind.get("out_of_memory"):
         return Outcome.OUT_OF_MEMORY, _failure(*memory, remedy=MEMORY_REMEDY)
-    first = first_cause(ending.failures)
+    first = first_death(ending.failures)
     rank_killed = first is not None and first.exit_code == -signal.SIGKILL
     agent_killed = first is None and ending.agent_exit_code == -signal.SIGKILL
     if ending.oom_kills and (rank_killed or agent_killed) and ending.how == "exited":
@@ -206,7 +181,7 @@ def _exited(
             node=lost.node,
         )
     # What dies drags the others down with it, so the first death is the cause.
-    end, code = first_cause(ending.failures), ending.agent_exit_code
+    end, code = first_death(ending.failures), ending.agent_exit_code
     launcher_killed = code is not None and code < 0 and not (end is not None and end.unprovoked)
     if launcher_killed:
         errors, end = (), None

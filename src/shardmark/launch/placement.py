@@ -31,9 +31,6 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
     """Raise `StrategyUnavailable` where machines like this one cannot run it, or are not there."""
     strategy = trial.built_strategy
     strategy.check(trial.world_size, machine.times(trial.nodes), trial.recipe)
-    blocker = strategy.resume_blocker(trial.recipe) if trial.limits.max_restarts else None
-    if blocker is not None:
-        raise StrategyUnavailable(trial.strategy.name, blocker, "set limits.max_restarts to 0")
     if lacking := engine.lacks(trial.nodes):
         raise StrategyUnavailable(trial.strategy.name, lacking, "use another --engine or its hosts")
     needed = most_devices(trial)

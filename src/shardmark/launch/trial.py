@@ -37,7 +37,6 @@ from shardmark.results.schema import (
     Failure,
     Outcome,
     RankRecord,
-    RestartRecord,
     StabilityFinding,
     Summary,
     TrialResult,
@@ -126,8 +125,8 @@ class TrialRunner:
             merge_samples(directory)
         if failure is not None:
             failure = _explained(failure, directory)
-            failure = _located(failure, trial, records, ending.restarts)
-        result = self._store(launch, outcome, failure, ranks=records, restarts=ending.restarts)
+            failure = _located(failure, trial, records)
+        result = self._store(launch, outcome, failure, ranks=records)
         clear(directory)
         return result
 
@@ -149,7 +148,7 @@ class TrialRunner:
         def on_tick() -> None:
             if not self.engine.samples:
                 sampler.look()
-            # Not the first rank's alone: it may be slow, or dead while the others train on.
+            # Not the first rank's alone: it may be slow.
             progress = [
                 told for rank in ranks if (told := read_progress(directory, rank)) is not None
             ]
@@ -168,7 +167,6 @@ class TrialRunner:
         failure: Failure | None,
         *,
         ranks: tuple[RankRecord, ...] = (),
-        restarts: tuple[RestartRecord, ...] = (),
     ) -> TrialResult:
         trial, total_seconds = launch.trial, time.monotonic() - launch.mark
         metrics: dict[str, Summary | None] = {}
@@ -187,10 +185,9 @@ class TrialRunner:
                 device_type=trial.device_type,
                 precision=trial.recipe.precision,
                 tf32=trial.recipe.tf32,
-                steps_per_epoch=next((r.steps_per_epoch for r in ranks if r.lost is None), None),
+                steps_per_epoch=next((r.steps_per_epoch for r in ranks), None),
                 layout=trial.layout,
                 samples_per_step=trial.batch_per_step,
-                restarts=max((resume.restart for r in ranks for resume in r.resumes), default=0),
             )
         return self.folder.write_result(
             TrialResult(
@@ -208,7 +205,6 @@ class TrialRunner:
                 order=launch.order,
                 outcome=outcome,
                 failure=failure,
-                restarts=restarts,
                 started_at_seconds=launch.at_seconds,
                 total_seconds=total_seconds,
                 ranks=ranks,
@@ -285,19 +281,11 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffi
     return None
 
 
-def _located(
-    failure: Failure,
-    trial: Trial,
-    ranks: Sequence[RankRecord],
-    restarts: Sequence[RestartRecord],
-) -> Failure:
-    """The failure with its rank's node, where there are several, and the restarts before it."""
-    if failure.rank is not None and trial.nodes > 1:
-        nodes = enumerate(trial.layout.ranks_by_node)
-        node = next(number for number, here in nodes if failure.rank in here)
-        host = next((record.host for record in ranks if record.rank == failure.rank), None)
-        failure = on_node(failure, node, host)
-    if not restarts:
+def _located(failure: Failure, trial: Trial, ranks: Sequence[RankRecord]) -> Failure:
+    """Return the failure with its rank's node, where the trial has several."""
+    if failure.rank is None or trial.nodes == 1:
         return failure
-    times = "1 restart" if len(restarts) == 1 else f"{len(restarts)} restarts"
-    return failure.model_copy(update={"reason": f"{failure.reason} (after {times})"})
+    nodes = enumerate(trial.layout.ranks_by_node)
+    node = next(number for number, ranks_there in nodes if failure.rank in ranks_there)
+    host = next((record.host for record in ranks if record.rank == failure.rank), None)
+    return on_node(failure, node, host)

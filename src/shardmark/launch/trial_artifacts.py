@@ -11,14 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import ValidationError
 from pydantic_core import from_json
 
 from shardmark.analysis.trial.raw_files import number
 from shardmark.core.errors import FULL, InputError, StorageError
 from shardmark.core.run_files import (
     LOG_FILE,
-    LOST_FILE,
     RESULT_FILE,
     SAMPLES_FILE,
     STEPS_FILE,
@@ -27,7 +25,7 @@ from shardmark.core.run_files import (
     rank_steps_file,
 )
 from shardmark.core.storage import storage_error
-from shardmark.launch.outcome import Ending, NoticedCause, ProcessEnd
+from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.measure.step.progress import read_progress
 from shardmark.measure.system.sampler import SystemSampler
 from shardmark.results.files import read_model, write_atomically
@@ -37,8 +35,6 @@ AGENT_LOG = "agent.log"
 """What the launcher of this node prints."""
 AGENT_FILE = "agent.json"
 """How ranks of this node ended badly."""
-RESTARTS_FILE = "restarts.jsonl"
-"""Causes of restarts that this node's launcher noticed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
 NUMBERED = "node-"
@@ -62,7 +58,6 @@ class RankSampler:
         self._ranks = tuple(ranks)
         self._sampler = SystemSampler(self._file, sample_seconds)
         self._records: dict[int, RankRecord] = {}
-        self._versions: dict[int, tuple[int, int]] = {}
         self._trained_steps = 0
 
     def __enter__(self) -> Self:
@@ -77,44 +72,32 @@ class RankSampler:
             raise storage_error(self._file, stopped)
 
     def look(self) -> None:
-        """See which ranks have come or come back, and whether they have done their last step."""
-        for rank in self._ranks:
-            record = self._changed(rank)
-            if record is None:
-                continue
-            before, self._records[rank] = self._records.get(rank), record
-            if before is None or before.pid != record.pid:
-                self._trained_steps = 0  # after a restart, the last step is still to come
-                self._sampler.set_ranks(
-                    {number: each.pid for number, each in self._records.items()},
-                    gpu_uuids=[uuid for r in self._records.values() for uuid in r.device_uuids],
-                )
+        """See which ranks have started, and whether a rank has taken its last step."""
+        started = {
+            rank: record
+            for rank in self._ranks
+            if rank not in self._records and (record := self._record_of(rank)) is not None
+        }
+        if started:
+            self._records |= started
+            self._sampler.set_ranks(
+                {rank: record.pid for rank, record in self._records.items()},
+                gpu_uuids=[uuid for r in self._records.values() for uuid in r.device_uuids],
+            )
         taken = self._steps_of_ended()
         if taken > self._trained_steps:
             self._trained_steps = taken
             self._sampler.sample_now()  # a short trial's ranks may be gone before the next one
 
-    def _changed(self, rank: int) -> RankRecord | None:
-        """The rank's record, if it is another one than at the last look."""
-        try:
-            status = (self._directory / rank_file(rank)).stat()
-        except FileNotFoundError:  # not there yet, or removed for a restart
-            return None
-        version = status.st_ino, status.st_mtime_ns
-        if self._versions.get(rank) == version:
-            return None
-        try:
-            record = rank_record(self._directory, rank)
-        except InputError:
-            return None  # it is looked for again
-        if record is not None:
-            self._versions[rank] = version
-        return record
+    def _record_of(self, rank: int) -> RankRecord | None:
+        with suppress(InputError):  # it is looked for again
+            return rank_record(self._directory, rank)
+        return None
 
     def _steps_of_ended(self) -> int:
         """How many steps ranks have taken that have no other left; 0 without such a rank.
 
-        One rank is enough: another may be slow, or dead while the others train on.
+        One rank is enough: another may be slow.
         """
         progress = (read_progress(self._directory, rank) for rank in self._ranks)
         ended = (told.steps for told in progress if told and told.steps == told.total_steps)
@@ -130,13 +113,9 @@ def rank_records(directory: Path, ranks: Iterable[int]) -> tuple[RankRecord, ...
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
     """One rank's record; None where it wrote none.  `InputError` where it cannot be read now."""
     try:
-        record = read_model(RankRecord, directory / rank_file(rank))
+        return read_model(RankRecord, directory / rank_file(rank))
     except (FileNotFoundError, ValueError):
         return None
-    lost = directory / LOST_FILE.format(rank)
-    if not lost.exists():
-        return record
-    return record.model_copy(update={"lost": lost.read_text(errors="replace")})
 
 
 def refuse_full(directory: Path, records: Iterable[RankRecord], ending: Ending) -> None:
@@ -146,7 +125,7 @@ def refuse_full(directory: Path, records: Iterable[RankRecord], ending: Ending) 
             found, _, remedy = record.error.message.rpartition("; ")
             found, remedy = (found, remedy) if found else (remedy, "see to that disk or limit")
             raise StorageError(f"rank {record.rank} on {record.host}", found, remedy)
-    if ending.stopped_by_disk:  # there may be room again: the checkpoints are gone
+    if ending.stopped_by_disk:
         remedy = "make room there and below TMPDIR, or see to those disks"
         raise StorageError(str(directory), "a disk stopped the trial", remedy)
     room = directory / ".room"
@@ -161,14 +140,6 @@ def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
         return tuple(ProcessEnd(**end) for end in ends)
     except (OSError, ValueError, TypeError):
         return ()
-
-
-def read_restarts(directory: Path) -> tuple[NoticedCause, ...]:
-    """Those that this node's launcher noticed the cause of."""
-    causes: list[NoticedCause] = []
-    with suppress(OSError, ValidationError):  # a disk was full
-        causes.extend(map(NoticedCause.model_validate, read_lines(directory / RESTARTS_FILE)))
-    return tuple(causes)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -230,9 +230,6 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
         return None
     shutil.rmtree(directory, ignore_errors=True)
     outcome, failure, records = run_unmeasured(short, directory, engine, "capture")
-    lost = [f"rank {record.rank} {record.lost}" for record in records if record.lost is not None]
-    if outcome is Outcome.OK and lost:
-        return Problem(text=f"a worker was lost: {'; '.join(lost)}")
     if outcome is Outcome.OK:
         finished.touch()
         return None

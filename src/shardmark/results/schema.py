@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from shardmark.core.errors import ErrorKind
 from shardmark.core.layout import Layout
 from shardmark.core.traffic import RequiredTraffic
+from shardmark.results.migrate import without_restarts
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -121,42 +122,6 @@ class ExchangeRecord(Stored):
     """Number of gradients of a server by staleness: updates since their parameters were sent."""
     wait_seconds: float = 0.0
     """Time for which workers waited at the barrier or for the staleness bound."""
-    lost_samples: int = 0
-    """Samples of workers that died before they sent a gradient; stored by the first server."""
-
-
-class CheckpointRecord(Stored):
-    """A checkpoint that a rank wrote."""
-
-    step: int
-    """Number of steps before the checkpoint."""
-    seconds: float
-    """Time from the arrival of the last rank until all ranks have written their part."""
-    written_bytes: int
-    """Bytes that this rank wrote."""
-
-
-class ResumeRecord(Stored):
-    """The continuation of a rank after a restart."""
-
-    restart: int
-    """Number of the restart, from 1."""
-    step: int
-    """Number of steps in the checkpoint; 0 without a checkpoint."""
-    at_seconds: float
-    """Unix time at which the training continued."""
-    lost_seconds: float
-    """Time since the training was first at this step."""
-
-
-class RestartRecord(Stored):
-    """The reason why the launcher restarted the ranks."""
-
-    restart: int
-    """Number of the restart, from 1."""
-    at_seconds: float
-    """Unix time at which the cause was noticed."""
-    reason: str
 
 
 class RankRecord(Stored):
@@ -217,11 +182,6 @@ class RankRecord(Stored):
     probe: ProbeRecord | None = None
     exchange: ExchangeRecord | None = None
     """None for strategies without parameter servers."""
-    lost: str | None = None
-    """Description of this worker's death, if the other ranks continued."""
-    checkpoints: tuple[CheckpointRecord, ...] = ()
-    """Checkpoints that no restart discarded."""
-    resumes: tuple[ResumeRecord, ...] = ()
     settings: dict[str, Any] = {}
     """Settings of the numerics: averaging, clipping, precision of master weights, ..."""
     error: RankError | None = None
@@ -323,8 +283,6 @@ class TrialResult(Stored):
     """Position in the random order of the run."""
     outcome: Outcome
     failure: Failure | None
-    restarts: tuple[RestartRecord, ...] = ()
-    """Restarts of the ranks within the trial."""
     started_at_seconds: float
     """Unix time."""
     total_seconds: float
@@ -338,6 +296,11 @@ class TrialResult(Stored):
     attempt: int = 1
     """Number of the attempt; results of disturbed attempts are in `set-aside/`."""
     files: dict[str, FileRecord]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, data: Any) -> Any:
+        return without_restarts(data)
 
     @property
     def disturbed(self) -> str | None:

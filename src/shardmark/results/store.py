@@ -428,7 +428,7 @@ def _check(result: TrialResult, folder: Path, *, verify: bool) -> None:
         raise ValueError(
             f"trial.world_size is {world_size!r}, but world_size is {result.world_size}"
         )
-    trained = any(rank.role == "worker" and rank.lost is None for rank in result.ranks)
+    trained = any(rank.role == "worker" for rank in result.ranks)
     if result.outcome is Outcome.OK and not (trained and result.layout.training_ranks):
         raise ValueError("its outcome is ok, but no rank that trains is in it")
     check_bounds(result)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
@@ -80,18 +80,6 @@ class HeldState:
     optimizer_state: tuple[Tensor, ...]
     untracked_bytes: int = 0
     """Bytes of gradients that the library holds where Python sees no tensor (DDP's buckets)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointState:
-    """What one rank needs to go on from where it stands between two steps."""
-
-    own: Mapping[str, Tensor] = field(default_factory=dict)
-    """Its part of parameters, optimizer state and buffers, by name."""
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
-    """What every rank holds alike: one copy on each node is enough."""
-    counts: Mapping[str, Any] = field(default_factory=dict)
-    """Numbers, as JSON has them: loss scale, counters."""
 
 
 WORD_BYTES = 8
@@ -191,12 +179,6 @@ class Worker(Protocol):
     def held_state(self) -> HeldState:
         """What this rank holds now, as references: the caller must not keep them."""
 
-    def checkpoint_state(self) -> CheckpointState:
-        """What a checkpoint stores of this rank, as references; between steps only."""
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        """Go on from there; before the first step.  Every training rank calls it."""
-
     @cached_property
     def group(self) -> TrainingGroup:
         return TrainingGroup()
@@ -207,13 +189,6 @@ class Worker(Protocol):
         None where every rank takes its own share of every step.
         """
         return None
-
-    def checkpoint_servers(self, step: int) -> None:
-        """Have the servers write their checkpoints, as of so many steps.
-
-        One training rank calls it, while all others wait.
-        """
-        return
 
     def round_steps(self) -> int:
         """Steps in which its communication comes round: each measurement takes whole rounds."""
@@ -240,17 +215,8 @@ class Worker(Protocol):
 class Server(Protocol):
     """One rank that holds parameters for others and does not train."""
 
-    def serve(self, write_checkpoint: Callable[[int], None] | None = None) -> None:
-        """Answer the workers until the last one has closed or is gone.
-
-        `write_checkpoint`, given the steps taken, is called whenever a worker asks for it.
-        """
-
-    def checkpoint_state(self) -> CheckpointState:
-        """What a checkpoint stores of this rank, as references."""
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        """Go on from there; before it serves."""
+    def serve(self) -> None:
+        """Answer the workers until the last one has closed; raise if one dies before that."""
 
     def held_state(self) -> HeldState:
         """What this rank holds now, as references: the caller must not keep them."""
@@ -311,14 +277,6 @@ class Strategy(ABC):
 
     def guarantee(self) -> str | None:
         """What holds instead of the reference's mathematics; None where those hold."""
-        return None
-
-    def tolerates_worker_loss(self) -> bool:
-        """Whether the other workers train on when one dies."""
-        return False
-
-    def resume_blocker(self, recipe: Recipe) -> str | None:
-        """None, or why it cannot go on from a checkpoint with that recipe."""
         return None
 
     def backend(self, device_type: str, recipe: Recipe) -> str:

@@ -159,6 +159,7 @@ class DDP(Strategy):
         def synchronise(last: bool) -> None:
             ddp.require_backward_grad_sync = last  # what `no_sync` sets
 
+        compression = self._compressed(ddp, named, recipe, context)
         return kind(
             model,
             called=ddp,
@@ -168,7 +169,7 @@ class DDP(Strategy):
             shares=context.world_size,
             synchronise=synchronise,
             accumulates_alone=True,
-            carried=self._compressed(ddp, named, recipe, context),
+            error_feedback=tuple if compression is None else compression.tensors,
             untracked_bytes=untracked_bytes,
         )
 
@@ -183,7 +184,7 @@ class DDP(Strategy):
         recipe: Recipe,
         context: RankContext,
     ) -> PowerSGDReduction | None:
-        """Has gradients reduced as `compress` says; what that keeps from step to step."""
+        """Reduce gradients as `compress` says; return PowerSGD's state, where it is used."""
         import torch
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

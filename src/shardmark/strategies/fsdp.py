@@ -171,7 +171,6 @@ class FSDP(Strategy):
             synchronise=model.set_requires_gradient_sync,  # added by fully_shard
             casts_of=self.name if native else None,
             large=large,
-            replicated=False,
             sharded_by=self.name,
         )
 

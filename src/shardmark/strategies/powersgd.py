@@ -1,4 +1,4 @@
-"""torch's PowerSGD in DDP, with a memory that goes by parameters and not by DDP's buckets."""
+"""torch's PowerSGD in DDP, with first factors that do not depend on DDP's buckets."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class InOrder(dist.ProcessGroup):
 
 
 class PowerSGDReduction:
-    """Registers torch's hook, and holds what it keeps from step to step.
+    """Registers torch's hook, and begins what the hook keeps from step to step.
 
-    The hook keeps that by the number of a bucket.  DDP fills its buckets anew after the first step
-    of a process, which after a restart is one that compresses.
+    The hook keeps that by the number of a bucket.  DDP fills its buckets anew after the first
+    step, which is never compressed.
     """
 
     def __init__(
@@ -68,82 +68,36 @@ class PowerSGDReduction:
             group = InOrder(group)
         self._power_sgd = power_sgd
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named.items()}
-        self._state = PowerSGDState(group, **options)
-        self._buckets: dict[int, Sequence[Tensor]] = {}
-        """The parameters that the hook's memory of a bucket is of."""
-        self._apart: dict[str, Tensor] = {}
-        """What is in no bucket yet, as `tensors` has it."""
-        ddp.register_comm_hook(self._state, lambda _, bucket: self._reduce(bucket))
+        self.state = PowerSGDState(group, **options)
+        ddp.register_comm_hook(self.state, lambda _, bucket: self._reduce(bucket))
 
     def _reduce(self, bucket: GradBucket) -> Future[Tensor]:
-        if self._state.iter >= self._state.start_powerSGD_iter:
-            self._place(bucket.index(), bucket.parameters())
-        return powerSGD_hook(self._state, bucket)
+        state = self.state
+        compresses = state.iter >= state.start_powerSGD_iter
+        if compresses and bucket.index() not in state.q_memory_dict:
+            self._begin(bucket.index(), bucket.parameters())
+        return powerSGD_hook(state, bucket)
 
-    def _place(self, index: int, parameters: Sequence[Tensor]) -> None:
-        """Have the hook's memory of a bucket be of these parameters."""
-        if [*map(id, self._buckets.get(index, ()))] == [*map(id, parameters)]:
-            return
-        state = self._state
-        for moved in [each for each in self._buckets if each >= index]:
-            self._apart |= self._taken_apart(moved)
-            for memory in (
-                self._buckets,
-                state.error_dict,
-                state.p_memory_dict,
-                state.q_memory_dict,
-            ):
-                del memory[moved]
+    def _begin(self, index: int, parameters: Sequence[Tensor]) -> None:
+        """Give the hook the factors that a bucket's parameters begin with."""
         device = parameters[0].device
-        errors = [
-            self._apart.pop(f"error/{self._names[p]}", torch.zeros(p.numel(), device=device))
-            for p in parameters
-        ]
         lefts, rights = [torch.empty(0, device=device)], [torch.empty(0, device=device)]
         for parameter, rows, columns in self._compressed(parameters):
-            name = self._names[parameter]
-            right = self._apart.pop(f"factor/{name}", None)
-            if right is None:
-                right = first_factor(self._power_sgd, name, rows, columns).to(device)
+            right = first_factor(self._power_sgd, self._names[parameter], rows, columns)
             lefts.append(torch.empty(rows * right.shape[1], device=device))
-            rights.append(right.flatten())
-        state.error_dict[index] = torch.cat(errors)
-        state.p_memory_dict[index] = torch.cat(lefts)
-        state.q_memory_dict[index] = torch.cat(rights)
-        self._buckets[index] = parameters
+            rights.append(right.flatten().to(device))
+        self.state.p_memory_dict[index] = torch.cat(lefts)
+        self.state.q_memory_dict[index] = torch.cat(rights)
 
     def _compressed(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, int, int]]:
-        """Those of a bucket, with rows and columns, in the order of the hook: by shape."""
+        """The bucket's compressed parameters, rows and columns, in the hook's order: by shape."""
         by_shape: dict[tuple[int, int], list[tuple[Tensor, int, int]]] = {}
         for parameter in parameters:
             rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
             if self._power_sgd.factor_rank(rows, columns):
                 by_shape.setdefault((rows, columns), []).append((parameter, rows, columns))
-        return [each for alike in by_shape.values() for each in alike]
+        return [entry for same_shape in by_shape.values() for entry in same_shape]
 
-    def _taken_apart(self, index: int) -> dict[str, Tensor]:
-        """The hook's memory of a bucket by parameter, as views."""
-        parameters, state = self._buckets[index], self._state
-        errors = state.error_dict[index].split_with_sizes([p.numel() for p in parameters])
-        apart = {f"error/{self._names[p]}": e for p, e in zip(parameters, errors, strict=True)}
-        compressed = self._compressed(parameters)
-        shapes = [
-            (columns, self._power_sgd.factor_rank(rows, columns)) for _, rows, columns in compressed
-        ]
-        rights = state.q_memory_dict[index].split_with_sizes([c * thin for c, thin in shapes])
-        for (parameter, *_), right, shape in zip(compressed, rights, shapes, strict=True):
-            apart[f"factor/{self._names[parameter]}"] = right.view(shape)
-        return apart
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What it keeps, by name: each parameter's error, flat, and its right factor."""
-        kept = dict(self._apart)
-        for index in self._buckets:
-            kept |= self._taken_apart(index)
-        return kept
-
-    def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Go on with what `tensors` gave, after so many steps of all; before the first one here."""
-        device = next(iter(self._names)).device
-        self._apart = {name: tensor.to(device) for name, tensor in tensors.items()}
-        self._state.iter = steps
+    def tensors(self) -> list[Tensor]:
+        """Each bucket's compression error, as many elements as its gradients, and right factors."""
+        return [*self.state.error_dict.values(), *self.state.q_memory_dict.values()]

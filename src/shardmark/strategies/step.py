@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,24 +16,14 @@ from torch import Tensor, nn
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
-from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, Worker
+from shardmark.strategies.base import LOSS_SCALE, HeldState, Worker
 from shardmark.strategies.casting import lossless_copy, refuse_unsupported_types
-from shardmark.strategies.checkpoint_state import (
-    load_buffers,
-    local,
-    named_buffers,
-    optimizer_tensors,
-    restore_optimizer,
-)
 from shardmark.strategies.replicas import DistributedReplicas
 from shardmark.strategies.sharded_calls import equal_calls, refusal_of
 from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.workloads.model_building import user_function
 
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-CARRIED = "carried/"
-"""Before the names of such tensors in a checkpoint."""
 
 RATE_FACTOR = "rate_factor"
 """Key of a group of the optimizer: its learning rate by the recipe's."""
@@ -65,26 +55,6 @@ def check_weight(loss: LossSum, batch: Batch) -> None:
             "the weight that weights(data) gives for these samples; a task without weights(data)"
             " returns every weight as a tensor, and the ranks add the weights up",
         )
-
-
-@runtime_checkable
-class Scaler(Protocol):
-    """A loss scale that checkpoints keep: `torch.amp.GradScaler`, or one that is called alike."""
-
-    def get_scale(self) -> float: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
-
-
-class Carried(Protocol):
-    """What one rank's reduction of gradients keeps from step to step, which checkpoints store."""
-
-    def tensors(self) -> dict[str, Tensor]: ...
-
-    def load(self, tensors: Mapping[str, Tensor], steps: int) -> None:
-        """Go on with what `tensors` gave after so many steps; before the first one here."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -306,24 +276,6 @@ class StepWorker(Worker):
     def _shard_again(self) -> None:
         """An evaluation may have left parameters whole."""
 
-    def _loss_scaler(self) -> Scaler | None:
-        return None
-
-    def _checkpoint_counts(self) -> dict[str, Any]:
-        scaler = self._loss_scaler()
-        return {
-            "steps_called": self._steps_called,
-            "steps_taken": self._steps_called - self.skipped_steps(),
-            "scaler": {} if scaler is None else scaler.state_dict(),
-        }
-
-    def _restore_counts(self, counts: Mapping[str, Any]) -> None:
-        scaler = self._loss_scaler()
-        if scaler is not None and counts["scaler"]:
-            scaler.load_state_dict(dict(counts["scaler"]))
-        self._steps_called = self._counted_call = int(counts["steps_called"])
-        self._steps_taken = int(counts["steps_taken"])
-
 
 @dataclass(kw_only=True, eq=False)
 class EagerWorker(StepWorker):
@@ -331,10 +283,8 @@ class EagerWorker(StepWorker):
 
     untracked_bytes: Callable[[], int] = lambda: 0
     """See `HeldState`."""
-    carried: Carried | None = None
-    """What the reduction of gradients keeps from step to step."""
-    replicated: bool = True
-    """Every rank holds all of the model."""
+    error_feedback: Callable[[], Iterable[Tensor]] = tuple
+    """Returns the tensors that the reduction of gradients keeps from step to step."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -369,7 +319,7 @@ class EagerWorker(StepWorker):
         nn.utils.clip_grad_norm_(self._parameters, largest_norm)
 
     def _scale_gradients(self, factor: Tensor) -> None:
-        scale([local(p.grad) for p in self._parameters if p.grad is not None], factor)
+        scale([local_shard(p.grad) for p in self._parameters if p.grad is not None], factor)
 
     def _backward(self, share: Tensor, last: bool) -> None:
         self._scaler.scale(share).backward()  # type: ignore[no-untyped-call]  # torch's
@@ -382,9 +332,6 @@ class EagerWorker(StepWorker):
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
-
-    def _loss_scaler(self) -> torch.amp.GradScaler:
-        return self._scaler
 
     def _shard_again(self) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -428,34 +375,11 @@ class EagerWorker(StepWorker):
             parameters=parameters,
             gradients=(
                 *(p.grad for p in parameters if p.grad is not None),
-                *(self.carried.tensors().values() if self.carried is not None else ()),
+                *self.error_feedback(),
             ),
             optimizer_state=tuple(state_tensors(self._optimizer)),
             untracked_bytes=self.untracked_bytes(),
         )
-
-    def checkpoint_state(self) -> CheckpointState:
-        state = {f"parameter/{name}": local(p) for name, p in self._trained.items()}
-        state |= optimizer_tensors(self._optimizer, self._trained)
-        own = named_buffers(self.module)
-        if self.carried is not None:
-            own |= {f"{CARRIED}{name}": tensor for name, tensor in self.carried.tensors().items()}
-        return CheckpointState(
-            own=own if self.replicated else own | state,
-            shared=state if self.replicated else {},
-            counts=self._checkpoint_counts(),
-        )
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        tensors = {**state.own, **state.shared}
-        load_buffers(self.module, tensors)
-        for name, parameter in self._trained.items():
-            local(parameter).copy_(tensors[f"parameter/{name}"])
-        restore_optimizer(self._optimizer, self._trained, tensors)
-        self._restore_counts(state.counts)
-        if self.carried is not None:
-            kept = {n.removeprefix(CARRIED): t for n, t in tensors.items() if n.startswith(CARRIED)}
-            self.carried.load(kept, self._steps_called)
 
 
 def build_optimizer(
@@ -567,6 +491,14 @@ def whole(tensor: Tensor) -> Tensor:
 
     detached = tensor.detach()
     return detached.full_tensor() if isinstance(detached, DTensor) else detached.clone()
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard of a tensor, sharing its memory and without a gradient."""
+    from torch.distributed.tensor import DTensor
+
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:

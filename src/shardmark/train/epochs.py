@@ -11,7 +11,6 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.memory.tensors import temporary_memory
 from shardmark.measure.step.recorder import Recorder
 from shardmark.strategies.base import Worker
-from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.evaluation import evaluate
 from shardmark.train.loop import LoopOptions, train
 from shardmark.train.pacing import Pacing
@@ -32,13 +31,13 @@ class BatchSource:
     plan: BatchPlan
     shard: Shard
     device: torch.device
-    step: int = 0
-    """Its own share of the steps before is taken."""
+    step: int = field(default=0, init=False)
+    """First step whose batch has not been taken."""
 
     def __post_init__(self) -> None:
         # One iterator for all epochs: a loader keeps its processes.
-        self._own = self._loaded(
-            StepShard(step=step, shard=self.shard) for step in itertools.count(self.step)
+        self._batches = self._loaded(
+            StepShard(step=step, shard=self.shard) for step in itertools.count()
         )
 
     def until(self, end_step: int) -> Iterator[tuple[StepShard, Batch]]:
@@ -47,7 +46,7 @@ class BatchSource:
         if handed_out is not None:
             return self._loaded(handed_out)
         first, self.step = self.step, max(self.step, end_step)
-        return itertools.islice(self._own, self.step - first)
+        return itertools.islice(self._batches, self.step - first)
 
     def _loaded(self, step_shards: Iterator[StepShard]) -> Iterator[tuple[StepShard, Batch]]:
         asked, loaded = itertools.tee(step_shards)  # a loader asks ahead of what it has loaded
@@ -67,7 +66,6 @@ class Training:
     recorder: Recorder
     report: RankReport
     pacing: Pacing
-    checkpoints: Checkpoints | None = None
     on_added: Callable[[int], None] = lambda total_steps: None  # noqa: ARG005
     """Told how many steps there are with those that are added for the sake of measuring."""
     step: int = field(default=0, init=False)
@@ -77,56 +75,33 @@ class Training:
     def run(self) -> None:
         """Train every epoch and evaluate those that the trial asks for, outside the windows.
 
-        Steps that are added come last: no weight or quality is theirs.  With `checkpoints`, from
-        the last one on, and pausing for further ones.
+        Steps that are added come last: no weight or quality is theirs.
         """
         worker, report, device = self.worker, self.report, self.options.devices[0]
         worker.group.barrier()
         self.recorder.start_training()
-        if self.checkpoints is not None:
-            self.checkpoints.training_goes_on(report)
-            self.step = self.checkpoints.first_step
         self.source = BatchSource(
             worker=worker,
             workload=self.workload,
             plan=self.schedule.plan,
             shard=self.shard,
             device=device,
-            step=self.step,
         )
         epochs = zip(self.schedule.epoch_ends, self.schedule.evaluated, strict=True)
-        for index, (end_step, evaluated) in enumerate(epochs):
-            if end_step <= self.step:  # before a restart: nobody evaluates it again
-                if index == len(report.epochs):  # this rank has lost what it knew of it
-                    report.end_epoch(end_step, None)
-                continue
-            self._take_epoch(end_step)
+        for end_step, evaluated in epochs:
+            while self.step < end_step:
+                self._take(min(self.pacing.next_steps, end_step - self.step))
             evaluation = None
             if evaluated:
                 with temporary_memory(device):
                     evaluation = evaluate(worker, self.workload, self.shard, device)
             report.end_epoch(self.recorder.step, evaluation)
-            self._save(end_step)
         worker.group.barrier()
         with temporary_memory(device):
             report.end_training(self.recorder.step, weights_sha256(worker.each_parameter()))
         while added := self.pacing.added_steps:
             self.on_added(self.step + added)
             self._take(added)
-
-    def _take_epoch(self, end_step: int) -> None:
-        """Pause for checkpoints on the way; the one at the end follows the evaluation."""
-        checkpoints = self.checkpoints
-        for stop in [end_step] if checkpoints is None else checkpoints.stops(self.step, end_step):
-            while self.step < stop:
-                self._take(min(self.pacing.next_steps, stop - self.step))
-            if stop < end_step:
-                self._save(stop)
-
-    def _save(self, step: int) -> None:
-        checkpoints = self.checkpoints
-        if checkpoints is not None and checkpoints.is_due(step, of=self.schedule.total_steps):
-            checkpoints.save(step, self.worker, self.report)
 
     def _take(self, steps: int) -> None:
         self.worker.group.barrier()

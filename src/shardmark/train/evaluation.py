@@ -29,37 +29,37 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     started = time.perf_counter()
     sharded = worker.evaluation_model()
     if sharded is not None:
-        parts: list[object] | None = _on_shards(sharded, worker, workload, shard, device)
+        parts = _on_shards(sharded, worker, workload, shard, device)
     else:
-        parameters, parts = worker.full_parameters(), None
-    while parts is None:  # again where somebody died, and left a part of the samples undone
-        parts = _on_whole_model(parameters, worker, workload, shard, device)
+        parts = _on_full_model(worker, workload, shard, device)
     return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
 
 
-def _on_whole_model(
-    parameters: Mapping[str, Tensor],
-    worker: Worker,
-    workload: Workload,
-    shard: Shard,
-    device: torch.device,
-) -> list[object] | None:
-    """Every share's part, once; None where one that was begun has not been finished."""
-    group = worker.group
-    present = list(dict.fromkeys(group.gather(shard.index)))
-    part = Shard(index=present.index(shard.index), count=len(present))
-    first = group.gather(worker.buffers() if part.index == 0 else None)[0]
-    # The first worker may have died meanwhile: then it is everybody's own.
-    buffers = worker.buffers() if first is None else first
+def _on_full_model(
+    worker: Worker, workload: Workload, shard: Shard, device: torch.device
+) -> list[object]:
+    """Evaluate every share's part of the samples, on a model that each rank assembles."""
+    parameters, buffers = worker.full_parameters(), _buffers_of_first(worker, shard)
     model = workload.build_model()
-    model.load_state_dict({**parameters, **cast("dict[str, Tensor]", buffers)}, strict=False)
+    model.load_state_dict({**parameters, **buffers}, strict=False)
     # The task sees one process: a collective of its own would wait for ranks with fewer batches.
     with one_rank():
         model.to(device)
         model.eval()  # a user's method may return nothing
-        result = workload.evaluate(model, part, device)
-    by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
-    return list(by_share.values()) if len(by_share) == len(present) else None
+        result = workload.evaluate(model, shard, device)
+    return _by_share(worker, shard, result)
+
+
+def _buffers_of_first(worker: Worker, shard: Shard) -> Mapping[str, Tensor]:
+    """Return the buffers of the first rank with the first share.  Collective."""
+    gathered = worker.group.gather(worker.buffers() if shard.index == 0 else None)
+    return cast("Mapping[str, Tensor]", next(item for item in gathered if item is not None))
+
+
+def _by_share(worker: Worker, shard: Shard, result: object) -> list[object]:
+    """Return one result for each share, in order of shares.  Collective."""
+    by_share = dict(cast("list[tuple[int, object]]", worker.group.gather((shard.index, result))))
+    return [by_share[index] for index in sorted(by_share)]
 
 
 def _on_shards(
@@ -69,14 +69,12 @@ def _on_shards(
     shard: Shard,
     device: torch.device,
 ) -> list[object]:
-    """Every share's part, from a model whose every call is a collective of all ranks."""
-    group = worker.group
+    """Evaluate every share's part, on a model whose every call is a collective of all ranks."""
     # A rank without a batch would have nothing to call the model with.
     alone = workload.validation_batches < shard.count
     part = Shard(index=0, count=1) if alone else shard
-    buffers = group.gather(worker.buffers() if shard.index == 0 else None)
-    first = next(held for held in buffers if held is not None)
-    with sharded as model, _buffers(model, cast("Mapping[str, Tensor]", first)):
+    buffers = _buffers_of_first(worker, shard)
+    with sharded as model, _buffers(model, buffers):
         calls = _EqualCalls(model, device)
         try:
             result = workload.evaluate(model, part, device)
@@ -89,8 +87,7 @@ def _on_shards(
                 "call the model only by model(...)",
             ) from error
         calls.finish()
-    by_share = dict(cast("list[tuple[int, object]]", group.gather((part.index, result))))
-    return [by_share[index] for index in sorted(by_share)]
+    return _by_share(worker, part, result)
 
 
 @contextmanager

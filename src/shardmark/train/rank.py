@@ -23,7 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, StrategyUnavailable, error_kind
-from shardmark.core.run_files import INITIAL_WEIGHTS_FILE, JOINED_FILE
+from shardmark.core.run_files import INITIAL_WEIGHTS_FILE
 from shardmark.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.measure.network.links import measure_links
 from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
@@ -32,7 +32,6 @@ from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies.base import RankContext, Server
 from shardmark.strategies.initial_weights import InitialWeights, build_on_meta
-from shardmark.train.checkpoint import Checkpoints
 from shardmark.train.epochs import Training
 from shardmark.train.loop import LoopOptions, SlowRank
 from shardmark.train.pacing import Pacing
@@ -157,11 +156,6 @@ def store_of_ranks(world_size: int, patience: timedelta) -> Store:
     return store
 
 
-def note_joined(directory: Path, context: RankContext) -> None:
-    """Tell the launcher that this rank has connected to all others."""
-    (directory / JOINED_FILE.format(context.rank)).touch()
-
-
 def measure(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
     """Train the whole trial, measured."""
     device, recipe = context.device, trial.recipe
@@ -174,12 +168,10 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
     report.settings = {**trial.built_strategy.settings(recipe), "mathematics": numerics}
     report.steps_per_epoch = schedule.steps_per_epoch
     report.counts_samples = position.counts_loss
-    checkpoints = Checkpoints.joined(trial, directory, context)
     worker = trial.built_strategy.start(workload, recipe, context)
     set_numerics(recipe)
-    note_joined(directory, context)
     if isinstance(worker, Server):
-        serve(worker, report, device, checkpoints)
+        serve(worker, report, device)
         return
     assert position.share is not None, "a rank without a share is a server"
     devices = context.all_devices
@@ -199,9 +191,6 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         _compilation(recipe, recorder) as report.compilation,
     ):
         recorder.observe(progress)
-        if checkpoints is not None:
-            worker.group.barrier()  # everybody has seen the initial weights
-            checkpoints.restore_worker(worker, report)
         slow_factor = trial.slow_ranks.get(context.rank, 1.0)
         options = LoopOptions(
             devices=devices,
@@ -218,14 +207,12 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
             shard=position.share,
             recorder=recorder,
             report=report,
-            # A restarted process is as cold as a new one.
             pacing=Pacing(
                 warmup_steps=trial.measure.warmup_steps,
                 warmup_seconds=warmup_seconds,
                 window_seconds=window_seconds,
                 round_steps=worker.round_steps(),
             ),
-            checkpoints=checkpoints,
             on_added=progress.lengthen,
         ).run()
     worker.group.barrier()
@@ -262,20 +249,11 @@ def _compilation(recipe: Recipe, recorder: Recorder) -> AbstractContextManager[C
     return compilation
 
 
-def serve(
-    server: Server,
-    report: RankReport,
-    device: torch.device,
-    checkpoints: Checkpoints | None = None,
-) -> None:
-    """Hold parameters for the workers; what is held and passed is recorded at the end."""
+def serve(server: Server, report: RankReport, device: torch.device) -> None:
+    """Hold parameters for the workers; record at the end what the server holds and exchanged."""
     report.role = "server"
     report.write()
-    if checkpoints is None:
-        server.serve()
-    else:
-        checkpoints.restore_server(server, report)
-        server.serve(checkpoints.save_server(server, report))
+    server.serve()
     report.exchange = server.exchange()
     report.probe = ProbeRecord(
         **held_bytes(server.held_state(), device),
@@ -291,7 +269,6 @@ def measure_trial_links(
 ) -> None:
     """Exchange messages with all other ranks; rank 0 leaves the timings.  Collective."""
     report.write()
-    note_joined(directory, context)
     record = measure_links(
         context.device,
         seconds=trial.measure.link_seconds or DEFAULT_SECONDS,

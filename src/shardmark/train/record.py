@@ -25,13 +25,11 @@ from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.recorder import RecordedStep, Recorder
 from shardmark.results.files import write_atomically
 from shardmark.results.schema import (
-    CheckpointRecord,
     EpochRecord,
     ExchangeRecord,
     ProbeRecord,
     RankError,
     RankRecord,
-    ResumeRecord,
     WindowRecord,
 )
 from shardmark.strategies.base import Worker
@@ -97,18 +95,14 @@ class RankReport:
         self.cuda_peak: CudaPeak | None = None
         self.epochs: list[tuple[int, int, Evaluation | None]] = []
         """First step, one past the last, and the evaluation after it."""
-        self.checkpoints: list[CheckpointRecord] = []
-        self.resumes: list[ResumeRecord] = []
         self.initial_sha256: str | None = None
-        """Of the weights that the training began with, before any restart."""
+        """Hash of the weights that the training began with."""
         self.final_sha256: str | None = None
         """Of the weights that the recipe ended with; steps added for measuring come after it."""
         self.trained_steps: int | None = None
         """Of this rank, when the recipe had ended."""
         self.skipped_steps: int | None = None
         """By then."""
-        self.earlier_data_errors: Sequence[str] = ()
-        """Before a restart."""
         self.steps_per_epoch: int | None = None
         self.settings: Mapping[str, object] = {}
         self.structure_sha256: str | None = None
@@ -141,14 +135,13 @@ class RankReport:
         self.skipped_steps = self._skipped_steps()
 
     def data_errors(self) -> list[str]:
-        """Those of all processes that have been this rank, each once."""
-        own = self.workload.data_errors if self.workload else ()
-        return list(dict.fromkeys((*self.earlier_data_errors, *own)))
+        """Return the messages on samples that could not be read, each once."""
+        return list(dict.fromkeys(self.workload.data_errors)) if self.workload else []
 
     def write(self) -> None:
         """Leave everything known so far; a reader never sees half of it."""
         try:
-            steps = self.recorder.steps_since() if self.recorder is not None else []
+            steps = self.recorder.recorded_steps() if self.recorder is not None else []
         except RuntimeError:
             if self.error is None:
                 raise
@@ -218,8 +211,6 @@ class RankReport:
                 **self._parameter_groups(),
                 **(self.worker.settings() if self.worker else {}),
             },
-            checkpoints=tuple(self.checkpoints),
-            resumes=tuple(self.resumes),
             error=self.error,
         )
 

@@ -272,3 +272,9 @@ def test_json_schema_has_axes_by_full_and_short_keys() -> None:
     assert not {"warmup_steps", "measure.repeats", "strategy.precision"} & set(axes)
     assert axes["precision"]["items"]["enum"] == ["fp32", "bf16", "fp16"]
     assert axes["precision"]["type"] == "array"
+
+
+def test_stored_experiment_with_keys_of_restarts_loads() -> None:
+    stored = {"max_restarts": 0, "checkpoint_steps": 100, "node_return_seconds": 0}
+    loaded = load_experiment("quickstart").model_dump() | {"limits": stored | {"trial_seconds": 9}}
+    assert from_mapping(loaded).limits.model_dump() == {"trial_seconds": 9}

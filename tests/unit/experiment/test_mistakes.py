@@ -57,6 +57,11 @@ IN_THE_BASE = [
         "recipe=[{steps: 1}]",
         "allowed is a mapping (key: value): write its keys without brackets and dashes",
     ),
+    (
+        "limits.max_restarts=2",
+        "--set limits.max_restarts: found 2, and restarts inside a trial were removed; remove this "
+        "key; after a failure, run the same command with the same --out again",
+    ),
     ("num_epochs=3", "no such key here; nearest: 'recipe.epochs'"),
     ("strategies=[ddp]", "no such key here; nearest: 'matrix.strategy'"),
     ("world_sizes=[2]", "no such key here; nearest: 'matrix.world_size'"),

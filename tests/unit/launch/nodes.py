@@ -25,7 +25,7 @@ MACHINE: Message = {
     "device_names": [],
     "libraries": [["NCCL", "2.27.3"]],
 }
-ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0, "restarts": []}
+ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0}
 PORT = 4711
 
 

@@ -254,14 +254,6 @@ def test_input_is_checked_before_anything_is_made(
     assert not out.exists()
 
 
-def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_trial(out: Path) -> None:
-    (out.parent / "file").touch()
-    folder = f"limits.checkpoint_dir={out.parent}/file/below"
-    with pytest.raises(InputError, match=r"limits\.checkpoint_dir: .*: Not a directory"):
-        run(out, "limits.max_restarts=1", folder)
-    assert load_run(out).trials == ()
-
-
 def test_device_of_the_machine_is_the_trials(out: Path) -> None:
     gpus = Machine(device_type="cuda", device_count=2, cores=2)
     engine, _ = run(out, "device=auto", machine=gpus)

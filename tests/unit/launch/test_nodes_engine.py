@@ -13,15 +13,13 @@ import pytest
 
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.nodes import engine as nodes_engine
-from shardmark.launch.nodes.engine import NodesEngine, with_losses
+from shardmark.launch.nodes.engine import NodesEngine
 from shardmark.launch.nodes.protocol import Channel, Message
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
-from shardmark.results.schema import RestartRecord
+from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import trial_of
 from tests.unit.launch.nodes import (
-    ENDED,
     MACHINE,
     PORT,
     SECRET,
@@ -94,7 +92,7 @@ class World:
         """Have that node's part of a trial end only when it is told to."""
         answers = self.nodes[number].answers
         del answers["run"]
-        answers["end"] = {"ended": -9, "failures": [], "oom_kills": 0, "restarts": []}
+        answers["end"] = {"ended": -9, "failures": [], "oom_kills": 0}
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ def two_node_trial(directory: Path, nodes: int = 2, limits: str = "{}") -> Trial
 
 def failed(rank: int, at_seconds: float) -> Message:
     end = ProcessEnd(rank=rank, exit_code=-9, at_seconds=at_seconds)
-    return {"ended": 1, "failures": [asdict(end)], "oom_kills": 1, "restarts": []}
+    return {"ended": 1, "failures": [asdict(end)], "oom_kills": 1}
 
 
 def test_machine_is_the_least_of_all_nodes(world: World) -> None:
@@ -279,25 +277,21 @@ def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
     assert world.nodes[1].asked == ["load", "run"]
 
 
-def test_node_that_comes_back_in_time_takes_up_its_part(world: World, tmp_path: Path) -> None:
-    """Its loss is the cause of the restart, and not what other ranks met then."""
-    two_node_trial(tmp_path, limits="{max_restarts: 1, node_return_seconds: 30}")
+def test_node_that_comes_back_has_no_part_in_the_trial(world: World, tmp_path: Path) -> None:
+    two_node_trial(tmp_path)
     world.hang(0)
-    world.nodes[1].before_end = Channel.close
-    met = RestartRecord(restart=1, at_seconds=time.time(), reason="rank 0: connection reset")
-    restarts = [met.model_dump() | {"unprovoked": False}]
 
-    def come_back() -> None:
-        if world.engine.lacks(2) is not None:
-            world.nodes[1] = FakeNode(world.engine._gathered(), 1)
-            until(lambda: world.engine.lacks(2) is None)
-            world.nodes[0].channel.send(ENDED | {"restarts": restarts})
+    def come_back(channel: Channel) -> None:
+        channel.close()
+        until(lambda: world.engine.lacks(2))
+        world.nodes[1] = FakeNode(world.engine._gathered(), 1)
+        until(lambda: world.engine.lacks(2) is None)
 
-    ending = world.run(tmp_path, trial_seconds=60, on_tick=come_back)
-    assert (ending.how, ending.agent_exit_code, ending.lost) == ("exited", 0, None)
-    assert world.nodes[1].heard[-1]["resume"] is True
-    (restart,) = ending.restarts
-    assert restart.reason == "node 1 (host-1) was lost: its connection was closed"
+    world.nodes[1].before_end = come_back
+    ending = world.run(tmp_path, trial_seconds=60)
+    assert ending.lost is not None
+    assert ending.lost.node == 1
+    assert world.nodes[1].asked == []
 
 
 def test_error_of_a_node_stops_the_run(world: World, tmp_path: Path) -> None:
@@ -349,13 +343,3 @@ def test_ranks_that_a_scheduler_ended_have_not_failed(
     two_node_trial(tmp_path)
     world.nodes[1].answers["run"] = failed(1, 1.0)
     assert world.run(tmp_path).how == how
-
-
-def test_the_loss_is_the_cause_of_what_followed_it() -> None:
-    loss = (1001.0, LostNode(node=1, host="b", reason="its connection ended"))
-    earlier = RestartRecord(restart=1, at_seconds=900.0, reason="rank 0 was ended by SIGKILL")
-    later = RestartRecord(restart=2, at_seconds=1000.8, reason="rank 0: connection reset")
-    reasons = [restart.reason for restart in with_losses([earlier, later], [loss])]
-    assert reasons == [earlier.reason, "node 1 (b) was lost: its connection ended"]
-    (alone,) = with_losses([], [loss])
-    assert (alone.restart, alone.reason) == (1, reasons[1])

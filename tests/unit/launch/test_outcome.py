@@ -19,13 +19,12 @@ from shardmark.launch.outcome import (
     MEMORY_REMEDY,
     Ending,
     LostNode,
-    NoticedCause,
+    ProcessEnd,
     decide,
-    first_causes,
+    first_death,
     kernel_oom_kills,
     with_cause,
 )
-from shardmark.launch.trial_artifacts import RESTARTS_FILE, read_restarts
 from shardmark.results.schema import Outcome, RankError, RankRecord
 from tests.golden.invented import invented_rank
 from tests.unit.launch.fakes import FAILED as FAILED_ENDING
@@ -302,38 +301,20 @@ def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert kernel_oom_kills() == 4
 
 
-def cause(
-    restart: int, at_seconds: float, reason: str, *, unprovoked: bool = False
-) -> NoticedCause:
-    return NoticedCause(
-        restart=restart, at_seconds=at_seconds, reason=reason, unprovoked=unprovoked
-    )
-
-
-KILLED = cause(1, 4.02, "rank 2 was ended by SIGKILL", unprovoked=True)
+def death(rank: int, at_seconds: float, exit_code: int) -> ProcessEnd:
+    return ProcessEnd(rank=rank, exit_code=exit_code, at_seconds=at_seconds)
 
 
 @pytest.mark.parametrize(
-    ("noticed", "first"),
+    ("deaths", "first"),
     [
-        (
-            [cause(2, 9.0, "b"), cause(1, 5.0, "connection reset"), cause(1, 4.0, "killed")],
-            ["killed", "b"],
-        ),
-        ([cause(1, 4.0, "rank 0: Connection closed"), KILLED], [KILLED.reason]),
-        (
-            [cause(1, 4.0, "rank 0: bad"), KILLED.model_copy(update={"at_seconds": 7.0})],
-            ["rank 0: bad"],
-        ),
+        ([death(0, 5.0, 1), death(1, 4.0, 1)], 1),
+        ([death(0, 4.0, 1), death(2, 4.02, -9)], 2),
+        ([death(0, 4.0, 1), death(2, 7.0, -9)], 0),
     ],
-    ids=["the first of several nodes", "closed connection seen before the death", "tidied up"],
+    ids=["earlier", "closed connection seen before the kill", "killed when all were ended"],
 )
-def test_cause_of_each_restart(noticed: list[NoticedCause], first: list[str]) -> None:
-    assert [found.reason for found in first_causes(noticed)] == first
-
-
-def test_a_line_cut_short_ends_the_file_of_restarts(tmp_path: Path) -> None:
-    assert read_restarts(tmp_path) == ()
-    file = tmp_path / RESTARTS_FILE
-    file.write_text(KILLED.model_dump_json() + '\n{"restart": 2, "at')
-    assert read_restarts(tmp_path) == (KILLED,)
+def test_first_death(deaths: list[ProcessEnd], first: int) -> None:
+    found = first_death(deaths)
+    assert found is not None
+    assert found.rank == first

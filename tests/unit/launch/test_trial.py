@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from shardmark.core.machine import Machine
-from shardmark.core.run_files import LOST_FILE, rank_file
 from shardmark.launch.listener import Reading
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
 from shardmark.measure.step.progress import ProgressWriter, RankProgress
-from shardmark.results.schema import Outcome, RankError, RankRecord, TrialResult
+from shardmark.results.schema import Outcome, RankError, TrialResult
 from shardmark.results.store import RunFolder
 from shardmark.trials.trial import Trial
-from tests.golden.invented import invented_rank
 from tests.unit.launch.fakes import (
     CPU,
     FAILED,
@@ -158,30 +156,6 @@ def test_what_is_prepared_is_not_in_the_trials_time(folder: RunFolder) -> None:
     result = run(folder, engine, trial_of("ddp"))
     assert result.outcome is Outcome.OK
     assert prepared[0] <= result.started_at_seconds
-
-
-class ServedEngine(FakeEngine):
-    """Two workers and a server; the first worker dies after its first step."""
-
-    def run(self, directory: Path, **options: Any) -> Ending:
-        end = super().run(directory, **options)
-        server = RankRecord.model_validate(invented_rank(2).model_dump() | {"role": "server"})
-        whole = invented_rank(1).model_copy(update={"steps_per_epoch": 2})
-        nothing = {"steps_per_epoch": None, "windows": (), "samples": 0, "epochs": ()}
-        early = invented_rank(0).model_copy(update=nothing)
-        for record in (early, whole, server):
-            (directory / rank_file(record.rank)).write_text(record.model_dump_json())
-        (directory / LOST_FILE.format(0)).write_text("was ended by SIGKILL")
-        return end
-
-
-def test_trial_goes_on_without_its_first_worker(folder: RunFolder) -> None:
-    result = run(folder, ServedEngine(), trial_of("ps-async"))
-    assert (result.outcome, result.failure) == (Outcome.OK, None)
-    assert [rank.lost for rank in result.ranks] == ["was ended by SIGKILL", None, None]
-    assert result.metrics["samples_per_second"] is not None
-    reason = result.missing.get("epoch_seconds", "")
-    assert "is not known" not in reason, "the others know how long an epoch is"
 
 
 def test_progress_is_that_of_the_furthest(folder: RunFolder) -> None:

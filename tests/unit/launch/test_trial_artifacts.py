@@ -14,7 +14,6 @@ import pytest
 from shardmark.core.errors import StorageError
 from shardmark.core.run_files import (
     LOG_FILE,
-    LOST_FILE,
     SAMPLES_FILE,
     rank_file,
 )
@@ -30,7 +29,6 @@ from shardmark.launch.trial_artifacts import (
     rank_record,
     rank_records,
     read_lines,
-    read_restarts,
     refuse_full,
 )
 from shardmark.measure.step.progress import ProgressWriter
@@ -52,14 +50,11 @@ def leave(folder: Path, rank: int, **changes: object) -> None:
     part.replace(folder / rank_file(rank))
 
 
-def test_records_are_of_the_ranks_that_wrote_one_and_say_who_was_lost(tmp_path: Path) -> None:
+def test_records_are_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
     for rank in range(2):
         leave(tmp_path, rank)
     (tmp_path / rank_file(2)).write_text(invented_rank(2).model_dump_json()[:40])
-    (tmp_path / LOST_FILE.format(1)).write_text("was ended by SIGKILL")
-    first, second = rank_records(tmp_path, range(4))
-    assert first == invented_rank(0)
-    assert second.lost == "was ended by SIGKILL"
+    assert rank_records(tmp_path, range(4)) == (invented_rank(0), invented_rank(1))
     clear(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -73,7 +68,6 @@ def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
     for local in (0, 1):
         write_log(tmp_path, local, "stdout", f"cut\nlocal \xff{local}\n".encode("latin-1"))
     number_logs(tmp_path, 0, ranks)
-    number_logs(tmp_path, 0, ranks)  # again after a restart: what bears its numbers keeps them
     for name in ("agent.log", "agent.node-1.log"):
         (tmp_path / name).write_text("begun\n")
     merge_logs(tmp_path)
@@ -128,10 +122,9 @@ def test_samples_of_nodes_come_in_order_of_time_with_their_node(
     assert [(line["at_seconds"], line.get("node")) for line in lines_read] == merged
 
 
-def test_a_restarted_rank_is_sampled_in_its_new_process(
+def test_ranks_are_sampled_once_they_have_left_a_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This process and its parent stand for the rank's two; a record is read when it changes."""
     read: list[int] = []
 
     def counted(directory: Path, rank: int) -> RankRecord | None:
@@ -141,18 +134,14 @@ def test_a_restarted_rank_is_sampled_in_its_new_process(
     monkeypatch.setattr(trial_artifacts, "rank_record", counted)
     with RankSampler(tmp_path, SAMPLES_FILE, range(2), sample_seconds=3600) as sampler:
         sampler.look()
-        leave(tmp_path, 0, pid=os.getppid())
-        sampler.look()
-        (tmp_path / rank_file(0)).unlink()
-        sampler.look()
-        leave(tmp_path, 0, pid=os.getpid())
-        sampler.look()
-        sampler.look()
+        for rank in range(2):
+            leave(tmp_path, rank, pid=os.getpid())
+            sampler.look()
+            sampler.look()
     sampled = [
-        {rank["rank"]: rank["pid"] for rank in line["ranks"]}
-        for line in read_lines(tmp_path / SAMPLES_FILE)
+        {rank["rank"] for rank in line["ranks"]} for line in read_lines(tmp_path / SAMPLES_FILE)
     ]
-    assert sampled == [{}, {0: os.getppid()}, {0: os.getpid()}, {0: os.getpid()}]
+    assert sampled == [set(), {0}, {0, 1}, {0, 1}]
     assert read.count(0) == 2
 
 
@@ -223,6 +212,4 @@ def exited(agent: int, *ranks: int) -> Ending:
 @pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])
 def test_what_the_launcher_left_half_written_tells_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / trial_artifacts.AGENT_FILE).write_text(text)
-    (tmp_path / trial_artifacts.RESTARTS_FILE).write_text(text)
     assert process_ends(tmp_path) == ()
-    assert read_restarts(tmp_path) == ()

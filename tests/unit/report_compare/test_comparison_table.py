@@ -105,13 +105,12 @@ def test_several_runs_and_workloads_are_told_apart() -> None:
     assert table.cells("workload")[1] == "detection coco"
 
 
-def test_servers_and_lost_workers_are_told() -> None:
+def test_servers_are_counted_beside_the_workers() -> None:
     trial = invented_trial("ps-async", 2, 0)
     first, second = trial.ranks
     server = first.model_copy(update={"rank": 2, "role": "server"})
-    lost = second.model_copy(update={"lost": "was ended by SIGKILL"})
-    cells = shown(trial.model_copy(update={"ranks": (first, lost, server)}))
-    assert (cells["ranks"], cells["marks"]) == (("2+1",), ("rank lost",))
+    cells = shown(trial.model_copy(update={"ranks": (first, second, server)}))
+    assert cells["ranks"] == ("2+1",)
     assert "worker MiB" in cells
     assert "worker MiB" not in shown(invented_trial())
 

@@ -29,7 +29,7 @@ from shardmark.report.page.parts import (
     trials_table,
     verified,
 )
-from shardmark.results.schema import Failure, Outcome, TrialResult
+from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
 from shardmark.results.store import load_run
 from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
 from tests.golden.invented import invented_rank, invented_trial, write_run
@@ -279,11 +279,12 @@ def test_the_plan_is_counted(tmp_path: Path) -> None:
 
 
 def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
-    lost = invented_rank(1).model_copy(update={"lost": "was killed"})
+    error = RankError(kind="exception", message="no more", at_seconds=0.0)
+    failed = invented_rank(1).model_copy(update={"error": error})
     rows = rows_of_trials(
         tmp_path / "run",
         invented_trial("single", 1),
-        invented_trial("ddp", 2, ranks=(invented_rank(0), lost)),
+        invented_trial("ddp", 2, ranks=(invented_rank(0), failed)),
         invented_trial("fsdp", 2, outcome=Outcome.FAILED),
     )
     trials, ranks = trials_table(rows), ranks_table(rows)
@@ -291,7 +292,7 @@ def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
     assert trials.cells("outcome") == ("ok", "ok", "failed")
     assert ranks.cells("label") == ("single", "ddp", "ddp")
     assert ranks.cells("rank") == ("0", "0", "1")
-    assert ranks.cells("ended early") == ("", "", "was killed")
+    assert ranks.cells("ended early") == ("", "", "exception: no more")
     assert ranks.cells("samples/s")[0] == "199.7", "1248 samples in windows of 2.75 and 3.5 seconds"
     metrics = definitions(rows).cells("metric")
     assert "samples_per_second" in metrics

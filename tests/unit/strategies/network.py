@@ -18,7 +18,6 @@ from shardmark.strategies.parameter_server.messages import (
     receive,
     receive_numbers,
     receive_value,
-    say_farewell,
     send,
     send_header,
     to_bytes,
@@ -88,7 +87,7 @@ class Network:
 
     def dies(self, rank: int) -> None:
         """Whatever it sent arrives; then its connection is closed."""
-        for tag in (_messages.HEADER, _messages.CONTENT, _messages.LIFE):
+        for tag in (_messages.HEADER, _messages.CONTENT):
             self._queue(rank, self.server, tag).put(None)
 
     def installed(self, patch: pytest.MonkeyPatch) -> Network:
@@ -159,8 +158,6 @@ class Client:
             return receive_value(size_bytes, self._network.server)
 
     def close(self) -> None:
-        with self._network.being(self._rank):
-            say_farewell(self._network.server)
         self._ask(Kind.CLOSE)
 
 
@@ -194,7 +191,7 @@ class Served:
         for end in self._network.dead.values():
             end.set()
         for thread in threading.enumerate():
-            if thread.name.startswith(("attend-", "watch-")):
+            if thread.name.startswith("attend-"):
                 thread.join(PATIENCE_SECONDS)
 
 

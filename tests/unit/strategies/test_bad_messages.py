@@ -31,7 +31,6 @@ HEADERS: dict[str, tuple[float, float, float]] = {
     "half a step": (Kind.STEP_SHARD, 0.5, 0),
     "a rate that is none": (Kind.PUSH, 0, math.nan),
     "a rate that goes back": (Kind.PUSH, 0, -0.1),
-    "a checkpoint where there are none": (Kind.CHECKPOINT, 5, 0),
     "a value that is none": NO_VALUE,
 }
 

@@ -72,8 +72,6 @@ def test_every_method_answers(name: str) -> None:
         assert traffic.formula
         assert (traffic.required_bytes > 0) is (layout.processes > 1)
     assert {strategy.backend(on, asked) for on in ("cuda", "cpu")} <= {"nccl", "gloo"}
-    assert strategy.guarantee() is None or strategy.tolerates_worker_loss()
-    assert strategy.resume_blocker(asked) is None
     assert {"gradient_clipping", "mixed_precision"} <= strategy.settings(asked).keys()
     assert all(isinstance(module, str) for module in strategy.loads())
     assert "name" not in option_names(name)

@@ -1,4 +1,4 @@
-"""Metrics of parameter servers, and trials whose workers are unequal or were lost."""
+"""Metrics of parameter servers, and trials whose workers are unequal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.unit.summarise.trials import (
     record,
     sample_lines,
     server_record,
-    step_lines,
     summarised,
     value,
 )
@@ -29,7 +28,6 @@ def server(rank: int, **exchange: Any) -> RankRecord:
         "updates": 20,
         "staleness": {"0": 10, "2": 6, "11": 4},
         "wait_seconds": 5.0,
-        "lost_samples": 8,
     }
     return server_record(rank, exchange=ExchangeRecord(**{**counts, **exchange}))
 
@@ -58,7 +56,6 @@ def test_every_metric_of_servers() -> None:
             "pull_bytes": 80,
             "updates_per_second": 12 / 6.6,
             "server_wait_seconds": 0.25,
-            "lost_samples": 8,
         }
     )
     assert not set(NAMES) & set(missing)
@@ -79,26 +76,11 @@ def test_staleness_of_all_servers() -> None:
 
 def test_nothing_was_pushed() -> None:
     idle = worker(0).model_copy(update={"exchange": ExchangeRecord(), "windows": ()})
-    metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}, lost_samples=0))
+    metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}))
     for name in ("staleness_mean", "staleness_max", "push_bytes", "server_wait_seconds"):
         assert missing[name] == "no gradient reached a server"
     assert missing["updates_per_second"] == "no window was measured"
-    assert value(metrics, "push_count") == value(metrics, "lost_samples") == 0
-
-
-def test_a_lost_worker_is_not_measured() -> None:
-    """Its pushes were used, so that the server's count has them; its record ends anywhere."""
-    lost = record(0, windows=(), samples=0, epochs=(), probe=None, lost="was ended by SIGKILL")
-    metrics, missing = summarised(
-        (lost, worker(1), server(2)),
-        [line for line in step_lines() if line["rank"] == 1],
-        sample_lines(ranks=3),
-    )
-    assert value(metrics, "samples_per_second") == pytest.approx(66 / 6.6)
-    assert value(metrics, "train_loss") == 1.5
-    assert value(metrics, "push_count") == 20
-    assert value(metrics, "cpu_percent") == pytest.approx((100 + 150) / 2)
-    assert "step_seconds" not in missing
+    assert value(metrics, "push_count") == 0
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.results.schema import ProbeRecord, RankRecord, ResumeRecord
+from shardmark.results.schema import ProbeRecord, RankRecord
 from shardmark.strategies import build_strategy
 from tests.unit.summarise.trials import (
     epochs,
@@ -25,7 +25,6 @@ OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_
 OF_LANGUAGE = {"tokens_per_second", "tokens_per_second_per_rank", "bits_per_byte", "perplexity"}
 NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS | OF_LANGUAGE
 """What the evaluation of `trials` does not give."""
-OF_RESTARTS = {"checkpoint_seconds", "checkpoint_bytes"}
 OF_COMPILING = {"compile_seconds", "recompilations"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}
 
@@ -69,7 +68,6 @@ VALUES = {
     "nonfinite_steps": 0,
     "skipped_steps": 0,
     "data_errors": 0,
-    "restarts": 0,
 }
 
 
@@ -106,7 +104,6 @@ def test_what_a_cpu_has_not() -> None:
         **dict.fromkeys(NOT_OF_IT, "the workload has no such metric"),
         **dict.fromkeys(OF_SERVERS, "the strategy has no parameter server"),
         "pipeline_bubble_fraction": "the strategy has no pipeline",
-        **dict.fromkeys(OF_RESTARTS, "no checkpoint was written"),
         **dict.fromkeys(OF_COMPILING, "recipe.compile is none"),
     }
 
@@ -151,7 +148,7 @@ def test_cuda() -> None:
     assert value(metrics, "temperature_celsius") == 61  # hotter before the windows
     assert value(metrics, "device_used_bytes") == 10_000
     others = {"host_state_bytes", "pipeline_bubble_fraction"}
-    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_RESTARTS | OF_COMPILING | others
+    assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_COMPILING | others
 
 
 def test_one_process_with_several_devices() -> None:
@@ -239,20 +236,12 @@ def test_server_counts_where_it_has_values() -> None:
     assert "startup_seconds" not in missing
 
 
-def test_a_restarted_rank_counts_on_in_its_new_process() -> None:
-    """Without `resumes` a process of another number is not the rank's."""
-    resumes = (ResumeRecord(restart=1, step=3, at_seconds=1012.0, lost_seconds=2.0),)
+def test_samples_of_another_process_are_not_the_rank_s() -> None:
     lines: list[dict[str, Any]] = sample_lines()
     for line in lines:
         (rank, _) = line["ranks"]
         if line["at_seconds"] <= 1012:
             rank["pid"] = 999
-        else:
-            rank["cpu_seconds"] -= 6.0  # half a second in each of the first twelve
-    again = record(0).model_copy(update={"resumes": resumes})
-    metrics, _ = summarised([again, record(1)], samples=lines)
-    assert value(metrics, "cpu_percent") == pytest.approx(75)
-    assert value(metrics, "peak_rss_bytes") == 2500
     _, missing = summarised(samples=lines)
     assert missing["cpu_percent"] == "rank 0: no sample was taken before the first window"
 
@@ -262,9 +251,9 @@ def test_errors_are_counted() -> None:
         record(0, nonfinite_steps=3, skipped_steps=1, data_errors=("a", "b")),
         record(1, nonfinite_steps=2, skipped_steps=1, data_errors=("c",)),
     ]
-    metrics, _ = summarised(ranks, restarts=1)
-    names = ("nonfinite_steps", "skipped_steps", "data_errors", "restarts")
-    assert [value(metrics, name) for name in names] == [3, 1, 3, 1]
+    metrics, _ = summarised(ranks)
+    names = ("nonfinite_steps", "skipped_steps", "data_errors")
+    assert [value(metrics, name) for name in names] == [3, 1, 3]
 
 
 def test_network_is_the_sum_over_nodes() -> None:

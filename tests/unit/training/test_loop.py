@@ -73,7 +73,7 @@ def test_each_call_is_one_window_unless_it_is_warm_up(
     assert loop.windows == windows
     assert loop.told == list(range(1, stretches[-1][0] + 1))
     assert loop.recorder.sample_ids == loop.worker.ids
-    assert [step.loss for step in loop.recorder.steps_since()] == loop.told
+    assert [step.loss for step in loop.recorder.recorded_steps()] == loop.told
 
 
 def test_window_is_the_wall_time_of_its_steps_with_the_device_idle_at_both_ends() -> None:
@@ -90,7 +90,7 @@ def test_a_step_without_a_batch_leaves_nothing() -> None:
     loop = Loop()
     loop.until(2)
     loop.until(3)
-    taken = loop.recorder.steps_since()
+    taken = loop.recorder.recorded_steps()
     assert [step.seconds for step in taken] == [{"data": 1.0, "forward": 1.0, "step": 5.0}] * 3
     assert loop.slept == [4.0] * 3
 

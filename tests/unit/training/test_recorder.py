@@ -75,14 +75,14 @@ def test_a_step_in_numbers() -> None:
     take_step(recorder)
     began = 1e9 + 11
     assert recorder.first_step_at_seconds == began
-    first, second = recorder.steps_since()
+    first, second = recorder.recorded_steps()
     assert (first.seconds, second.seconds) == (
         {"forward": 3.0, "step": 7.0},
         {"forward": 1.0, "step": 3.0},
     )
     assert (first.started_at_seconds, second.started_at_seconds) == (began + 1, began + 9)
-    assert recorder.steps_since(1) == [second]
-    assert recorder.steps_since(2) == []
+    assert recorder.recorded_steps()[1:] == [second]
+    assert recorder.recorded_steps()[2:] == []
 
 
 def test_what_does_not_end_is_not_marked() -> None:
@@ -93,9 +93,9 @@ def test_what_does_not_end_is_not_marked() -> None:
         pass
     with pytest.raises(ValueError, match="bad"), recorder.span("forward"):
         raise ValueError("bad")
-    assert (recorder.step, recorder.steps_since()) == (0, [])
+    assert (recorder.step, recorder.recorded_steps()) == (0, [])
     take_step(recorder)
-    assert recorder.steps_since()[0].seconds.keys() == {"forward", "step"}
+    assert recorder.recorded_steps()[0].seconds.keys() == {"forward", "step"}
 
 
 def test_the_device_keeps_no_loss_and_no_mark_of_settled_steps() -> None:
@@ -108,4 +108,4 @@ def test_the_device_keeps_no_loss_and_no_mark_of_settled_steps() -> None:
     take_step(recorder)
     assert losses is recorder.losses, "the list is known to others"
     assert (recorder.step, len(losses)) == (2, 1)
-    assert [step.sample_ids for step in recorder.steps_since()] == [(0,), (1,)]
+    assert [step.sample_ids for step in recorder.recorded_steps()] == [(0,), (1,)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import NoSpans, Spans
-from shardmark.strategies.base import CheckpointState, HeldState, RankContext, Worker
+from shardmark.strategies.base import HeldState, RankContext, Worker
 from shardmark.workloads.base import Batch, BatchPlan, LossSum, Workload
 from shardmark.workloads.order import every_step
 
@@ -239,10 +239,3 @@ class FakeWorker(Worker):
 
     def held_state(self) -> HeldState:
         return HeldState(parameters=(), gradients=(), optimizer_state=())
-
-    def checkpoint_state(self) -> CheckpointState:
-        counts = {"taken": len(self.ids)}
-        return CheckpointState(own={"taken": torch.tensor(len(self.ids))}, counts=counts)
-
-    def load_checkpoint_state(self, kept: CheckpointState) -> None:
-        self.ids = [()] * int(kept.own["taken"])

@@ -54,17 +54,10 @@ def is_by_design(row: Row) -> bool:
 
 
 def _group(rows: Sequence[Row]) -> ComparableGroup:
-    measured = [
-        row for row in rows if row.ok_trials and not _lost_rank(row) and row.diverged is None
-    ]
+    measured = [row for row in rows if row.ok_trials and row.diverged is None]
     unverified = all(row.equivalent is None and row.guarantee is None for row in measured)
     return ComparableGroup(
         rows=tuple(rows),
         candidates=tuple(row for row in measured if unverified or row.equivalent is True),
         by_design=tuple(row for row in measured if is_by_design(row)),
     )
-
-
-def _lost_rank(row: Row) -> bool:
-    """Its rates are then those of the ranks that were left."""
-    return any(rank.lost is not None for trial in row.ok_trials for rank in trial.ranks)

@@ -173,9 +173,7 @@ def _cores_of(
     for rank in ranks:
         seconds = counter_increase(process_points(samples, rank, "cpu_seconds"), windows)
         if isinstance(seconds, str):
-            if rank.lost is None:
-                return None
-            continue
+            return None
         total += seconds / windows.seconds
     return total
 

@@ -20,7 +20,6 @@ from shardmark.analysis.trial.sampled_metrics import Windows
 from shardmark.core.layout import Layout
 from shardmark.core.metrics import (
     METRICS,
-    NO_CHECKPOINTS,
     NO_PIPELINE,
     NO_SERVERS,
     NO_SUCH_METRIC,
@@ -84,9 +83,9 @@ def window_seconds(rank: RankRecord) -> float:
 
 
 def workers_of(trial: TrialResult) -> list[RankRecord]:
-    """Ranks that trained to the end.  All store the same losses and qualities."""
+    """Return the ranks that train, in order.  All store the same losses and qualities."""
     ordered = sorted(trial.ranks, key=lambda rank: rank.rank)
-    return [rank for rank in ordered if rank.role == "worker" and rank.lost is None]
+    return [rank for rank in ordered if rank.role == "worker"]
 
 
 def measured_steps(rank: RankRecord) -> int:
@@ -150,7 +149,9 @@ def time_metrics(
         workers,
         startup_seconds=startup,
         pipeline_bubble_fraction=bubble,
-        evaluation_seconds=lambda rank: _mean(rank.evaluation_seconds, NO_EVALUATION),
+        evaluation_seconds=lambda rank: (
+            fmean(rank.evaluation_seconds) if rank.evaluation_seconds else NO_EVALUATION
+        ),
         **{name: partial(compiled, name=name) for name in ("compile_seconds", "recompilations")},
         **{name: partial(quantile, span=s, share=q) for name, (s, q) in _QUANTILES.items()},
     )
@@ -313,13 +314,12 @@ def server_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
     values: dict[str, Value | None] = {
         "staleness_mean": sum(s * n for s, n in stale.items()) / gradients if gradients else None,
         "staleness_max": max(stale, default=None),
-        "push_count": first.pushes,  # also of workers that died later
+        "push_count": first.pushes,
         "pull_count": first.pulls,
         "push_bytes": sent / pushes if pushes else None,
         "pull_bytes": received / pushes if pushes else None,
         "updates_per_second": _updates_per_second(workers),
         "server_wait_seconds": first.wait_seconds / first.pushes if first.pushes else None,
-        "lost_samples": first.lost_samples,
     }
     no_push = "no gradient reached a server"
     return {name: trial_value(value, no_push) for name, value in values.items()}
@@ -375,17 +375,10 @@ def train_loss(workers: Sequence[RankRecord], epoch: int) -> Value:
 
 
 def error_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
-    """What went wrong on the ranks, and what guarding against it took."""
+    """Return the numbers of steps and samples that failed on the ranks."""
     return over_ranks(
         ranks,
         nonfinite_steps=lambda rank: rank.nonfinite_steps,
         skipped_steps=lambda rank: rank.skipped_steps,
         data_errors=lambda rank: len(rank.data_errors),
-        lost_seconds=lambda rank: sum(resume.lost_seconds for resume in rank.resumes),
-        checkpoint_seconds=lambda rank: _mean([c.seconds for c in rank.checkpoints]),
-        checkpoint_bytes=lambda rank: _mean([c.written_bytes for c in rank.checkpoints]),
     )
-
-
-def _mean(values: Sequence[float], otherwise: str = NO_CHECKPOINTS) -> Value:
-    return fmean(values) if values else otherwise

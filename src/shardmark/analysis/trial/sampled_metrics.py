@@ -190,22 +190,14 @@ def interface_points(samples: Sequence[Line], name: str, field: str) -> list[Poi
 
 
 def process_points(samples: Iterable[Line], rank: RankRecord, field: str) -> list[Point]:
-    """Of the rank's process, and of those that were the rank before it was restarted."""
-    points: list[Point] = []
-    pid: object = None
-    before = 0.0
-    for sample in samples:
-        for process in objects(sample, "ranks"):
-            value = number(process.get(field))
-            if process.get("rank") != rank.rank or value is None:
-                continue
-            if process.get("pid") != rank.pid and not rank.resumes:
-                continue
-            if field in _COUNTERS and pid not in (None, process.get("pid")):
-                before = points[-1][1]  # a new process counts from nothing
-            pid = process.get("pid")
-            points.append((at_seconds(sample), before + value))
-    return points if pid == rank.pid else []
+    """Return when each value of the rank's process was sampled, and the value."""
+    return [
+        (at_seconds(sample), value)
+        for sample in samples
+        for process in objects(sample, "ranks")
+        if (process.get("rank"), process.get("pid")) == (rank.rank, rank.pid)
+        and (value := number(process.get(field))) is not None
+    ]
 
 
 def device_points(samples: Iterable[Line], uuid: str, field: str) -> list[Point]:

@@ -43,7 +43,6 @@ def summarise(
     layout: Layout,
     steps_per_epoch: int | None,
     samples_per_step: int | None = None,
-    restarts: int = 0,
     timed_by: Sequence[RankRecord] = (),
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
     """`metrics` and `missing` of a `TrialResult`: each metric that is None has its reason there.
@@ -52,14 +51,13 @@ def summarise(
     `launched_at_seconds` is Unix time.  What was sampled from outside is cut to the slowest rank's
     windows; where no rank trains, to those of the slowest of `timed_by`.
     """
-    ranks = sorted((r for r in ranks if r.lost is None), key=lambda rank: rank.rank)
+    ranks = sorted(ranks, key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
     steps_taken, measured = read_steps(steps)
     no_window = _why_no_window(workers, steps_taken)
     peak = peak_of_all(workers, precision, tf32=tf32)
     results: dict[str, Result] = {
         "total_seconds": trial_value(total_seconds),
-        "restarts": trial_value(restarts),
         "epoch_seconds": epoch_seconds(
             workers,
             steps_taken,

@@ -19,13 +19,11 @@ from shardmark.core.environment_variables import (
 )
 from shardmark.core.errors import STORAGE_EXIT, error_kind
 from shardmark.core.processes import die_with_parent, schedule_as_batch, schedule_normally
-from shardmark.core.run_files import JOINED_FILE, LOST_FILE, TRIAL_FILE
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.text import say
 from shardmark.launch.local.launcher import Launcher
-from shardmark.launch.outcome import describe
 from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
-from shardmark.train.checkpoint_folder import folder_of_rank, keep
 from shardmark.trials.trial import Trial
 
 REPORTED = 1
@@ -50,15 +48,12 @@ def run_agent(directory: str, task: str) -> int:
     here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
-    if task == "measure" and trial.limits.max_restarts:
-        keep(folder_of_rank(folder), trial)
     launcher = Launcher(
         rank_main,
         (os.getpid(), trial, folder, task, here.node),
         folder=folder,
         trial=trial,
         here=here,
-        max_restarts=trial.limits.max_restarts if task == "measure" else 0,
     )
     fine, ends = launcher.launch()
     if not fine:
@@ -78,34 +73,7 @@ def rank_main(launcher_pid: int, trial: Trial, folder: Path, task: str, node: in
     # The launcher numbers ranks node by node; servers sit on each node in turn.
     rank = trial.layout.ranks_by_node[node][int(os.environ["LOCAL_RANK"])]
     os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(node)}
-    trains = trial.layout.ranks[rank].share is not None
-    if trains and trial.built_strategy.tolerates_worker_loss() and _guarded(folder, rank):
-        return
     _be_rank(trial, folder, task)
-
-
-def _guarded(folder: Path, rank: int) -> bool:
-    """Whether this process is the guard of the rank, and the rank has ended as it may.
-
-    The launcher ends all ranks when one process dies.  A worker that can be missed runs in a child
-    of the process that the launcher watches, which notes how it died.  An error that the rank has
-    reported itself ends the trial as ever.
-    """
-    own_pid = os.getpid()
-    child = os.fork()
-    if child == 0:
-        die_with_parent(own_pid)
-        return False
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if code in (REPORTED, STORAGE_EXIT):
-        os._exit(code)
-    if code and not (folder / JOINED_FILE.format(rank)).exists():
-        # The others wait for it to connect: nobody can go on, and the launcher has to see it.
-        os._exit(code) if code > 0 else os.kill(os.getpid(), -code)
-    if code:
-        (folder / LOST_FILE.format(rank)).write_text(describe(code))
-    return True
 
 
 def _be_rank(trial: Trial, folder: Path, task: str) -> None:

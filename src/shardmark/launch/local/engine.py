@@ -8,15 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmark.core.environment_variables import FOLDER_VARIABLE
 from shardmark.core.machine import Machine
 from shardmark.core.processes import schedule_as_batch, schedule_normally
-from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
-from shardmark.launch.outcome import Ending, first_causes, kernel_oom_kills
-from shardmark.launch.trial_artifacts import process_ends, read_restarts
-from shardmark.train.checkpoint_folder import folder_on_node, remove, remove_abandoned
+from shardmark.launch.outcome import Ending, kernel_oom_kills
+from shardmark.launch.trial_artifacts import process_ends
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.5
@@ -57,24 +54,13 @@ class LocalEngine:
         task: Task = "measure",
     ) -> Ending:
         kills_before = kernel_oom_kills()
-        checkpoints = None
-        if task == "measure":
-            trial = Trial.model_validate_json((directory / TRIAL_FILE).read_text())
-            checkpoints = folder_on_node(trial, str(directory.resolve()), 0, here=True)
-        # An earlier command may have been killed.
-        remove_abandoned(checkpoints, str(directory.resolve()))
-        variables = {} if checkpoints is None else {FOLDER_VARIABLE: str(checkpoints)}
-        self._fork_server.begin(directory, task, variables)
-        try:
-            how, exit_code = self._watch(directory, trial_seconds, on_tick)
-        finally:
-            remove(checkpoints)
+        self._fork_server.begin(directory, task, {})
+        how, exit_code = self._watch(directory, trial_seconds, on_tick)
         return Ending(
             how=how,
             agent_exit_code=exit_code,
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
-            restarts=first_causes(read_restarts(directory)),
         )
 
     def _watch(

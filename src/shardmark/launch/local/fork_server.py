@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from shardmark.core.environment_variables import (
     ALLOCATOR,
     DEVICE_TYPE_VARIABLE,
-    FOLDER_VARIABLE,
 )
 from shardmark.core.errors import STORAGE_EXIT, InputError, ShardmarkError, error_kind
 from shardmark.core.machine import Machine
@@ -47,7 +46,6 @@ from shardmark.measure.system.gpus import (
     without_kernels,
 )
 from shardmark.measure.system.machine_checks import AMD_REFUSED
-from shardmark.train.checkpoint_folder import remove_unowned
 
 if TYPE_CHECKING:
     from shardmark.launch.engine import Task
@@ -197,7 +195,6 @@ class ForkServer:
             self._scratch.close()
 
     def _start(self) -> socket.socket:
-        remove_unowned(temporary_folder())
         self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
         own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # The user's own model may live where a script has found it.  A file of the current folder
@@ -264,8 +261,6 @@ class _Server:
         self._channel = channel
         self._agent_pid = 0
         self._waiting: threading.Thread | None = None
-        self._checkpoints = ""
-        """Of the trial, if it has a folder for them."""
 
     def serve(self) -> None:
         try:
@@ -291,11 +286,7 @@ class _Server:
     def _remove_abandoned(self) -> None:
         """What a killed owner has left is removed at once: nobody may come here again."""
         with suppress(ShardmarkError):
-            temporary = temporary_folder()
-            remove_abandoned_scratch(temporary)
-            remove_unowned(temporary)
-        if self._checkpoints:
-            remove_unowned(Path(self._checkpoints).parent.parent)
+            remove_abandoned_scratch(temporary_folder())
 
     def machine(self, device: str) -> Machine:
         """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
@@ -329,7 +320,6 @@ class _Server:
         """Start a trial in a process group of its own, which one signal ends."""
         if self._waiting is not None:
             self._waiting.join()  # its trial is over; a process forks best with one thread
-        self._checkpoints = variables.get(FOLDER_VARIABLE, "")
         own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:

@@ -20,9 +20,8 @@ from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.engine import EngineRequest, Task
 from shardmark.launch.nodes.protocol import Message, files_below
 from shardmark.launch.nodes.registry import ConnectedNode, NodeLostError, NodeRegistry
-from shardmark.launch.outcome import Ending, LostNode, NoticedCause, ProcessEnd, first_causes
+from shardmark.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.launch.placement import MeetingPoint
-from shardmark.results.schema import RestartRecord
 from shardmark.results.verification import CELLS_FILE
 from shardmark.trials.trial import Trial
 
@@ -158,24 +157,14 @@ class NodesEngine:
         started = time.monotonic()
         request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
 
-        def resume(number: int) -> None:
-            node = registry.nodes[number]
-            self._request.tell(f"{node.title} has come back")
-            with suppress(NodeLostError):  # which the next look sees
-                self._have_loaded([number])
-                rendezvous = {**(rendezvous_of[number] or {}), "address": node.address}
-                registry.tell(number, request | {"rendezvous": rendezvous, "resume": True})
-
-        limits = trial.limits if trial is not None and task == "measure" else None
-        seconds = limits.node_return_seconds if limits is not None and limits.max_restarts else 0.0
-        watch = TrialWatch(registry, numbers, seconds, resume)
+        watch = TrialWatch(registry, numbers)
         for number in numbers:
             registry.tell(number, request | {"rendezvous": rendezvous_of[number]})
         how, lost = "exited", None
         try:
             while watch.running and lost is None:
                 watch.collect(TICK_SECONDS)
-                lost = watch.lost_for_good()
+                lost = watch.lost()
                 if time.monotonic() - started > trial_seconds and watch.running:
                     how = "timed_out"
                     break
@@ -188,9 +177,8 @@ class NodesEngine:
             watch.end(stacks=how == "timed_out")
             registry.keep_files_in(None)
         on_tick()
-        lost = lost or registry.lost(watch.running)
-        for number in watch.running:  # its answer would be taken for that to the next question
-            registry.lose(number, f"it did not end the trial within {END_SECONDS:g} s")
+        lost = lost or watch.lost()
+        watch.lose_running(f"it did not end the trial within {END_SECONDS:g} s")
         return self._ending(watch, trial, how, lost)
 
     def close(self) -> None:
@@ -270,23 +258,18 @@ class NodesEngine:
         for number, answer in watch.answers.items():
             _checked(nodes[number], answer)
         ahead = {number: nodes[number].channel.ahead_seconds or 0.0 for number in watch.numbers}
-        failures, noticed = (
-            [
-                entry | {"at_seconds": entry["at_seconds"] - ahead[number]}
-                for number, answer in watch.answers.items()
-                for entry in answer[key]
-            ]
-            for key in ("failures", "restarts")
-        )
+        failures = [
+            entry | {"at_seconds": entry["at_seconds"] - ahead[number]}
+            for number, answer in watch.answers.items()
+            for entry in answer["failures"]
+        ]
         ranks_of = trial.layout.ranks_by_node if trial is not None else ()
-        restarts = first_causes(NoticedCause(**cause) for cause in noticed)
         ending = Ending(
             how=how,  # type: ignore[arg-type]  # one of its three values
             agent_exit_code=watch.exit_code(),
             failures=tuple(ProcessEnd(**end) for end in failures),
             oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
             lost=lost,
-            restarts=with_losses(restarts, watch.returned),
             clocks_ahead_seconds={
                 rank: ahead[number] for number, ranks in enumerate(ranks_of) for rank in ranks
             },
@@ -302,31 +285,17 @@ class NodesEngine:
 
 
 class TrialWatch:
-    """A trial under way on several nodes: whose part has ended, who was lost, who came back."""
+    """A trial under way on several nodes: which nodes have ended it, and which one was lost."""
 
-    def __init__(
-        self,
-        registry: NodeRegistry,
-        numbers: Sequence[int],
-        return_seconds: float,
-        resume: Callable[[int], None],
-        *,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        """A lost node is awaited for `return_seconds`; `resume` has it take up the trial again."""
+    def __init__(self, registry: NodeRegistry, numbers: Sequence[int]) -> None:
         self.numbers = numbers
         self.answers: dict[int, Message] = {}
         self.failed_at = math.inf
         """On the monotonic clock: when the first node's ranks had failed."""
         self._told_to_end: frozenset[int] = frozenset()
-        self.returned: list[tuple[float, LostNode]] = []
-        """Nodes that came back, and the Unix time at which their loss was noticed."""
         self._registry = registry
-        self._known = {number: registry.nodes[number] for number in numbers}
-        self._missing: dict[int, tuple[float, LostNode]] = {}
-        self._return_seconds = return_seconds
-        self._resume = resume
-        self._clock = clock
+        # Another process may join under a lost node's number: it has no part in this trial.
+        self._nodes = {number: registry.nodes[number] for number in numbers}
 
     @property
     def running(self) -> list[int]:
@@ -345,7 +314,7 @@ class TrialWatch:
         while self.running:
             for number in self.running:
                 with suppress(queue.Empty):
-                    answer = self._registry.nodes[number].answers.get_nowait()
+                    answer = self._nodes[number].answers.get_nowait()
                     self.answers[number] = answer
                     if answer.get("ended") != 0:
                         self.failed_at = min(self.failed_at, time.monotonic())
@@ -353,50 +322,29 @@ class TrialWatch:
                 return
             time.sleep(PAUSE_SECONDS)
 
-    def lost_for_good(self) -> LostNode | None:
-        """A node that was lost and is awaited no longer, if there is one."""
+    def lost(self) -> LostNode | None:
+        """Return a node that was lost before it ended the trial, if there is one."""
+        nodes = (self._nodes[number] for number in self.running)
+        return next((node.lost for node in nodes if node.lost is not None), None)
+
+    def lose_running(self, reason: str) -> None:
+        """Drop nodes that still run: a late answer would be taken for that to another question."""
         for number in self.running:
-            before, now = self._known[number], self._registry.nodes[number]
-            if before.lost is None:
-                continue
-            at_seconds, lost = self._missing.setdefault(number, (self._clock(), before.lost))
-            if now.lost is None:
-                self.returned.append(self._missing.pop(number))
-                self._known[number] = now
-                self._resume(number)
-            elif self._clock() - at_seconds >= self._return_seconds:
-                return lost
-        return None
+            if self._nodes[number].lost is None:
+                self._registry.lose(number, reason)
 
     def end(self, *, stacks: bool) -> None:
         """Have the trial ended wherever it still runs; the ranks tell first where they stand."""
         self._told_to_end = frozenset(self.running)
         for number in self.running:
-            self._registry.tell(number, {"do": "end", "stacks": stacks})
+            if self._nodes[number].lost is None:
+                self._registry.tell(number, {"do": "end", "stacks": stacks})
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
             self.collect(0)
-            if all(self._registry.nodes[number].lost is not None for number in self.running):
+            if all(self._nodes[number].lost is not None for number in self.running):
                 return
             time.sleep(TICK_SECONDS / 4)
-
-
-def with_losses(
-    restarts: Sequence[RestartRecord], losses: Iterable[tuple[float, LostNode]]
-) -> tuple[RestartRecord, ...]:
-    """The restarts, those that followed the loss of a node with that for a reason.
-
-    What other nodes' ranks met then, a closed connection, was no cause.
-    """
-    told = list(restarts)
-    for at_seconds, lost in losses:
-        distances = [abs(restart.at_seconds - at_seconds) for restart in told]
-        if distances:
-            nearest = distances.index(min(distances))
-            told[nearest] = told[nearest].model_copy(update={"reason": str(lost)})
-        else:
-            told.append(RestartRecord(restart=1, at_seconds=at_seconds, reason=str(lost)))
-    return tuple(told)
 
 
 def _checked(node: ConnectedNode, answer: Message) -> Message:

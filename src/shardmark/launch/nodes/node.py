@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import IO
 
 from shardmark.core.environment_variables import (
-    FOLDER_VARIABLE,
     RENDEZVOUS_VARIABLE,
     SECRET_VARIABLE,
 )
@@ -55,11 +54,9 @@ from shardmark.launch.trial_artifacts import (
     RankSampler,
     number_logs,
     process_ends,
-    read_restarts,
 )
 from shardmark.measure.system.environment import environment
 from shardmark.results.verification import CELLS_FILE
-from shardmark.train.checkpoint_folder import folder_on_node, remove, remove_abandoned
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.2
@@ -81,7 +78,6 @@ class Node:
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._fork_server = ForkServer()
         self._scratch = Path()
-        self._gone = False
 
     def serve(self) -> str | None:
         """Until the run is over: None, or why the controller cannot be reached any more."""
@@ -150,21 +146,12 @@ class Node:
             if request["rendezvous"] is not None:
                 variables[RENDEZVOUS_VARIABLE] = json.dumps(request["rendezvous"])
                 variables |= interface_variables(self._interface, request["rendezvous"]["address"])
-            if measured is not None:
-                checkpoints = folder_on_node(
-                    measured, request["directory"], self.number, here=self._here
-                )
-                if not request.get("resume"):
-                    remove_abandoned(checkpoints, request["directory"])
-                stack.callback(self._forget, checkpoints, measured)
-                variables |= {FOLDER_VARIABLE: str(checkpoints)} if checkpoints is not None else {}
             kills_before = kernel_oom_kills()
             try:
                 exit_code = self._watched(measured, request["task"], directory, variables)
             except ShardmarkError:
                 raise
-            except BaseException as error:
-                self._gone |= not isinstance(error, OSError)
+            except BaseException:
                 self._fork_server.close()  # nobody writes into folders that are removed now
                 raise
             self._send_files(trial, directory)
@@ -172,13 +159,7 @@ class Node:
                 "ended": exit_code,
                 "failures": [asdict(end) for end in process_ends(directory)],
                 "oom_kills": kernel_oom_kills() - kills_before,
-                "restarts": [cause.model_dump() for cause in read_restarts(directory)],
             }
-
-    def _forget(self, checkpoints: Path | None, trial: Trial) -> None:
-        """Unless another process may come for them in this one's place."""
-        if not (self._gone and trial.limits.node_return_seconds):
-            remove(checkpoints)
 
     def _write_inputs(self, request: Message, directory: Path) -> None:
         """The trial; or, for the judge, the list of the cells whose evidence was sent here."""
@@ -244,7 +225,6 @@ class Node:
                 else:
                     self._inbox.put(message)
         except (ChannelEndedError, OSError) as ended:
-            self._gone = True
             self._inbox.put({"do": "gone", "reason": str(ended)})
 
 

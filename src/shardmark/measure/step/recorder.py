@@ -202,13 +202,10 @@ class Recorder:
             observer.window_stopped()
         return elapsed
 
-    def steps_since(self, first: int = 0) -> list[RecordedStep]:
-        """Flush, and return the steps from that index on.
-
-        It waits for the device: call it between windows.
-        """
+    def recorded_steps(self) -> list[RecordedStep]:
+        """Flush, and return all steps.  It waits for the device: call it between windows."""
         self.flush()
-        return self._flushed[first:]
+        return [*self._flushed]
 
     @property
     def flushed_steps(self) -> list[RecordedStep]:
@@ -240,17 +237,3 @@ class Recorder:
             started_at_seconds=at_seconds + self._clock.seconds_between(origin, spans[-1][1]),
             seconds=seconds,
         )
-
-    def go_on_from(
-        self,
-        steps: Sequence[RecordedStep],
-        *,
-        windows: Sequence[Window],
-        first_step_at_seconds: float,
-    ) -> None:
-        """Continue after the steps of an earlier process."""
-        self._flushed = [*steps]
-        self.sample_ids = [step.sample_ids for step in steps]
-        self.learning_rates = [step.learning_rate for step in steps]
-        self.windows = [*windows]
-        self.first_step_at_seconds = first_step_at_seconds

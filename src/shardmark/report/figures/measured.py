@@ -260,7 +260,7 @@ def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
     for role in ("worker", "server"):
         fullest = []
         for trial in entry.row.ok_trials:
-            ranks = [rank for rank in trial.ranks if rank.role == role and rank.lost is None]
+            ranks = [rank for rank in trial.ranks if rank.role == role]
             if ranks:
                 fullest.append(max(ranks, key=lambda rank: peak_bytes(rank) or 0))
         if parts := _memory_parts(fullest):

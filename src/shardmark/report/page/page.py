@@ -48,7 +48,7 @@ FIRST = ("speed-and-memory", "throughput")
 """Figures that are not folded."""
 LEAST_FILTERED = 6
 """Rows that are still seen at once: filters would only be in the way."""
-CAUTIONS = (NoteKind.LOST, NoteKind.RESTARTED, NoteKind.NOT_EQUIVALENT)
+CAUTIONS = (NoteKind.NOT_EQUIVALENT,)
 """Notes that cast doubt on a number."""
 TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
 """Notes that have a section of their own."""

@@ -321,8 +321,6 @@ def _state_bytes(rank: RankRecord) -> float | None:
 
 
 def _ended_early(rank: RankRecord) -> str:
-    if rank.lost is not None:
-        return rank.lost
     return "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}"
 
 

@@ -184,11 +184,9 @@ def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]
 
 def _marks(row: Row) -> str:
     """What bars the row from being ranked with the others."""
-    lost = any(rank.lost for trial in row.ok_trials for rank in trial.ranks)
     marks = {
         "loss not finite": row.diverged is not None,
         "not equivalent": row.equivalent is False,
-        "rank lost": lost,
     }
     return ", ".join(name for name, holds in marks.items() if holds)
 

@@ -30,10 +30,8 @@ class NoteKind(StrEnum):
     DAMAGED = "damaged"
     UNFINISHED = "unfinished"
     UNSTABLE = "unstable"
-    LOST = "lost"
     NOT_EQUIVALENT = "not equivalent"
     OWN_MATHEMATICS = "own mathematics"
-    RESTARTED = "restarted"
     GAP = "gap"
     LABEL = "label"
     RELATION = "relation"
@@ -53,7 +51,6 @@ def notes_of(
 ) -> tuple[Note, ...]:
     """The notes below the table, most important first; `warnings` where they are known already."""
     rows = comparison.rows
-    trials = [(row.place, trial) for row in rows for trial in row.ok_trials]
     begun = _counted(len(comparison.missing), "trial")
     unfinished = [f"Begun without a result: {begun}."] if comparison.missing else []
     parts = {
@@ -66,12 +63,6 @@ def notes_of(
         NoteKind.DAMAGED: [f"Damaged, left out: {damaged}" for damaged in comparison.damaged],
         NoteKind.UNFINISHED: unfinished,
         NoteKind.UNSTABLE: _unstable(warnings_of(comparison) if warnings is None else warnings),
-        NoteKind.LOST: [
-            f"LOST: {place}: rank {rank.rank} {rank.lost}; the numbers are those of the others."
-            for place, trial in trials
-            for rank in trial.ranks
-            if rank.lost is not None
-        ],
         NoteKind.NOT_EQUIVALENT: [
             f"NOT EQUIVALENT: {text}."
             for text in _by_place(
@@ -85,13 +76,6 @@ def notes_of(
             for text in _by_place(
                 (numerics_text(row.mathematics), row.label) for row in rows if row.mathematics
             )
-        ],
-        NoteKind.RESTARTED: [
-            f"RESTARTED: {place}, repeat {trial.repeat + 1},"
-            f" {_counted(len(trial.restarts), 'time')}, lost {lost.value:.3g} s; the first time"
-            f" because {trial.restarts[0].reason}."
-            for place, trial in trials
-            if trial.restarts and (lost := trial.metrics.get("lost_seconds")) is not None
         ],
         NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),

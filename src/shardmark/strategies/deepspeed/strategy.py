@@ -140,11 +140,6 @@ class Zero(Strategy):
         group = world_size if self.stage else 1
         return data_parallel(world_size, nodes=nodes, group=group, holds=holds)
 
-    def resume_blocker(self, recipe: Recipe) -> str | None:
-        if recipe.precision == "fp16" and self.is_native(recipe):
-            return "a checkpoint does not keep the loss scale of DeepSpeed's fp16 engine"
-        return "what DeepSpeed offloads is not kept in a checkpoint" if recipe.cpu_offload else None
-
     def builds_in_parts(self) -> bool:
         return self.stage == 3
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.strategies.base import LOSS_SCALE, CheckpointState, HeldState, RankContext
+from shardmark.strategies.base import LOSS_SCALE, HeldState, RankContext
 from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import (
     allow_mixed_dtype_batch_norm,
@@ -30,17 +30,10 @@ from shardmark.strategies.casting import (
     lossless_copy,
     widen_outputs,
 )
-from shardmark.strategies.checkpoint_state import (
-    load_buffers,
-    named_buffers,
-    optimizer_tensors,
-    restore_optimizer,
-)
 from shardmark.strategies.execution import build_on
 from shardmark.strategies.initial_weights import build_in_parts
 from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
-    Scaler,
     StepWorker,
     build_optimizer,
     scale,
@@ -55,8 +48,6 @@ REPLICATED_PARAMETERS = "bit16_groups_flat"
 """Stages 1 and 2: all parameters, flat."""
 COMPUTED_PARTITIONS = "fp16_partitioned_groups_flat"
 """Stage 3: this rank's partitions, in the precision of the computation."""
-PERSISTENT_PARAMETERS = "persistent_parameters"
-"""Stage 3: parameters that stay whole on every rank."""
 PARAMETERS = (REPLICATED_PARAMETERS, COMPUTED_PARTITIONS)
 MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
 """Stages 1 and 2, stage 3: this rank's fp32 partitions."""
@@ -81,8 +72,7 @@ DEFINED_IN = {
         *(REPLICATED_PARAMETERS, MASTERS[0], *GRADIENTS[:3], *REPLACED, STATES_LINKED),
     ),
     "zero/stage3.py": (
-        *(COMPUTED_PARTITIONS, PERSISTENT_PARAMETERS, MASTERS[1], GRADIENTS[0]),
-        *(*GRADIENTS[2:], *REPLACED),
+        *(COMPUTED_PARTITIONS, MASTERS[1], GRADIENTS[0], *GRADIENTS[2:], *REPLACED),
     ),
 }
 """File of DeepSpeed's `runtime` package -> what it assigns."""
@@ -235,11 +225,11 @@ class ZeroWorker(StepWorker):
             n: m for n, m in self.module.named_modules() if n and [*m.parameters(recurse=False)]
         }
 
-    def _loss_scaler(self) -> Scaler | None:
-        """None in fp32 and bf16, and for DeepSpeed's own 16-bit engines."""
+    def _loss_scaler(self) -> torch.amp.GradScaler | LossScale | None:
+        """The scaler of autocast's fp16; None in fp32, bf16 and DeepSpeed's 16-bit engines."""
         held = getattr(self._engine, ENGINE_SCALER, None)
         held = held or getattr(self._engine.optimizer, OPTIMIZER_SCALER, None)
-        return held if isinstance(held, Scaler) else None
+        return held if isinstance(held, torch.amp.GradScaler | LossScale) else None
 
     def _backward(self, share: Tensor, last: bool) -> None:
         self._engine.backward(share, scale_wrt_gas=False)
@@ -339,64 +329,6 @@ class ZeroWorker(StepWorker):
             optimizer_state=(*state_tensors(self._base_optimizer()), *masters),
         )
 
-    def checkpoint_state(self) -> CheckpointState:
-        """The flat partitions that this rank holds; stage 0 is the same on all ranks."""
-        state = optimizer_tensors(self._base_optimizer(), self._updated())
-        whole = {f"parameter/{n}": t.detach() for n, t in self._whole_parameters().items()}
-        own = {f"partition/{n}": t.detach() for n, t in self._partitions().items()}
-        own |= named_buffers(self.module)
-        replicated = self._engine.zero_optimization_stage() == 0
-        return CheckpointState(
-            own=own if replicated else own | state,
-            shared=whole | state if replicated else whole,
-            counts=self._checkpoint_counts(),
-        )
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        """Collective in stage 3, which keeps small parameters whole everywhere."""
-        tensors = {**state.own, **state.shared}
-        optimizer, partitions = self._engine.optimizer, self._partitions()
-        load_buffers(self.module, tensors)
-        for name, target in self._whole_parameters().items():
-            target.detach().copy_(tensors[f"parameter/{name}"])
-        for name, target in partitions.items():
-            target.detach().copy_(tensors[f"partition/{name}"])
-        restore_optimizer(self._base_optimizer(), self._updated(), tensors)
-        # Stage 3 computes with copies of its partitions (views of them, where there is no copy).
-        for index, computed in enumerate(getattr(optimizer, COMPUTED_PARTITIONS, ())):
-            computed.detach().copy_(partitions[str(index)].detach())
-        small = getattr(optimizer, PERSISTENT_PARAMETERS, ())
-        if small:
-            small[0].partition(small, has_been_updated=False)
-            small[0].all_gather(small)
-        self._restore_counts(state.counts)
-
-    def _updated(self) -> dict[str, nn.Parameter]:
-        """What the base optimizer updates: all parameters, or this rank's partitions of them."""
-        if self._engine.zero_optimization_stage() == 0:
-            return self._trained()
-        return self._partitions()
-
-    def _trained(self) -> dict[str, nn.Parameter]:
-        return {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-
-    def _partitions(self) -> dict[str, nn.Parameter]:
-        """The fp32 partitions by number; none in stage 0."""
-        held = (list(getattr(self._engine.optimizer, name, ())) for name in MASTERS)
-        return _numbered(next((partitions for partitions in held if partitions), []))
-
-    def _whole_parameters(self) -> Mapping[str, Tensor]:
-        """Parameters that are whole on every rank: all of them below stage 3."""
-        stage = self._engine.zero_optimization_stage()
-        if stage == 0:
-            return self._trained()
-        flat = getattr(self._engine.optimizer, REPLICATED_PARAMETERS, ()) if stage < 3 else ()
-        return _numbered(flat)
-
-
-def _numbered(tensors: Iterable[Any]) -> dict[str, Any]:
-    return {str(index): tensor for index, tensor in enumerate(tensors)}
-
 
 def held_by(owner: object, names: Iterable[str]) -> list[Tensor]:
     """Every tensor inside the owner's attributes of these names, and inside buckets there."""
@@ -435,12 +367,6 @@ class LossScale:
         self._good_steps = 0 if overflow else self._good_steps + 1
         if overflow:
             self.cur_scale *= LOSS_SCALE["backoff_factor"]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.cur_scale, "good_steps": self._good_steps}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self.cur_scale, self._good_steps = float(state_dict["scale"]), int(state_dict["good_steps"])
 
 
 def scale_losses(optimizer: Any) -> None:

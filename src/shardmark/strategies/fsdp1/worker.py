@@ -40,7 +40,6 @@ class FullyShardedWorker(EagerWorker):
 
     shapes: Mapping[str, torch.Size]
     """Of the whole parameters."""
-    replicated: bool = False
 
     def __post_init__(self) -> None:
         assert isinstance(self.module, FullyShardedDataParallel)

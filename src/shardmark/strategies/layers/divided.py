@@ -22,8 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shardmark.strategies.checkpoint_state import local
-from shardmark.strategies.step import EagerWorker, by_mesh, loss_scaler, whole
+from shardmark.strategies.step import EagerWorker, by_mesh, local_shard, loss_scaler, whole
 from shardmark.workloads.base import Batch, CannotShard, TensorPlan
 
 if TYPE_CHECKING:
@@ -323,4 +322,4 @@ class DividedWorker(EagerWorker):
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         with loss_parallel() if self.loss_parallel else nullcontext():
-            return local(super().step(batch, recorder))
+            return local_shard(super().step(batch, recorder))

@@ -25,7 +25,6 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard
 from shardmark.measure.step.recorder import NoSpans, Spans
-from shardmark.strategies.checkpoint_state import local
 from shardmark.strategies.layers.divided import (
     OTHER_STRATEGY,
     SEQUENCE_DIM,
@@ -33,7 +32,7 @@ from shardmark.strategies.layers.divided import (
     clip,
     total_norm,
 )
-from shardmark.strategies.step import autocast
+from shardmark.strategies.step import autocast, local_shard
 from shardmark.workloads.base import Batch, BatchPlan, CannotShard, Workload
 
 Parts = Sequence[nn.Module]
@@ -460,7 +459,7 @@ class PipelineWorker(DividedWorker):
             raise error.__cause__ or error from None  # a stage wraps what it meets
         self._micro_batches = ()
         self._calls.clear()
-        return [local(loss).detach() for loss in losses]
+        return [local_shard(loss).detach() for loss in losses]
 
     def _schedule_for(self, call: Call) -> Any:
         """Made once for each size of a micro-batch: every stage has to know what it will receive.
@@ -505,7 +504,7 @@ class PipelineWorker(DividedWorker):
         """A tied parameter's gradient is that of all its places."""
         gradient = parameter.grad
         assert gradient is not None, "every place of a tied weight is used"
-        dist.all_reduce(local(gradient), group=group)
+        dist.all_reduce(local_shard(gradient), group=group)
 
     def _clip(self, largest_norm: float) -> None:
         """By the norm of all stages together, with which the last stage's loss goes round."""

@@ -274,7 +274,6 @@ class Layered(Strategy):
             "device": context.device,
             "shares": factors.data * factors.shard,
             "sample_ranks": None if workload.weights_known else _sample_ranks(mesh),
-            "replicated": False,
             "loss_parallel": self.loss_parallel and plan is not None,
         }
         if stages:

@@ -11,13 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardmark.core.numerics import LocalSteps
-from shardmark.strategies.base import CheckpointState, HeldState
+from shardmark.strategies.base import HeldState
 from shardmark.strategies.casting import lossless_copy
-from shardmark.strategies.checkpoint_state import optimizer_tensors, restore_optimizer
 from shardmark.strategies.step import EagerWorker, state_tensors
-
-OUTER = "outer/"
-"""Before the names of what a checkpoint has of the outer parameters and their optimizer."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -25,7 +21,6 @@ class LocalWorker(EagerWorker):
     """Its parameters and its optimizer are its own; the outer ones are every rank's alike."""
 
     local_steps: LocalSteps
-    replicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,22 +112,6 @@ class LocalWorker(EagerWorker):
             parameters=(*held.parameters, *self._outer.values()),
             optimizer_state=(*held.optimizer_state, *outer),
         )
-
-    def checkpoint_state(self) -> CheckpointState:
-        state = {f"parameter/{name}": p.detach() for name, p in self._outer.items()}
-        if self._outer_optimizer is not None:
-            state |= optimizer_tensors(self._outer_optimizer, self._outer)
-        shared = {f"{OUTER}{name}": tensor for name, tensor in state.items()}
-        return replace(super().checkpoint_state(), shared=shared)
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        super().load_checkpoint_state(state)
-        if self._outer_optimizer is None:
-            return
-        outer = {name.removeprefix(OUTER): tensor for name, tensor in state.shared.items()}
-        for name, parameter in self._outer.items():
-            parameter.detach().copy_(outer[f"parameter/{name}"])
-        restore_optimizer(self._outer_optimizer, self._outer, outer)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from shardmark.core.errors import ShardmarkError
 
-HEADER, CONTENT, LIFE = 1, 2, 3
-"""Tags: a header can be awaited while content is under way, and the end of a process all along."""
+HEADER, CONTENT = 1, 2
+"""Tags: a header can be awaited while content is under way."""
 NOTHING_LEFT = -1
 MOST_VALUE_BYTES = 2**30
 """Of what a worker gives when all are gathered, and of what it gets back."""
@@ -43,11 +43,6 @@ class Counts:
 
     def as_json(self) -> dict[str, Any]:
         return {name: v if isinstance(v, int) else dict(v) for name, v in vars(self).items()}
-
-    def restore(self, stored: Mapping[str, Any]) -> None:
-        """What `as_json` gave."""
-        for name, value in vars(self).items():
-            setattr(self, name, type(value)(stored[name]))
 
 
 class PeerGone(RuntimeError):  # noqa: N818  (what happened, not an error of ours)
@@ -77,8 +72,6 @@ class Kind(IntEnum):
     """Wait for all other workers; `number` bytes follow, and everybody's come back."""
     CLOSE = 8
     """Nothing else will come."""
-    CHECKPOINT = 9
-    """Write a checkpoint as of `number` steps, and say so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +127,6 @@ def receive_header(source: int) -> Header:
     if kind not in [*Kind] or not counts or not 0 <= rate < math.inf:
         raise _not_understood(source, f"header {kind:g}, {number:g}, {rate:g}")
     return Header(Kind(int(kind)), int(number), rate)
-
-
-def say_farewell(to: int) -> None:
-    """This process leaves in good order; what it says next is its last."""
-    send(torch.zeros(1), to, LIFE)
-
-
-def wait_for_end(source: int) -> None:
-    """Wait for the process's farewell.  Raises `PeerGone` as soon as it has died without one.
-
-    gloo ends a receive when the other side's connection closes; a send that is under way then, it
-    leaves waiting for ever.
-    """
-    receive(torch.empty(1), source, LIFE)
 
 
 def send_numbers(numbers: list[int], to: int) -> None:

@@ -14,12 +14,7 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.core.recipe import Recipe
 from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.results.schema import ExchangeRecord
-from shardmark.strategies.base import CheckpointState, HeldState
-from shardmark.strategies.checkpoint_state import (
-    local,
-    optimizer_tensors,
-    restore_optimizer,
-)
+from shardmark.strategies.base import HeldState
 from shardmark.strategies.parameter_server.buckets import Bucket
 from shardmark.strategies.parameter_server.messages import (
     NOTHING_LEFT,
@@ -33,7 +28,6 @@ from shardmark.strategies.parameter_server.messages import (
     send,
     send_numbers,
     to_bytes,
-    wait_for_end,
 )
 from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 from shardmark.strategies.step import (
@@ -50,7 +44,6 @@ class GradientServer:
 
     The optimizer sees each flat bucket as one parameter: SGD, Adam and AdamW work element by
     element, so that this is what they would do to the parameters in it, which are of one group.
-    With a `bound` of 0 no worker can be missed.
     """
 
     def __init__(
@@ -67,7 +60,6 @@ class GradientServer:
         named = dict(model.named_parameters())
         self._flat = [nn.Parameter(bucket.flat(named)) for bucket in buckets]
         device = self._flat[0].device
-        self._numbered = {str(index): flat for index, flat in enumerate(self._flat)}
         self._recipe = recipe
         first = (bucket.segments[0].name for bucket in buckets)  # all are of one group
         by_name = dict(zip(first, self._flat, strict=True))
@@ -94,7 +86,6 @@ class GradientServer:
         self._failure: Exception | None = None
         self._counts = Counts()
         self._as_of_gather = ExchangeRecord(updates=0)
-        self._write_checkpoint: Callable[[int], None] | None = None
         self._answers: dict[Kind, Callable[[int, Header], None]] = {
             Kind.PUSH: self._take_push,
             Kind.PULL: self._answer_pull,
@@ -103,49 +94,29 @@ class GradientServer:
             Kind.STATE: self._send_tensors,
             Kind.STEP_SHARD: self._send_step_shard,
             Kind.GATHER: self._gather,
-            Kind.CHECKPOINT: self._checkpoint,
         }
 
-    def serve(self, write_checkpoint: Callable[[int], None] | None = None) -> None:
-        """Answer the workers until the last one has closed or is gone.
-
-        `write_checkpoint` is called when a worker asks for it; all others wait meanwhile.  Raises
-        `ShardmarkError` where a worker is gone that cannot be missed, or all are.
-        """
-        self._write_checkpoint = write_checkpoint
+    def serve(self) -> None:
+        """Answer the workers until the last one has closed; raise if one dies before that."""
         for rank in range(len(self._inboxes)):
-            for name, task in (("attend", self._attend), ("watch", self._watch)):
-                threading.Thread(
-                    target=task, args=(rank,), name=f"{name}-{rank}", daemon=True
-                ).start()
+            threading.Thread(
+                target=self._attend, args=(rank,), name=f"attend-{rank}", daemon=True
+            ).start()
         with self._gate.changed:
-            # Not for the threads' ends: one that sends to a process that died never ends.
+            # Not for the threads' ends: a send to a process that has died never ends.
             self._gate.changed.wait_for(lambda: self._failure or not self._gate.present())
         if self._failure is not None:
             raise self._failure
-        if self._gate.everybody_lost:
-            raise ShardmarkError("every worker is gone; see log.txt")
 
     def _attend(self, rank: int) -> None:
         try:
             while (header := receive_header(rank)).kind is not Kind.CLOSE:
                 self._answers[header.kind](rank, header)
-            self._gate.leave(rank, "closed")
-        except PeerGone:
-            self._lose(rank)
+            self._gate.leave(rank)
+        except PeerGone as gone:
+            self._fail(ShardmarkError(f"worker {gone.rank} is gone; see log.txt"))
         except Exception as error:  # the thread's end must not be the end of the news
             self._fail(error)
-
-    def _watch(self, rank: int) -> None:
-        try:
-            wait_for_end(rank)
-        except PeerGone:
-            self._lose(rank)
-
-    def _lose(self, rank: int) -> None:
-        if self._together:
-            self._fail(ShardmarkError(f"worker {rank} is gone; see log.txt"))
-        self._gate.leave(rank, "lost")
 
     def _fail(self, error: Exception) -> None:
         """The first failure is the cause of those that follow."""
@@ -262,20 +233,11 @@ class GradientServer:
         send_numbers([len(everybody)], rank)
         send(everybody, rank)
 
-    def _checkpoint(self, rank: int, header: Header) -> None:
-        if self._write_checkpoint is None:
-            raise ShardmarkError(f"worker {rank} asks for a checkpoint, and this trial has none")
-        self._write_checkpoint(header.number)
-        send_numbers([header.number], rank)
-
     def _settle(self) -> None:
-        workers = len(self._inboxes)
-        samples = self._recipe.per_rank_batch or (self._recipe.global_batch or 0) // workers
         staleness = sorted(self._counts.staleness.items(), key=lambda item: int(item[0]))
         self._as_of_gather = ExchangeRecord(
             **self._counts.as_json() | {"staleness": dict(staleness)},
             wait_seconds=self._gate.wait_seconds,
-            lost_samples=self._gate.lost_step_shards * samples,
         )
 
     def exchange(self) -> ExchangeRecord:
@@ -296,26 +258,6 @@ class GradientServer:
         everything = (*held.parameters, *held.gradients, *held.optimizer_state, *outboxes)
         own = self._flat[0].device
         return storage_bytes(tensor for tensor in everything if tensor.device == own)
-
-    def checkpoint_state(self) -> CheckpointState:
-        parameters = {f"parameter/{name}": local(flat) for name, flat in self._numbered.items()}
-        return CheckpointState(
-            own=parameters | optimizer_tensors(self._optimizer, self._numbered),
-            counts={
-                **self._counts.as_json(),
-                "step_shards": self._gate.step_shards_taken,
-                "wait_seconds": self._gate.wait_seconds,
-            },
-        )
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        for name, flat in self._numbered.items():
-            local(flat).copy_(state.own[f"parameter/{name}"])
-        restore_optimizer(self._optimizer, self._numbered, state.own)
-        self._counts.restore(state.counts)
-        self._read = dict.fromkeys(self._read, self._counts.updates)
-        self._gate.step_shards_taken = state.counts["step_shards"]
-        self._gate.wait_seconds = state.counts["wait_seconds"]
 
 
 def clipping_factor(

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from enum import Enum, auto
 from threading import Condition
-from typing import Literal
 
-State = Literal["running", "gathering", "closed", "lost"]
+
+class State(Enum):
+    """What one worker does."""
+
+    RUNNING = auto()
+    GATHERING = auto()
+    CLOSED = auto()
 
 
 class StalenessGate:
@@ -28,32 +34,20 @@ class StalenessGate:
         self.step_shards_taken = 0
         self._bound = bound
         self._workers = workers
-        self._states: dict[int, State] = dict.fromkeys(range(workers), "running")
+        self._states: dict[int, State] = dict.fromkeys(range(workers), State.RUNNING)
         self._steps = dict.fromkeys(range(workers), 0)
         """Pushes of each worker since all were last gathered."""
         self._given: dict[int, object] = {}
         self._gathered: list[object] = []
         self._gatherings = 0
-        self._unpushed = dict.fromkeys(range(workers), 0)
-        """Step shards handed to each worker whose gradient has not come."""
 
     def present(self) -> list[int]:
-        """Workers that train or gather, in order."""
-        return [rank for rank, state in self._states.items() if state in ("running", "gathering")]
-
-    @property
-    def everybody_lost(self) -> bool:
-        return all(state == "lost" for state in self._states.values())
-
-    @property
-    def lost_step_shards(self) -> int:
-        """Those that died with their worker."""
-        return sum(self._unpushed[rank] for rank, state in self._states.items() if state == "lost")
+        """Workers that have not closed, in order."""
+        return [rank for rank, state in self._states.items() if state is not State.CLOSED]
 
     def pushed(self, rank: int) -> None:
         """A gradient of the worker is whole.  Called with `changed` held."""
         self._steps[rank] += 1
-        self._unpushed[rank] = max(0, self._unpushed[rank] - 1)
         self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
@@ -64,51 +58,46 @@ class StalenessGate:
 
     def may_go_on(self, rank: int) -> bool:
         """Whether the worker is within the bound of the slowest that runs."""
-        if self._bound is None or self._states[rank] == "lost":
+        if self._bound is None:
             return True
-        running = [r for r, state in self._states.items() if state == "running"]
+        running = [r for r, state in self._states.items() if state is State.RUNNING]
         return self._steps[rank] - min(self._steps[r] for r in running) <= self._bound
 
     def step_shard(self, rank: int, end_step: int) -> tuple[int, int] | None:
         """The next (step, share) before that step; None where all are handed out."""
         with self.changed:
-            if self.step_shards_taken >= end_step * self._workers or self._states[rank] == "lost":
+            if self.step_shards_taken >= end_step * self._workers:
                 return None
             self.step_shards_taken += 1
-            self._unpushed[rank] += 1
             return divmod(self.step_shards_taken - 1, self._workers)
 
     def gather(self, rank: int, value: object) -> list[object]:
-        """Wait until every present worker is here; the value of each, in order of rank."""
+        """Wait until every present worker has come; return their values in order of rank."""
         with self.changed:
-            if self._states[rank] == "lost":
-                return []
             number = self._gatherings
             self._given[rank] = value
-            self._states[rank] = "gathering"
+            self._states[rank] = State.GATHERING
             self._end_gathering()
             self.changed.notify_all()  # those at the bound wait for running workers only
-            self.changed.wait_for(lambda: self._gatherings > number or self._states[rank] == "lost")
+            self.changed.wait_for(lambda: self._gatherings > number)
             return self._gathered
 
     def _end_gathering(self) -> None:
         present = self.present()
-        if not present or any(self._states[rank] != "gathering" for rank in present):
+        if not present or any(self._states[rank] is not State.GATHERING for rank in present):
             return
         self._gathered = [self._given[rank] for rank in present]
         self._given = {}
         for rank in present:
-            self._states[rank] = "running"
+            self._states[rank] = State.RUNNING
         self._steps = dict.fromkeys(self._steps, 0)
         self._gatherings += 1
         self.on_gathered()
         self.changed.notify_all()
 
-    def leave(self, rank: int, how: Literal["closed", "lost"]) -> None:
-        """The worker is done, or has died: nobody waits for it.  The first word counts."""
+    def leave(self, rank: int) -> None:
+        """Note that the worker has closed: nobody waits for it."""
         with self.changed:
-            if self._states[rank] in ("closed", "lost"):
-                return
-            self._states[rank] = how
+            self._states[rank] = State.CLOSED
             self._end_gathering()
             self.changed.notify_all()

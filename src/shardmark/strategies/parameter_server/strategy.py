@@ -103,9 +103,6 @@ class ParameterServer(Strategy):
             return "every gradient is applied once, however stale"
         return f"every gradient is applied once, no worker over {self.staleness_bound} steps ahead"
 
-    def tolerates_worker_loss(self) -> bool:
-        return self.staleness_bound != 0
-
     def backend(self, device_type: str, recipe: Recipe) -> str:
         """NCCL has no servers on a CPU."""
         return "gloo"

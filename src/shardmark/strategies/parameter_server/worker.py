@@ -14,9 +14,8 @@ from shardmark.core.errors import ShardmarkError
 from shardmark.core.shares import Shard, StepShard
 from shardmark.measure.step.recorder import Spans
 from shardmark.results.schema import ExchangeRecord
-from shardmark.strategies.base import CheckpointState, HeldState, TrainingGroup
+from shardmark.strategies.base import HeldState, TrainingGroup
 from shardmark.strategies.casting import lossless_copy
-from shardmark.strategies.checkpoint_state import load_buffers, named_buffers
 from shardmark.strategies.parameter_server.buckets import Bucket, Partition
 from shardmark.strategies.parameter_server.messages import (
     Counts,
@@ -27,7 +26,6 @@ from shardmark.strategies.parameter_server.messages import (
     receive_numbers,
     receive_step_shard,
     receive_value,
-    say_farewell,
     send,
     send_header,
     to_bytes,
@@ -47,18 +45,18 @@ def talking_to_servers() -> Iterator[None]:
 
 
 class WorkerGroup(TrainingGroup):
-    """Workers wait for each other at the servers, which know who is left."""
+    """Workers wait for each other at the servers."""
 
     def __init__(self, servers: Sequence[int]) -> None:
         self._servers = servers
 
     def barrier(self) -> None:
-        """Wait until every worker that is left is here; every server learns of it."""
+        """Wait at every server until all workers have come."""
         for server in self._servers:
             self._gather(server, None)
 
     def gather(self, value: object) -> list[object]:
-        """The value of every worker that is left, in order of rank."""
+        """Return the value of every worker, in order of rank."""
         return self._gather(self._servers[0], value)
 
     def _gather(self, server: int, value: object) -> list[object]:
@@ -70,8 +68,6 @@ class WorkerGroup(TrainingGroup):
             values = receive_value(size_bytes, server)
         if not isinstance(values, list):
             raise ShardmarkError(f"the parameter server, rank {server}, gave no list of values")
-        if not values:
-            raise ShardmarkError(f"the parameter server, rank {server}, took this worker for lost")
         return values
 
 
@@ -311,7 +307,6 @@ class PushPullWorker(StepWorker):
 
     def close(self) -> None:
         for server in self._servers:
-            say_farewell(server)
             send_header(server, Kind.CLOSE)
 
     def full_parameters(self) -> dict[str, Tensor]:
@@ -355,22 +350,3 @@ class PushPullWorker(StepWorker):
             gradients=tuple(self._sender.gradients),
             optimizer_state=(),
         )
-
-    def checkpoint_state(self) -> CheckpointState:
-        """The servers have the rest."""
-        return CheckpointState(own=named_buffers(self.module), counts=self._counts.as_json())
-
-    def load_checkpoint_state(self, state: CheckpointState) -> None:
-        load_buffers(self.module, state.own)
-        self._counts.restore(state.counts)
-        named = dict(self.module.named_parameters())
-        wire_type = self._sender.queues[0].buckets[0].wire_type
-        for name, tensor in self._tensors(Kind.PARAMETERS).items():
-            named[name].detach().copy_(tensor.to(wire_type))  # as a pull would bring it
-
-    def checkpoint_servers(self, step: int) -> None:
-        with talking_to_servers():
-            for server in self._servers:
-                send_header(server, Kind.CHECKPOINT, step)
-            for server in self._servers:
-                receive_numbers(1, server)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 class ZeroRedundancyWorker(EagerWorker):
     """Its optimizer shows the state of the rank's own parameters alone."""
 
-    replicated: bool = False
-
     def _built_optimizer(self) -> torch.optim.Optimizer:
         spec = self.recipe.optimizer
         whole = build_optimizer(self._trained, self.recipe, self.workload.parameter_groups)

@@ -1,0 +1,24 @@
+"""One server ends with an error when a worker dies."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shardmark.core.errors import ShardmarkError
+from tests.unit.strategies.network import COUNTS, Scene
+
+
+@pytest.mark.parametrize("bound", [0, 1, None])
+@pytest.mark.parametrize("send_hangs", [False, True])
+def test_worker_death_is_an_error(counting: Scene, bound: int | None, send_hangs: bool) -> None:
+    """Also where a send to the dead worker never ends, as gloo's does not."""
+    with counting.served(bound, **COUNTS) as served:
+        if send_hangs:
+            counting.network.dead[1] = threading.Event()
+            counting.clients[1].push(*counting.constant(-1.0))
+        counting.network.dies(1)
+        served.end()
+    assert isinstance(served.error, ShardmarkError)
+    assert str(served.error) == "worker 1 is gone; see log.txt"
