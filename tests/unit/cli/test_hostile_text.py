@@ -78,8 +78,8 @@ def test_every_view_as_text(run: Path, printed: Printed, view: Sequence[str]) ->
 def test_other_formats(run: Path, printed: Printed, view: Sequence[str], form: str) -> None:
     text = printed("compare", run, *view, "--format", form)
     if form == "latex":
-        rows = [line for line in text.split("\n") if line and not line.startswith("%")]
-        assert not [row for row in rows if "\\input" in row]
+        lines = [line for line in text.split("\n") if line and not line.startswith("%")]
+        assert not [line for line in lines if "\\input" in line]
     elif form == "json":
         json.loads(text)
     elif form == "csv":
