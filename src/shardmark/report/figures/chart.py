@@ -26,11 +26,9 @@ class Series:
     low: Sequence[float | None] | None = None
     """Lower ends of the 95 % intervals, beside `y`; None where there is none."""
     high: Sequence[float | None] | None = None
-    style: str = ""
-    """What it stands for, usually a strategy: the same style has the same colour in every figure;
-    empty means the name."""
-    variant: int = 0
-    """Which of several series of one style: the same colour, another dash and marker."""
+    style: int | str = 0
+    """Number of the strategy in the comparison, which has the same colour in every figure; or the
+    name of a reference or of a part of memory or time."""
     dashed: bool = False
     """A reference such as ideal scaling: a dashed line without markers, also among points."""
     text: Sequence[str] | None = None
@@ -153,6 +151,7 @@ def stacked_panel(
         series.append(
             Series(
                 name=kind,
+                style=kind,
                 x=tuple(name for name, *_ in known),
                 y=tuple((parts[kind] or 0.0) / unit_size for *_, parts in known),
                 rows=tuple(row for _, row, _ in known),

@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from html import escape, unescape
-from itertools import pairwise
-from math import ceil, floor, isfinite, log
+from math import ceil, floor, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,8 +37,6 @@ REFERENCE = "reference"
 _FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 _FONT_SIZE, _TEXT_SIZE = 12, 11
 _LETTER_PIXELS = 6.2
-_PLOT = (WIDTH - 70, HEIGHT - 70)
-"""About what axes leave of a panel; places of texts are chosen by it."""
 _FAINT = 0.25
 _OPACITY = {"field": "opacity", "type": "quantitative", "scale": None, "legend": None}
 _CONFIG = {
@@ -66,6 +62,13 @@ _CONFIG = {
         "offset": 8,
     },
 }
+_BESIDE_POINTS = {
+    "type": "label",
+    "size": {"signal": "[width, height]"},
+    "anchor": ["top-left", "left", "top", "right", "bottom", "bottom-right"],
+    "offset": [3, 8, 8, 8, 8, 4],
+}
+"""Vega places each text where it covers no point and no other text, or not at all."""
 Spec = dict[str, Any]
 
 
@@ -94,58 +97,27 @@ MARKERS = {
 }
 """Vega's name -> path about the origin, for legends."""
 _COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
-_STYLES = {
-    "single": Look("#808080", 0, 0),
-    "dp": Look("#b58900", 4, 5),
-    "ddp": Look("#0072b2", 0, 1),
-    "fsdp": Look("#d55e00", 0, 2),
-    "fsdp-grad-op": Look("#bc3f4c", 1, 6),
-    "fsdp-hybrid": Look("#9c6a2b", 3, 2),
-    "zero-0": Look("#9c7bd0", 2, 1),
-    "zero-1": Look("#a63a86", 3, 5),
-    "zero-2": Look("#cf66ae", 1, 3),
-    "zero-3": Look("#7350d6", 4, 6),
-    "zro": Look("#2a8fbd", 5, 1),
-    "fsdp1": Look("#c77f4a", 5, 2),
-    "local-sgd": Look("#6b8e23", 0, 3),
-    "diloco": Look("#8a8a00", 5, 3),
-    "tp": Look("#d1477a", 2, 3),
-    "fsdp-tp": Look("#a8703a", 4, 1),
-    "pp": Look("#4f7cac", 1, 4),
-    "ddp-pp": Look("#2f86c6", 3, 0),
-    "fsdp-pp": Look("#cc6f2e", 2, 6),
-    "fsdp-tp-pp": Look("#b0583f", 4, 3),
-    "ulysses": Look("#3d8f8f", 5, 4),
-    "fsdp-ulysses": Look("#a0522d", 5, 6),
-    "ps-sync": Look("#007a5e", 3, 7),
-    "ps-async": Look("#00a37a", 2, 4),
-    "ps-bounded": Look("#4d8b00", 1, 7),
-    # parts of a rank's memory
-    "parameters": Look("#0072b2", 0, 0),
-    "gradients": Look("#d55e00", 0, 0),
-    "optimizer state": Look("#00a37a", 0, 0),
-    "activations and other": Look("#808080", 0, 0),
-    # parts of a step
-    "data": Look("#b58900", 0, 0),
-    "forward": Look("#0072b2", 0, 0),
-    "backward": Look("#7350d6", 0, 0),
-    "optimizer": Look("#00a37a", 0, 0),
-    "exposed communication": Look("#d55e00", 0, 0),
-    "rest": Look("#808080", 0, 0),
-    REFERENCE: Look("#808080", 1, 0),
-    # interfaces of all nodes, in order
-    **{f"interface {n}": Look(colour, n % 6, n) for n, colour in enumerate(_COLOURS)},
+_GREY = "#808080"
+_PARTS = {
+    "parameters": _COLOURS[0],
+    "gradients": _COLOURS[1],
+    "optimizer state": _COLOURS[2],
+    "activations and other": _GREY,
+    "data": _COLOURS[4],
+    "forward": _COLOURS[0],
+    "backward": _COLOURS[5],
+    "optimizer": _COLOURS[2],
+    "exposed communication": _COLOURS[1],
+    "rest": _GREY,
 }
+"""Part of a rank's memory or of a step -> colour."""
 
 
-def look_of(style: str, variant: int = 0) -> Look:
-    """That of the style; one that is not known gets one by its name, the same in every run."""
-    known = _STYLES.get(style)
-    if known is None:
-        number = int.from_bytes(sha256(style.encode(errors="replace")).digest()[:4])
-        known = Look(_COLOURS[number % len(_COLOURS)], number // 8, number // 64)
-    colour, dash, marker = known
-    return Look(colour, (dash + variant) % len(DASHES), (marker + variant) % len(MARKERS))
+def look_of(style: int | str) -> Look:
+    """Return the look of a strategy's number, of a reference or of a part."""
+    if isinstance(style, int):
+        return Look(_COLOURS[style % len(_COLOURS)], style % len(DASHES), style % len(MARKERS))
+    return Look(_GREY, 1, 0) if style == REFERENCE else Look(_PARTS[style], 0, 0)
 
 
 def plain_text(text: str) -> str:
@@ -176,11 +148,14 @@ class Drawing:
 
 def draw(figures: Sequence[Figure]) -> list[Drawing]:
     """Every panel once, `WIDTH` pixels wide.  Nothing is loaded for it."""
-    from vl_convert import vegalite_to_svg
+    from vl_convert import vega_to_svg, vegalite_to_vega
 
     def svg(panel: Panel) -> str:
-        spec = panel_spec(panel)
-        return _tagged(vegalite_to_svg(spec, vl_version=VEGA_LITE, allowed_base_urls=[]), panel)
+        vega = vegalite_to_vega(panel_spec(panel), vl_version=VEGA_LITE)
+        for mark in vega["marks"]:
+            if mark["type"] == "text" and panel.kind == "points":
+                mark["transform"] = [_BESIDE_POINTS]
+        return _tagged(vega_to_svg(vega, allowed_base_urls=[]), panel)
 
     return [Drawing(figure, tuple(map(svg, figure.panels))) for figure in figures]
 
@@ -223,7 +198,7 @@ def _number(value: float | None) -> str:
 
 def _records(panel: Panel, series: Series) -> list[Spec]:
     """One for each value; `y` is None where it cannot be drawn, intervals end at the range."""
-    look = look_of(series.style or series.name, series.variant)
+    look = look_of(series.style)
     bottom, top = panel.y_range or (float("-inf"), float("inf"))
     lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
     records = []
@@ -337,7 +312,7 @@ def _whiskers(records: Sequence[Spec], place: Spec, axis: str, value: Spec) -> l
 
 
 def _line_layers(panel: Panel) -> list[Spec]:
-    """Lines with bands or whiskers, or points; what stands at a point is put beside it."""
+    """Return lines with bands or whiskers, or points with their texts."""
     measured = [series for series in panel.series if not series.dashed]
     x, y = _x_channel(panel), _y_channel(panel)
     points = [record for series in measured for record in _records(panel, series)]
@@ -366,7 +341,13 @@ def _line_layers(panel: Panel) -> list[Spec]:
         colours = {"color": _field("colour"), "stroke": _field("colour"), "fillOpacity": _OPACITY}
         layers.append(_layer(drawn, point, x=x, y=y, shape=_field("shape"), **colours))
     if any(series.text for series in measured):
-        layers.append(_texts(panel, measured, x, y))
+        written = [
+            {**record, "text": short(text, 24)}
+            for series in measured
+            for record, text in zip(_records(panel, series), series.text or (), strict=False)
+            if record["y"] is not None
+        ]
+        layers.append(_layer(written, {"type": "text"}, x=x, y=y, text=_field("text")))
     return layers
 
 
@@ -402,68 +383,6 @@ def _y_channel(panel: Panel) -> Spec:
         if panel.y_range is not None:
             axis |= {"values": log_ticks(*panel.y_range), "format": "~r"}
     return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
-
-
-# Texts beside points: each where it covers nothing, or not at all; the pointer names every point.
-
-_MOVES = ((8, 0, "left"), (-8, 0, "right"), (0, -11, "center"), (0, 12, "center"),
-          (7, -10, "left"), (7, 10, "left"), (-7, -10, "right"), (-7, 10, "right"))  # fmt: skip
-Box = tuple[float, float, float, float]
-
-
-def _texts(panel: Panel, measured: Sequence[Series], x: Spec, y: Spec) -> Spec:
-    records = [
-        ({**record, "text": short(text, 24)}, _pixels(record, x, y, panel))
-        for series in measured
-        for record, text in zip(_records(panel, series), series.text or (), strict=False)
-        if record["y"] is not None
-    ]
-    taken: list[Box] = [(left - 5, top - 5, left + 5, top + 5) for _, (left, top) in records]
-    taken += [
-        box for series in panel.series if series.dashed for box in _along(series, x, y, panel)
-    ]
-    written = []
-    for record, (left, top) in records:
-        width = len(record["text"]) * _LETTER_PIXELS
-        for dx, dy, align in _MOVES:
-            start = left + dx - width * {"left": 0.0, "center": 0.5, "right": 1.0}[align]
-            box = (start, top + dy - 6, start + width, top + dy + 6)
-            inside = box[0] >= 0 and box[2] <= _PLOT[0] and box[1] >= 0 and box[3] <= _PLOT[1]
-            if inside and not any(_touch(box, other) for other in taken):
-                taken.append(box)
-                written.append({**record, "dx": dx, "dy": dy, "align": align})
-                break
-    moves = {key: {"expr": f"datum.{key}"} for key in ("dx", "dy", "align")}
-    mark = {"type": "text", "baseline": "middle", **moves}
-    return _layer(written, mark, x=x, y=y, text=_field("text"))
-
-
-def _pixels(record: Spec, x: Spec, y: Spec, panel: Panel) -> tuple[float, float]:
-
-    def share(axis: str, scale: Spec) -> float:
-        values = [
-            float(v) for s in panel.series for v in (s.x if axis == "x" else s.y) if v is not None
-        ]
-        low, high = scale.get("domain") or (0.0 if scale.get("zero") else min(values), max(values))
-        value = record[axis]
-        if scale.get("type") == "log":
-            low, high, value = log(low), log(high), log(value)
-        return (value - low) / (high - low) if high > low else 0.5
-
-    return share("x", x["scale"]) * _PLOT[0], (1 - share("y", y["scale"])) * _PLOT[1]
-
-
-def _along(line: Series, x: Spec, y: Spec, panel: Panel) -> list[Box]:
-    """Boxes about a line that goes along the axes, as a frontier does."""
-    spots = [_pixels(record, x, y, panel) for record in _records(panel, line)]
-    return [
-        (min(a, c) - 1, min(b, d) - 1, max(a, c) + 1, max(b, d) + 1)
-        for (a, b), (c, d) in pairwise(spots)
-    ]
-
-
-def _touch(box: Box, other: Box) -> bool:
-    return (box[0] < other[2] and other[0] < box[2]) and (box[1] < other[3] and other[1] < box[3])
 
 
 # Files: the panels of a figure on white paper, with their titles and one legend.
@@ -511,7 +430,7 @@ def _height_of(svg: str) -> int:
 
 def swatch(series: Series, figure: Figure) -> str:
     """The series' sign in a legend, 24 x 14 pixels."""
-    look = look_of(series.style or series.name, series.variant)
+    look = look_of(series.style)
     kind = figure.panels[0].kind
     if kind == "stacked":
         return f'<rect x="6" y="1" width="12" height="12" fill="{look.colour}"/>'

@@ -30,8 +30,8 @@ class Entry:
     epochs: EpochsOfRow
     name: str
     """The strategy with its options, short, and no other strategy's."""
-    variant: int
-    """Which of the strategy's sets of options."""
+    style: int
+    """Number of the strategy with its options in the comparison."""
 
     @property
     def ranks(self) -> str:
@@ -44,8 +44,8 @@ class Entry:
         return f"{self.name}, {self.ranks}"
 
     def line(self, x: Sequence[float], y: Sequence[float]) -> Series:
-        return Series(name=self.name, x=tuple(x), y=tuple(y), style=self.row.strategy,
-                      variant=self.variant, rows=(self.number,))  # fmt: skip
+        return Series(name=self.name, x=tuple(x), y=tuple(y), style=self.style,
+                      rows=(self.number,))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,6 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
     """The rows that ended ok at least once, by everything but strategy and number of ranks."""
     labels = list(dict.fromkeys(row.label for row in rows))
     names = dict(zip(labels, _distinct(labels, LONGEST_NAME), strict=True))
-    variants = _variants(rows)
     groups: dict[tuple[str, ...], list[Entry]] = {}
     for number, row in enumerate(rows):
         if row.ok_trials:
@@ -77,7 +76,7 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
                 number=number,
                 epochs=epochs_of(row),
                 name=names[row.label],
-                variant=variants[row.label],
+                style=labels.index(row.label),
             )
             groups.setdefault(_conditions(row), []).append(entry)
     columns = list(zip(*groups, strict=True))
@@ -169,15 +168,6 @@ def _conditions(row: Row) -> tuple[str, ...]:
     by_axis = any(key.startswith("workload") for key in row.varied)
     words = ["" if by_axis else str(workload.get(key, "")) for key in ("name", "model", "dataset")]
     return (row.experiment, *words, row.precision, varied)
-
-
-def _variants(rows: Sequence[Row]) -> dict[str, int]:
-    """Label -> which of its strategy's, fewest options first."""
-    labels: dict[str, dict[str, int]] = {}
-    for row in sorted(rows, key=lambda row: len(row.strategy_options)):
-        of_strategy = labels.setdefault(row.strategy, {})
-        of_strategy.setdefault(row.label, len(of_strategy))
-    return {label: number for numbers in labels.values() for label, number in numbers.items()}
 
 
 def _distinct(texts: Sequence[str], longest: int) -> list[str]:

@@ -256,7 +256,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
                 f"Sent ({unit})",
                 unit,
                 [
-                    _line(entry, sent, size, name=name, style=f"interface {number}")
+                    _line(entry, sent, size, name=name, style=number)
                     for number, (name, sent) in enumerate(interfaces.items())
                 ],
             )
