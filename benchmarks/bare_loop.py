@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 benchmarks/bare_loop.py --strategy ddp --out FOLDER
 
-ResNet-18 on scikit-learn's digits at 32 x 32, with the options that Shardmark's strategies set.
+ResNet-18 on the digits data set at 32 x 32, with the options that Shardmark's strategies set.
 Each rank writes FOLDER/RANK.json with the Unix times of its steps.  FOLDER/RANK.warm appears at the
 end of the warm-up.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib.util
 import json
 import os
 import time
@@ -27,6 +26,7 @@ from torch.nn import functional
 from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 
+DIGITS = Path(__file__).parents[1] / "src/shardmark/workloads/datasets/digits.npz"
 MEAN, STD = 0.306, 0.324
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 BUCKET_MB = 25
@@ -62,17 +62,14 @@ LossOf = Callable[[nn.Module, Any, Any], Tensor]
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """All pictures as uint8 (n, 1, 32, 32), and labels, from the file that scikit-learn ships."""
-    spec = importlib.util.find_spec("sklearn")
-    assert spec is not None
-    assert spec.origin is not None
-    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    rows = np.loadtxt(path, delimiter=",", dtype=np.int64)
-    grey = np.rint(rows[:, :-1] * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
+    """All images as uint8 (n, 1, 32, 32), and their labels."""
+    with np.load(DIGITS) as stored:
+        values, labels = stored["pictures"], stored["labels"].astype(np.int64)
+    grey = np.rint(values * (255 / 16)).astype(np.uint8)[:, None]
     pictures = functional.interpolate(
         torch.from_numpy(grey), (32, 32), mode="bilinear", antialias=True
     )
-    return pictures, torch.from_numpy(rows[:, -1].copy())
+    return pictures, torch.from_numpy(labels)
 
 
 def cross_entropy(model: nn.Module, pictures: Tensor, labels: Tensor) -> Tensor:

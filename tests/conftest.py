@@ -36,7 +36,7 @@ GRACE_SECONDS = 2.0
 """For what ends by itself a moment later, such as a data loader's worker."""
 
 SET_BY_LIBRARIES = ("PYTEST_", "KMP_", "OMP_", "TORCH", "CUDA_", "NCCL_", "DS_", "TRITON_")
-"""Importing scikit-learn, torch or DeepSpeed for the first time sets some of these."""
+"""Importing torch or DeepSpeed for the first time sets some of these."""
 
 Look = Callable[[], set[str]]
 

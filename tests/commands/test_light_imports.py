@@ -19,9 +19,9 @@ from tests.unit.report_compare.test_cli import trials
 from tests.unit.workloads import detection_data
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
-NUMBERS = {"torch", "numpy", "scipy", "pandas", "sklearn", "torchvision", "deepspeed"}
+NUMBERS = {"torch", "numpy", "scipy", "pandas", "torchvision", "deepspeed"}
 DRAWING = {"vl_convert", "jinja2"}
-PICTURES = {"torch", "torchvision", "sklearn", "timm", "PIL"}
+PICTURES = {"torch", "torchvision", "timm", "PIL"}
 
 STEPS: dict[str, tuple[str, set[str]]] = {
     "table of strategies": (

@@ -34,7 +34,7 @@ from shardmark.workloads import corpora, data_paths
 from shardmark.workloads.models import find_without_import
 
 REMEDY = "measure into a new folder (--out DIR), or everything anew (--remeasure)"
-PACKAGES = ("torch", "torchvision", "deepspeed", "timm", "transformers", "scikit-learn", "numpy")
+PACKAGES = ("torch", "torchvision", "deepspeed", "timm", "transformers", "numpy")
 PACKAGE = Path(__file__).parents[1]
 MOST_STATUSES = 20_000
 """Of a folder with more files, sizes and times of every second, third, ... file are looked at."""

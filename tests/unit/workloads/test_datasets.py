@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 
 from shardmark.core.errors import DataError
 from shardmark.workloads import build_workload, check_data
+from shardmark.workloads.datasets import digits
 from shardmark.workloads.datasets import sources as _sources
 from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 from shardmark.workloads.vision import data
@@ -156,7 +158,10 @@ def test_files_that_cannot_be_downloaded_or_read(
         load(**new)
 
 
-def test_digits_without_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmark.workloads.datasets.digits.find_spec", lambda _: None)
-    with pytest.raises(DataError, match="pip install scikit-learn"):
-        check_data(ClassificationOptions())
+def test_the_stored_digits_equal_those_of_scikit_learn() -> None:
+    with np.load(digits.FILE) as stored:
+        content = stored["pictures"].tobytes() + stored["labels"].tobytes()
+    # SHA-256 of `sklearn.datasets.load_digits()`: images as uint8, then target as uint8.
+    assert hashlib.sha256(content).hexdigest() == (
+        "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
+    )

@@ -1,7 +1,6 @@
-"""Predict the progress of a disease from ten measurements (scikit-learn's diabetes data)."""
+"""Predict a nonlinear function of ten numbers, of which five matter (Friedman, 1991)."""
 
 import torch
-from sklearn.datasets import load_diabetes
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
@@ -11,11 +10,11 @@ class Task:
     def __init__(self, width=64):
         self.width = width
         self.better = {"rmse": "lower"}  # for `compare --view time-to:rmse`
-        data = load_diabetes()
-        inputs = torch.tensor(data.data, dtype=torch.float32) * 20
-        targets = torch.tensor(data.target, dtype=torch.float32) / 100
+        x = torch.rand(1280, 10, generator=torch.Generator().manual_seed(0))
+        targets = (torch.pi * x[:, 0] * x[:, 1]).sin() + 2 * (x[:, 2] - 0.5) ** 2 + x[:, 3]
         self.train, self.test = (
-            TensorDataset(inputs[rows], targets[rows]) for rows in (slice(0, 384), slice(384, 442))
+            TensorDataset(x[rows], targets[rows] + 0.5 * x[rows, 4])
+            for rows in (slice(0, 1024), slice(1024, 1280))
         )
 
     def model(self):

@@ -1,22 +1,24 @@
-"""Segment noisy images of digits (scikit-learn's digits, 8 x 8 pixels)."""
+"""Segment discs in noisy images of 16 x 16 pixels."""
 
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional
 
 
-class Pictures:
-    def __init__(self, first, end):
-        pictures = torch.tensor(load_digits().images[first:end], dtype=torch.float32) / 16
-        self.pictures, self.masks = pictures[:, None], (pictures > 0.5).long()
+class Images:
+    def __init__(self, samples, seed):
+        draws = torch.rand(3, samples, 1, 1, generator=torch.Generator().manual_seed(seed))
+        rows, columns, radii = 4 + 8 * draws[0], 4 + 8 * draws[1], 2 + 3 * draws[2]
+        pixels = torch.arange(16.0)
+        distances = (pixels[:, None] - rows) ** 2 + (pixels - columns) ** 2
+        self.masks = (distances < radii**2).long()  # (samples, 16, 16)
 
     def __len__(self):
-        return len(self.pictures)
+        return len(self.masks)
 
-    def __getitem__(self, index):  # the noise is seeded by epoch and sample, whoever reads it
-        picture = self.pictures[index]
-        return {"picture": picture + 0.3 * torch.randn_like(picture), "mask": self.masks[index]}
+    def __getitem__(self, index):  # the noise is seeded by epoch and sample, on whichever rank
+        mask = self.masks[index]
+        return {"image": mask[None] + 0.5 * torch.randn(1, 16, 16), "mask": mask}
 
 
 class Task:
@@ -27,13 +29,13 @@ class Task:
         return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), block(), block(), nn.Conv2d(16, 2, 1))
 
     def train_data(self):
-        return Pictures(0, 1536)
+        return Images(1536, seed=0)
 
     def validation_data(self):
-        return Pictures(1536, 1792)
+        return Images(256, seed=1)
 
     def loss(self, model, batch):
-        logits = model(batch["picture"])  # (pictures, 2, 8, 8)
+        logits = model(batch["image"])  # (images, 2, 16, 16)
         cross_entropy = functional.cross_entropy(logits, batch["mask"])
         chances = logits.softmax(1)[:, 1].flatten(1)
         overlap = (chances * batch["mask"].flatten(1)).sum(1)
@@ -41,7 +43,7 @@ class Task:
         return cross_entropy + dice.mean()
 
     def evaluate(self, model, batch):
-        predicted, mask = model(batch["picture"]).argmax(1) == 1, batch["mask"] == 1
+        predicted, mask = model(batch["image"]).argmax(1) == 1, batch["mask"] == 1
         return {"both": (predicted & mask).sum(), "either": (predicted | mask).sum()}
 
     def metrics(self, sums):

@@ -39,7 +39,6 @@ PACKAGES = (
     "triton",
     "numpy",
     "scipy",
-    "scikit-learn",
     "pandas",
     "pydantic",
     "psutil",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 DATASETS: dict[str, str] = {
-    "digits": "handwritten digits of scikit-learn, 1,437 + 360 of 8 x 8, no download (the default)",
+    "digits": "handwritten digits, 1,437 + 360 of 8 x 8, no download (the default)",
     "mnist": "handwritten digits, 60,000 + 10,000 of 28 x 28, in torchvision's layout",
     "cifar10": "photographs in 10 classes, 50,000 + 10,000 of 32 x 32, in torchvision's layout",
     "imagefolder": "your own images: train/CLASS/*.jpg and test/CLASS/*.jpg",

@@ -1,13 +1,13 @@
-"""scikit-learn's handwritten digits: the embedded default.  Imports torch only in `load`."""
+"""Handwritten digits, the embedded default data set.  Imports torch only in `load`.
+
+The file `digits.npz` is the test set of Alpaydin and Kaynak (1998); see `digits.NOTICE.md`.
+"""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from shardmark.core.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     Split = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
+FILE = Path(__file__).with_name("digits.npz")
+"""`pictures`, uint8 (1797, 8, 8) with values from 0 to 16, and `labels`, uint8 (1797,)."""
 IMAGE_SIZE = 32
 SAMPLES = 1797
 VALIDATION_EVERY = 5
@@ -25,18 +27,12 @@ VALIDATION_SAMPLES = 360
 
 
 def check(options: ClassificationOptions) -> int:
-    """Raise `DataError` without scikit-learn, `InputError` for more samples than there are."""
-    check_installed()
+    """Return the number of training samples; `InputError` for more than there are."""
     return options.check_sample_counts(SAMPLES - VALIDATION_SAMPLES, VALIDATION_SAMPLES)
 
 
-def check_installed() -> None:
-    if find_spec("sklearn") is None:
-        raise DataError("digits", "scikit-learn is not installed", "pip install scikit-learn")
-
-
 def paths(options: ClassificationOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
-    """scikit-learn ships them, so that its version tells which they are."""
+    """Return no paths: the file is a part of the package."""
     return ()
 
 
@@ -45,7 +41,6 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa
 
     from shardmark.workloads.datasets.sources import InMemory, LabelledPictures
 
-    check_installed()
     size = options.image_size or IMAGE_SIZE
     training, validation = (
         InMemory(torch.from_numpy(pictures), torch.from_numpy(labels), size)
@@ -56,33 +51,22 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa
         validation=validation,
         classes=tuple("0123456789"),
         image_size=size,
-        mean=(0.306, 0.306, 0.306),  # of the training pictures at 32 x 32
+        mean=(0.306, 0.306, 0.306),  # of the training images at 32 x 32
         std=(0.324, 0.324, 0.324),
     )
 
 
 @cache
 def read_splits() -> tuple[Split, Split]:
-    """Training and validation digits: pictures (n, 1, 8, 8) and labels (n,).  Imports no torch.
+    """Training and validation digits: images (n, 1, 8, 8) and labels (n,).  Imports no torch.
 
-    A fixed split: with the samples sorted by class, each fifth one validates.
+    The split is fixed: with the samples sorted by class, every fifth one is for validation.
     """
     import numpy as np
 
-    spec = find_spec("sklearn")
-    assert spec is not None, "checked"
-    assert spec.origin is not None
-    # The file that scikit-learn ships: importing scikit-learn takes seconds of every rank.
-    path = Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if path.is_file():
-        rows = np.loadtxt(path, delimiter=",", dtype=np.int64)  # 64 values of 0 to 16, label
-        values, labels = rows[:, :-1], rows[:, -1]
-    else:
-        from sklearn.datasets import load_digits
-
-        values, labels = load_digits(return_X_y=True)
-    pictures = np.rint(values * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    labels = labels.astype(np.int64)
+    with np.load(FILE) as stored:
+        values, labels = stored["pictures"], stored["labels"].astype(np.int64)
+    pictures = np.rint(values * (255 / 16)).astype(np.uint8)[:, None]
     by_class = np.argsort(labels, kind="stable")
     validating = np.zeros(len(labels), np.bool_)
     validating[by_class[::VALIDATION_EVERY]] = True

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from faster_coco_eval import COCO, COCOeval_faster
 
 if TYPE_CHECKING:
+    from faster_coco_eval import COCO
+
     from shardmark.workloads.detection.annotated import EvaluatedPicture
 
 AVERAGES = {"map": slice(None), "map_50": slice(0, 1), "map_75": slice(5, 6)}
@@ -26,6 +27,8 @@ def average_precision(
     the image, then by their order in it, so that the result does not depend on the sharding.
     Source: Lin et al., arXiv 1405.0312, and COCOeval of pycocotools, which agrees to 1e-6.
     """
+    from faster_coco_eval import COCOeval_faster
+
     iou_types = {"": "bbox", "mask_": "segm"} if masks else {"": "bbox"}
     averages: dict[str, float | None] = {p + name: None for p in iou_types for name in AVERAGES}
     if all(picture.truth.crowds.all() for picture in pictures):
@@ -47,6 +50,8 @@ def average_precision(
 
 def _indexed(pictures: Sequence[EvaluatedPicture], name: str, *, masks: bool) -> COCO:
     """Convert annotations or detections to the library's representation of a COCO file."""
+    from faster_coco_eval import COCO
+
     entries: list[dict[str, Any]] = []
     for picture in pictures:
         objects: Any = getattr(picture, name)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
 from shardmark.workloads.detection.weights import PUBLISHED, address, ensure, path
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.models import is_user_function
@@ -112,6 +111,8 @@ def _constructor(
 ) -> tuple[Callable[..., object], dict[str, Any]]:
     if is_user_function(options.model):
         return user_function(options.model), {}
+    from shardmark.workloads.detection.own_detectors import OWN_DETECTORS
+
     backbone = "IMAGENET1K_V1" if options.weights == "imagenet" else None
     arguments: dict[str, Any] = {"weights_backbone": backbone}
     if backbone is not None or weights is not None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.datasets.digits import check_installed, read_splits
+from shardmark.workloads.datasets.digits import read_splits
 from shardmark.workloads.datasets.files import cache_folder, make_folder
 
 if TYPE_CHECKING:
@@ -67,7 +66,6 @@ def make(
         return _is_finished(folder, content)
 
     def write(beside: Path) -> None:
-        check_installed()
         wanted = (("train2017", 1, training), ("val2017", 100_001, validation))
         for split, (name, first_id, count) in enumerate(wanted):
             _write_split(beside, name, split=split, first_id=first_id, count=count)
@@ -159,6 +157,8 @@ class _Drawing:
 
     def _background(self) -> Canvas:
         """Draw the background (canvas, canvas, 3): one colour with smooth shading and noise."""
+        from PIL import Image
+
         colour = self._numbers(20, 90, 3)
         if not self._dark:
             colour = 255 - colour
@@ -206,6 +206,8 @@ class _Drawing:
 
     def _stamp(self, glyph: int, rectangle: Rectangle) -> Mask:
         """Draw the glyph into the rectangle in a random colour; returns its mask."""
+        from PIL import Image
+
         colour = self._numbers(0, 106, 3)
         ink = (255 - colour if self._dark else colour).astype(np.int32)
         picture = Image.fromarray(self._glyphs[glyph])
@@ -222,6 +224,8 @@ class _Drawing:
 
 def _write_split(folder: Path, name: str, *, split: int, first_id: int, count: int) -> None:
     """Write `name`/*.png and annotations/instances_`name`.json."""
+    from PIL import Image
+
     (folder / name).mkdir()
     (folder / "annotations").mkdir(exist_ok=True)
     pictures, labels = read_splits()[split]
