@@ -20,9 +20,11 @@ from typing import Any
 from harness import Table, add_sources_to_path, options_of, store, surroundings
 from predict_memory import MODELS
 from shardmark.config.load import from_mapping
-from shardmark.launch.controller import modules_of, taken_up
 from shardmark.launch.largest_batch import largest_batches, tried_trial
-from shardmark.launch.listener import Silent
+from shardmark.launch.listener import NullListener
+from shardmark.launch.run_options import RunOptions
+from shardmark.launch.session import RunSession
+from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
@@ -98,14 +100,19 @@ def main() -> None:
             largest = largest_batches(experiment, out, memory_bytes=limit)
             plan = expand(experiment)
             once = tuple(trial for trial in plan.trials if not trial.repeat)
-            with taken_up(experiment, replace(plan, trials=once), out, Silent()) as (_, runner):
-                runner.engine.load(modules_of(once), runner.machine.device_type)
+            with RunSession.open(
+                experiment, out, RunOptions(), NullListener(), plan=replace(plan, trials=once)
+            ) as session:
+                session.runner.load(once)
                 results[model] = {}
                 for number, each in enumerate(largest):
 
                     @cache
                     def bytes_of(
-                        samples: int, cell: Trial = each.cell, order: int = number
+                        samples: int,
+                        cell: Trial = each.cell,
+                        order: int = number,
+                        runner: TrialRunner = session.runner,
                     ) -> float:
                         result = runner.run(tried_trial(cell, samples), order=order)
                         peak = result.metrics.get("peak_memory_bytes")

@@ -143,16 +143,16 @@ def played() -> Iterator[None]:
     """Replace the engine of `run`, and the library of figures, whose threads shift the count."""
     import vl_convert
 
-    from shardmark.launch import controller
+    from shardmark.launch import session
 
-    before = controller.build_engine, controller.environment, vl_convert.vegalite_to_svg
-    controller.build_engine = lambda *_: PlayedRanks()
-    controller.environment = lambda: {"host": "played"}
+    before = session.build_engine, session.environment, vl_convert.vegalite_to_svg
+    session.build_engine = lambda *_: PlayedRanks()
+    session.environment = lambda: {"host": "played"}
     vl_convert.vegalite_to_svg = lambda *_, **__: "<svg/>"
     try:
         yield
     finally:
-        controller.build_engine, controller.environment, vl_convert.vegalite_to_svg = before
+        session.build_engine, session.environment, vl_convert.vegalite_to_svg = before
 
 
 def forked(words: Sequence[str], folder: Path, *strace: str) -> Ended:

@@ -10,7 +10,7 @@ import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
-from shardmark.cli.run import _terminable
+from shardmark.cli.run import _interrupted_by_sigterm
 from shardmark.launch.listener import Reading
 from shardmark.progress import display, lines, pace
 from shardmark.results.schema import Failure, Outcome
@@ -25,7 +25,7 @@ def main(arguments: list[str]) -> None:
     for module in (pace, lines, display):
         module.time = SimpleNamespace(monotonic=lambda: NOW[0])  # type: ignore[attr-defined]
     plan = expand(experiment("matrix.strategy=[ddp]", "measure.repeats=2"), "cpu")
-    with suppress(KeyboardInterrupt), _terminable(), display.listener() as told:
+    with suppress(KeyboardInterrupt), _interrupted_by_sigterm(), display.listener() as told:
         told.planned(2, 0, ())
         told.doing("verifying [1/1] ddp")
         told.trial_started(1, 2, plan.trials[0])

@@ -76,7 +76,7 @@ def test_one_node_of_an_engine_for_several_is_no_more_open(
 
     engine = {"name": "torchrun", "rendezvous": f"{socket.gethostname()}:29999"}
     mapping = experiment(engine=engine, recipe={"steps": 60})
-    run_experiment(from_mapping(mapping), tmp_path / "run", progress=Looking())
+    run_experiment(from_mapping(mapping), tmp_path / "run", listener=Looking())
     (trial,) = load_run(tmp_path / "run").trials
     assert trial.outcome is Outcome.OK, trial.failure
     assert addresses

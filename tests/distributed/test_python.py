@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import shardmark
-from shardmark.launch import controller
+from shardmark.launch import session
 from shardmark.results.schema import Outcome
 from tests.docs.pages import ROOT, blocks
 from tests.kept_engine import KeptEngine
@@ -30,7 +30,7 @@ def test_a_model_of_a_script_is_trained(
     lines = definitions.splitlines(keepends=True)
     monkeypatch.setitem(linecache.cache, "<script>", (len(definitions), None, lines, "<script>"))
     monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(controller, "build_engine", lambda *_: kept_engine)
+    monkeypatch.setattr(session, "build_engine", lambda *_: kept_engine)
     exec(compile(definitions, "<script>", "exec"), vars(main))
     run = shardmark.run(
         "quickstart",

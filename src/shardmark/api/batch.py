@@ -1,4 +1,4 @@
-"""Largest batches from Python."""
+"""Largest batches, from Python."""
 
 from __future__ import annotations
 
@@ -19,30 +19,28 @@ def largest_batches(
     progress: bool = True,
     **overrides: Any,
 ) -> list[LargestBatch]:
-    """The largest batch of each strategy: predicted, then tried by up to four real runs.
+    """Find the largest batch of each strategy: predict it, then test it by up to four trials.
 
-    `memory_gib` is for a rank's tensors; by default what its device has, or its part of the memory
-    that is available here.  Tries are trials of the run in `out`, by default a new folder in
-    `runs/`; those that are there are not repeated.  Experiment and overrides are those of `run`.
+    `memory_gib` is the memory for a rank's tensors; by default the memory of its device, or its
+    share of the memory that is available on this machine.  `out` is the folder of the trials, by
+    default a new one in `runs/`; trials that are in it are not repeated.  Experiment and overrides
+    are those of `run`.
 
-    Raises `InputError` for what cannot be run; what is not known of a strategy is its `reason`.
+    Raises `InputError` for what cannot be run; a strategy without an answer has a `reason`.
     """
-    from shardmark.api.model_source import by_name
-    from shardmark.config.experiment import Experiment
-    from shardmark.config.load import resolve
-    from shardmark.launch.largest_batch import largest_batches as found
+    from shardmark.api.model_source import resolve_experiment
+    from shardmark.launch.largest_batch import largest_batches as find_largest_batches
+    from shardmark.launch.run_options import RunOptions
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import RUNS, create_run_folder, remove_if_empty
+    from shardmark.results.runs_folder import run_folder
 
-    given = None if out is None else Path(out).expanduser()
-    models = (RUNS if given is None else given.parent) / "models"
-    if not isinstance(experiment, Experiment):
-        experiment = by_name(experiment, models)
-    resolved = resolve(experiment, by_name(overrides, models))
-    folder = given or create_run_folder(f"{resolved.name}-batch")
+    path = None if out is None else Path(out).expanduser()
+    resolved = resolve_experiment(experiment, overrides, path)
+    memory_bytes = None if memory_gib is None else memory_gib * 2**30
     with (
-        remove_if_empty(folder if given is None else None),
-        listener(folder, quiet=not progress) as told,
+        run_folder(path, f"{resolved.name}-batch") as folder,
+        listener(folder, RunOptions(quiet=not progress)) as progress_listener,
     ):
-        memory = None if memory_gib is None else memory_gib * 2**30
-        return found(resolved, folder, memory_bytes=memory, progress=told)
+        return find_largest_batches(
+            resolved, folder, memory_bytes=memory_bytes, listener=progress_listener
+        )

@@ -1,7 +1,7 @@
-"""A model's class or function as a name that every rank can import.
+"""Turns a model's class or function into a name that every rank can import.
 
-What a notebook or a script defines is written to a module of its own: ranks are other processes,
-and must not run the notebook or the script.
+Definitions of a notebook or a script are written to a module: ranks are other processes, and must
+not run the notebook or the script.
 """
 
 from __future__ import annotations
@@ -19,15 +19,33 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import resolve
 from shardmark.core.errors import InputError
 from shardmark.results.files import write_files
+from shardmark.results.runs_folder import RUNS
 
 LITERALS = (bool, int, float, complex, str, bytes, tuple, list, dict, set, type(None))
 Definition = type | FunctionType
 
 
+def resolve_experiment(
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    overrides: Mapping[str, Any],
+    out: Path | None = None,
+) -> Experiment:
+    """Return the experiment with its overrides; write models of a notebook beside the run's folder.
+
+    Raises `InputError` for an experiment that is not valid.
+    """
+    folder = (RUNS if out is None else out.parent) / "models"
+    if not isinstance(experiment, Experiment):
+        experiment = by_name(experiment, folder)
+    return resolve(experiment, by_name(overrides, folder))
+
+
 def by_name(value: object, folder: Path) -> Any:
-    """The same, with each class or function in it as its name, and each path as text."""
+    """Return the value with each class or function in it as its name, and each path as text."""
     if isinstance(value, Mapping):
         return {key: by_name(inner, folder) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -38,16 +56,16 @@ def by_name(value: object, folder: Path) -> Any:
 
 
 def model_name(model: Callable[..., object], folder: Path) -> str:
-    """`module:NAME`; or `FILE.py:NAME` of a new file in the folder.
+    """Return `module:NAME`, or `FILE.py:NAME` of a new file in the folder.
 
-    Raises `InputError` for what is no class or function, or cannot be written to a file.
+    Raises `InputError` for an object that is no class or function, or cannot be written to a file.
     """
     if not isinstance(model, type | FunctionType):
-        what = f"found an object of {type(model).__name__}"
-        raise InputError("model", what, "allowed is the class or function that makes it")
+        problem = f"found an object of {type(model).__name__}"
+        raise InputError("model", problem, "allowed is the class or function that makes it")
     if model.__qualname__ != model.__name__ or not model.__name__.isidentifier():
-        what = f"{model.__qualname__} is defined inside another, or has no name"
-        raise InputError("model", what, "define it with a name, at the top level")
+        problem = f"{model.__qualname__} is defined inside another, or has no name"
+        raise InputError("model", problem, "define it with a name, at the top level")
     if model.__module__ != "__main__":
         return f"{model.__module__}:{model.__name__}"
     text = module_text(model).encode()
@@ -58,7 +76,7 @@ def model_name(model: Callable[..., object], folder: Path) -> str:
 
 
 def module_text(model: Definition) -> str:
-    """The definition with all of the notebook's or script's that it uses, each before its user."""
+    """Return the definition, after all definitions of the notebook or script that it uses."""
     parts: dict[str, str] = {}
     _add(model.__name__, model, parts)
     head = '"""Written by Shardmark: a model of a notebook or script."""'
@@ -66,7 +84,7 @@ def module_text(model: Definition) -> str:
 
 
 def _add(name: str, value: object, parts: dict[str, str]) -> None:
-    """Have the name bound in the module, after what it needs."""
+    """Add the definition of the name to the module, after the definitions that it uses."""
     if name in parts:
         return
     parts[name] = ""  # a function may use itself
@@ -76,7 +94,7 @@ def _add(name: str, value: object, parts: dict[str, str]) -> None:
 
 
 def _text(name: str, value: object, parts: dict[str, str]) -> str:
-    """Source that binds the name to the value."""
+    """Return source code that binds the name to the value."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
@@ -91,13 +109,13 @@ def _text(name: str, value: object, parts: dict[str, str]) -> str:
         return text
     if isinstance(value, LITERALS) and _is_literal(value):
         return f"{name} = {value!r}"
-    own_name = getattr(value, "__name__", name)
+    original_name = getattr(value, "__name__", name)
     for module_name, module in [*sys.modules.items()]:
-        here = getattr(module, "__dict__", {})
-        if module_name != "__main__" and here.get(own_name) is value:
-            return f"from {module_name} import {own_name} as {name}"
-    what = f"it uses {name!r}, an object of {type(value).__name__} that only exists here"
-    raise InputError("model", what, "make it inside the model, or move the model to a module")
+        namespace = getattr(module, "__dict__", {})
+        if module_name != "__main__" and namespace.get(original_name) is value:
+            return f"from {module_name} import {original_name} as {name}"
+    problem = f"it uses {name!r}, an object of {type(value).__name__} that only exists here"
+    raise InputError("model", problem, "make it inside the model, or move the model to a module")
 
 
 def _is_literal(value: object) -> bool:
@@ -108,15 +126,15 @@ def _is_literal(value: object) -> bool:
 
 
 def _global_names(text: str) -> Iterator[str]:
-    """Names that the source takes from its module."""
+    """Yield the global names that the source uses."""
     tables = [symtable.symtable(text, "model", "exec")]
     for table in tables:
         tables += table.get_children()
-        yield from (each.get_name() for each in table.get_symbols() if each.is_global())
+        yield from (symbol.get_name() for symbol in table.get_symbols() if symbol.is_global())
 
 
 def _source(definition: Definition) -> str:
-    """The lines of the class or function, decorators included."""
+    """Return the lines of the class or function, with its decorators."""
     members = vars(definition).values() if isinstance(definition, type) else [definition]
     for member in members:
         function = inspect.unwrap(getattr(member, "__func__", member))
@@ -128,12 +146,12 @@ def _source(definition: Definition) -> str:
             first, last = _first_line(node), node.end_lineno or 0
             if first <= code.co_firstlineno <= last:
                 return textwrap.dedent("".join(lines[first - 1 : last]))
-    what = f"the source of {definition.__name__} is not to be found"
-    raise InputError("model", what, "write it into a file, and name it module:NAME")
+    problem = f"the source of {definition.__name__} cannot be found"
+    raise InputError("model", problem, "write it into a file, and name it module:NAME")
 
 
 def _definitions(lines: list[str], name: str) -> Iterator[ast.ClassDef | ast.FunctionDef]:
-    """Classes and functions of that name in the source."""
+    """Yield the classes and functions of that name in the source."""
     try:
         tree = ast.parse("".join(lines))
     except SyntaxError:  # a cell that awaits

@@ -1,4 +1,4 @@
-"""Plans from Python: memory, time and cost on machines that nobody has."""
+"""Predictions of memory, time and cost on other machines, from Python."""
 
 from __future__ import annotations
 
@@ -21,27 +21,24 @@ def plan(
     search: bool = False,
     **overrides: Any,
 ) -> Plan:
-    """Predict what each strategy of the experiment needs and reaches; start none.
+    """Predict memory, speed and cost of each strategy of the experiment; run nothing.
 
-    `on` is a node type, so many of a card (`"h100x8"`), or a YAML file; a list compares several
-    machines.  `nodes` is a number, several, or `"1..128"`, `run` a stored run to start from,
-    `price_per_hour` that of one card, or of each machine's.
-    `search` compares all layouts of the most ranks: `Plan.search` has the best ones, and
-    `Plan.winner` the fastest as an experiment.  Experiment and overrides are those of `run`.
+    `on` is a node type, a number of cards (`"h100x8"`), or a YAML file; a list compares several
+    machines.  `nodes` is a number, a list, or `"1..128"`; `run` is a stored run of the model that
+    calibrates the prediction; `price_per_hour` is the price of one card, or a list of one price for
+    each machine.  `search` compares all layouts of the largest number of ranks: `Plan.search` has
+    the best ones, and `Plan.winner` the fastest as an experiment.  Experiment and overrides are
+    those of `run`.
 
-    Raises `InputError` for what is not known; what cannot be predicted is a row with its `reason`.
+    Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its
+    `reason`.
     """
-    from shardmark.api.model_source import by_name
-    from shardmark.config.experiment import Experiment
-    from shardmark.config.load import resolve
+    from shardmark.api.model_source import resolve_experiment
     from shardmark.predict.models import Models
     from shardmark.predict.plan import compare_machines, parse_nodes
-    from shardmark.results.runs_folder import RUNS
     from shardmark.results.store import load_run
 
-    if not isinstance(experiment, Experiment):
-        experiment = by_name(experiment, RUNS / "models")
-    resolved = resolve(experiment, by_name(overrides, RUNS / "models"))
+    resolved = resolve_experiment(experiment, overrides)
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
     return compare_machines(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """A run as it was stored when it was loaded.  `print(run)` shows its answers and its table."""
+    """A stored run, as it was when it was loaded.  `print(run)` shows its answers and its table."""
 
     stored: StoredRun
 
@@ -40,7 +40,7 @@ class Run:
         return overview(self._comparison).rstrip("\n")
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the answers, and the table below them."""
+        """Return the answers and the table below them, as a notebook shows them."""
         import pandas as pd
 
         from shardmark.report.answers.answers import answer_lines
@@ -68,11 +68,11 @@ class Run:
 
     @property
     def damaged(self) -> tuple[Damaged, ...]:
-        """Stored trials that must not be believed, and why; running again repeats them."""
+        """Stored trials that are damaged, with the reason; running again repeats them."""
         return self.stored.damaged
 
     def compare(self, baseline: str | None = None) -> Comparison:
-        """The trials' cells with intervals, speed-up and scaling efficiency.
+        """Compare the trials' cells: intervals, speed-up and scaling efficiency.
 
         Raises `InputError` for a baseline strategy that was not measured.
         """
@@ -85,14 +85,14 @@ class Run:
         return self.compare()
 
     def answers(self) -> list[Answer]:
-        """Cautions, then what is fastest, what needs least memory, and whether all train alike."""
+        """Return cautions, then the fastest, the least memory, and whether all train the same."""
         from shardmark.report.answers.answers import answers
 
         return answers(self._comparison)
 
     @property
     def verdict(self) -> Answer:
-        """The fastest: its `strategy`, whether that is `decided`, and a `text` with the rival."""
+        """The fastest `strategy`, whether it is `decided`, and a `text` that names its rival."""
         from shardmark.report.answers.answers import Answer
 
         for answer in self.answers():
@@ -102,9 +102,9 @@ class Run:
         return Answer(question="fastest", decided=False, strategy=None, text=text)
 
     def table(self, *columns: str, baseline: str | None = None) -> pd.DataFrame:
-        """One row a strategy and number of ranks, the fastest first, in base units.
+        """Return a row for each strategy and number of ranks, the fastest first, in base units.
 
-        `columns` are those of `compare --columns`; an interval is in NAME_low and NAME_high.
+        `columns` are those of `compare --columns`; NAME_low and NAME_high have an interval's ends.
         Raises `InputError` for a column or a baseline that does not exist.
         """
         import pandas as pd
@@ -151,12 +151,12 @@ class Run:
         ).page
 
     def to_pandas(self, by: By = "trial") -> pd.DataFrame:
-        """One row a trial: what it was, how it ended, and every metric's value or NaN.
+        """Return a row for each trial: its cell, its outcome, and the value of every metric or NaN.
 
-        `by` is `trial`, or the long form of the trials that ended ok: `epoch` (counted from 1; none
-        where the recipe counts steps), `step` (one row a rank and step), or `sample` (one row a
-        sampling and rank, interface, GPU, or the machine).  Base units, named in
-        `frame.attrs["units"]`.
+        `by` is `trial`, or the long form of the trials that ended ok: `epoch` (counted from 1; no
+        rows where the recipe counts steps), `step` (a row for each rank and step), or `sample` (a
+        row for each sampling and rank, interface, GPU, or the machine).  Values are in base units,
+        which `frame.attrs["units"]` names.
 
         Raises `InputError` for another `by`, or a raw file that is damaged.
         """
@@ -190,41 +190,31 @@ def run(
     `experiment` is a YAML file, the name of a preset, its content as a mapping, or an `Experiment`;
     `out` is a folder, by default a new one in `runs/`.  Overrides are keys of the file, nested
     (`measure={"repeats": 3}`) or short where that is clear (`steps=200`).  A model may be a class
-    or a function, also one of this notebook or script.  `progress=False` tells of failures alone.
-    `retry` also repeats failed, timed-out and disturbed trials; `remeasure` keeps what is there
-    aside and measures everything anew; no trial is begun that `budget` (seconds, or `"30m"`) has
-    no time for.
+    or a function, also one of this notebook or script.  `progress=False` prints only failures.
+    `retry` also repeats failed, timed-out and disturbed trials; `remeasure` moves the stored
+    results to `set-aside` and measures everything anew; `budget` (seconds, or `"30m"`) starts no
+    trial that is not expected to end within it.
 
     Raises `InputError` for what cannot be run, `KeyboardInterrupt` after storing an interrupted
-    trial; run again with the same `out`, what is missing is finished.
+    trial; call it again with the same `out` to run the trials that are missing.
     """
-    from shardmark.api.model_source import by_name
-    from shardmark.config.experiment import Experiment
-    from shardmark.config.load import resolve
+    from shardmark.api.model_source import resolve_experiment
     from shardmark.core.durations import parse_seconds
     from shardmark.launch.controller import run_experiment
+    from shardmark.launch.run_options import RunOptions
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import RUNS, create_run_folder, remove_if_empty
+    from shardmark.results.runs_folder import run_folder
 
     if isinstance(budget, str):
         budget = parse_seconds(budget, "budget")
-    given = None if out is None else Path(out).expanduser()
-    models = (RUNS if given is None else given.parent) / "models"
-    if not isinstance(experiment, Experiment):
-        experiment = by_name(experiment, models)
-    resolved = resolve(experiment, by_name(overrides, models))
-    folder = given or create_run_folder(resolved.name)
-    fresh = folder if given is None else None
+    path = None if out is None else Path(out).expanduser()
+    resolved = resolve_experiment(experiment, overrides, path)
+    options = RunOptions(
+        retry=retry, remeasure=remeasure, budget_seconds=budget, quiet=not progress
+    )
     with (
-        remove_if_empty(fresh),
-        listener(folder, quiet=not progress, budget_seconds=budget) as told,
+        run_folder(path, resolved.name) as folder,
+        listener(folder, options) as progress_listener,
     ):
-        run_experiment(
-            resolved,
-            folder,
-            progress=told,
-            retry=retry,
-            remeasure=remeasure,
-            budget_seconds=budget,
-        )
+        run_experiment(resolved, folder, options, listener=progress_listener)
     return load(folder)

@@ -1,4 +1,4 @@
-"""`shardmark batch`: the largest batch that each strategy takes."""
+"""`shardmark batch`: finds the largest batch that each strategy can train with."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def batch(
         typer.Option(
             metavar="GIB",
             min=1e-3,
-            help="For a rank's tensors.  By default what its device has, or its part of the"
-            " memory that is available here.",
+            help="Memory for a rank's tensors; by default the memory of its device, or its share"
+            " of the memory that is available on this machine.",
         ),
     ] = None,
     overrides: Overrides = None,
@@ -31,39 +31,39 @@ def batch(
         typer.Option(
             metavar="DIR",
             parser=path_of,
-            help="Folder of the tries.  Given again, none is repeated.  By default"
+            help="Folder of the trials; those that are in it are not repeated.  By default"
             " runs/NAME-batch.",
         ),
     ] = None,
     form: Annotated[
-        TextOrJson, typer.Option("--format", help="json holds every try.")
+        TextOrJson, typer.Option("--format", help="Format of the output; json has every trial.")
     ] = TextOrJson.TEXT,
 ) -> None:
-    """Find the largest batch of every strategy: predicted, then tried by up to four real runs."""
+    """Find the largest batch of every strategy: predict it, then test it by up to four trials."""
     from shardmark.cli.compare import terminal_width
     from shardmark.config.load import load_experiment
     from shardmark.core.storage import storing
     from shardmark.launch.largest_batch import largest_batches
+    from shardmark.launch.run_options import RunOptions
     from shardmark.progress.display import listener
     from shardmark.report.table.formats import Format
     from shardmark.report.views.largest_batch import render_largest
-    from shardmark.results.runs_folder import create_run_folder, remove_if_empty
+    from shardmark.results.runs_folder import run_folder
 
     resolved = load_experiment(experiment, overrides or ())
-    folder = out if out is not None else create_run_folder(f"{resolved.name}-batch")
     quiet = form is TextOrJson.JSON
     with (
+        run_folder(out, f"{resolved.name}-batch") as folder,
         storing(folder),
-        remove_if_empty(folder if out is None else None),
-        listener(folder, quiet=quiet) as progress,
+        listener(folder, RunOptions(quiet=quiet)) as progress,
     ):
-        found = largest_batches(
+        batches = largest_batches(
             resolved,
             folder,
             memory_bytes=None if memory_gib is None else memory_gib * GiB,
-            progress=progress,
+            listener=progress,
         )
-    text = render_largest(found, Format(form.value), terminal_width() or 80)
+    text = render_largest(batches, Format(form.value), terminal_width() or 80)
     say_text(text if quiet else f"\n{text}")
     if not quiet:
-        say("", f"tries: {folder}")
+        say("", f"trials: {folder}")

@@ -1,4 +1,4 @@
-"""What `run --dry-run` prints: the trials, the cells left out, the time, what is missing here."""
+"""Prints the plan of `run --dry-run`: trials, cells left out, expected time, missing software."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardmark.config.experiment import Experiment
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.text import say
-from shardmark.launch.controller import check_folder, check_plan, check_schedules, refused_models
 from shardmark.launch.engines import submission
 from shardmark.launch.estimate import time_lines
-from shardmark.launch.fingerprint import fingerprint_of
+from shardmark.launch.fingerprint import check_same_run, fingerprint_of
+from shardmark.launch.input_checks import check_plan, check_schedules, refused_models
 from shardmark.measure.system.environment import machine
 from shardmark.progress.lines import shown
 from shardmark.report.answers.wording import listed
-from shardmark.results.store import is_run, load_run
+from shardmark.results.store import RunFolder, is_run, load_run
 from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
 
 GAP = "  "
-"""Between columns; no column has it inside."""
+"""Separator of columns, which no column contains."""
 
 
 def print_plan(
@@ -36,51 +36,53 @@ def print_plan(
     *,
     remeasure: bool,
 ) -> None:
-    """Print what the command would do; asks no device, fetches nothing.
+    """Print what the command would do, without touching a device or fetching data.
 
-    Raises `InputError` or `DataError` for what could not be measured.
+    Raises `InputError` or `DataError` for trials that could not be measured.
     """
-    there = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
-    known = replace(plan, trials=there)
-    check_plan(known)
-    check_schedules(known)
+    available = tuple(trial for trial in plan.trials if not trial.workload.fetches_data)
+    checked = replace(plan, trials=available)
+    check_plan(checked)
+    check_schedules(checked)
     if out is not None:
-        check_folder(out, experiment, fingerprint_of(there), remeasure=remeasure)
-    here = machine(experiment.device)
-    plan = plan.on("cuda" if here.device_type == "cuda" else "cpu")
-    goes_on = out if out is not None and is_run(out) and not remeasure else None
-    stored = load_run(goes_on) if goes_on else None
+        RunFolder.check(out)
+        if not remeasure:
+            check_same_run(out, experiment, fingerprint_of(available))
+    this_machine = machine(experiment.device)
+    plan = plan.on("cuda" if this_machine.device_type == "cuda" else "cpu")
+    continued = out if out is not None and is_run(out) and not remeasure else None
+    stored = load_run(continued) if continued else None
     done = {result.id for result in (*stored.trials, *stored.twins)} if stored else set()
-    todo = [trial for trial in plan.with_twin if trial.id not in done]
+    remaining = [trial for trial in plan.with_twin if trial.id not in done]
     say(*_trial_lines(plan), *_duration_lines(plan))
-    say(*time_lines(todo, goes_on, budget_seconds, verify=experiment.measure.verify))
+    say(*time_lines(remaining, continued, budget_seconds, verify=experiment.measure.verify))
     command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
     engine = experiment.engine.name
-    lacking = _unavailable_lines(plan, here if engine == "local" else None)
-    for line in (*submission(experiment, plan, command), *lacking):
+    unavailable = _unavailable_lines(plan, this_machine if engine == "local" else None)
+    for line in (*submission(experiment, plan, command), *unavailable):
         say(f"{engine}: {line}")
 
 
 def _trial_lines(plan: Plan) -> Iterator[str]:
-    """Number, id, strategy, ranks, repeat, then each option and varied key as KEY=VALUE.
+    """Yield a line for each certain trial: number, id, strategy, ranks, repeat, varied keys.
 
-    Repeats that come only where they are needed are counted in one line.
+    One line counts the repeats that run only if they are needed.
     """
     repeats = plan.trials[0].measure.repeats
-    sure = [trial for trial in plan.with_twin if trial.repeat < repeats.at_least]
-    rows = [_row(number, trial) for number, trial in enumerate(sure, start=1)]
+    certain = [trial for trial in plan.with_twin if trial.repeat < repeats.at_least]
+    rows = [_row(number, trial) for number, trial in enumerate(certain, start=1)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield GAP.join(t.ljust(width) for t, width in zip(row, widths, strict=True)).rstrip()
     if repeats.adaptive:
         more = repeats.at_most - repeats.at_least
-        known = f"the rate is known to {repeats.until:.0%} or the differences are decided"
-        yield f"then up to {more} more repeats, until {known}"
+        until = f"the rate is known to {repeats.until:.0%} or the differences are decided"
+        yield f"then up to {more} more repeats, until {until}"
     for cell in plan.left_out:
         yield f"left out: {cell}"
     count = len(plan.with_twin)
     most = f" to {count}" if repeats.adaptive else ""
-    trials = f"{len(sure)}{most} trial{'' if count == 1 else 's'}"
+    trials = f"{len(certain)}{most} trial{'' if count == 1 else 's'}"
     yield f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"
 
 
@@ -98,7 +100,7 @@ def _row(number: int, trial: Trial) -> list[str]:
 
 
 def _duration_lines(plan: Plan) -> list[str]:
-    """How long trials warm up and are measured at least; nothing where steps alone count."""
+    """Return the least durations of warm-up and measurement, if the experiment sets any."""
     lines: dict[str, None] = {}
     for trial in plan.trials:
         warmup_seconds, window_seconds = trial.least_seconds
@@ -106,28 +108,27 @@ def _duration_lines(plan: Plan) -> list[str]:
             steps = _counted(trial.measure.warmup_steps, "step")
             lines[f"warm-up: at least {steps} and {warmup_seconds:g} s"] = None
         if window_seconds:
-            added = "where the recipe is shorter, steps are added after its end"
+            added = "if the recipe is shorter, steps are added after its end"
             lines[f"measured: at least {window_seconds:g} s; {added}"] = None
     return list(lines)
 
 
-def _unavailable_lines(plan: Plan, here: Machine | None) -> Iterator[str]:
-    """What this machine lacks for the trials of one node, and models that cannot be divided: each
-    reason once, with its remedy."""
+def _unavailable_lines(plan: Plan, this_machine: Machine | None) -> Iterator[str]:
+    """Yield each reason why trials cannot run on this machine, with its remedy and the trials."""
     refused, titles = refused_models(plan.trials), defaultdict[str, list[str]](list)
     for trial in plan.trials:
         try:
-            if here is not None and trial.nodes == 1:
-                trial.built_strategy.check(trial.world_size, here, trial.recipe)
+            if this_machine is not None and trial.nodes == 1:
+                trial.built_strategy.check(trial.world_size, this_machine, trial.recipe)
             if trial.id in refused:
                 raise refused[trial.id]
         except StrategyUnavailable as error:
             reason = f"{error.reason}; {error.remedy}" if error.remedy else error.reason
             titles[reason].append(trial.title)
-    for reason, found in titles.items():
-        verb = "is" if len(found) == 1 else "are"
-        told = f"{_counted(len(found), 'trial')} {verb} recorded as unavailable here: {reason}"
-        yield f"{told} ({listed([*dict.fromkeys(found)])})"
+    for reason, trials in titles.items():
+        verb = "is" if len(trials) == 1 else "are"
+        count = f"{_counted(len(trials), 'trial')} {verb} recorded as unavailable here"
+        yield f"{count}: {reason} ({listed([*dict.fromkeys(trials)])})"
 
 
 def _counted(count: int, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""`shardmark run`: every trial of an experiment, then the comparison."""
+"""`shardmark run`: runs every trial of an experiment and prints the comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SOME_FAILED = 1
 REQUEUED_VARIABLE = "SLURM_RESTART_COUNT"
-"""A job that SLURM has queued again goes on with what it had measured."""
+"""Set in a job that SLURM has queued again, which continues its run."""
 
 
 def run(
@@ -35,35 +35,35 @@ def run(
         typer.Option(
             metavar="DIR",
             parser=path_of,
-            help="Folder of the run.  Given again, what is missing in it is finished.  "
-            "By default runs/NAME, or runs/NAME-2 and so on.",
+            help="Folder of the run; a run that is in it is continued.  By default runs/NAME, or"
+            " runs/NAME-2 and so on.",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the trials and what is left out; start none.")
+        bool,
+        typer.Option("--dry-run", help="Print the trials and the omitted cells; run none."),
     ] = False,
     retry: Annotated[
         bool,
-        typer.Option("--retry", help="Repeat failed, timed-out and disturbed trials, too."),
+        typer.Option("--retry", help="Also repeat failed, timed-out and disturbed trials."),
     ] = False,
     remeasure: Annotated[
         bool,
         typer.Option(
             "--remeasure",
-            help="Measure everything anew into the same folder; what was measured is kept in "
-            "DIR/set-aside.",
+            help="Measure everything anew into the same folder; earlier results move to"
+            " DIR/set-aside.",
         ),
     ] = False,
     budget: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="Begin no trial that does not fit: 90s, 30m, 2h or 1h30m.  What is left out is "
-            "named.",
+            help="Start no trial that would end later than this: 90s, 30m, 2h or 1h30m.",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Print the final table and errors alone.")
+        bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
     ] = False,
     engine: EngineOption = None,
 ) -> None:
@@ -82,72 +82,71 @@ def run(
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.engines import serve_as_node
+    from shardmark.launch.run_options import RunOptions
     from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import create_run_folder, remove_if_empty
+    from shardmark.results.runs_folder import run_folder
 
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]
-    options = [option for option, on in (("--retry", retry), ("--quiet", quiet)) if on]
-    options += [] if budget is None else ["--budget", budget]
-    _name_other_runs(resolved, plan, None if out is not None else [*words, *options])
-    folder = out if out is not None else create_run_folder(resolved.name)
-    again = shlex.join([*words, *options, "--out", str(folder)])
+    words += [option for option, given in (("--retry", retry), ("--quiet", quiet)) if given]
+    words += [] if budget is None else ["--budget", budget]
     if remeasure and REQUEUED_VARIABLE in os.environ:
-        say("requeued job: it goes on; --remeasure counted for its first start alone", error=True)
+        say("requeued job: --remeasure counts for the first start alone", error=True)
         remeasure = False
-    try:
-        with _terminable(), storing(folder), remove_if_empty(None if out else folder):
-            exit_code = serve_as_node(resolved, plan, (lambda _: None) if quiet else say)
-            if exit_code is None:
-                with listener(folder, quiet=quiet, budget_seconds=budget_seconds) as progress:
-                    run_experiment(
-                        resolved,
-                        folder,
-                        plan=plan,
-                        progress=progress,
-                        retry=retry,
-                        remeasure=remeasure,
-                        budget_seconds=budget_seconds,
-                    )
-    except KeyboardInterrupt:
-        say(f"interrupted; go on with: {again}", error=True)
-        raise
-    except StorageError as error:
-        where, found, remedy = error.args
-        raise StorageError(where, found, f"{remedy}; go on with: {again}") from error
-    if exit_code is None:
-        exit_code = _print_results(folder, quiet=quiet)
+    options = RunOptions(
+        retry=retry, remeasure=remeasure, budget_seconds=budget_seconds, quiet=quiet
+    )
+    _name_other_runs(resolved, plan, None if out is not None else words)
+    with _interrupted_by_sigterm(), run_folder(out, resolved.name) as folder:
+        again = shlex.join([*words, "--out", str(folder)])
+        try:
+            with storing(folder):
+                exit_code = serve_as_node(resolved, plan, (lambda _: None) if quiet else say)
+                if exit_code is None:
+                    with listener(folder, options) as progress:
+                        run_experiment(resolved, folder, options, plan=plan, listener=progress)
+        except KeyboardInterrupt:
+            say(f"interrupted; go on with: {again}", error=True)
+            raise
+        except StorageError as error:
+            where, problem, remedy = error.args
+            raise StorageError(where, problem, f"{remedy}; go on with: {again}") from error
+        if exit_code is None:
+            exit_code = _print_results(folder, quiet=quiet)
     if exit_code:
         raise typer.Exit(exit_code)
 
 
 def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
-    """Say which runs are measured now and, for a command without `--out`, which is unfinished."""
+    """Print which runs are measured now and, for a command without `--out`, which is unfinished."""
     from shardmark.core.errors import ShardmarkError
     from shardmark.results.runs_folder import folders_in_use, runs_named
     from shardmark.results.schema import Outcome
     from shardmark.results.store import RunFolder, load_run
 
-    in_use, wanted = folders_in_use(), experiment.model_dump(mode="json")
+    in_use, resolved = folders_in_use(), experiment.model_dump(mode="json")
     for folder in in_use:
-        found = f"another command measures into {folder} now, and both disturb each other"
-        say(f"{found}; end one of them, or expect disturbed trials", error=True)
+        problem = f"another command measures into {folder} now, and the two disturb each other"
+        say(f"{problem}; end one of them, or expect disturbed trials", error=True)
     least = sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
     for folder in runs_named(experiment.name) if command else ():
         with suppress(ShardmarkError, OSError):
-            if folder not in in_use and RunFolder(folder).read_experiment() == wanted:
+            if folder not in in_use and RunFolder(folder).read_experiment() == resolved:
                 outcomes = [trial.outcome for trial in load_run(folder).trials]
                 ended = len(outcomes) - outcomes.count(Outcome.INTERRUPTED)
                 if ended < max(least, len(outcomes)):
-                    found = f"{folder} is unfinished, and this command begins anew"
-                    there = shlex.join([*(command or ()), "--out", str(folder)])
-                    say(f"{found}; to go on with {folder}: {there}", error=True)
+                    to_continue = shlex.join([*(command or ()), "--out", str(folder)])
+                    say(
+                        f"{folder} is unfinished, and this command starts a new run; to continue"
+                        f" {folder}: {to_continue}",
+                        error=True,
+                    )
                 return
 
 
 def _print_results(folder: Path, *, quiet: bool) -> int:
-    """The answers and where they come from; 1 where a trial failed or its loss is not finite."""
+    """Print the answers; return 1 if a trial failed, timed out or diverged."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.cli.compare import terminal_width
     from shardmark.report.answers.overview import overview
@@ -167,8 +166,8 @@ def _print_results(folder: Path, *, quiet: bool) -> int:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does: the trial under way is stored as interrupted."""
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end a run as Ctrl-C does, so that the current trial is stored as interrupted."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -41,7 +41,7 @@ def verify(
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
     from shardmark.launch.engines import serve_as_node
-    from shardmark.launch.listener import Silent
+    from shardmark.launch.listener import NullListener
     from shardmark.progress.lines import Lines
     from shardmark.report.table.formats import render_json
     from shardmark.results.verification import is_accepted, is_undecided
@@ -53,10 +53,10 @@ def verify(
     if exit_code is not None:
         raise typer.Exit(exit_code)
     with scratch_folder() as folder:
-        listener = Silent() if form is TextOrJson.JSON else Lines()
+        listener = NullListener() if form is TextOrJson.JSON else Lines()
         scratch = folder / "verification"
         verification = verify_experiment(
-            resolved, scratch, plan=plan, progress=listener, store=True
+            resolved, scratch, plan=plan, listener=listener, store=True
         )
     if form is TextOrJson.JSON:
         say_text(render_json(json.loads(verification.model_dump_json())))

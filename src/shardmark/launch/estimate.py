@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shardmark.core.durations import duration
 from shardmark.core.errors import ShardmarkError
-from shardmark.launch.agenda import cell_of, expected_seconds
+from shardmark.launch.trial_queue import cell_of, expected_seconds
 from shardmark.results.runs_folder import runs_named
 from shardmark.results.store import StoredRun, is_run, load_run
 from shardmark.trials.trial import Trial, cell_id

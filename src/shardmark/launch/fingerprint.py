@@ -11,12 +11,11 @@ import hashlib
 import os
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib import metadata
-from inspect import getfile
 from pathlib import Path
 from typing import Any
 
 from shardmark.config.axes import canonical
+from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
 from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.fingerprint import (
@@ -26,14 +25,18 @@ from shardmark.results.fingerprint import (
     ModelRecord,
     SourceRecord,
 )
-from shardmark.results.runs_folder import RUNS
 from shardmark.results.schema import RankRecord
-from shardmark.results.store import RunFolder, has_results, is_run
+from shardmark.results.store import EXPERIMENT_FILE, RunFolder, has_results, is_run
 from shardmark.trials.trial import Trial
 from shardmark.workloads import corpora, data_paths
 from shardmark.workloads.models import find_without_import
 
 REMEDY = "measure into a new folder (--out DIR), or everything anew (--remeasure)"
+GROWING = (
+    *("matrix", "placement", "engine", "limits", "measure.repeats", "measure.max_remeasure"),
+    *("measure.verify", "measure.link_seconds", "measure.twin"),
+)
+"""Keys that may change between two commands on the same folder: trials stay comparable."""
 PACKAGES = ("torch", "torchvision", "deepspeed", "timm", "transformers", "numpy")
 PACKAGE = Path(__file__).parents[1]
 MOST_STATUSES = 20_000
@@ -76,15 +79,30 @@ def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
     return Fingerprint(versions={name: " and ".join(sorted(of)) for name, of in seen.items()})
 
 
-def proofs_folder(trials: Sequence[Trial], environments: Sequence[Mapping[str, Any]]) -> Path:
-    """Verdicts of `verify`, named by the code, data and versions that they hold for."""
-    trained = fingerprint_of(trials).merged(versions_of(environments))
-    packages = sorted(f"{each.name} {each.version}" for each in metadata.distributions())
-    digest = hashlib.sha256("\n".join((trained.model_dump_json(), *packages)).encode())
-    strategies = {Path(getfile(type(trial.built_strategy))) for trial in trials}
-    for file in sorted({*PACKAGE.rglob("*.py"), *strategies}):
-        digest.update(file.read_bytes())
-    return RUNS / ".verified" / digest.hexdigest()[:16]
+def check_same_run(folder: Path, experiment: Experiment, content: Fingerprint) -> None:
+    """Raise `InputError` if the folder holds a run of another experiment, code or data."""
+    if (folder / EXPERIMENT_FILE).exists():
+        before, now = RunFolder(folder).read_experiment(), experiment.model_dump(mode="json")
+        # An axis's first value stands in the base, too, and its values may come in another order.
+        axes = before.get("matrix", {}).keys() & experiment.matrix.keys()
+        for key, stored, requested in _changed_keys(before, now):
+            if not key.startswith((*GROWING, *axes)):
+                change = f"holds a run with {key} = {stored!r}, here it is {requested!r}"
+                raise InputError(str(folder), change, REMEDY)
+    elif has_results(folder):
+        raise InputError(str(folder), f"has results and no {EXPERIMENT_FILE}", REMEDY)
+    refuse_changes(folder, content)
+
+
+def _changed_keys(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    for key in sorted(before.keys() | now.keys()):
+        stored, requested = before.get(key), now.get(key)
+        if isinstance(stored, Mapping) and isinstance(requested, Mapping):
+            yield from _changed_keys(stored, requested, f"{prefix}{key}.")
+        elif stored != requested:
+            yield f"{prefix}{key}", stored, requested
 
 
 def refuse_changes(folder: Path, now: Fingerprint) -> None:
@@ -106,7 +124,7 @@ def _stored(folder: Path) -> Fingerprint | None:
     return read_if_exists(Fingerprint, folder / FINGERPRINT_FILE)
 
 
-def note(folder: RunFolder, now: Fingerprint) -> None:
+def add(folder: RunFolder, now: Fingerprint) -> None:
     """Add to the run's fingerprint what was compared with it."""
     before = _stored(folder.path)
     if (merged := (before or Fingerprint()).merged(now)) != before:
@@ -129,7 +147,7 @@ def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRec
             now = now.merged(Fingerprint(models={_model_key(trial): model}))
     if changes := sorted(before.changes(now)):
         return f"not what the run's other trials train; changed meanwhile: {', '.join(changes)}"
-    note(folder, now)
+    add(folder, now)
     return None
 
 

@@ -1,4 +1,4 @@
-"""The largest batch of every strategy: predicted first, then tried by real steps."""
+"""Finds the largest batch of every strategy: predicts it, then tests it by real steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import psutil
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.recipe import Measure, Repeats, Schedule
-from shardmark.launch.controller import modules_of, taken_up
-from shardmark.launch.listener import ProgressListener, Silent
+from shardmark.launch.listener import NullListener, ProgressListener
+from shardmark.launch.run_options import RunOptions
+from shardmark.launch.session import RunSession
 from shardmark.launch.trial import TrialRunner
 from shardmark.measure.system.cgroup import cgroup_limits
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
@@ -31,9 +32,9 @@ from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial, trial_id
 
 WARMUP_STEPS, STEPS = 1, 3
-"""The optimizer has its state after the first one."""
+"""The optimizer allocates its state in the first step."""
 HOST_SHARE = 0.9
-"""Of the memory that is available to ranks on a CPU: without any a machine no longer answers."""
+"""Fraction of the available memory that ranks on a CPU may use."""
 
 
 def largest_batches(
@@ -41,20 +42,22 @@ def largest_batches(
     out: Path,
     *,
     memory_bytes: float | None = None,
-    progress: ProgressListener | None = None,
+    listener: ProgressListener | None = None,
 ) -> list[LargestBatch]:
-    """Of each cell, within so many bytes of a rank's tensors, or within what devices have.
+    """Find the largest batch of each cell whose rank needs at most `memory_bytes` for tensors.
 
-    All tries are trials of the run in `out`; those that are there already are not repeated.  Raises
-    `InputError` for an experiment or a folder that cannot be used.
+    By default `memory_bytes` is the memory of the device.  The trials are stored in the run `out`;
+    those that it has already are not repeated.  Raises `InputError` for an experiment or a folder
+    that cannot be used.
     """
     if experiment.engine.name != "local":
-        raise InputError("engine", f"found {experiment.engine.name}", "batches are tried by local")
-    listener = progress or Silent()
+        raise InputError("engine", f"found {experiment.engine.name}", "allowed is local")
+    listener = listener or NullListener()
     plan = expand(experiment)
-    cells = tuple(trial for trial in plan.trials if not trial.repeat)
-    with taken_up(experiment, replace(plan, trials=cells), out, listener) as (placed, runner):
-        runner.engine.load(modules_of(cells), runner.machine.device_type)
+    plan = replace(plan, trials=tuple(trial for trial in plan.trials if not trial.repeat))
+    with RunSession.open(experiment, out, RunOptions(), listener, plan=plan) as session:
+        cells, runner = session.plan.trials, session.runner
+        runner.load(cells)
         stored = {result.id: result for result in load_run(out).trials}
         searches = [
             _Search(
@@ -65,26 +68,26 @@ def largest_batches(
                 stored=stored,
                 place=(number, len(cells)),
             )
-            for number, cell in enumerate(placed.trials, start=1)
+            for number, cell in enumerate(cells, start=1)
         ]
         models = Models()
-        return [search.found(models) for search in searches]
+        return [search.run(models) for search in searches]
 
 
 def room_bytes(cell: Trial, memory_bytes: float | None) -> float:
-    """For a rank's tensors; on a CUDA device what context and gaps leave."""
+    """Return the memory for a rank's tensors; CUDA's context and fragmentation are subtracted."""
     if memory_bytes is not None:
         return memory_bytes
     if cell.device_type == "cpu":
         limit = cgroup_limits().memory_bytes
-        there = psutil.virtual_memory().available
-        return HOST_SHARE * min(there, limit or there) / cell.layout.processes
+        available = psutil.virtual_memory().available
+        return HOST_SHARE * min(available, limit or available) / cell.layout.processes
     cards = [card.memory_bytes or 0 for card in visible_cuda_devices(all_cuda_devices())]
     return (min(cards, default=0) - CONTEXT_BYTES) / FRAGMENTATION
 
 
 def tried_trial(cell: Trial, samples: int) -> Trial:
-    """A few real steps of the cell with so many samples in a rank's pass."""
+    """Return a trial of a few steps of the cell, with `samples` samples in a rank's pass."""
     batch = samples * passes_of(cell)
     changes = {"global_batch": None, "per_rank_batch": batch, "epochs": None, "steps": STEPS}
     measure = Measure(
@@ -108,37 +111,38 @@ def tried_trial(cell: Trial, samples: int) -> Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Search:
-    """Of one cell."""
+    """A search for the largest batch of one cell."""
 
     cell: Trial
     room_bytes: float
     limited: bool
-    """No device refuses what is beyond the room."""
+    """Whether the search itself compares the peak with `room_bytes`, since no device limits it."""
     runner: TrialRunner
     stored: Mapping[str, TrialResult]
     place: tuple[int, int]
-    """Number of the cell, and of all."""
+    """Number of the cell, and number of all cells."""
 
-    def found(self, models: Models) -> LargestBatch:
+    def run(self, models: Models) -> LargestBatch:
         cell, room = self.cell, self.room_bytes
-        found = LargestBatch(cell=cell, room_bytes=room)
+        batch = LargestBatch(cell=cell, room_bytes=room)
         try:
-            bytes_of = self._predicted(models)
-            there = models.training_samples(cell.workload)
-            if there is not None:
-                found = replace(found, most=there // (cell.layout.shares * passes_of(cell)))
-            found = replace(found, predicted=min(found.most, largest(bytes_of, room)))
+            bytes_of = self._predictor(models)
+            available = models.training_samples(cell.workload)
+            if available is not None:
+                most = available // (cell.layout.shares * passes_of(cell))
+                batch = replace(batch, most=most)
+            batch = replace(batch, predicted=min(batch.most, largest(bytes_of, room)))
             while True:
-                samples = next_samples(bytes_of, room, found.tries, found.most)
+                samples = next_samples(bytes_of, room, batch.tries, batch.most)
                 if samples is None:
-                    return found
-                fresh = self._tried(tried_trial(cell, samples), samples)
-                found = replace(found, tries=(*found.tries, fresh))
+                    return batch
+                measured = self._measure(tried_trial(cell, samples), samples)
+                batch = replace(batch, tries=(*batch.tries, measured))
         except ShardmarkError as error:
-            return replace(found, reason=str(error))
+            return replace(batch, reason=str(error))
 
-    def _predicted(self, models: Models) -> Callable[[int], float]:
-        """Bytes of a rank's tensors, by samples of its pass.  Raises `ShardmarkError`."""
+    def _predictor(self, models: Models) -> Callable[[int], float]:
+        """Return a function that predicts the bytes of a rank's tensors from its samples."""
         cell = self.cell
         cell.built_strategy.check(cell.world_size, self.runner.machine, cell.recipe)
         profile = models.profile_of(cell, cell.world_size, cell.nodes, device_type=cell.device_type)
@@ -156,9 +160,11 @@ class _Search:
 
         return bytes_of
 
-    def _tried(self, trial: Trial, samples: int) -> Try:
-        """By a trial that is stored, or run now.  Raises `ShardmarkError` for one that failed,
-        `KeyboardInterrupt` for one that was interrupted."""
+    def _measure(self, trial: Trial, samples: int) -> Try:
+        """Return the stored result of the trial, or run it.
+
+        Raises `ShardmarkError` if it failed, `KeyboardInterrupt` if it was interrupted.
+        """
         result = self.stored.get(trial.id)
         if result is None or result.outcome in NOT_MEASURED:
             listener = self.runner.listener
@@ -171,10 +177,8 @@ class _Search:
             return Try(samples=samples, peak_bytes=None, fits=False)
         peak = result.metrics.get("peak_memory_bytes")
         if result.outcome is not Outcome.OK or peak is None:
-            why = None if result.failure is None else result.failure.reason
-            found = (
-                f"{samples} samples of a rank: {result.outcome}: {why or 'no peak was measured'}"
-            )
-            raise InputError(trial.title, found, "see its trial in the run's folder")
+            reason = result.failure.reason if result.failure else "no peak was measured"
+            problem = f"{samples} samples of a rank: {result.outcome}: {reason}"
+            raise InputError(trial.title, problem, "see its trial in the run's folder")
         fits = not self.limited or peak.value <= self.room_bytes
         return Try(samples=samples, peak_bytes=peak.value, fits=fits)

@@ -57,8 +57,8 @@ class ProgressListener(Protocol):
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None: ...
 
 
-class Silent:
-    """Listens to nothing."""
+class NullListener:
+    """Ignores all progress."""
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None: ...
     def note(self, text: str) -> None: ...

@@ -43,6 +43,7 @@ from shardmark.results.schema import (
 )
 from shardmark.results.store import Damaged, RunFolder
 from shardmark.trials.trial import Trial
+from shardmark.workloads import task_modules
 
 SYNC_BATCH_NORM_NOTE = (
     "each synchronised batch norm of C channels also all-gathers 2 C + 1 numbers and all-reduces "
@@ -72,6 +73,10 @@ class TrialRunner:
     machine: Machine
     folder: RunFolder
     listener: ProgressListener
+
+    def load(self, trials: Sequence[Trial]) -> None:
+        """Have the engine import what the trials' ranks need, before the first trial."""
+        self.engine.load(modules_of(trials), self.machine.device_type)
 
     def run(self, trial: Trial, *, order: int, attempt: int = 1) -> TrialResult:
         """Run one trial and store its result, whatever its outcome.
@@ -215,6 +220,14 @@ class TrialRunner:
                 files={},
             )
         )
+
+
+def modules_of(trials: Sequence[Trial]) -> list[str]:
+    """Return the modules that the trials' ranks import beside those that every rank imports."""
+    names: dict[str, None] = {}
+    for trial in trials:
+        names |= dict.fromkeys((*trial.built_strategy.loads(), *task_modules(trial.workload)))
+    return list(names)
 
 
 def run_unmeasured(

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib import metadata
+from inspect import getfile
 from pathlib import Path
 
 from shardmark import workloads
 from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
-from shardmark.launch.agenda import cell_of
+from shardmark.launch import fingerprint
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import SEE_LOG, Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial import run_unmeasured
 from shardmark.launch.trial_artifacts import merge_logs, refuse_full
+from shardmark.launch.trial_queue import cell_of
+from shardmark.measure.system.environment import environment
+from shardmark.results.runs_folder import RUNS
 from shardmark.results.schema import Outcome
 from shardmark.results.verification import (
     CELLS_FILE,
@@ -30,7 +37,9 @@ from shardmark.results.verification import (
     Cause,
     Verdict,
     Verification,
+    read_verification,
 )
+from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
 
 STEPS = 3
@@ -151,6 +160,32 @@ def _refuse_broken_model(
             next((r for words, r in REMEDIES.items() if words in str(problem.error)), MEND),
             *map(ShardmarkError, problem.traceback.splitlines()),
         )
+
+
+def proofs_folder(plan: Plan, engine: Engine) -> Path:
+    """Return the folder of verdicts that hold for the plan's code, data and versions."""
+    content = fingerprint.fingerprint_of(plan.trials).merged(
+        fingerprint.versions_of([environment(), *engine.environments()])
+    )
+    packages = sorted(f"{package.name} {package.version}" for package in metadata.distributions())
+    digest = hashlib.sha256("\n".join((content.model_dump_json(), *packages)).encode())
+    strategies = {Path(getfile(type(trial.built_strategy))) for trial in plan.trials}
+    for file in sorted({*Path(PACKAGE).rglob("*.py"), *strategies}):
+        digest.update(file.read_bytes())
+    return RUNS / ".verified" / digest.hexdigest()[:16]
+
+
+def read_proofs(folder: Path) -> list[Verdict]:
+    """Return the decided verdicts that `verify` has stored in a folder of `proofs_folder`."""
+    with suppress(ValueError, InputError):
+        if (stored := read_verification(folder)) is not None:
+            return [verdict for verdict in stored.verdicts if is_decided(verdict)]
+    return []
+
+
+def is_decided(verdict: Verdict) -> bool:
+    """Return whether the verdict says if the cell trains the same, or states a guarantee."""
+    return verdict.equivalent is not None or verdict.guarantee is not None
 
 
 def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Verification:

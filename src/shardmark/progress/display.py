@@ -18,6 +18,7 @@ from rich.text import Text
 
 from shardmark.core.text import one_line
 from shardmark.launch.listener import ProgressListener, Reading
+from shardmark.launch.run_options import RunOptions
 from shardmark.progress.lines import Lines, Quiet, figures
 from shardmark.trials.trial import Trial
 
@@ -78,14 +79,15 @@ def _line(text: str, style: str = "") -> Text:
 
 @contextmanager
 def listener(
-    folder: Path | None = None, *, quiet: bool = False, budget_seconds: float | None = None
+    folder: Path | None = None, options: RunOptions | None = None
 ) -> Iterator[ProgressListener]:
-    """The listener that fits standard output; it tells the run's folder once that is there.
+    """Yield the listener that fits standard output, for a run in the folder.
 
-    Lines where nothing can be drawn: in a pipe, or on a terminal without a cursor to move.
+    It prints lines where nothing can be drawn: in a pipe, or on a terminal without cursor control.
     """
-    console = Console()
-    if quiet:
+    console, options = Console(), options or RunOptions()
+    budget_seconds = options.budget_seconds
+    if options.quiet:
         yield Quiet()
     elif console.is_jupyter:
         from IPython.display import display

@@ -12,7 +12,7 @@ from shardmark.core.durations import duration
 from shardmark.core.metrics import METRICS, RATES
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, say
-from shardmark.launch.listener import Reading, Silent
+from shardmark.launch.listener import NullListener, Reading
 from shardmark.progress.pace import Pace
 from shardmark.report.answers.wording import size
 from shardmark.results.schema import Outcome, TrialResult
@@ -86,7 +86,7 @@ class Lines:
         say(text, error=self._error)
 
 
-class Quiet(Silent):
+class Quiet(NullListener):
     """Says only what went wrong, on standard error."""
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:

@@ -33,12 +33,13 @@ def create_run_folder(name: str) -> Path:
 
 
 @contextmanager
-def remove_if_empty(folder: Path | None) -> Iterator[None]:
-    """Remove the folder at the end of the context if nothing was written to it."""
+def run_folder(out: Path | None, name: str) -> Iterator[Path]:
+    """Yield `out`, or a new folder of that name that is removed at the end if it is empty."""
+    folder = create_run_folder(name) if out is None else out
     try:
-        yield
+        yield folder
     finally:
-        if folder is not None:
+        if out is None:
             with suppress(OSError):
                 folder.rmdir()
 

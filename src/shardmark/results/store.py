@@ -126,14 +126,14 @@ class RunFolder:
             flush_folder(path)
         except OSError as error:
             raise storage_error(path, error) from error
-        point_latest_to(path)
         return cls(path)
 
     @contextmanager
     def locked(self, notify: Callable[[str], None]) -> Iterator[None]:
-        """Lock the folder against other commands that run trials; `InputError` if it is locked.
+        """Lock the folder against other commands that run trials into it.
 
-        Calls `notify` with a warning if the file system has no locks.
+        Raises `InputError` if another command holds the lock.  If the file system has no locks,
+        `notify` gets a warning.  At the end, the folder is emptied again if no run began in it.
         """
         lock = self.path / LOCK_FILE
         if lock.exists() and not lock.is_file():
@@ -143,6 +143,8 @@ class RunFolder:
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(descriptor).st_nlink:
+                    raise BlockingIOError  # another command has just removed the file
             except BlockingIOError:
                 holder = os.pread(descriptor, 300, 0).decode(errors="replace")
                 problem = f"another command runs trials into it: {holder}"
@@ -155,15 +157,22 @@ class RunFolder:
             for name in RUN_FILES:
                 for temporary in self.path.glob(f".{name}.*.tmp"):  # of a killed command
                     temporary.unlink()
-            yield
+            try:
+                yield
+            finally:
+                if not (self.path / EXPERIMENT_FILE).exists():
+                    with suppress(OSError):  # a folder that holds something stays
+                        (self.path / TRIALS_FOLDER).rmdir()
+                        lock.unlink()
         finally:
             os.close(descriptor)
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
-        """Store the resolved experiment."""
+        """Store the resolved experiment; from now on `runs/latest` leads to the run."""
         from shardmark.core.strict_yaml import format_yaml
 
         write_atomically(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
+        point_latest_to(self.path)
 
     def read_experiment(self) -> dict[str, Any]:
         """Read the resolved experiment.  Raises `InputError` if the file is missing or invalid."""

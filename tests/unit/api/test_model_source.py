@@ -148,7 +148,7 @@ def test_what_can_be_imported_keeps_its_module() -> None:
         ("inner", "is defined inside another"),
         ("Local", "is defined inside another"),
         ("instance", "found an object of Net"),
-        ("Bare", "the source of Bare is not to be found"),
+        ("Bare", "the source of Bare cannot be found"),
     ],
 )
 def test_what_cannot_be_written_is_refused(

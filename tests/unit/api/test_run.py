@@ -12,6 +12,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping, to_yaml
 from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
+from shardmark.launch.run_options import RunOptions
 from tests.golden.invented import invented_trial, write_run
 
 EXPERIMENT = {
@@ -100,9 +101,11 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experim
     """A controller that stores one trial, and what it was asked to run."""
     calls: list[tuple[Experiment, Path]] = []
 
-    def fake(experiment: Experiment, out: Path, *, progress: ProgressListener, **_: Any) -> Path:
+    def fake(
+        experiment: Experiment, out: Path, _: RunOptions, *, listener: ProgressListener
+    ) -> Path:
         calls.append((experiment, out))
-        progress.doing("loading torch")
+        listener.doing("loading torch")
         return write_run(out, [invented_trial()])
 
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from shardmark.cli import main
 from shardmark.cli.init import Template
 from shardmark.config.load import load_experiment
-from shardmark.launch.controller import check_plan
+from shardmark.launch.input_checks import check_plan
 from shardmark.trials.matrix import expand
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.launch import controller
+from shardmark.launch import session
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial_artifacts import KEPT, clear
 from shardmark.results.schema import Outcome, TrialResult
@@ -48,8 +48,8 @@ def terminate(*_: Any, **__: Any) -> Any:
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """What the controller starts trials on; nothing is verified."""
     engine = FakeEngine()
-    monkeypatch.setattr(controller, "build_engine", lambda *_: engine)
-    monkeypatch.setattr(controller, "_verify", lambda *_: None)
+    monkeypatch.setattr(session, "build_engine", lambda *_: engine)
+    monkeypatch.setattr(session.RunSession, "verify", lambda *_: None)
     return engine
 
 
@@ -65,7 +65,7 @@ def _when_emptying(patch: pytest.MonkeyPatch, stop: Stop) -> None:
 BEFORE_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = {
     "machine": lambda engine, patch, stop: patch.setattr(engine, "machine", stop),
     "loading": lambda engine, patch, stop: patch.setattr(engine, "load", stop),
-    "verifying": lambda _, patch, stop: patch.setattr(controller, "_verify", stop),
+    "verifying": lambda _, patch, stop: patch.setattr(session.RunSession, "verify", stop),
 }
 IN_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = {
     "preparing": lambda _, patch, stop: _when_emptying(patch, stop),
@@ -154,7 +154,7 @@ def test_the_same_command_again_names_the_unfinished_run(
     assert "another command measures into runs/quickstart now" in capsys.readouterr().err
     shutil.rmtree("runs/quickstart-2")
     assert cli.main(command) == 0
-    _, found, words = capsys.readouterr().err.partition("to go on with runs/quickstart: shardmark ")
+    _, found, words = capsys.readouterr().err.partition("to continue runs/quickstart: shardmark ")
     assert found
     assert cli.main(shlex.split(words)) == 0, "it goes on there"
     assert len(load_run(Path("runs/quickstart")).trials) == 2

@@ -15,6 +15,7 @@ from shardmark.analysis.compare.comparison import compare
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import load_experiment
 from shardmark.launch import controller
+from shardmark.launch.run_options import RunOptions
 from shardmark.progress.lines import Quiet
 from shardmark.report.answers.overview import overview
 from shardmark.results.files import write_model
@@ -43,8 +44,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What `run_experiment` was called with; it stores two invented trials."""
     calls: list[dict[str, Any]] = []
 
-    def fake(experiment: Experiment, out: Path, **options: Any) -> Path:
-        calls.append({"experiment": experiment, "out": out, **options})
+    def fake(experiment: Experiment, out: Path, options: RunOptions, **more: Any) -> Path:
+        calls.append({"experiment": experiment, "out": out, "options": options, **more})
         return write_run(out, [invented_trial("single", 1), invented_trial("ddp", 2)])
 
     monkeypatch.setattr(controller, "run_experiment", fake)
@@ -66,7 +67,7 @@ def test_run_ends_with_the_table_and_its_place(
     assert "strategy" in printed
     assert f"report: shardmark report '{tmp_path}/a run'\n" in printed
     (call,) = calls
-    assert (call["out"], call["retry"]) == (tmp_path / "a run", True)
+    assert (call["out"], call["options"]) == (tmp_path / "a run", RunOptions(retry=True))
     experiment = call["experiment"]
     assert (experiment.recipe.epochs, experiment.workload.model) == (1, "resnet50")
     assert experiment.matrix["strategy"] == ["ddp"]
@@ -85,7 +86,7 @@ def test_quiet_prints_the_table_alone_and_runs_are_numbered(
         code, printed, err = answer("quickstart", option)
         assert (code, err) == (0, "")
         assert printed == overview(compare([load_run(Path(folder))], None))
-    assert isinstance(calls[0]["progress"], Quiet)
+    assert isinstance(calls[0]["listener"], Quiet)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +112,9 @@ def test_exit_code_tells_of_failures(
         )
         for number, outcome in enumerate(outcomes)
     ]
-    monkeypatch.setattr(controller, "run_experiment", lambda _, out, **__: write_run(out, trials))
+    monkeypatch.setattr(
+        controller, "run_experiment", lambda _, out, *__, **___: write_run(out, trials)
+    )
     ended, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
     assert ended == code
     assert "files: " in printed, "the table comes all the same"
@@ -200,7 +203,7 @@ def test_dry_run_tells_cells_apart(answer: Answer) -> None:
     code, printed, err = answer("quickstart", "--dry-run", *changes)
     assert (code, err) == (0, "")
     assert "warm-up: at least 5 steps and 2 s\n" in printed
-    assert "measured: at least 30 s; where the recipe is shorter, steps are added" in printed
+    assert "measured: at least 30 s; if the recipe is shorter, steps are added" in printed
     rows = [re.split(" {2,}", line.strip()) for line in printed.splitlines()]
     rows = [row for row in rows if "fsdp-hybrid" in row]
     assert {tuple(row[3:]) for row in rows} == {
@@ -315,14 +318,14 @@ def test_ways_of_measuring_reach_the_run(
     out = str(tmp_path / "run")
     code, _, _ = answer("quickstart", "--remeasure", "--budget", "1h30m", "--out", out)
     assert code == 0
-    assert calls[0]["remeasure"] is not queued_again
-    assert calls[0]["budget_seconds"] == 5400.0
+    options = RunOptions(remeasure=not queued_again, budget_seconds=5400.0)
+    assert calls[0]["options"] == options
 
 
 def test_a_loss_that_is_not_finite_is_exit_code_1(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fake(_: Experiment, out: Path, **__: Any) -> Path:
+    def fake(_: Experiment, out: Path, *__: Any, **___: Any) -> Path:
         good = invented_trial("single", 1)
         bad = {"nonfinite_steps": 15, "first_nonfinite": (7, "NaN")}
         ranks = [rank.model_copy(update=bad) for rank in invented_trial("ddp", 2).ranks]

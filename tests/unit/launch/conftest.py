@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.launch import controller
+from shardmark.launch import session, verification
 
 HERE = {"host": "here", "cuda": {"devices": [], "visible": []}}
 
@@ -12,4 +12,5 @@ HERE = {"host": "here", "cuda": {"devices": [], "visible": []}}
 @pytest.fixture(autouse=True)
 def _no_look_at_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks git and watches other processes for a while."""
-    monkeypatch.setattr(controller, "environment", lambda: dict(HERE))
+    for module in (session, verification):
+        monkeypatch.setattr(module, "environment", lambda: dict(HERE))

@@ -16,9 +16,10 @@ import yaml
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.machine import Machine
-from shardmark.launch.agenda import cell_of
-from shardmark.launch.controller import check_folder, run_experiment, verify_experiment
-from shardmark.launch.fingerprint import fingerprint_of
+from shardmark.launch.controller import run_experiment, verify_experiment
+from shardmark.launch.fingerprint import check_same_run, fingerprint_of
+from shardmark.launch.run_options import RunOptions
+from shardmark.launch.trial_queue import cell_of
 from shardmark.results.fingerprint import Fingerprint
 from shardmark.results.schema import Outcome, ProbeRecord, StabilityFinding, StabilityKind
 from shardmark.results.store import RunFolder, load_run
@@ -50,21 +51,11 @@ def out(tmp_path: Path) -> Path:
 def run(
     out: Path,
     *overrides: str,
-    retry: bool = False,
-    remeasure: bool = False,
-    budget_seconds: float | None = None,
+    options: RunOptions | None = None,
     **engine: Any,
 ) -> tuple[FakeEngine, Remembers]:
     made, told = FakeEngine(**engine), Remembers()
-    run_experiment(
-        experiment(*overrides),
-        out,
-        progress=told,
-        engine=made,
-        retry=retry,
-        remeasure=remeasure,
-        budget_seconds=budget_seconds,
-    )
+    run_experiment(experiment(*overrides), out, options, listener=told, engine=made)
     return made, told
 
 
@@ -98,7 +89,7 @@ def test_devices_that_others_use_are_told_before_the_trials(
     used = {"name": "NVIDIA H200", "processes": 2, "memory_used_bytes": 3 * 2**30}
     devices = [{"uuid": uuid, **used} for uuid in ("GPU-a", "GPU-b")]
     cuda = {"devices": devices, "visible": ["GPU-b"]}
-    monkeypatch.setattr("shardmark.launch.controller.environment", lambda: {"cuda": cuda})
+    monkeypatch.setattr("shardmark.launch.session.environment", lambda: {"cuda": cuda})
     nccl = (("NCCL", "2.27.3"),)
     _, told = run(out, machine=Machine(device_type="cuda", device_count=2, cores=2, libraries=nccl))
     (note,) = [note for note in told.notes if "not free" in note]
@@ -114,7 +105,7 @@ def test_what_several_trials_import_is_loaded_once_before_them(
     engine, _ = run(out, "matrix.strategy=[ddp, fsdp, fsdp-grad-op]")
     libraries = ["torch.distributed.fsdp", "torch.nn.parallel"]
     assert sorted(engine.loaded) == ["shardmark.workloads.vision.task", *libraries]
-    monkeypatch.setattr("shardmark.launch.controller.check_data", lambda _: 1600)
+    monkeypatch.setattr("shardmark.launch.input_checks.check_data", lambda _: 1600)
     monkeypatch.setattr("shardmark.launch.fingerprint.data_paths", lambda _: ())
     engine, _ = run(out.with_name("other"), "workload={name: detection}")
     assert engine.loaded.count("shardmark.workloads.detection.task") == 1
@@ -148,9 +139,9 @@ def test_a_failure_is_a_result_until_it_is_repeated(out: Path, kind: str, end: A
     """Ctrl-C or a budget may come first."""
     run(out, ends={"ddp": end})
     assert run(out)[0].names == []
-    run(out, retry=True, budget_seconds=0.0)
+    run(out, options=RunOptions(retry=True, budget_seconds=0.0))
     assert outcomes(out) == {"single": "ok", "ddp": kind}
-    assert run(out, retry=True)[0].names == ["ddp"]
+    assert run(out, options=RunOptions(retry=True))[0].names == ["ddp"]
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
     (aside,) = (out / "set-aside").iterdir()
     assert aside.name.endswith(f".{kind}-1")
@@ -296,8 +287,8 @@ def test_an_edited_model_is_not_mixed_with_the_old_one(
         run_experiment(experiment(OWN, *more), out, engine=engine)
     assert engine.calls == []
     with pytest.raises(InputError, match=f"the source of {file}"):
-        check_folder(out, experiment(OWN), fingerprint_of(expand(experiment(OWN)).trials))
-    engine, told = run(out, OWN, *more, remeasure=True)
+        check_same_run(out, experiment(OWN), fingerprint_of(expand(experiment(OWN)).trials))
+    engine, told = run(out, OWN, *more, options=RunOptions(remeasure=True))
     assert len(engine.ran) == (4 if more else 2)
     assert any("set-aside/run-1" in note for note in told.notes)
     assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
@@ -340,7 +331,7 @@ def test_results_without_it_are_not_added_to(out: Path, lost: str) -> None:
     (out / lost).unlink()
     with pytest.raises(InputError, match=f"has results and no {lost}"):
         run(out)
-    engine, _ = run(out, "recipe.steps=5", remeasure=True)
+    engine, _ = run(out, "recipe.steps=5", options=RunOptions(remeasure=True))
     assert {trial.recipe.steps for trial in engine.ran} == {5}
     assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
 
@@ -377,8 +368,8 @@ def test_disturbed_trials_are_repeated_and_kept(
     if stays:
         once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
         assert run(out, *once)[0].ran == []
-        assert run(out, *once, retry=True, budget_seconds=0.0)[0].ran == []
-        assert len(run(out, *once, retry=True)[0].ran) == 1
+        assert run(out, *once, options=RunOptions(retry=True, budget_seconds=0.0))[0].ran == []
+        assert len(run(out, *once, options=RunOptions(retry=True))[0].ran) == 1
         assert len(list((out / "set-aside").iterdir())) == attempts
 
 
@@ -391,7 +382,7 @@ def test_a_machine_that_stays_busy_is_not_tried_in_vain(
 
 
 def test_a_budget_that_is_spent_is_told(out: Path) -> None:
-    engine, told = run(out, "measure.repeats=3", budget_seconds=0.0)
+    engine, told = run(out, "measure.repeats=3", options=RunOptions(budget_seconds=0.0))
     assert engine.ran == []
     assert any("no time for 6 trials" in note for note in told.notes)
 
@@ -419,18 +410,14 @@ def test_a_newer_versions_result_is_not_measured_again(out: Path) -> None:
     assert path.read_text() == newer
 
 
-def test_a_run_that_another_command_made_meanwhile_is_not_mixed_with(out: Path) -> None:
-    """Between the first look at the folder and its lock, an engine starts: seconds."""
-
-    class Slow(FakeEngine):
+def test_folder_is_empty_again_if_the_engine_does_not_start(out: Path) -> None:
+    class Broken(FakeEngine):
         def machine(self, device: str) -> Machine:
-            run(out, "recipe.steps=5")
-            return super().machine(device)
+            raise InputError("device", f"found {device}", "no such device")
 
-    engine = Slow()
-    with pytest.raises(InputError, match=r"holds a run with recipe\.steps = 5, here it is 4"):
-        run_experiment(experiment(), out, engine=engine)
-    assert engine.ran == []
+    with pytest.raises(InputError, match="no such device"):
+        run_experiment(experiment(), out, engine=Broken())
+    assert [*out.iterdir()] == []
 
 
 def test_verdicts_on_cells_of_a_larger_matrix_stay(
@@ -442,7 +429,7 @@ def test_verdicts_on_cells_of_a_larger_matrix_stay(
     def judged(cells: Sequence[Trial], **_: Any) -> list[Verdict]:
         return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
 
-    monkeypatch.setattr("shardmark.launch.controller.verify_cells", judged)
+    monkeypatch.setattr("shardmark.launch.session.verify_cells", judged)
     (RunFolder.create(out).path / ".verification" / "of-a-killed-command").mkdir(parents=True)
     unproven = GOOD.model_copy(update={"equivalent": None, "id": "elsewhere"})
     write_verification(out, Verification(reference="x", steps=3, verdicts=(unproven, BAD)))
@@ -464,7 +451,8 @@ def test_run_takes_over_what_verify_has_proven_of_the_same_content(
         judged.append([cell.strategy.name for cell in cells])
         return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
 
-    monkeypatch.setattr("shardmark.launch.controller.verify_cells", judge)
+    for module in ("controller", "session"):
+        monkeypatch.setattr(f"shardmark.launch.{module}.verify_cells", judge)
     small = experiment("measure.verify=true", "matrix.strategy=[ddp]")
     verify_experiment(small, tmp_path / "scratch", engine=FakeEngine(), store=True)
     both = "measure.verify=true", "measure.twin=false", "matrix.strategy=[single,ddp]"

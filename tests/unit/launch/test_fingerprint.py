@@ -55,7 +55,10 @@ def test_sources_are_the_users_own_however_deep(
     monkeypatch.chdir(module.parent)
     module.write_text("this is no python (")
     assert list(local_sources(["my_net"])) == ["my_net"], "whoever imports it says what is wrong"
-    assert local_sources(["json", "torch", "shardmark.launch.agenda", "nowhere.to.be.found"]) == {}
+    assert (
+        local_sources(["json", "torch", "shardmark.launch.trial_queue", "nowhere.to.be.found"])
+        == {}
+    )
 
 
 def test_data_are_told_by_names_sizes_and_times(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ class Linked(FakeEngine):
 def run(out: Path, linked: Linked, *overrides: str) -> list[str]:
     """What was told."""
     told = Remembers()
-    run_experiment(experiment(*overrides), out, progress=told, engine=linked)
+    run_experiment(experiment(*overrides), out, listener=told, engine=linked)
     return [note for note in told.notes if not note.startswith(("loading torch", "time: "))]
 
 

@@ -36,7 +36,7 @@ def test_matrix_product_is_checked_and_timed(
 
     def inexact(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         moved: torch.Tensor = to_device(tensor, *args)
-        return moved * (1 + 1e-2 * (args[0] == cpu_as_gpu))
+        return moved.mul(1 + 1e-2 * (args[0] == cpu_as_gpu))
 
     monkeypatch.setattr(torch.Tensor, "to", inexact)
     assert "relative error of 0.02" in gpu_probe._product_check(cpu_as_gpu).found

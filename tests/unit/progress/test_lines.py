@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shardmark.core.strict_yaml import parse_yaml
 from shardmark.launch.listener import Reading
+from shardmark.launch.run_options import RunOptions
 from shardmark.progress import display, lines, pace
 from shardmark.progress.display import listener
 from shardmark.progress.lines import Lines, Quiet, figures, shown, title
@@ -185,7 +186,7 @@ def test_a_notebook_draws_the_trial_in_its_cell(
 def test_quiet_says_what_went_wrong_alone(
     capsys: pytest.CaptureFixture[str], outcome: Outcome
 ) -> None:
-    with listener(quiet=True) as quiet:
+    with listener(options=RunOptions(quiet=True)) as quiet:
         assert isinstance(quiet, Quiet)
         quiet.planned(1, 0, ())
         quiet.note("something is damaged")

@@ -17,22 +17,26 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def begin_run(path: Path) -> None:
+    RunFolder.create(path).write_experiment({"name": "mine"})
+
+
 def test_runs_are_numbered_and_the_newest_is_the_latest(tmp_path: Path) -> None:
     for name in ("mine", "mine-2", "mine-3"):
         folder = create_run_folder("mine")
         assert folder == Path("runs") / name
-        RunFolder.create(folder)
+        begin_run(folder)
         assert latest_run() == folder
-    RunFolder.create(tmp_path / "elsewhere")
+    begin_run(tmp_path / "elsewhere")
     assert latest_run() == Path("runs/mine-3")
-    RunFolder.create(tmp_path / "runs" / "mine")
+    begin_run(tmp_path / "runs" / "mine")
     assert latest_run() == Path("runs/mine"), "taken up again"
     assert {path.name for path in Path("runs").iterdir()} == {"mine", "mine-2", "mine-3", "latest"}
 
 
 def test_an_experiment_may_be_called_latest() -> None:
     folder = create_run_folder("latest")
-    RunFolder.create(folder)
+    begin_run(folder)
     assert (folder, latest_run()) == (Path("runs/latest-2"), folder)
 
 
@@ -40,7 +44,7 @@ def test_an_experiment_may_be_called_latest() -> None:
 def test_without_a_run_it_is_said_so(left: str, capsys: pytest.CaptureFixture[str]) -> None:
     if left == "a folder":
         Path("runs/latest").mkdir(parents=True)
-        RunFolder.create(Path("runs/mine"))
+        begin_run(Path("runs/mine"))
     if left == "a broken link":
         Path("runs").mkdir()
         Path("runs/latest").symlink_to("gone")

@@ -45,7 +45,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
         scratch: Path,
         *,
         plan: Plan,
-        progress: ProgressListener,
+        listener: ProgressListener,
         store: bool,
     ) -> Verification:
         assert store
@@ -53,7 +53,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
         assert experiment.name == "quickstart"
         assert not scratch.exists(), "the controller makes it"
         assert scratch.parent.is_dir()
-        progress.note(NOTE)
+        listener.note(NOTE)
         return Verification(reference="the reference", steps=3, verdicts=tuple(verdicts))
 
     monkeypatch.setattr(controller, "verify_experiment", fake)

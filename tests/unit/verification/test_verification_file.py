@@ -14,9 +14,9 @@ import pytest
 from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError
 from shardmark.equivalence.capture import at_constant_rate, capture_rank
-from shardmark.launch.agenda import cell_of
-from shardmark.launch.controller import check_plan
+from shardmark.launch.input_checks import check_plan
 from shardmark.launch.outcome import Ending
+from shardmark.launch.trial_queue import cell_of
 from shardmark.launch.verification import (
     STEPS,
     cells_of,

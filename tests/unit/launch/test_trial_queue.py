@@ -1,4 +1,4 @@
-"""What runs next: rounds, ends of cells that are known, a budget."""
+"""The order of trials: rounds, cells that need no more repeats, a budget."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.launch.agenda import Agenda, cell_of, expected_seconds
+from shardmark.launch.trial_queue import TrialQueue, cell_of, expected_seconds
 from shardmark.results.schema import Outcome, StabilityFinding, StabilityKind, TrialResult
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
@@ -31,28 +31,28 @@ def result_of(trial: Trial, rate: float = 100.0, **fields: Any) -> TrialResult:
     )
 
 
-def carried_out(
+def run_queue(
     *overrides: str,
     rates: Callable[[Trial], float] = lambda _: 100.0,
     budget_seconds: float | None = None,
     stored: Sequence[TrialResult] = (),
     **fields: Any,
 ) -> list[Trial]:
-    """What is run, where each trial takes 10 s."""
-    asked = experiment(*overrides)
+    """Return the trials in the order in which they are run; each takes 10 s."""
+    made = experiment(*overrides)
     ran: list[Trial] = []
-    agenda = Agenda(
-        expand(asked),
-        asked.measure.repeats,
+    queue = TrialQueue(
+        expand(made),
+        made.measure.repeats,
         stored,
         budget_seconds=budget_seconds,
         clock=lambda: 10.0 * len(ran),
     )
-    while (upcoming := agenda.next()) is not None:
+    while (upcoming := queue.next()) is not None:
         _, trial = upcoming
         ran.append(trial)
         changed = {key: value(trial) if callable(value) else value for key, value in fields.items()}
-        agenda.results[trial.id] = result_of(trial, rates(trial), total_seconds=10.0, **changed)
+        queue.results[trial.id] = result_of(trial, rates(trial), total_seconds=10.0, **changed)
     return ran
 
 
@@ -62,41 +62,41 @@ def repeats_of(ran: Sequence[Trial]) -> dict[str, int]:
 
 
 def noisy(trial: Trial) -> float:
-    """Known to about 30 % after three repeats, to 5 % never."""
+    """Return rates that are known to about 30 % after three repeats, and never to 5 %."""
     return 100.0 * (1.0, 1.2, 0.9)[trial.repeat % 3]
 
 
 def test_fixed_repeats_are_rounds_of_all_cells() -> None:
-    ran = carried_out("measure.repeats=3", rates=noisy)
+    ran = run_queue("measure.repeats=3", rates=noisy)
     assert [trial.repeat for trial in ran] == [0, 0, 1, 1, 2, 2]
 
 
-def test_cells_that_are_known_end() -> None:
-    assert repeats_of(carried_out(ADAPTIVE)) == {"single": 3, "ddp": 3}
-    many = repeats_of(carried_out(ADAPTIVE, rates=noisy))
-    assert many == {"single": 9, "ddp": 9}, "nothing is known until the most there may be"
+def test_cells_with_a_precise_rate_get_no_more_repeats() -> None:
+    assert repeats_of(run_queue(ADAPTIVE)) == {"single": 3, "ddp": 3}
+    many = repeats_of(run_queue(ADAPTIVE, rates=noisy))
+    assert many == {"single": 9, "ddp": 9}, "no rate is precise, so all repeats run"
 
 
-def test_who_is_compared_goes_on_together() -> None:
-    """A repeat without its baseline would tell nothing of the difference."""
-    ran = carried_out(ADAPTIVE, rates=lambda t: 100.0 if t.strategy.name == "single" else noisy(t))
+def test_cells_that_are_compared_get_the_same_repeats() -> None:
+    """A repeat without one of its baseline cannot show a difference."""
+    ran = run_queue(ADAPTIVE, rates=lambda t: 100.0 if t.strategy.name == "single" else noisy(t))
     assert repeats_of(ran) == {"single": 9, "ddp": 9}
 
 
 @pytest.mark.parametrize(
     "fields", [{"stability": (DISTURBED,)}, {"outcome": Outcome.OUT_OF_MEMORY}]
 )
-def test_more_of_what_decides_nothing_is_not_measured(fields: dict[str, Any]) -> None:
-    assert repeats_of(carried_out(ADAPTIVE, rates=noisy, **fields)) == {"single": 3, "ddp": 3}
+def test_cells_that_fail_or_are_disturbed_get_no_more_repeats(fields: dict[str, Any]) -> None:
+    assert repeats_of(run_queue(ADAPTIVE, rates=noisy, **fields)) == {"single": 3, "ddp": 3}
 
 
-def test_results_that_are_there_count() -> None:
-    asked = experiment(ADAPTIVE)
-    stored = [result_of(t, noisy(t)) for t in expand(asked).trials if t.repeat < 4]
-    ran = carried_out(ADAPTIVE, rates=noisy, stored=stored)
+def test_stored_results_count_as_repeats() -> None:
+    made = experiment(ADAPTIVE)
+    stored = [result_of(t, noisy(t)) for t in expand(made).trials if t.repeat < 4]
+    ran = run_queue(ADAPTIVE, rates=noisy, stored=stored)
     assert min(trial.repeat for trial in ran) == 4
-    known = [result_of(t) for t in expand(asked).trials if t.repeat < 4]
-    assert carried_out(ADAPTIVE, stored=known) == []
+    precise = [result_of(t) for t in expand(made).trials if t.repeat < 4]
+    assert run_queue(ADAPTIVE, stored=precise) == []
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_results_that_are_there_count() -> None:
     [(60.0, 6), (59.0, 4), (35.0, 2), (15.0, 1), (9.0, 1), (0.0, 1)],
     ids=["all", "whole rounds", "one", "a part of the first", "less than one", "none"],
 )
-def test_a_budget_takes_whole_rounds(seconds: float, count: int) -> None:
-    """How long a trial takes is not known before the first one."""
-    ran = carried_out("measure.repeats=3", budget_seconds=seconds)
+def test_a_budget_is_spent_in_complete_rounds(seconds: float, count: int) -> None:
+    """The time of a trial is unknown before the first one."""
+    ran = run_queue("measure.repeats=3", budget_seconds=seconds)
     assert len(ran) == count
 
 
-def test_time_is_expected_from_the_same_cells_and_else_the_mean() -> None:
+def test_time_is_expected_from_the_same_cell_or_else_the_mean() -> None:
     single, ddp = sorted(expand(experiment()).trials, key=lambda trial: -len(trial.strategy.name))
     assert expected_seconds([single, ddp], []) is None
     measured = result_of(single, total_seconds=8.0)
@@ -124,12 +124,12 @@ def test_time_is_expected_from_the_same_cells_and_else_the_mean() -> None:
 
 
 def test_a_twin_runs_once_after_the_first_round_and_counts_as_no_repeat() -> None:
-    ran = carried_out("measure.verify=true", "measure.repeats=2")
+    ran = run_queue("measure.verify=true", "measure.repeats=2")
     assert [(trial.twin, trial.repeat) for trial in ran] == [
         *((False, 0), (False, 0), (True, 0)),
         *((False, 1), (False, 1)),
     ]
-    failed = carried_out(
+    failed = run_queue(
         "measure.verify=true",
         outcome=lambda t: Outcome.FAILED if t.strategy.name == "single" else Outcome.OK,
     )

@@ -1,4 +1,4 @@
-"""Which trial comes next: in rounds, until the repeats are enough or the time is up.  No torch."""
+"""Orders trials in rounds, until every cell has enough repeats or the time is up.  No torch."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from shardmark.trials.trial import Trial, cell_id
 
 
 def cell_of(trial: Trial) -> str:
-    """Names the cell of which the trial is a repeat."""
+    """Return the id of the trial's cell, which is the same for all its repeats."""
     return cell_id(trial.model_dump(mode="json"))
 
 
-class Agenda:
+class TrialQueue:
     """The trials of a plan that have no result yet.
 
-    A round takes every cell once.  After `at_least` rounds, cells whose samples/s are known well
-    enough take no part any more, nor do those that mostly fail or are disturbed: more of the same
-    would decide nothing.
+    A round runs every cell once.  After `at_least` rounds, the queue drops cells whose samples/s
+    are known precisely enough, and cells whose trials mostly fail or are disturbed.
     """
 
     def __init__(
@@ -33,66 +32,66 @@ class Agenda:
         results: Iterable[TrialResult],
         *,
         budget_seconds: float | None = None,
-        began: float | None = None,
+        started_at_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`started_at_seconds` is the time of the clock at which the budget begins; None is now."""
         self.results = {result.id: result for result in results}
         self._plan = plan
         self._repeats = repeats
         self._trials = plan.with_twin
         self._cells = {trial.id: cell_of(trial) for trial in plan.trials}
-        self.known: frozenset[str] = frozenset()
-        """Cells that are known well enough."""
+        self.decided: frozenset[str] = frozenset()
+        """Cells whose samples/s are known precisely enough."""
         self.hopeless: frozenset[str] = frozenset()
-        """Cells that mostly fail or are disturbed."""
+        """Cells whose trials mostly fail or are disturbed."""
         self._round = 0
         self.budget_seconds = budget_seconds
         self._clock = clock
-        self._began = clock() if began is None else began
-        """When the budget began to run out, by the clock."""
+        self._started_at_seconds = clock() if started_at_seconds is None else started_at_seconds
 
     @property
-    def todo(self) -> list[tuple[int, Trial]]:
-        """As far as is known by now, each with its place in the random order."""
-        ended = self.known | self.hopeless
+    def remaining(self) -> list[tuple[int, Trial]]:
+        """Trials that are still to be run, each with its place in the random order."""
+        dropped = self.decided | self.hopeless
         return [
             (order, trial)
             for order, trial in enumerate(self._trials)
             if trial.id not in self.results
             and not (trial.twin and self._fails(trial))
-            and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in ended)
+            and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in dropped)
         ]
 
     def _fails(self, twin: Trial) -> bool:
         """Return True if no finished trial of the twin's cell has a quality to compare with."""
         cell = cell_of(twin)
-        ran = [result for key, result in self.results.items() if self._cells.get(key) == cell]
-        return bool(ran) and all(r.outcome is not Outcome.OK or r.diverged for r in ran)
+        results = [result for key, result in self.results.items() if self._cells.get(key) == cell]
+        return bool(results) and all(r.outcome is not Outcome.OK or r.diverged for r in results)
 
     def next(self) -> tuple[int, Trial] | None:
-        """The trial to run now; None where none is left, or no time for it."""
-        todo = self.todo
-        if todo and todo[0][1].repeat != self._round:
-            self._round = todo[0][1].repeat
+        """Return the next trial with its order; None if none is left, or no time for it."""
+        remaining = self.remaining
+        if remaining and remaining[0][1].repeat != self._round:
+            self._round = remaining[0][1].repeat
             if self._round >= self._repeats.at_least:
-                self._end_cells()
-                todo = self.todo
-        return todo[0] if todo and self._in_time(todo) else None
+                self._drop_cells()
+                remaining = self.remaining
+        return remaining[0] if remaining and self._round_fits(remaining) else None
 
-    def has_seconds(self, expected_seconds: float) -> bool:
-        """Whether something that takes so long ends within the budget."""
-        gone_seconds = self._clock() - self._began
-        return self.budget_seconds is None or gone_seconds + expected_seconds <= self.budget_seconds
+    def has_time_for(self, seconds: float) -> bool:
+        """Return whether something that takes so long ends within the budget."""
+        elapsed_seconds = self._clock() - self._started_at_seconds
+        return self.budget_seconds is None or elapsed_seconds + seconds <= self.budget_seconds
 
-    def _in_time(self, todo: Sequence[tuple[int, Trial]]) -> bool:
-        """Whether the rest of the round fits into the budget; of the first one, its next trial."""
+    def _round_fits(self, remaining: Sequence[tuple[int, Trial]]) -> bool:
+        """Return whether the rest of the round, or of round 0 its next trial, fits the budget."""
         if self.budget_seconds is None:
             return True
-        rest = [trial for _, trial in todo if trial.repeat == self._round]
-        expected = expected_seconds(rest if self._round else rest[:1], self.results.values())
-        return self.has_seconds(expected or 0.0)
+        trials = [trial for _, trial in remaining if trial.repeat == self._round]
+        expected = expected_seconds(trials if self._round else trials[:1], self.results.values())
+        return self.has_time_for(expected or 0.0)
 
-    def _end_cells(self) -> None:
+    def _drop_cells(self) -> None:
         by_cell: dict[str, list[TrialResult]] = {}
         for trial_id, result in self.results.items():
             if trial_id in self._cells:
@@ -104,16 +103,19 @@ class Agenda:
         )
         repeats = [result for result in self.results.values() if not result.twin]
         decided = decided_cells(repeats, self._repeats.until, self._plan.strategies)
-        self.known = decided & by_cell.keys() - self.hopeless
+        self.decided = decided & by_cell.keys() - self.hopeless
 
 
 def is_sound(result: TrialResult) -> bool:
-    """Whether something can be decided from it."""
+    """Return whether a decision may rest on the result."""
     return result.outcome is Outcome.OK and result.disturbed is None
 
 
 def expected_seconds(trials: Sequence[Trial], results: Iterable[TrialResult]) -> float | None:
-    """From what trials of the same cells took, else the mean cell; None where none was measured."""
+    """Predict the trials' total time from results of the same cells, or of the mean cell.
+
+    Returns None if no result has a time.
+    """
     seconds: dict[str, list[float]] = {}
     for result in results:
         if result.outcome in (Outcome.OK, Outcome.TIMED_OUT):
@@ -121,5 +123,5 @@ def expected_seconds(trials: Sequence[Trial], results: Iterable[TrialResult]) ->
     if not seconds:
         return None
     means: Mapping[str, float] = {cell: fmean(values) for cell, values in seconds.items()}
-    typical = fmean(means.values())
-    return sum(means.get(cell_of(trial), typical) for trial in trials)
+    mean_cell = fmean(means.values())
+    return sum(means.get(cell_of(trial), mean_cell) for trial in trials)
