@@ -192,7 +192,7 @@ class Costs(ABC, Generic[S]):
         return 1.0
 
     def activation_sharding(self) -> ActivationSharding:
-        """How tensor-parallel ranks shard the activations between divided layers."""
+        """Sharding of the activations between tensor-parallel layers."""
         return ActivationSharding()
 
     def activation_traffic(

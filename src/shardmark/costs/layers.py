@@ -45,7 +45,7 @@ class _TensorUnit(NamedTuple):
     replicated_fraction: float
 
     @classmethod
-    def of(cls, unit: UnitSize, tensor_ranks: int) -> _TensorUnit:
+    def create(cls, unit: UnitSize, tensor_ranks: int) -> _TensorUnit:
         factor = 1 + (tensor_ranks - 1) * unit.replicated_fraction
         return cls(
             round(factor * unit.parameters),
@@ -73,7 +73,7 @@ class LayeredCosts(Costs[Layered]):
         """
         factors = self._factors(cell)
         holds = self.strategy.holds(cell.world_size, cell.nodes)
-        units = tuple(_TensorUnit.of(unit, factors.tensor) for unit in cell.units)
+        units = tuple(_TensorUnit.create(unit, factors.tensor) for unit in cell.units)
         has_buckets = factors.data > 1 and not self.strategy.is_sharded(factors)
         state = super().step_state(replace(cell, units=units))
         trained = sum(unit.trained_parameters for unit in units)
@@ -300,7 +300,7 @@ class LayeredCosts(Costs[Layered]):
 
 
 class UlyssesCosts(Costs[Ulysses]):
-    """All-to-all exchanges around attention, beside the costs of DDP or FSDP2 over all ranks."""
+    """Costs of all-to-all exchanges around attention, and of DDP or FSDP2 over all ranks."""
 
     def _reduction(self, cell: Cell) -> Costs[Any]:
         """Costs of the strategy that reduces gradients over all ranks."""

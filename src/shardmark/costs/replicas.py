@@ -28,14 +28,14 @@ POWER_SGD_ACCESSES = 15
 each), a clone, stacking of matrices and back (2 each), two products that read it and one that
 writes it."""
 POWER_SGD_CALLS = 3
-"""All-reduces of both factors, one after the other, and of the gradients that stay uncompressed."""
+"""Number of all-reduces of a bucket: one for each factor, and one for uncompressed gradients."""
 CAST_ACCESSES = 4
 """Accesses of each gradient in units of its fp32 bytes: cast, divided, and cast back."""
 D = TypeVar("D", bound=DDP)
 
 
 class ReplicaCosts(Costs[Strategy]):
-    """Gradients all-reduced once a step, or nothing sent by a single process."""
+    """Costs of one all-reduce of the gradients a step; a single process sends nothing."""
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         if self.layout(cell).processes == 1:
@@ -44,7 +44,7 @@ class ReplicaCosts(Costs[Strategy]):
 
 
 class DDPCosts(Costs[D]):
-    """Gradients all-reduced in buckets, compressed if the option `compress` says so."""
+    """Costs of gradients all-reduced in buckets, compressed by the option `compress`."""
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """Unused parameters count: DDP sends them as zeros."""
@@ -157,7 +157,7 @@ def _largest_share(sizes: Iterable[int], ranks: int) -> float:
 
 
 class LocalStepsCosts(Costs[LocalStepsStrategy]):
-    """One synchronisation of all parameters in each round of local steps."""
+    """Costs of one synchronisation of all parameters in each round of local steps."""
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """Mean traffic of a step: a round sends as much as one step of DDP."""

@@ -10,7 +10,7 @@ from shardmark.strategies.parameter_server.strategy import ParameterServer
 
 
 class ParameterServerCosts(Costs[ParameterServer]):
-    """One push of gradients and one pull of parameters a step."""
+    """Costs of one push of gradients and one pull of parameters a step."""
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """Traffic of a step does not depend on the number of its micro-batches."""

@@ -38,7 +38,7 @@ STAGE_3_NOTE = (
 
 
 class FSDPCosts(Costs[FSDP]):
-    """Parameters gathered unit by unit, gradients reduce-scattered, as `fully_shard` does it."""
+    """Costs of FSDP2: parameters are gathered unit by unit, gradients are reduce-scattered."""
 
     def _gathers(self, recipe: Recipe) -> int:
         """Number of times that a step gathers each parameter."""
@@ -202,7 +202,7 @@ class FSDPCosts(Costs[FSDP]):
 
 
 class FSDP1Costs(Costs[FullyShardedFirst]):
-    """Parameters gathered and gradients reduce-scattered as `FullyShardedDataParallel` does it."""
+    """Costs of torch's first FSDP, which gathers flat parameters unit by unit."""
 
     def _gathers(self, recipe: Recipe) -> int:
         return 2 * recipe.gradient_accumulation if self.strategy.reshard_after_forward else 1

@@ -33,7 +33,7 @@ from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inpu
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import build_on_meta
 from shardmark.strategies.layers.divided import styled_modules
-from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, made_optimizer, share_of_step
+from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, create_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
 from shardmark.workloads.flops import convolution_backward_flops
 from shardmark.workloads.model_building import preserved_generators, seed_generators
@@ -598,7 +598,7 @@ def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, boo
     elements, peaks, state = 1000, [], 0.0
     for count in (1, 2):
         tensors = [nn.Parameter(torch.ones(elements)) for _ in range(count)]
-        optimizer = made_optimizer(tensors, spec)
+        optimizer = create_optimizer(tensors, spec)
         for tensor in tensors:
             tensor.grad = torch.ones(elements)
         optimizer.step()

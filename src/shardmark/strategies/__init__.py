@@ -71,31 +71,34 @@ SHARED_OPTIONS = (
     "compile",
     "channels_last",
 )
-"""Keys of the recipe that an entry of `matrix.strategy` may set for itself."""
+"""Keys of the recipe that an entry of `matrix.strategy` may override."""
 
 
 def strategy_class(name: str) -> type[Any]:
-    """The data class behind a strategy's name."""
+    """Return the data class behind a strategy's name."""
     factory = STRATEGIES[name]
-    made = factory.func if isinstance(factory, partial) else factory
-    assert isinstance(made, type)
-    return made
+    data_class = factory.func if isinstance(factory, partial) else factory
+    assert isinstance(data_class, type)
+    return data_class
 
 
 def fixed_options(name: str) -> dict[str, Any]:
-    """What the name itself decides, e.g. {"stage": 2} for `zero-2`."""
+    """Return the options that the name itself sets, such as {"stage": 2} for `zero-2`."""
     factory = STRATEGIES[name]
     return dict(factory.keywords) if isinstance(factory, partial) else {}
 
 
 def option_names(name: str) -> tuple[str, ...]:
-    """The options that the strategy of that name accepts."""
+    """Return the names of the options that the strategy accepts."""
     fixed = {"name", *fixed_options(name)}
-    return tuple(each.name for each in fields(strategy_class(name)) if each.name not in fixed)
+    return tuple(field.name for field in fields(strategy_class(name)) if field.name not in fixed)
 
 
 def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
-    """The strategy of that name.  Raises `InputError` naming the nearest name, key or type."""
+    """Build the strategy of that name.
+
+    Raises `InputError` that names the nearest name, key or type.
+    """
     if name not in STRATEGIES:
         raise InputError(
             "strategy", f"there is no strategy {name!r}", _allowed(name, tuple(STRATEGIES))
@@ -119,12 +122,12 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
 
 
 @cache
-def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
-    """Made once: it takes milliseconds, and a plan builds the strategy of each of its trials."""
-    return TypeAdapter(kind)
+def _adapter(data_class: type[Any]) -> TypeAdapter[Any]:
+    """Cached: it takes milliseconds, and a plan builds the strategy of each of its trials."""
+    return TypeAdapter(data_class)
 
 
-def _allowed(given: str, names: tuple[str, ...]) -> str:
-    nearest = difflib.get_close_matches(given, names, n=1)
+def _allowed(value: str, names: tuple[str, ...]) -> str:
+    nearest = difflib.get_close_matches(value, names, n=1)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return f"{hint}allowed: {', '.join(names) or 'none'}"

@@ -337,12 +337,13 @@ def check_machine(
     recipe: Recipe,
     *,
     offload_instead: str | None = "fsdp or zero-2",
-    norms_apart: str | None = None,
+    no_sync_batch_norm: str | None = None,
 ) -> None:
     """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
 
     Ranks share the cores of a CPU.  `offload_instead` is what to use for CPU offload; None where
-    the strategy can.  `norms_apart` is why it cannot synchronise batch norms; None where it can.
+    the strategy can.  `no_sync_batch_norm` is why it cannot synchronise batch norms; None where it
+    can.
     """
     on_cpu = machine.device_type != "cuda"
     if not on_cpu and devices > machine.device_count:
@@ -370,9 +371,9 @@ def check_machine(
             "it has no CPU offload: parameters and optimizer state stay on the device",
             f"set recipe.cpu_offload to false, or use {offload_instead}",
         )
-    if recipe.sync_batch_norm and norms_apart is not None:
+    if recipe.sync_batch_norm and no_sync_batch_norm is not None:
         raise StrategyUnavailable(
-            strategy, norms_apart, "set recipe.sync_batch_norm to false, or use ddp"
+            strategy, no_sync_batch_norm, "set recipe.sync_batch_norm to false, or use ddp"
         )
     if recipe.cpu_offload and on_cpu:
         raise StrategyUnavailable(

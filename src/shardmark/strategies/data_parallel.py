@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel: one process, several devices."""
+"""torch.nn.DataParallel: a single process with several devices."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallel(Strategy):
-    """One process copies the model to every device at each step (`torch.nn.DataParallel`).
+    """A single process copies the model to every device in each step (`torch.nn.DataParallel`).
 
-    A world size of n is n devices of one process, so there is one training rank.
+    A world size of n means n devices of one process, so there is one training rank.
     """
 
     name: str = "dp"
@@ -40,21 +40,26 @@ class DataParallel(Strategy):
                 "DataParallel copies the model over CUDA devices, and the device here is the CPU",
                 "use ddp, which also runs on the CPU",
             )
-        for key, asked, unset in (
+        for key, is_set, unset in (
             ("activation_checkpointing", recipe.activation_checkpointing, "false"),
             ("compile", recipe.compile != "none", "none"),
         ):
-            if asked:
+            if is_set:
                 raise StrategyUnavailable(
                     self.name,
                     f"with {key}, DataParallel's copies would use the first device's parameters",
                     f"set recipe.{key} to {unset}, or use ddp",
                 )
-        apart = "DataParallel's copies take batch norm's statistics of their own pictures"
-        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
+        check_machine(
+            self.name,
+            world_size,
+            machine,
+            recipe,
+            no_sync_batch_norm="DataParallel's copies compute batch norm's statistics separately",
+        )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """One process, which takes the whole batch and shares it out among its devices."""
+        """Layout of one process, which splits the full batch over its devices."""
         return Layout(ranks=(RankLayout(share=Shard(index=0, count=1)),), data=world_size)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
@@ -70,7 +75,7 @@ class DataParallel(Strategy):
         model = build_on(context.device, workload, recipe)
         return EagerWorker(
             model,
-            called=Replicas(
+            wrapped_model=Replicas(
                 model,
                 device_ids=list(range(context.devices)),
                 precision=partial(autocast, recipe, context.device),
@@ -78,5 +83,5 @@ class DataParallel(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
-            shares=1,  # the loss is taken of all devices' outputs together
+            shares=1,  # one loss over the outputs of all devices
         )

@@ -162,7 +162,7 @@ class DDP(Strategy):
         compression = self._compressed(ddp, named, recipe, context)
         return kind(
             model,
-            called=ddp,
+            wrapped_model=ddp,
             workload=workload,
             recipe=recipe,
             device=context.device,

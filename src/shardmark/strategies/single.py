@@ -1,4 +1,4 @@
-"""One device: the baseline."""
+"""Training on a single device, the baseline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Single(Strategy):
-    """One device trains alone, the baseline."""
+    """A single device trains alone, as the baseline."""
 
     name: str = "single"
 

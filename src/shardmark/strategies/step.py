@@ -68,7 +68,7 @@ class StepWorker(Worker):
     device: torch.device
     shares: int
     """Ranks of whose gradients the library takes the mean."""
-    called: nn.Module | None = None
+    wrapped_model: nn.Module | None = None
     """What wraps the model, where a library does."""
     synchronise: Synchronise | None = None
     casts_of: str | None = None
@@ -85,7 +85,7 @@ class StepWorker(Worker):
     """The strategy whose library shards what is called; None: replicas."""
 
     def __post_init__(self) -> None:
-        self._model = self.module if self.called is None else self.called
+        self._model = self.module if self.wrapped_model is None else self.wrapped_model
         if self.recipe.gradient_accumulation == 1:
             self.synchronise = None  # the only one is the last: gradients reduce by themselves
         self._weight_checked = False
@@ -344,8 +344,8 @@ class EagerWorker(StepWorker):
         set_learning_rates(self._optimizer.param_groups, learning_rate)
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        if isinstance(self.called, DistributedReplicas):
-            self.called.check_reduced()
+        if isinstance(self.wrapped_model, DistributedReplicas):
+            self.wrapped_model.check_reduced()
         for name, parameter in sorted(self._named_parameters()):
             yield name, lossless_copy(whole(parameter))
 
@@ -395,7 +395,7 @@ def build_optimizer(
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
     filled = [{"params": alike, **options} for part, options in parts for alike in by_mesh(part)]
-    optimizer = (made or made_optimizer)(filled, recipe.optimizer)
+    optimizer = (made or create_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
         found = f"{type(optimizer).__name__} has no {' and no '.join(sorted(unknown))}"
@@ -425,7 +425,7 @@ def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -
         group["lr"] = learning_rate * group.get(RATE_FACTOR, 1.0)
 
 
-def made_optimizer(
+def create_optimizer(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer
 ) -> torch.optim.Optimizer:
     """Raises `InputError` for a class of the user's that cannot be made."""
@@ -479,7 +479,7 @@ def state_keys(spec: Optimizer) -> tuple[str, ...]:
     """Keys of the optimizer's state that have their parameter's shape."""
     tried = nn.Parameter(torch.ones(2, 3))
     tried.grad = torch.ones(2, 3)
-    optimizer = made_optimizer([tried], spec)
+    optimizer = create_optimizer([tried], spec)
     optimizer.step()
     state = optimizer.state[tried].items()
     return tuple(k for k, v in state if isinstance(v, Tensor) and v.shape == tried.shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from shardmark.strategies.fsdp1.worker import unshared
+from shardmark.strategies.fsdp1.worker import without_shared_parameters
 
 
 def test_parts_that_share_a_parameter_stay_with_the_root() -> None:
@@ -15,4 +15,4 @@ def test_parts_that_share_a_parameter_stay_with_the_root() -> None:
     twice = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     twice[2].weight = twice[0].weight
     model = nn.Sequential(embedding, block, twice, head)
-    assert unshared(model, [embedding, block, twice, head]) == {block, twice}
+    assert without_shared_parameters(model, [embedding, block, twice, head]) == {block, twice}

@@ -70,7 +70,7 @@ def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     workload, asked = ToyWorkload(), recipe()
     engine = Engine(workload.build_model(), asked)
     worker = zero.ZeroWorker(
-        engine.module, called=engine, workload=workload, recipe=asked, device=CPU, shares=1
+        engine.module, wrapped_model=engine, workload=workload, recipe=asked, device=CPU, shares=1
     )
     return worker, engine, workload
 

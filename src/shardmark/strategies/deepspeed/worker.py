@@ -144,7 +144,7 @@ def start_engine(
         widen_outputs(engine.module)
     return ZeroWorker(
         engine.module,
-        called=engine,
+        wrapped_model=engine,
         workload=workload,
         recipe=recipe,
         device=context.device,
@@ -215,7 +215,7 @@ class ZeroWorker(StepWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._engine: Any = self.called
+        self._engine: Any = self.wrapped_model
         self._count_updates_of(self._base_optimizer())
 
     def _sharded_units(self) -> dict[str, nn.Module]:

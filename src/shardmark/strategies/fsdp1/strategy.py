@@ -1,4 +1,4 @@
-"""FullyShardedDataParallel, torch's first: for those who still have it."""
+"""torch's first FSDP (`FullyShardedDataParallel`), for code that still uses it."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullyShardedFirst(Strategy):
-    """Parameters, gradients and optimizer state sharded as flat vectors (torch's first FSDP).
+    """Parameters, gradients and optimizer state are sharded as flat vectors (torch's first FSDP).
 
-    `FullyShardedDataParallel`; Zhao et al., VLDB 2023.  A parameter that no rank uses has a
-    gradient of zero, and is updated with it.
+    Source: Zhao et al., VLDB 2023.  A parameter that no rank uses has a gradient of zero, and is
+    updated with it.
     """
 
     name: str = "fsdp1"
     reshard_after_forward: bool = True
-    """Free the gathered parameters of a block after its forward pass: FULL_SHARD; else
+    """Free the gathered parameters of a block after its forward pass: FULL_SHARD, otherwise
     SHARD_GRAD_OP."""
     wrap: Literal["blocks", "root"] = "blocks"
-    """What is gathered together: repeated blocks, or the whole model at once."""
+    """Units that are gathered together: repeated blocks, or the full model at once."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_machine(self.name, world_size, machine, recipe)
         if recipe.compile != "none":
             raise StrategyUnavailable(
                 self.name,
-                "torch's compiler is tried with its second FSDP alone",
+                "torch's compiler is only tested with its second FSDP",
                 "set recipe.compile to none, or use fsdp",
             )
         if (recipe.precision, recipe.optimizer.implementation) == ("fp16", "fused"):
             raise StrategyUnavailable(
                 self.name,
-                "a fused optimizer skips what overflows on its own rank, and no other would",
+                "a fused optimizer skips a step that overflows on its own rank alone",
                 "set recipe.optimizer.implementation to foreach or default",
             )
 
@@ -83,12 +83,14 @@ class FullyShardedFirst(Strategy):
 
         from shardmark.strategies.blocks import sharding_units
         from shardmark.strategies.execution import build_on
-        from shardmark.strategies.fsdp1.worker import FullyShardedWorker, unshared
+        from shardmark.strategies.fsdp1.worker import FullyShardedWorker, without_shared_parameters
 
         model = build_on(context.device, workload, recipe, keeps_strides=False)
         self.check_model(workload, model, context.world_size, context.nodes)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        units = unshared(model, sharding_units(model, self.wrap, workload.blocks(model)))
+        units = without_shared_parameters(
+            model, sharding_units(model, self.wrap, workload.blocks(model))
+        )
         arguments = self.arguments()
         arguments["sharding_strategy"] = ShardingStrategy[arguments["sharding_strategy"]]
         arguments["backward_prefetch"] = BackwardPrefetch[arguments["backward_prefetch"]]
@@ -109,7 +111,7 @@ class FullyShardedFirst(Strategy):
         )
 
     def arguments(self) -> dict[str, Any]:
-        """Of the wrapper, its defaults among them."""
+        """Arguments of the wrapper, its defaults included."""
         return {
             "sharding_strategy": "FULL_SHARD" if self.reshard_after_forward else "SHARD_GRAD_OP",
             "mixed_precision": None,

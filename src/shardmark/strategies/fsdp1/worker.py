@@ -1,4 +1,4 @@
-"""A worker on FullyShardedDataParallel, whose parameters are pieces of flat vectors."""
+"""Worker of FullyShardedDataParallel, whose parameters are slices of flat vectors."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from shardmark.strategies.casting import lossless_copy
 from shardmark.strategies.step import EagerWorker, loss_scaler
 
 WRAPPED = "_fsdp_wrapped_module."
-"""In the names of what is inside a wrapper."""
+"""Part of the names of parameters and modules inside a wrapper."""
 
 
-def unshared(model: nn.Module, parts: Iterable[nn.Module]) -> set[nn.Module]:
-    """The parts without those that share a parameter with the rest of the model.
+def without_shared_parameters(model: nn.Module, parts: Iterable[nn.Module]) -> set[nn.Module]:
+    """Return the parts that share no parameter with the rest of the model.
 
-    In units of their own both would train a copy; these stay in the root's.
+    A shared parameter in two units would become two copies, so such parts stay in the root's unit.
     """
-    everywhere = _uses(model)
-    return {part for part in parts if _uses(part).items() <= everywhere.items()}
+    uses = _uses(model)
+    return {part for part in parts if _uses(part).items() <= uses.items()}
 
 
 def _uses(module: nn.Module) -> Counter[int]:
-    """Of each parameter, by identity."""
+    """Count the uses of each parameter, by its id."""
     return Counter(id(p) for _, p in module.named_parameters(remove_duplicate=False))
 
 
 @dataclass(kw_only=True, eq=False)
 class FullyShardedWorker(EagerWorker):
-    """Each rank has a piece of each parameter, in order of rank; a piece may be empty."""
+    """Trains with a slice of each parameter on each rank, in order of rank; slices may be empty."""
 
     shapes: Mapping[str, torch.Size]
-    """Of the whole parameters."""
+    """Shapes of the full parameters by name."""
 
     def __post_init__(self) -> None:
         assert isinstance(self.module, FullyShardedDataParallel)
@@ -76,20 +76,20 @@ class FullyShardedWorker(EagerWorker):
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()
         joined = {name: self._joined(name, {"": p.grad}) for name, p in self._trained.items()}
-        return {name: whole[""] / scale for name, whole in joined.items() if whole}
+        return {name: tensors[""] / scale for name, tensors in joined.items() if tensors}
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         state = self._optimizer.state
         return {name: self._joined(name, state.get(p, {})) for name, p in self._trained.items()}
 
-    def _joined(self, name: str, pieces: Mapping[str, object]) -> dict[str, Tensor]:
-        """What all ranks have of one parameter's tensors, by key; counts as they are."""
-        own = {k: lossless_copy(v) for k, v in pieces.items() if isinstance(v, Tensor)}
-        ranks = cast("list[dict[str, Tensor]]", self.group.gather(own))
+    def _joined(self, name: str, slices: Mapping[str, object]) -> dict[str, Tensor]:
+        """Join all ranks' slices of a parameter's tensors, by key; scalars stay as they are."""
+        tensors = {k: lossless_copy(v) for k, v in slices.items() if isinstance(v, Tensor)}
+        ranks = cast("list[dict[str, Tensor]]", self.group.gather(tensors))
         keys = dict.fromkeys(key for rank in ranks for key in rank)
-        return {key: self._whole(name, [r[key] for r in ranks if key in r]) for key in keys}
+        return {key: self._full(name, [r[key] for r in ranks if key in r]) for key in keys}
 
-    def _whole(self, name: str, pieces: list[Tensor]) -> Tensor:
-        if not pieces[0].dim():
-            return pieces[0]
-        return torch.cat([piece.reshape(-1) for piece in pieces]).view(self.shapes[name])
+    def _full(self, name: str, slices: list[Tensor]) -> Tensor:
+        if not slices[0].dim():
+            return slices[0]
+        return torch.cat([tensor.reshape(-1) for tensor in slices]).view(self.shapes[name])

@@ -121,7 +121,7 @@ class Layered(Strategy):
         factors = self.factors(world_size)
         ranks, schedule = factors.pipeline, self.schedule
         apart = "ranks that share layers have the same samples, or other norms"
-        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
+        check_machine(self.name, world_size, machine, recipe, no_sync_batch_norm=apart)
         unless(
             recipe.compile == "none",
             "layers communicate inside of what would be compiled, and schedules take it apart",

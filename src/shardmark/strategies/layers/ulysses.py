@@ -70,7 +70,7 @@ class Ulysses(Strategy):
             machine,
             recipe,
             offload_instead=None if self.sharded else "fsdp-ulysses",
-            norms_apart="its norms would see a part of each sequence",
+            no_sync_batch_norm="its norms would see a part of each sequence",
         )
         if recipe.compile != "none":
             raise StrategyUnavailable(

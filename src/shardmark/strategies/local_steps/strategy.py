@@ -1,4 +1,4 @@
-"""Ranks that train apart for many steps and then meet: local SGD and DiLoCo."""
+"""Strategies that synchronise parameters once in many local steps: local SGD and DiLoCo."""
 
 from __future__ import annotations
 
@@ -26,28 +26,29 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 PERIOD_STEPS = 20
-"""The papers take up to 500, of trainings that last longer than those measured here."""
+"""Default period.  The papers use up to 500, in longer trainings than those measured here."""
 PROOF_PERIOD_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalStepsStrategy(Strategy):
-    """What both have in common: the recipe's optimizer steps on each rank by itself."""
+    """Common part of both: the recipe's optimizer takes steps on each rank independently."""
 
     period_steps: Annotated[int, Field(ge=1)] = PERIOD_STEPS
-    """Steps of each rank by itself from one synchronisation to the next."""
+    """Number of local steps of each rank between two synchronisations."""
 
     @abstractmethod
     def local_steps(self) -> LocalSteps:
-        """When the ranks meet, and what they make of it."""
+        """Schedule of the synchronisations, and the optimizer that they apply."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        apart = "its ranks train by themselves, statistics of batch norm included"
-        check_machine(self.name, world_size, machine, recipe, norms_apart=apart)
+        reason = "its ranks do not communicate in every step, for batch norm neither"
+        check_machine(self.name, world_size, machine, recipe, no_sync_batch_norm=reason)
         if recipe.steps is not None and recipe.steps < self.period_steps:
             raise StrategyUnavailable(
                 self.name,
-                f"{recipe.steps} steps end before the ranks meet, every {self.period_steps}",
+                f"{recipe.steps} steps end before the first synchronisation,"
+                f" after {self.period_steps}",
                 f"set its period_steps to at most {recipe.steps}, or train longer",
             )
 
@@ -55,7 +56,7 @@ class LocalStepsStrategy(Strategy):
         return Numerics(local_steps=self.local_steps())
 
     def proof_options(self) -> Mapping[str, Any]:
-        """Rounds of two steps, so that few steps hold several."""
+        """Rounds of two steps, so that a few steps contain several rounds."""
         return {"period_steps": min(self.period_steps, PROOF_PERIOD_STEPS)}
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
@@ -75,7 +76,7 @@ class LocalStepsStrategy(Strategy):
             workload=workload,
             recipe=recipe,
             device=context.device,
-            shares=context.world_size,  # the mean of the ranks' losses is the step's
+            shares=context.world_size,  # the step's loss is the mean over the ranks
             weighs_alone=True,
             local_steps=self.local_steps(),
         )
@@ -85,8 +86,8 @@ class LocalStepsStrategy(Strategy):
 class LocalSGD(LocalStepsStrategy):
     """Each rank trains alone for a round of steps, then parameters are averaged.
 
-    Stich, ICLR 2019; Lin et al., ICLR 2020.  The average is what is evaluated, also between two
-    rounds.
+    Source: Stich, ICLR 2019; Lin et al., ICLR 2020.  Evaluations use the average, also between two
+    synchronisations.
     """
 
     name: str = "local-sgd"
@@ -97,20 +98,20 @@ class LocalSGD(LocalStepsStrategy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiLoCo(LocalStepsStrategy):
-    """Each rank trains alone for a round; an outer optimizer takes the mean of what that changed.
+    """Each rank trains alone for a round; an outer optimizer applies the mean of the changes.
 
-    Douillard et al., 2023, algorithm 1: all go on from the outer parameters.  They are what is
-    evaluated: steps after the last synchronisation are not in them.
+    Source: Douillard et al., 2023, algorithm 1.  All ranks continue from the outer parameters.
+    Evaluations use them, without the steps after the last synchronisation.
     """
 
     name: str = "diloco"
     outer_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.7
-    """Of SGD on the outer parameters; this and the next two are the paper's."""
+    """Learning rate of SGD on the outer parameters; its three options have the paper's values."""
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     outer_nesterov: bool = True
     fragments: Annotated[int, Field(ge=1)] = 1
-    """Groups of parameters that are synchronised in turn within a round, so that fewer bytes go at
-    once (Streaming DiLoCo: Douillard et al., 2025, without overlap and quantisation)."""
+    """Groups of parameters that are synchronised in turn within a round, so that each message is
+    smaller (Streaming DiLoCo: Douillard et al., 2025, without overlap and quantisation)."""
 
     def local_steps(self) -> LocalSteps:
         return LocalSteps(
@@ -128,7 +129,7 @@ class DiLoCo(LocalStepsStrategy):
         if self.fragments > self.period_steps:
             raise StrategyUnavailable(
                 self.name,
-                f"{self.fragments} fragments cannot take turns in {self.period_steps} steps",
+                f"{self.fragments} fragments need more than the {self.period_steps} steps a round",
                 "set fragments to at most its period_steps",
             )
 
@@ -137,5 +138,5 @@ class DiLoCo(LocalStepsStrategy):
         return {"period_steps": min(self.period_steps, max(shortened, self.fragments))}
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """Own and outer parameters; the outer momentum comes on top of the optimizer's state."""
+        """Layout with local and outer parameters; the outer momentum is not counted."""
         return data_parallel(world_size, nodes=nodes, holds=Fractions(parameters=2.0))

@@ -76,7 +76,7 @@ class ParameterServer(Strategy):
             machine,
             recipe,
             offload_instead="server_device: cpu, which is the default",
-            norms_apart="its workers exchange nothing, statistics of batch norm included",
+            no_sync_batch_norm="its workers exchange nothing, statistics of batch norm included",
         )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: DDP's gradients, and optimizer state divided over the ranks."""
+"""torch's ZeroRedundancyOptimizer: DDP with the optimizer state divided over the ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
 SETTINGS = {"parameters_as_bucket_view": True, "overlap_with_ddp": False}
-"""One broadcast a rank instead of one a parameter.  Overlapping leaves out the first two updates,
-clips nothing and takes no parameter groups: other mathematics."""
+"""Arguments of the optimizer: a broadcast for each rank instead of each parameter.
+
+Overlapping would change the numerics: it skips the first two updates, does not clip, and supports
+no parameter groups.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroRedundancy(DDP):
-    """Gradients as under `ddp`; each rank updates some parameters, and broadcasts them.
+    """Gradients are reduced as by `ddp`; each rank updates some parameters and broadcasts them.
 
     torch's `ZeroRedundancyOptimizer`; Rajbhandari et al., SC 2020, section 5.1.
     """
@@ -34,7 +37,7 @@ class ZeroRedundancy(DDP):
     name: str = "zro"
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """Parameters are not cut: the fullest rank may hold more than its part of the state."""
+        """Layout of uncut parameters: a rank may hold more than its fraction of the state."""
         holds = Fractions(optimizer_state=1 / world_size)
         return data_parallel(world_size, nodes=nodes, group=world_size, holds=holds)
 
@@ -58,5 +61,5 @@ class ZeroRedundancy(DDP):
         return self.start_as(ZeroRedundancyWorker, workload, recipe, context)
 
     def _keeps_strides(self) -> bool:
-        """Parameters are views of one flat buffer."""
+        """Parameters become views of one flat buffer, without their own strides."""
         return False

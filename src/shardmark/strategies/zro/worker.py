@@ -1,4 +1,4 @@
-"""A worker of DDP's gradients that keeps the optimizer's state of some parameters."""
+"""Worker of DDP that holds the optimizer state of some parameters only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from shardmark.strategies.step import EagerWorker, build_optimizer, made_optimizer
+from shardmark.strategies.step import EagerWorker, build_optimizer, create_optimizer
 from shardmark.strategies.zro.strategy import SETTINGS
 
 if TYPE_CHECKING:
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True, eq=False)
 class ZeroRedundancyWorker(EagerWorker):
-    """Its optimizer shows the state of the rank's own parameters alone."""
+    """Trains with an optimizer whose state covers only the rank's own parameters."""
 
     def _built_optimizer(self) -> torch.optim.Optimizer:
         spec = self.recipe.optimizer
-        whole = build_optimizer(self._trained, self.recipe, self.workload.parameter_groups)
+        full = build_optimizer(self._trained, self.recipe, self.workload.parameter_groups)
 
         def of_this_rank(groups: Iterable[Any], **_: object) -> torch.optim.Optimizer:
-            return made_optimizer(groups, spec)  # the groups have every option already
+            return create_optimizer(groups, spec)  # the groups already have every option
 
         sharded = ZeroRedundancyOptimizer(
-            whole.param_groups, optimizer_class=cast("Any", of_this_rank), **SETTINGS
+            full.param_groups, optimizer_class=cast("Any", of_this_rank), **SETTINGS
         )
         sharded.state = sharded.optim.state
         return sharded
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        own = super().full_optimizer_state()
-        parts = cast("list[dict[str, dict[str, Tensor]]]", self.group.gather(own))
-        return {name: next(filter(None, (part[name] for part in parts)), {}) for name in own}
+        state = super().full_optimizer_state()
+        of_ranks = cast("list[dict[str, dict[str, Tensor]]]", self.group.gather(state))
+        return {name: next(filter(None, (rank[name] for rank in of_ranks)), {}) for name in state}
