@@ -60,7 +60,7 @@ def test_names_fix_options() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "told"),
+    ("name", "options", "texts"),
     [
         ("fdsp", {}, ["no strategy 'fdsp'", "did you mean 'fsdp'?", "ps-bounded"]),
         ("ddp", {"bucket": 5}, ["strategy ddp", "'bucket'", "did you mean 'bucket_mb'?"]),
@@ -79,15 +79,15 @@ def test_names_fix_options() -> None:
         ("ps-async", {"wire": "fp8"}, ["option wire", "found 'fp8'"]),
     ],
 )
-def test_wrong_names_and_options(name: str, options: dict[str, Any], told: list[str]) -> None:
+def test_wrong_names_and_options(name: str, options: dict[str, Any], texts: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         build_strategy(name, options)
-    assert [part for part in told if part not in str(caught.value)] == []
+    assert [text for text in texts if text not in str(caught.value)] == []
 
 
 FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
-APART = (
+NO_SYNC_BATCH_NORM = (
     *("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp"),
     *("ulysses", "fsdp-ulysses"),
 )
@@ -98,8 +98,8 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (WHOLE_STATE, GPUS, {}, {"cpu_offload": True}, ["fsdp or zero-2"]),
     (("fsdp1",), CPU, {}, {"compile": "blocks"}, ["second FSDP", "use fsdp"]),
     (("fsdp1",), CPU, {}, FUSED_FP16, ["overflows on its own rank", "foreach or default"]),
-    (LOCAL, CPU, {"period_steps": 3}, {}, ["2 steps end before", "every 3", "at most 2"]),
-    (("diloco",), CPU, {"period_steps": 2, "fragments": 3}, {}, ["3 fragments", "in 2 steps"]),
+    (LOCAL, CPU, {"period_steps": 3}, {}, ["2 steps end before", "after 3", "at most 2"]),
+    (("diloco",), CPU, {"period_steps": 2, "fragments": 3}, {}, ["3 fragments", "2 steps a round"]),
     (("zero-0",), GPUS, {}, {"cpu_offload": True}, ["stage 0", "zero-1, zero-2 or zero-3"]),
     (ZEROS, GPUS, {"cpu_adam": True}, {}, ["nothing is", "cpu_offload to true"]),
     (ZEROS, GPUS, {"cpu_adam": True}, {"cpu_offload": True}, ["optimizer is sgd", "adamw"]),
@@ -118,7 +118,13 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),
-    (APART, GPUS, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
+    (
+        NO_SYNC_BATCH_NORM,
+        GPUS,
+        {},
+        {"sync_batch_norm": True},
+        ["sync_batch_norm to false", "use ddp"],
+    ),
     (SERVED, CPU, {}, {"sync_batch_norm": True}, ["sync_batch_norm to false", "use ddp"]),
     (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
     (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),
@@ -126,16 +132,16 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
 ]
 
 
-@pytest.mark.parametrize(("names", "machine", "options", "changes", "told"), REFUSED)
+@pytest.mark.parametrize(("names", "machine", "options", "changes", "texts"), REFUSED)
 def test_refusals_have_a_reason_and_a_remedy(
-    names: Iterable[str], machine: Machine, options: Any, changes: Any, told: list[str]
+    names: Iterable[str], machine: Machine, options: Any, changes: Any, texts: list[str]
 ) -> None:
     for name in names:
         with pytest.raises(StrategyUnavailable) as caught:
             build_strategy(name, options).check(ranks(name), machine, recipe(**changes))
         assert caught.value.reason
         assert caught.value.remedy
-        assert [part for part in told if part not in str(caught.value)] == []
+        assert [text for text in texts if text not in str(caught.value)] == []
 
 
 def test_too_few_devices() -> None:
