@@ -15,7 +15,7 @@ ARG CONSTRAINTS=constraints.txt
 COPY constraints.txt pyproject.toml README.md LICENSE /source/
 COPY src /source/src
 WORKDIR /source
-RUN pip install --no-cache-dir ${CONSTRAINTS:+-c "$CONSTRAINTS"} .
+RUN pip install --no-cache-dir ${CONSTRAINTS:+-c "$CONSTRAINTS"} ".[all]"
 
 ENV HOME=/tmp
 WORKDIR /work

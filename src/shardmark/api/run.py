@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmark.core.extras import require
 from shardmark.core.text import one_line
 from shardmark.results.store import Damaged, StoredRun, load_run
 
@@ -41,15 +42,14 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the answers and the table below them, as a notebook shows them."""
-        import pandas as pd
-
         from shardmark.report.answers.answers import answer_lines
         from shardmark.report.table.comparison import comparison_table
 
         lines = "<br>".join(escape(one_line(line)) for line in answer_lines(self._comparison))
         columns, rows = comparison_table(self._comparison).for_people()
         titles = [f"{column.title} {column.unit}".strip() for column in columns]
-        table = pd.DataFrame(rows, columns=titles).to_html(index=False, border=0) if rows else ""
+        lines_of_cells = [_html_row("th", titles), *(_html_row("td", row) for row in rows)]
+        table = f"<table>{''.join(lines_of_cells)}</table>" if rows else ""
         return f"<p>{lines or escape(repr(self))}</p>{table}"
 
     @property
@@ -107,6 +107,7 @@ class Run:
         `columns` are those of `compare --columns`; NAME_low and NAME_high have an interval's ends.
         Raises `InputError` for a column or a baseline that does not exist.
         """
+        require("pandas", needed_for="table")
         import pandas as pd
 
         from shardmark.report.table.comparison import BRIEF, comparison_table
@@ -218,3 +219,7 @@ def run(
     ):
         run_experiment(resolved, folder, options, listener=progress_listener)
     return load(folder)
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"

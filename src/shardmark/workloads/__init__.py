@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from shardmark.core.errors import DataError, InputError
+from shardmark.core.extras import require
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.options import WorkloadOptions
@@ -46,8 +47,15 @@ def check_data(options: WorkloadOptions) -> int | None:
     Raises `DataError` or `InputError` for missing or invalid data.  Runs once before the first
     trial, and makes everything that all ranks read, such as tokens.
     """
+    check_extras(options)
     samples: int | None = _data(options).check(options)
     return samples
+
+
+def check_extras(options: WorkloadOptions) -> None:
+    """Raise `InputError` with the command that installs the first missing library of the task."""
+    for module, place in options.optional_modules().items():
+        require(module, needed_for=place)
 
 
 def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
@@ -71,6 +79,7 @@ def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
 
 def build_workload(options: WorkloadOptions, seed: int) -> Workload:
     """Read the data and create the task; the seed determines everything random in it."""
+    check_extras(options)
     built: Workload = importlib.import_module(task_modules(options)[0]).build(options, seed)
     return built
 

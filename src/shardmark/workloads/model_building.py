@@ -185,12 +185,8 @@ def _torchvision(name: str, image_size: int) -> tuple[Callable[..., object], dic
 
 
 def _timm(name: str, image_size: int) -> tuple[Callable[..., object], dict[str, Any]]:
-    try:
-        import timm
-    except ImportError as error:
-        raise InputError(
-            "workload.model", f"{name} is a model of timm, which is missing", "pip install timm"
-        ) from error
+    import timm
+
     options: dict[str, Any] = {"model_name": name, "pretrained": False}
     config = timm.get_pretrained_cfg(name)
     if config is not None and config.fixed_input_size:

@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
+from shardmark.core.extras import install_command, is_installed
+
 MODELS: dict[str, str] = {
     "resnet18": "residual network, 11.7 M parameters (He et al., 2016)",
     "resnet50": "residual network with bottlenecks, 25.6 M parameters (He et al., 2016)",
@@ -66,8 +68,10 @@ def check_model_name(name: str) -> None:
     if is_user_function(name):
         raise ValueError(f"model {name!r}: {user_function_problem(name)}")
     check_function_spelling(name)
-    if name.startswith("timm:") and find_spec("timm") is None:
-        raise ValueError(f"model {name!r}: timm is not installed; pip install 'shardmark[timm]'")
+    library = "timm" if name.startswith("timm:") else "torchvision"
+    if not is_installed(library):
+        command = install_command(library)
+        raise ValueError(f"model {name!r}: {library} is not installed; {command}")
     candidates = sorted({*MODELS, *registered_names("torchvision")})
     if name.startswith("timm:"):
         candidates = [f"timm:{other}" for other in sorted(registered_names("timm"))]
@@ -76,6 +80,12 @@ def check_model_name(name: str) -> None:
         f"unknown model {name!r}; nearest: {', '.join(nearest)}; "
         "`shardmark list models` says what else there is"
     )
+
+
+def only_in_timm(name: str) -> bool:
+    """Return whether a known model comes from timm and not from torchvision."""
+    known = name in MODELS or name in registered_names("torchvision")
+    return name.startswith("timm:") or not known
 
 
 def check_function_spelling(name: str) -> None:

@@ -52,6 +52,10 @@ class WorkloadOptions(Model):
         """User modules that the task imports."""
         return ()
 
+    def optional_modules(self) -> dict[str, str]:
+        """Modules of extras that the task imports, each with the key and value that need it."""
+        return {}
+
     def loads(self) -> tuple[str, ...]:
         """Library modules that the task imports only for these options."""
         return ()

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from shardmark.config.engines import RayOptions
 from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.core.extras import require
 from shardmark.launch.engine import EngineRequest
 from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.node import join
@@ -133,11 +134,8 @@ class NodeActors(NodeStarter):
     def address(self, nodes: int) -> tuple[str, int]:  # noqa: ARG002  # as every starter's
         """Where Ray knows this machine.  Raises `InputError` without Ray or a cluster."""
         if self._ray is None:
-            try:
-                ray = importlib.import_module("ray")
-            except ImportError as error:
-                missing = f"ray cannot be imported: {error}"
-                raise InputError("engine", missing, "pip install 'shardmark[ray]'") from None
+            require("ray", needed_for="engine ray")
+            ray = importlib.import_module("ray")
             self._own_connection = not ray.is_initialized()
             if self._own_connection:
                 connect(ray, self._options)

@@ -30,21 +30,29 @@ if TYPE_CHECKING:
     from shardmark.measure.system.gpus import CudaDevices
 
 MINIMUM_PYTHON = "3.11"
-MINIMUM_VERSIONS = {"torch": "2.11", "torchvision": "0.26", "deepspeed": "0.19"}
-ESSENTIAL = ("operating system", "python", "torch", "torchvision")
+MINIMUM_VERSIONS = {"torch": "2.11"}
+ESSENTIAL = ("operating system", "python", "torch")
 """Checks that must pass before anything can be measured."""
 OPTIONAL = {
-    "timm": "its models",
-    "transformers": "its models",
-    "tokenizers": "language models with a tokenizer file",
-    "triton": "compiled kernels on CUDA devices",
-    "ray": "--engine ray",
-    **{
-        name: f"export --to {name.removesuffix('-skinny')}"
-        for name in ("mlflow-skinny", "tensorboard", "trackio", "wandb")
-    },
-    "pyarrow": "text in Parquet and Arrow files",
+    "deepspeed": ("zero-0 to zero-3", "deepspeed"),
+    "torchvision": ("image models", "vision"),
+    "pillow": ("image files", "vision"),
+    "faster-coco-eval": ("detection", "detection"),
+    "transformers": ("models hf:NAME", "language"),
+    "tokenizers": ("a tokenizer other than bytes", "language"),
+    "timm": ("models timm:NAME", "timm"),
+    "vl-convert-python": ("figures of report", "figures"),
+    "pandas": ("export --to csv, to_pandas", "tables"),
+    "pyarrow": ("text in Parquet and Arrow files", "parquet"),
+    "ray": ("--engine ray", "ray"),
+    "mlflow-skinny": ("export --to mlflow", "mlflow"),
+    "tensorboard": ("export --to tensorboard", "tensorboard"),
+    "trackio": ("export --to trackio", "trackio"),
+    "wandb": ("export --to wandb", "wandb"),
+    "triton": ("compiled kernels on CUDA devices", None),
 }
+"""Use of each optional package, and the extra of Shardmark that installs it."""
+OLDEST_OPTIONAL = {"torchvision": "0.26", "deepspeed": "0.19"}
 AMD_REFUSED = "this torch is built for AMD's GPUs, which Shardmark cannot use yet"
 MINIMUM_SHARED_MEMORY_BYTES = 2**30
 MINIMUM_OPEN_FILES = 4096
@@ -89,10 +97,14 @@ def software_checks() -> list[Check]:
     checks = [_version_check("python", platform.python_version(), MINIMUM_PYTHON)]
     for name, least in MINIMUM_VERSIONS.items():
         checks.append(_version_check(name, package_version(name), least))
-    for name, use in OPTIONAL.items():
+    for name, (use, extra) in OPTIONAL.items():
         version = package_version(name)
+        if version is not None and name in OLDEST_OPTIONAL:
+            checks.append(_version_check(name, version, OLDEST_OPTIONAL[name]))
+            continue
         value = version or f"not installed; only for {use}"
-        remedy = None if version else f"pip install {name}"
+        command = f"pip install {name}" if extra is None else f"pip install 'shardmark[{extra}]'"
+        remedy = None if version else command
         checks.append(_check(name, value, remedy=remedy, worst=State.NOTE))
     return checks
 

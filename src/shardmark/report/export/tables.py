@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,6 +18,7 @@ from shardmark.analysis.compare.rows import other_varied, plain
 from shardmark.analysis.trial.rank_metrics import workers_of
 from shardmark.analysis.trial.raw_files import mapping, objects
 from shardmark.core.errors import InputError
+from shardmark.core.extras import require
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.table.formats import csv_cell
@@ -49,13 +49,6 @@ TRIALS = ("synthetic", "outcome", "failure", "equivalent", "started_at_seconds",
 DTYPES = {"failure": "string", "equivalent": "boolean"}
 """Of columns that are often empty; all others have their values' own, metrics float64."""
 _UNITS = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
-
-
-def require(target: str, library: str, module: str) -> None:
-    """Raise `InputError` unless the module can be imported."""
-    if find_spec(module) is None:
-        install = f"pip install 'shardmark[{target}]'"
-        raise InputError(f"--to {target}", f"{library} is not installed", install)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +111,7 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
 
     Raises `InputError` for another `by`, or a raw file that is damaged.
     """
+    require("pandas", needed_for="a data frame or CSV file")
     import pandas as pd
 
     if by not in TABLES:

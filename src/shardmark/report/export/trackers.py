@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
+from shardmark.core.extras import require
 from shardmark.core.storage import storage_error
-from shardmark.report.export.tables import Exported, Record, Source, require, series_of, settings_of
+from shardmark.report.export.tables import Exported, Record, Source, series_of, settings_of
 from shardmark.results.files import write_files
 
 DEFAULTS = {
@@ -43,7 +44,7 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
     `out` is a folder, or for MLflow also a tracking URI; None for the tracker's usual place.
     Raises `InputError` without the tracker's library and where the tracker refuses the place.
     """
-    require(tracker, tracker, tracker)
+    require(tracker, needed_for=f"--to {tracker}")
     start, look = TRACKERS[tracker]
     place = out or os.environ.get(PLACES.get(tracker, "")) or f"exports/{tracker}"
     trials = [(source, trial) for source in sources for trial in source.run.trials]

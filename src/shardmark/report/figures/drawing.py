@@ -14,6 +14,7 @@ from math import ceil, floor, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardmark.core.extras import require
 from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks
 from shardmark.results.files import write_files
 
@@ -148,6 +149,7 @@ class Drawing:
 
 def draw(figures: Sequence[Figure]) -> list[Drawing]:
     """Every panel once, `WIDTH` pixels wide.  Nothing is loaded for it."""
+    require("vl_convert", needed_for="figures")
     from vl_convert import vega_to_svg, vegalite_to_vega
 
     def svg(panel: Panel) -> str:

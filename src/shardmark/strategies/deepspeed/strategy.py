@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.extras import install_command, is_installed
 from shardmark.core.layout import Fractions, Layout, data_parallel
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import ONE_DEVICE, Casts, Numerics
@@ -79,9 +79,9 @@ class Zero(Strategy):
         return is_native(self.mixed_precision or left_open, recipe)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        if importlib.util.find_spec("deepspeed") is None:
+        if not is_installed("deepspeed"):
             raise StrategyUnavailable(
-                self.name, "DeepSpeed is not installed", "pip install deepspeed"
+                self.name, "DeepSpeed is not installed", install_command("deepspeed")
             )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
         on_cpu = machine.device_type == "cpu"

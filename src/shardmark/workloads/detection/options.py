@@ -72,6 +72,10 @@ class DetectionOptions(PictureOptions):
     pictures_without_objects: Literal["keep", "drop"] = "keep"
     """`drop` leaves images without an object to learn out of training."""
 
+    def optional_modules(self) -> dict[str, str]:
+        modules = ("faster_coco_eval", "torchvision", "PIL")  # the first one names the widest extra
+        return dict.fromkeys(modules, "workload.name detection")
+
     @field_validator("model")
     @classmethod
     def _check_model(cls, name: str) -> str:

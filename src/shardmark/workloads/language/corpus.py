@@ -163,7 +163,6 @@ def _lines(file: Path, column: str) -> Iterator[bytes]:
 
 
 def _parquet(file: Path, column: str) -> Iterator[bytes]:
-    _need_pyarrow(file)
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -185,7 +184,6 @@ def _arrow_folders(folder: Path) -> Iterator[Path]:
 
 def _arrow(folder: Path, column: str) -> Iterator[bytes]:
     """Read a folder that `Dataset.save_to_disk` wrote: Arrow streams and an order of their rows."""
-    _need_pyarrow(folder)
     from pyarrow import ArrowException, concat_tables, ipc, memory_map
 
     def table(names: Sequence[dict[str, str]]) -> Any:
@@ -227,11 +225,6 @@ def _utf8(text: str) -> bytes:
 def unreadable(place: Path, error: Exception) -> DataError:
     reason = getattr(error, "strerror", None) or error
     return DataError(str(place), f"cannot be read ({reason})", "correct or remove it")
-
-
-def _need_pyarrow(place: Path) -> None:
-    if find_spec("pyarrow") is None:
-        raise DataError(str(place), "pyarrow is not installed", "pip install 'shardmark[parquet]'")
 
 
 _READERS: dict[str, tuple[tuple[str, ...], Callable[[Path, str], Iterator[bytes]]]] = {

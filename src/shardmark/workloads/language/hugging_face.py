@@ -48,16 +48,10 @@ OTHER_STRATEGY = "use fsdp"
 def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.Module:
     """Build a model in fp32, on the CPU, in training mode; downloads nothing, runs no remote code.
 
-    Raises `InputError` if transformers is missing or cannot build the model.
+    Raises `InputError` if transformers cannot build the model.
     """
-    try:
-        import transformers
-    except ImportError as error:
-        raise InputError(
-            "workload.model",
-            f"{options.model} is a model of transformers, which is missing",
-            "pip install 'shardmark[transformers]'",
-        ) from error
+    import transformers
+
     causal = options.objective == "causal"
     auto_class: Any = (
         transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM

@@ -166,6 +166,16 @@ class LanguageOptions(ModelOptions):
             tokenizer = f"bpe {tokenizer['bpe']}"
         return self.dataset if tokenizer == "bytes" else f"{self.dataset} by {tokenizer}"
 
+    def optional_modules(self) -> dict[str, str]:
+        modules = {}
+        if self.from_transformers:
+            modules["transformers"] = f"workload.model {self.model}"
+        if self.tokenizer != "bytes":
+            modules["tokenizers"] = f"workload.tokenizer {self.tokenizer}"
+        if self.dataset in ("parquet", "arrow"):
+            modules["pyarrow"] = f"workload.dataset {self.dataset}"
+        return modules
+
     def loads(self) -> tuple[str, ...]:
         family = self.model.removeprefix("hf:")
         by_name = self.model in HUGGING_FACE

@@ -73,14 +73,8 @@ def tokenizer_of(
     setting = options.tokenizer
     if setting == "bytes":
         return BYTES
-    try:
-        import tokenizers
-    except ImportError:
-        raise DataError(
-            "workload.tokenizer",
-            "the library tokenizers is not installed",
-            "pip install 'shardmark[transformers]', or use tokenizer: bytes",
-        ) from None
+    import tokenizers
+
     if isinstance(setting, dict):
         trained = _trained(tokenizers, setting["bpe"], training())
         trained.save(str(folder / "tokenizer.json"))

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardmark.core.errors import DataError, InputError
+from shardmark.core.extras import is_installed
 from shardmark.workloads.datasets.files import cache_folder, make_folder
 from shardmark.workloads.language.corpus import (
     VALIDATED,
@@ -128,7 +128,7 @@ def _tokenised(options: LanguageOptions) -> TokenData:
 def _identity(options: LanguageOptions, corpus: Corpus) -> str:
     """Digest of the tokens' sources: paths, sizes and times of files, and the tokenizer."""
     tokenizer: list[object] = [options.tokenizer]
-    if options.tokenizer != "bytes" and find_spec("tokenizers") is not None:
+    if options.tokenizer != "bytes" and is_installed("tokenizers"):
         tokenizer.append(metadata.version("tokenizers"))
     if isinstance(options.tokenizer, str) and options.tokenizer != "bytes":
         tokenizer[0] = hashlib.sha256(_tokenizer_file(options)).hexdigest()

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.workloads.models import check_model_name, is_user_function
+from shardmark.workloads.models import check_model_name, is_user_function, only_in_timm
 from shardmark.workloads.options import PictureOptions
 
 _ON_DISK = ("mnist", "cifar10", "imagefolder")
@@ -37,6 +37,17 @@ class ClassificationOptions(PictureOptions):
     """`crop_flip`: pad by 4 black pixels, crop at random, and flip half of the images."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Fraction of the target spread over all classes, in training only."""
+
+    def optional_modules(self) -> dict[str, str]:
+        modules = {}
+        if not is_user_function(self.model):
+            library = "timm" if only_in_timm(self.model) else "torchvision"
+            modules[library] = f"workload.model {self.model}"
+        if self.dataset in ("mnist", "cifar10"):
+            modules.setdefault("torchvision", f"workload.dataset {self.dataset}")
+        if self.dataset == "imagefolder":
+            modules["PIL"] = "workload.dataset imagefolder"
+        return modules
 
     @field_validator("model")
     @classmethod
