@@ -46,6 +46,7 @@ REFUSED = {
     ("export", str(GOLDEN), "--to", "mlflow", "--out", "mlruns"): "mlflow",
     ("export", str(GOLDEN), "--to", "tensorboard", "--out", "events"): "tensorboard",
     ("export", str(GOLDEN), "--to", "wandb", "--out", "wandb"): "wandb",
+    ("export", str(GOLDEN), "--to", "trackio", "--out", "trackio"): "trackio",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import importlib.util
 
 from shardmark.core.errors import InputError
 
@@ -28,7 +28,7 @@ EXTRAS = {
 
 def is_installed(module: str) -> bool:
     """Return whether an optional top-level module is installed, without importing it."""
-    return find_spec(module) is not None
+    return importlib.util.find_spec(module) is not None
 
 
 def install_command(module: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -169,14 +169,13 @@ def test_interrupt_is_stored_and_told_and_finished_later(out: Path) -> None:
 def test_unavailable_is_stored_and_asked_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = "matrix.strategy=[zero-1, ddp]"
     with monkeypatch.context() as patch:
-        patch.setattr(importlib.util, "find_spec", lambda _: None)
+        patch.setitem(sys.modules, "deepspeed", None)
         assert run(out, asked)[0].names == ["ddp"]
     stored = {trial.strategy: trial for trial in load_run(out).trials}["zero-1"]
     assert stored.outcome is Outcome.UNAVAILABLE
     assert stored.failure is not None
-    assert stored.failure.remedy == "pip install deepspeed"
+    assert stored.failure.remedy == "pip install 'shardmark[deepspeed]'"
     assert (stored.metrics, stored.ranks) == ({}, ())
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: object())
     monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")  # noqa: ARG005
     assert run(out, asked)[0].names == ["zero-1"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +164,7 @@ def test_a_failure_is_told_and_noted_and_the_trials_go_on(
 def test_a_strategy_that_is_not_there_is_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
     linked = Linked()
     run(tmp_path / "run", linked, TWO_NODES[1], "matrix={strategy: [zero-1]}")
     assert [trial.strategy.name for trial in linked.asked] == ["ddp"]

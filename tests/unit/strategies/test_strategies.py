@@ -152,7 +152,7 @@ def test_too_few_devices() -> None:
 
 def test_zero_says_that_deepspeed_is_not_installed(tools: dict[str, str | None]) -> None:
     tools["deepspeed"] = None
-    with pytest.raises(StrategyUnavailable, match=r"DeepSpeed.*pip install deepspeed"):
+    with pytest.raises(StrategyUnavailable, match=r"DeepSpeed.*pip install 'shardmark"):
         build_strategy("zero-2", {}).check(4, CPU, recipe())
 
 

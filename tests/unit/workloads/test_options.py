@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def test_wrong_fields(name: str) -> None:
 
 
 def test_timm_model_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardmark.workloads.models.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "timm", None)
     registered_names.cache_clear()
     try:
         with pytest.raises(ValidationError, match="timm is not installed; pip install"):
