@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmark.launch.listener import Silent
+from shardmark.launch.listener import NullListener
 from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.local.fork_server import ENVIRONMENT
 from shardmark.launch.trial import TrialRunner
@@ -204,7 +204,7 @@ def trial_runner(trials: Sequence[Trial]) -> Iterator[TrialRunner]:
                 engine=engine,
                 machine=machine,
                 folder=RunFolder.create(Path(folder) / "run"),
-                listener=Silent(),
+                listener=NullListener(),
             )
         finally:
             engine.close()
