@@ -133,13 +133,13 @@ assert main(["run", "experiment.yaml", "--dry-run"]) in (0, 2)
 import subprocess, sys
 from shardmark.cli import main
 from shardmark.launch.local import fork_server
-from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.protocol import JoinOptions
 assert main(["verify", "experiment.yaml", "--set", "matrix.strategy=nonsense"]) == 2
 fork_server.PRELOADED = ("colorsys", "shardmark.trials.trial")
 server = fork_server.ForkServer()
 server.load([], "cpu")
 server.close()
-node = Invitation(host="127.0.0.1", port=9, key={}, join_seconds=0.0).words()
+node = JoinOptions(host="127.0.0.1", port=9, key={}, join_seconds=0.0).words()
 ended = subprocess.run([sys.executable, *node], input="x" * 32, capture_output=True, text=True)
 assert "no controller at 127.0.0.1:9" in ended.stderr, ended
 """,

@@ -106,7 +106,7 @@ def test_ranks_started_before_their_number_is_known_are_ended(
     engine = LocalEngine()
     monkeypatch.setattr(engine._fork_server, "_receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None, task="judge")
+        engine.run(tmp_path, trial_seconds=30, on_tick=lambda: None, task="compare")
     left = set(psutil.Process().children(recursive=True)) - others
     assert not left, "it has seen the end of its channel"
     engine.close()  # as the controller does in the end

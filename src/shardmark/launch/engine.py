@@ -1,4 +1,4 @@
-"""What an engine is: it knows how to start the ranks of a trial somewhere.  Imports no torch."""
+"""The protocol of engines, which start the ranks of a trial.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,60 +11,62 @@ from shardmark.core.machine import Machine
 from shardmark.launch.outcome import Ending
 from shardmark.trials.trial import Trial
 
-Task = Literal["measure", "capture", "judge", "links"]
-"""What the ranks do: the trial itself, a few steps for `verify`, (one process) the verdicts, or
-messages that tell what the links between them can do."""
+Task = Literal["measure", "capture", "compare", "links"]
+"""Work of the ranks: `measure` runs the trial, `capture` a few steps for `verify`, `compare` (one
+process) decides the verdicts, and `links` measures the links between ranks."""
 
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRequest:
-    """What an engine has to know of an experiment."""
+    """The properties of an experiment that its engine needs."""
 
     name: str
     device: str
     """`auto`, `cuda` or `cpu`, as the experiment says."""
     trials: tuple[Trial, ...]
     key: Mapping[str, str]
-    """What all nodes of the run must have in common."""
-    tell: Tell
+    """Properties that must be the same on all nodes of the run."""
+    notify: Notify
 
     @property
     def nodes(self) -> int:
-        """The most that any trial takes."""
+        """Largest number of nodes of a trial."""
         return max(trial.nodes for trial in self.trials)
 
 
 class Engine(Protocol):
-    """Starts trials, one at a time, and leaves none of their processes behind.
+    """Starts trials, one at a time, and ends all of their processes.
 
-    Nodes are numbered from 0, which has the controller's files.  A trial on fewer nodes than there
-    are takes the first ones.
+    Node 0 has the controller's files.  A trial on fewer nodes than the engine has uses the first.
     """
 
     @property
     def samples(self) -> bool:
-        """Whether it samples the ranks where they are; else the controller does so, here."""
+        """Whether the nodes sample their ranks; otherwise the controller does so."""
 
     def machine(self, device: str) -> Machine:
-        """What `device` (auto, cuda or cpu) means on every node: of each, the least.
+        """Return the resources that every node has for `device` (auto, cuda or cpu).
 
-        Raises `InputError` if it cannot be had, `ShardmarkError` if the nodes do not come.
+        Raises `InputError` without such a device, `ShardmarkError` if nodes do not join.
         """
 
     def environments(self) -> list[dict[str, Any]]:
-        """What the trials are measured on, by node; none where that is the controller's machine."""
+        """Return the environment of each node; an empty list for the controller's machine."""
 
-    def lacks(self, nodes: int) -> str | None:
-        """Why no trial on so many nodes can be started now; None if one can."""
+    def unavailable_reason(self, nodes: int) -> str | None:
+        """Return why no trial on so many nodes can be started now; None if one can."""
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
-        """Prepare for trials whose ranks import these modules."""
+        """Import the modules that ranks of the following trials import."""
 
     def prepare(self, trial: Trial) -> None:
-        """Have all there that the trial needs, before its clock starts; `lacks` tells failures."""
+        """Prepare everything outside the trial's timeout.
+
+        `unavailable_reason` reports failures.
+        """
 
     def run(
         self,
@@ -74,11 +76,11 @@ class Engine(Protocol):
         on_tick: Callable[[], None],
         task: Task = "measure",
     ) -> Ending:
-        """Run the trial described in the folder; `on_tick` is called a few times a second.
+        """Run the trial described in the folder, and call `on_tick` a few times a second.
 
         All files of all ranks are in the folder when it returns, the small ones (records, progress)
-        soon after they change.  Whatever happens, Ctrl-C or the loss of a node included, the
-        trial's processes are gone then, on every node that can be reached.
+        soon after they change.  The trial's processes have ended then on every node that can be
+        reached, also after Ctrl-C or the loss of a node.
         """
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The table of engines, and what is asked of an experiment's.  Imports no torch."""
+"""The table of engines.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardmark.launch.engine import Engine, EngineRequest, Tell
+from shardmark.launch.engine import Engine, EngineRequest, Notify
 from shardmark.launch.local.engine import LocalEngine
 from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import run_key
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineKind:
-    """One engine; its options come first in each call."""
+    """Functions of one engine; their first argument is the engine's options."""
 
     build: Callable[[Any, EngineRequest], Engine]
-    """Starts nothing yet."""
+    """Builds the engine, without starting anything."""
     submission: Callable[[Any, EngineRequest, Sequence[str]], list[str]]
-    """What would be submitted or started by `shardmark`'s command, one line each."""
+    """Returns lines for `--dry-run`: the commands that the engine would start."""
     serve_as_node: Callable[[Any, EngineRequest], int | None] = lambda *_: None
     """Serves as a node until the run ends and returns the command's exit code; returns None where
     this process controls the run."""
 
 
 def _beyond_this_machine(_: Any, request: EngineRequest, __: Sequence[str]) -> list[str]:
-    """Which trials the engine `local` cannot run."""
+    """Return a line about the trials that the engine `local` cannot run, if there are any."""
     if request.nodes == 1:
         return []
-    most = "2 nodes" if request.nodes == 2 else f"2 to {request.nodes} nodes"
+    counts = "2 nodes" if request.nodes == 2 else f"2 to {request.nodes} nodes"
     others = "--engine torchrun, slurm or ray runs them"
-    return [f"trials on {most} are recorded as unavailable here; {others}"]
+    return [f"trials on {counts} are recorded as unavailable here; {others}"]
 
 
 ENGINES = {
@@ -48,33 +48,33 @@ ENGINES = {
 }
 
 
-def build_engine(experiment: Experiment, plan: Plan, tell: Tell) -> Engine:
-    """The experiment's engine; nothing is started yet."""
-    request = request_of(experiment, plan, tell)
+def build_engine(experiment: Experiment, plan: Plan, notify: Notify) -> Engine:
+    """Build the experiment's engine, without starting anything."""
+    request = request_of(experiment, plan, notify)
     return ENGINES[experiment.engine.name].build(experiment.engine, request)
 
 
-def serve_as_node(experiment: Experiment, plan: Plan, tell: Tell) -> int | None:
+def serve_as_node(experiment: Experiment, plan: Plan, notify: Notify) -> int | None:
     """Serve as a node of a run that another process controls, and return the exit code.
 
     Return None where this process controls the run.
     """
-    request = request_of(experiment, plan, tell)
+    request = request_of(experiment, plan, notify)
     return ENGINES[experiment.engine.name].serve_as_node(experiment.engine, request)
 
 
 def submission(experiment: Experiment, plan: Plan, command: Sequence[str]) -> list[str]:
-    """What the engine would submit or start, for `--dry-run`."""
+    """Return lines for `--dry-run`: the commands that the engine would start."""
     request = request_of(experiment, plan, lambda _: None)
     return ENGINES[experiment.engine.name].submission(experiment.engine, request, command)
 
 
-def request_of(experiment: Experiment, plan: Plan, tell: Tell) -> EngineRequest:
-    """What the engines ask of the experiment; the kind of device makes no difference to it."""
+def request_of(experiment: Experiment, plan: Plan, notify: Notify) -> EngineRequest:
+    """Return the properties of the experiment that its engine needs."""
     return EngineRequest(
         name=experiment.name,
         device=experiment.device,
         trials=plan.trials,
         key=run_key(experiment.model_dump(mode="json", exclude={"engine"})),
-        tell=tell,
+        notify=notify,
     )

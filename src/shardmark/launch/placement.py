@@ -1,4 +1,4 @@
-"""Where the nodes of a trial meet, and whether they can run it.  No torch."""
+"""The rendezvous of a trial's nodes, and checks whether they can run the trial.  No torch."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingPoint:
-    """Node 0's store, as one node of a trial sees it; by default this machine is alone."""
+    """Address of node 0's store for one node of a trial; the default is a single machine."""
 
     node: int = 0
-    """This one's number."""
+    """Number of this node."""
     host: str = LOOPBACK
-    """Node 0's own address."""
+    """Address of node 0."""
     port: int = 0
     address: str = LOOPBACK
-    """This node's own."""
+    """Address of this node."""
 
 
 def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
-    """Raise `StrategyUnavailable` where machines like this one cannot run it, or are not there."""
+    """Raise `StrategyUnavailable` if the engine's machines cannot run the trial."""
     strategy = trial.built_strategy
     strategy.check(trial.world_size, machine.times(trial.nodes), trial.recipe)
-    if lacking := engine.lacks(trial.nodes):
-        raise StrategyUnavailable(trial.strategy.name, lacking, "use another --engine or its hosts")
+    if reason := engine.unavailable_reason(trial.nodes):
+        raise StrategyUnavailable(trial.strategy.name, reason, "use another --engine or its hosts")
     needed = most_devices(trial)
     if machine.device_type == "cuda" and needed > machine.device_count:
-        offered = f"a node and some node offers {machine.device_count}"
+        offered = f"a node and some node has {machine.device_count}"
         raise StrategyUnavailable(
             trial.strategy.name,
             f"it needs {needed} CUDA devices on {offered}",
@@ -44,7 +44,7 @@ def check_trial(trial: Trial, machine: Machine, engine: Engine) -> None:
 
 
 def most_devices(trial: Trial) -> int:
-    """CUDA devices that the trial needs on its fullest node, one for each rank that uses one."""
+    """Return the largest number of CUDA devices that the trial needs on one node."""
     if trial.device_type == "cpu":
         return 0
     layout = trial.layout

@@ -1,4 +1,4 @@
-"""A command under way, and what becomes of it.  Imports no torch."""
+"""A command that runs in the background.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardmark.core.errors import InputError
 from shardmark.core.storage import temporary_folder
 
 LAST_BYTES = 2**16
-"""Of what a command printed, among which its last words are."""
+"""Length of the output's end in which the last lines are searched."""
 
 
 class StartedCommand:
-    """A command in a session of its own: the terminal's Ctrl-C is the controller's."""
+    """A command in a separate session, so that the terminal's Ctrl-C does not reach it."""
 
     def __init__(
         self,
@@ -27,10 +27,10 @@ class StartedCommand:
         first_line: str | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """`option` is the one to mend where it cannot be run, which is an `InputError`.
+        """Start the command; an `InputError` about `option` says that it cannot be run.
 
-        `first_line` is all that it reads on standard input, which ends with this process or with
-        `close`; `descriptors` stay open in it.
+        `first_line` is the only line of its standard input, which closes with this process or with
+        `close`.  The command inherits the `descriptors`.
         """
         self._log = tempfile.TemporaryFile(  # noqa: SIM115  (lives as long as the process)
             dir=temporary_folder()
@@ -47,25 +47,25 @@ class StartedCommand:
             )
         except OSError as error:
             self._log.close()
-            why = f"{words[0]} cannot be run: {error.strerror or error}"
-            raise InputError(option, why, "see docs/guides/several-machines.md") from None
+            problem = f"{words[0]} cannot be run: {error.strerror or error}"
+            raise InputError(option, problem, "see docs/guides/several-machines.md") from None
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError):  # it may have ended
+            with suppress(BrokenPipeError):  # the command may have ended
                 self._process.stdin.write(f"{first_line}\n".encode())
                 self._process.stdin.flush()
 
     def failure(self) -> str | None:
-        """Its exit code and last words, once it has ended."""
+        """Return the exit code and last lines after the end of the command; None before it."""
         if self._process.poll() is None:
             return None
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - LAST_BYTES))
         lines = self._log.read().decode(errors="replace").strip().splitlines()[-3:]
-        said = " | ".join(lines) or "no output"
-        return f"ended with code {self._process.returncode}: {said}"
+        output = " | ".join(lines) or "no output"
+        return f"ended with code {self._process.returncode}: {output}"
 
     def close(self, seconds: float) -> str | None:
-        """Wait so long for its end, then terminate it, then kill it; its `failure`."""
+        """Wait so long for the command's end, then terminate and kill it; return its `failure`."""
         for end in (self._process.terminate, self._process.kill):
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=seconds)

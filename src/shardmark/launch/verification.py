@@ -51,7 +51,7 @@ FP16_SECONDS = 90
 """Seconds that one cell takes so, measured with ResNet-18 on pictures of 32 x 32 pixels."""
 UNKNOWN_STEPS = 1000
 """Taken for those of a training that counts epochs, where a schedule asks for them."""
-JUDGE_SECONDS = 3600.0
+LIMIT_SECONDS = 3600.0
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
 MEND = "mend it and run again"
@@ -324,7 +324,7 @@ def _judged(
             raise KeyboardInterrupt
         if done == len(names) or (ending.how == "timed_out" and verdicts):
             continue
-        reason = _end_of_reference(ending, scratch / "judge")
+        reason = _end_of_reference(ending, scratch / "compare")
         yield _untried(captured[names[done]][0], reason).model_copy(update={"id": names[done]})
         done += 1
 
@@ -332,9 +332,9 @@ def _judged(
 def _end_of_reference(ending: Ending, folder: Path) -> str:
     """Return why the process that compares a cell with the reference ended without a verdict."""
     if ending.how == "timed_out":
-        return f"the reference took over {JUDGE_SECONDS:g} s"
+        return f"the reference took over {LIMIT_SECONDS:g} s"
     refuse_full(folder, (), ending)
-    outcome, failure = decide(ending, (), processes=1, trial_seconds=JUDGE_SECONDS, progress=[None])
+    outcome, failure = decide(ending, (), processes=1, trial_seconds=LIMIT_SECONDS, progress=[None])
     if outcome is Outcome.OUT_OF_MEMORY:
         return "the kernel ended the reference for want of memory"
     merge_logs(folder)
@@ -348,7 +348,7 @@ def _judge(
     names: Sequence[str], scratch: Path, engine: Engine, listener: ProgressListener, *, before: int
 ) -> tuple[Ending, list[Verdict]]:
     """How one process that judges ended, and what it had finished; `before` cells have verdicts."""
-    folder = scratch / "judge"
+    folder = scratch / "compare"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     (folder / CELLS_FILE).write_text(json.dumps([str(scratch / name) for name in names]))
@@ -361,7 +361,7 @@ def _judge(
             of = f"{before + shown}/{before + len(names)}"
             listener.doing(f"comparing with the reference [{of}]")
 
-    ending = engine.run(folder, trial_seconds=JUDGE_SECONDS, on_tick=show_progress, task="judge")
+    ending = engine.run(folder, trial_seconds=LIMIT_SECONDS, on_tick=show_progress, task="compare")
     return ending, _finished(folder)
 
 

@@ -89,7 +89,7 @@ class FakeEngine:
     def environments(self) -> list[dict[str, Any]]:
         return [{"node": node, "host": f"host-{node}"} for node in range(self.nodes)][1:]
 
-    def lacks(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         return None if nodes <= self.nodes else f"{nodes} nodes are asked for"
 
     def load(self, modules: Sequence[str], device_type: str) -> None:

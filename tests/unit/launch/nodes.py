@@ -12,12 +12,12 @@ from typing import Any
 
 from shardmark.config.engines import NodeOptions
 from shardmark.launch.engine import EngineRequest
-from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, Message, own_versions
+from shardmark.launch.nodes.protocol import Channel, ChannelEndedError, Message, library_versions
 from shardmark.launch.nodes.registry import NodeRegistry
 from shardmark.trials.trial import Trial
 
 SECRET = "known to the nodes alone"
-KEY = {"recipe": "r", **own_versions()}
+KEY = {"recipe": "r", **library_versions()}
 MACHINE: Message = {
     "device_type": "cpu",
     "device_count": 0,
@@ -37,10 +37,10 @@ def until(condition: Callable[[], object], seconds: float = 10) -> None:
 
 
 def request(
-    trials: Iterable[Trial] = (), tell: Callable[[str], None] = lambda _: None, **more: Any
+    trials: Iterable[Trial] = (), notify: Callable[[str], None] = lambda _: None, **more: Any
 ) -> EngineRequest:
     given = {"name": "faked", "device": "cpu", "key": KEY} | more
-    return EngineRequest(trials=tuple(trials), tell=tell, **given)
+    return EngineRequest(trials=tuple(trials), notify=notify, **given)
 
 
 def node_options(**given: Any) -> NodeOptions:
@@ -48,13 +48,13 @@ def node_options(**given: Any) -> NodeOptions:
 
 
 @contextmanager
-def listening(wanted: int, patience_seconds: float = 10) -> Iterator[NodeRegistry]:
+def listening(num_nodes: int, silence_seconds: float = 10) -> Iterator[NodeRegistry]:
     registry = NodeRegistry(
         ("127.0.0.1", 0),
-        wanted=wanted,
+        num_nodes=num_nodes,
         secret=SECRET,
         key=KEY,
-        patience_seconds=patience_seconds,
+        silence_seconds=silence_seconds,
     )
     with closing(registry):
         yield registry

@@ -31,7 +31,7 @@ from shardmark.launch.nodes.node import (
     Node,
     join,
 )
-from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.protocol import JoinOptions
 from shardmark.launch.nodes.registry import NodeRegistry
 from tests.unit.launch.nodes import KEY, SECRET, FakeNode, listening, node_options, until
 
@@ -44,7 +44,7 @@ class FakeForkServer:
         return Machine(device_type="cpu", device_count=0, cores=3)
 
     def begin(self, directory: Path, task: str, variables: dict[str, str]) -> None:
-        assert (task, variables) == ("judge", {})
+        assert (task, variables) == ("compare", {})
         cells = [Path(cell) for cell in json.loads((directory / "cells.json").read_text())]
         told = [(cell / "rank-0.capture.npz").read_text() for cell in cells]
         (directory / "verdicts.json").write_text(json.dumps(told))
@@ -72,8 +72,8 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def joined(registry: NodeRegistry, number: int, **key: str) -> Node:
     options = node_options()
-    invitation = Invitation.to("127.0.0.1", registry.port, options, KEY | key, number=number)
-    made = join(invitation, SECRET)
+    join_options = JoinOptions.to("127.0.0.1", registry.port, options, KEY | key, number=number)
+    made = join(join_options, SECRET)
     until(lambda: registry.nodes)
     return made
 
@@ -99,7 +99,7 @@ def test_small_files_follow_when_they_change(
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     for folder in (ours, theirs):
         folder.mkdir()
-    registry.keep_files_in(ours, ((), (1,)))
+    registry.store_files_in(ours, ((), (1,)))
     sender = FakeNode(registry, 1)
     mirror = Mirror(sender.channel, theirs)
     for name in ("rank-1.json", "rank-1.progress", "rank-1.steps.jsonl", "trial.json"):
@@ -125,10 +125,10 @@ def test_node_answers_and_judges_until_the_run_is_over(
         for number, content in ((0, "first"), (10, "last"), (2, "second")):
             (tmp_path / "evidence").write_text(content)
             registry.send_file(0, tmp_path / "evidence", f"{number}/rank-0.capture.npz")
-        folder = tmp_path / "judge"
+        folder = tmp_path / "compare"
         folder.mkdir()
-        registry.keep_files_in(folder)
-        given = {"directory": str(folder), "trial": None, "task": "judge", "rendezvous": None}
+        registry.store_files_in(folder)
+        given = {"directory": str(folder), "trial": None, "task": "compare", "rendezvous": None}
         run = {"do": "run"} | given
         assert registry.ask([0], run)[0]["ended"] == 0
         assert json.loads((folder / "verdicts.json").read_text()) == ["first", "second", "last"]
@@ -148,7 +148,7 @@ def test_a_bad_disk_of_a_node_is_told_and_the_node_lives_on(
     with serving(registry):
         (tmp_path / "evidence").write_text("of a cell")
         registry.send_file(0, tmp_path / "evidence", "0/rank-0.capture.npz")
-        given = {"directory": str(tmp_path), "trial": None, "task": "judge", "rendezvous": None}
+        given = {"directory": str(tmp_path), "trial": None, "task": "compare", "rendezvous": None}
         answer = registry.ask([0], {"do": "run"} | given)[0]
         with pytest.raises(StorageError, match=r"/scratch/trial: node 0 .*Input/output error"):
             _checked(registry.nodes[0], answer)
@@ -203,7 +203,7 @@ def test_nodes_are_awaited_at_one_address(
     names = {"node0": "127.0.1.1", "localhost": "127.0.0.1"}
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: interfaces)
     monkeypatch.setattr(addresses, "resolved", lambda host, _: names.get(host, host))
-    refused = pytest.raises(InputError, match=r"engine\.host: node0 leads to 127\.0\.1\.1 here")
+    refused = pytest.raises(InputError, match=r"engine\.host: node0 is 127\.0\.1\.1 here")
     with nullcontext() if address else refused:
         option = "engine.host"
         where = listening_address(host, nodes=nodes, interface=interface, option=option)
@@ -213,9 +213,9 @@ def test_nodes_are_awaited_at_one_address(
 def test_a_node_does_not_outlive_what_started_it_and_never_listened() -> None:
     reader, writer = os.pipe()
     os.close(writer)
-    nobody = Invitation(host="127.0.0.1", port=9, key=KEY, join_seconds=300.0)
+    nobody = JoinOptions(host="127.0.0.1", port=9, key=KEY, join_seconds=300.0)
     with (
         os.fdopen(reader) as starter,
-        pytest.raises(ShardmarkError, match="is gone"),
+        pytest.raises(ShardmarkError, match="process that started this node has ended"),
     ):
         node.join(nobody, SECRET, starter)

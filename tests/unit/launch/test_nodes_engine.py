@@ -38,7 +38,7 @@ class FakeStarter:
         self.titles: list[str] = []
         self.reason: str | None = None
         self.ending = False
-        self.anew_for_each_trial = False
+        self.new_nodes_for_each_trial = False
         self.with_files = True
         self.secret = SECRET
 
@@ -47,11 +47,11 @@ class FakeStarter:
         return ("127.0.0.1", 0)
 
     def start(self, registry: NodeRegistry, title: str) -> None:
-        self.titles.append(f"{title} {registry.wanted}")
+        self.titles.append(f"{title} {registry.num_nodes}")
         if self.reason is None:
             self.nodes = [
                 FakeNode(registry, n, ahead_seconds=100.0 * n, with_files=self.with_files)
-                for n in range(registry.wanted)
+                for n in range(registry.num_nodes)
             ]
 
     def check(self) -> None:
@@ -124,7 +124,7 @@ def test_machine_is_the_least_of_all_nodes(world: World) -> None:
     assert machine.libraries == (("NCCL", "2.27.3"),)
     assert world.engine.environments()[1] == {"node": 1, "host": "host-1"}
     assert world.told[0].startswith("waiting for 3 nodes at 127.0.0.1:")
-    assert world.told[1:] == [f"node {n} (host-{n}) is here, 127.0.0.1" for n in range(3)]
+    assert world.told[1:] == [f"node {n} (host-{n}) has joined from 127.0.0.1" for n in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_judge_is_node_0s_and_has_the_evidence(
         cell.mkdir()
         (cell / "rank-0.capture.npz").write_text(cell.name)
     (tmp_path / "cells.json").write_text(json.dumps([str(cell) for cell in cells]))
-    world.run(tmp_path, task="judge")
+    world.run(tmp_path, task="compare")
     assert [node.asked for node in world.nodes] == [["run"], [], []]
     assert world.nodes[0].heard[-1]["trial"] is None
     sent = {} if with_files else {"0/rank-0.capture.npz": b"a", "1/rank-0.capture.npz": b"b"}
@@ -248,31 +248,31 @@ def test_node_that_does_not_end_a_trial_is_lost_for_the_next(
     del world.nodes[1].answers["end"]
     ending = world.run(tmp_path, trial_seconds=0.1)
     assert (ending.how, ending.lost) == ("timed_out", None)
-    assert "did not end the trial within 0.3 s" in str(world.engine.lacks(2))
-    assert world.engine.lacks(1) is None
+    assert "did not end the trial within 0.3 s" in str(world.engine.unavailable_reason(2))
+    assert world.engine.unavailable_reason(1) is None
 
 
 def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.hang(0)
     world.nodes[1].before_end = Channel.close
-    assert world.engine.lacks(2) is None
+    assert world.engine.unavailable_reason(2) is None
     ending = world.run(tmp_path, trial_seconds=60)
     assert ending.lost is not None
     assert (ending.lost.node, ending.lost.host) == (1, "host-1")
     assert world.nodes[0].asked[-1] == "end"
-    assert world.engine.lacks(2) == str(ending.lost)
-    assert world.engine.lacks(1) is None
-    assert world.engine.lacks(4) == "4 nodes are asked for, and the engine has 3"
+    assert world.engine.unavailable_reason(2) == str(ending.lost)
+    assert world.engine.unavailable_reason(1) is None
+    assert world.engine.unavailable_reason(4) == "4 nodes are asked for, and the engine has 3"
 
 
 def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.engine.load([], "cpu")
     world.nodes[1].close()
-    until(lambda: world.engine.lacks(2))
-    world.nodes[1] = FakeNode(world.engine._gathered(), 1)
-    until(lambda: world.engine.lacks(2) is None)
+    until(lambda: world.engine.unavailable_reason(2))
+    world.nodes[1] = FakeNode(world.engine._joined(), 1)
+    until(lambda: world.engine.unavailable_reason(2) is None)
     assert world.run(tmp_path).agent_exit_code == 0
     assert world.nodes[1].asked == ["load", "run"]
 
@@ -283,9 +283,9 @@ def test_node_that_comes_back_has_no_part_in_the_trial(world: World, tmp_path: P
 
     def come_back(channel: Channel) -> None:
         channel.close()
-        until(lambda: world.engine.lacks(2))
-        world.nodes[1] = FakeNode(world.engine._gathered(), 1)
-        until(lambda: world.engine.lacks(2) is None)
+        until(lambda: world.engine.unavailable_reason(2))
+        world.nodes[1] = FakeNode(world.engine._joined(), 1)
+        until(lambda: world.engine.unavailable_reason(2) is None)
 
     world.nodes[1].before_end = come_back
     ending = world.run(tmp_path, trial_seconds=60)
@@ -305,7 +305,7 @@ def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
     world: World, tmp_path: Path
 ) -> None:
     """Those of before tell what the nodes are, and verify; only these are told of."""
-    world.starter.anew_for_each_trial = True
+    world.starter.new_nodes_for_each_trial = True
     trial = two_node_trial(tmp_path)
     world.engine.machine("cpu")
     world.engine.load(["torch"], "cpu")
@@ -326,13 +326,13 @@ def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
 def test_nodes_that_do_not_come_make_trials_on_as_many_unavailable(
     world: World, tmp_path: Path
 ) -> None:
-    world.starter.anew_for_each_trial = True
+    world.starter.new_nodes_for_each_trial = True
     trial = two_node_trial(tmp_path)
-    assert world.engine.lacks(2) is None
+    assert world.engine.unavailable_reason(2) is None
     world.starter.reason = "the step ended"
     world.engine.prepare(trial)
-    assert world.engine.lacks(2) == "the step ended"
-    assert world.engine.lacks(1) is None
+    assert world.engine.unavailable_reason(2) == "the step ended"
+    assert world.engine.unavailable_reason(1) is None
 
 
 @pytest.mark.parametrize(("ending", "how"), [(True, "interrupted"), (False, "exited")])

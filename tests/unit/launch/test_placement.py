@@ -68,7 +68,7 @@ def test_hybrid_shards_inside_a_node(
     [
         (("ddp", 4, 2), 2, 2, None),
         (("ddp", 4, 1), 2, 2, "it needs 4 CUDA devices and this machine"),
-        ((SERVED_LAST, 4, 2), 3, 2, "4 CUDA devices on a node and some node offers"),
+        ((SERVED_LAST, 4, 2), 3, 2, "4 CUDA devices on a node and some node has"),
         (("ddp", 2, 2), 2, 1, "2 nodes are asked for"),
     ],
 )

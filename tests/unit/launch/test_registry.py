@@ -56,7 +56,7 @@ def test_nodes_are_numbered_by_wish_or_as_they_come(registry: NodeRegistry, come
     assert numbers == [1, 0, 2], "none is made node 0, which has the controller's files"
     wait(registry, 5, [])
     assert [node.number for node in registry.in_order()] == [0, 1, 2]
-    assert come(None).greeting == {"refused": "all nodes are here already"}
+    assert come(None).greeting == {"refused": "all nodes have joined already"}
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_nodes_are_numbered_by_wish_or_as_they_come(registry: NodeRegistry, come
         (1, {"recipe": "other"}, "it has another recipe"),
         (1, {"version of torch": "0"}, "it has another version of torch"),
         (3, {}, "there is no node 3: the experiment takes 3"),
-        (0, {}, "node 0 is here already"),
+        (0, {}, "node 0 has joined already"),
     ],
 )
 def test_nodes_of_other_runs_are_refused_and_told_of(
@@ -76,7 +76,7 @@ def test_nodes_of_other_runs_are_refused_and_told_of(
     told: list[str] = []
     with pytest.raises(ShardmarkError) as caught:
         wait(registry, 0.1, told)
-    assert told == [f"node {number} (host-{number}) came and was refused: {reason}"]
+    assert told == [f"node {number} (host-{number}) was refused: {reason}"]
     assert told[0] in str(caught.value)
 
 
@@ -119,7 +119,7 @@ def test_closed_connection_loses_the_node_until_it_comes_back(
 
 
 def test_silence_loses_the_node_after_the_stated_time() -> None:
-    with listening(2, patience_seconds=0.4) as registry:
+    with listening(2, silence_seconds=0.4) as registry:
         silent = connected(registry)
         silent.send(hello(1))
         started = time.monotonic()
@@ -138,7 +138,7 @@ def test_files_arrive_whole_in_the_folder(
     node.send_file(b"", "dropped")
     until(lambda: registry.nodes)
     registry.ask([1], {"do": "machine"})
-    registry.keep_files_in(tmp_path, ((0,), (1, 2)))
+    registry.store_files_in(tmp_path, ((0,), (1, 2)))
     node.send_file(content, "logs/run_1/attempt_0/2/stdout.log")
     node.send_file(b"", "rank-1.steps.jsonl")
     registry.ask([1], {"do": "machine"})
@@ -149,7 +149,7 @@ def test_files_arrive_whole_in_the_folder(
 
 @pytest.mark.parametrize("name", ["../away", "/tmp/away", "a/../../away"])
 def test_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ChannelEndedError, match="to lie elsewhere"):
+    with pytest.raises(ChannelEndedError, match="for another folder"):
         accepted_path(tmp_path, name)
 
 

@@ -114,10 +114,10 @@ def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         f"--container-mounts={tmp_path}:{tmp_path},/d:/d",
         f"--container-workdir={tmp_path}",
     } <= {*words}
-    *start, invitation = words[words.index("-P") - 1 :]
+    *start, join_options = words[words.index("-P") - 1 :]
     assert start == ["python3", "-P", "-m", "shardmark.launch.nodes.node"]
     told = {"host": "node1", "port": 9, "number_variable": "SLURM_PROCID", "with_files": True}
-    assert told.items() <= json.loads(invitation).items()
+    assert told.items() <= json.loads(join_options).items()
     wrapped = SlurmOptions(python="apptainer exec --nv image.sif python")
     words = step_words(wrapped, 1, {}, title="t", host="h", port=9)
     assert " apptainer exec --nv image.sif python -P -m " in " ".join(words)

@@ -19,14 +19,14 @@ from shardmark.launch.nodes import protocol
 from shardmark.launch.nodes import registry as registry_module
 from shardmark.launch.nodes.node import join
 from shardmark.launch.nodes.protocol import (
+    AuthenticationError,
     Channel,
     ChannelEndedError,
-    Invitation,
+    JoinOptions,
     Message,
-    StrangerError,
 )
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.nodes.secret import fresh_secret, secret_file, shared_secret
+from shardmark.launch.nodes.secret import new_secret, secret_file, shared_secret
 from tests.unit.launch.nodes import (
     KEY,
     SECRET,
@@ -96,7 +96,7 @@ def test_proofs_with_another_secret_or_of_another_connection_fail(registry: Node
         second.sendall(own + replayed)
         assert closed(second)
     channel = Channel(dial(registry))
-    with pytest.raises(StrangerError):
+    with pytest.raises(AuthenticationError):
         channel.prove("a guess of the stranger's", controls=False)
     channel.close()
     told: list[str] = []
@@ -113,7 +113,7 @@ def test_a_controller_that_does_not_know_the_secret_gets_no_node() -> None:
         accepted, _ = false.accept()
         with accepted:
             accepted.sendall(bytes(protocol.NONCE_BYTES + protocol.PROOF_BYTES))
-            with pytest.raises(StrangerError):
+            with pytest.raises(AuthenticationError):
                 node.prove("known to the nodes alone", controls=False)
         node.close()
 
@@ -137,8 +137,8 @@ def test_more_strangers_than_can_be_greeted_do_not_lock_nodes_out(
         for _ in range(registry_module.GREETINGS + 3):
             strangers.enter_context(dial(registry))
         until(lambda: len(registry._channels) == registry_module.GREETINGS)
-        invitation = Invitation.to("127.0.0.1", registry.port, node_options(), KEY, number=1)
-        node = join(invitation, SECRET)  # it finds no room at first
+        join_options = JoinOptions.to("127.0.0.1", registry.port, node_options(), KEY, number=1)
+        node = join(join_options, SECRET)  # it finds no room at first
         assert node.number == 1
         node._channel.close()
 
@@ -173,10 +173,10 @@ def test_a_node_that_sends_no_object_is_lost(registry: NodeRegistry, text: bytes
     until(lambda: registry.nodes)
     content = protocol._SIZES.pack(len(text), 0) + text
     with node.channel._sending:
-        seal = node.channel._own_seals.next(content)
+        seal = node.channel._outgoing.next(content)
         node.channel._connection.sendall(content + seal)
     until(lambda: registry.lost([1]))
-    assert "something else than messages" in str(registry.lost([1]))
+    assert "no message" in str(registry.lost([1]))
     node.close()
     check_open(registry)
 
@@ -187,7 +187,7 @@ def test_a_message_that_was_changed_or_repeated_on_its_way_is_none(registry: Nod
     text = b'{"beat": 0}'
     content = protocol._SIZES.pack(len(text), 0) + text
     with node.channel._sending:
-        sealed = content + node.channel._own_seals.next(content)
+        sealed = content + node.channel._outgoing.next(content)
         node.channel._connection.sendall(sealed * 2)
     until(lambda: registry.lost([1]))
     assert "does not know the secret" in str(registry.lost([1]))
@@ -223,7 +223,7 @@ def test_a_node_sends_its_own_ranks_files_and_no_others(
     folder.mkdir()
     node = FakeNode(registry, 1)
     until(lambda: registry.nodes)
-    registry.keep_files_in(folder, ((0,), (1,)))
+    registry.store_files_in(folder, ((0,), (1,)))
     with suppress(ChannelEndedError):
         node.send_file(b"import os", name)
     until(lambda: registry.lost([1]))
@@ -245,7 +245,7 @@ def test_whatever_is_said_ends_one_connection_at_most(
     registry: NodeRegistry, tmp_path: Path, raw: bytes, said: Message, *, joins: bool
 ) -> None:
     """Before the proof, in its greeting, and by a node that has joined."""
-    registry.keep_files_in(tmp_path, ((0,), (1,)))
+    registry.store_files_in(tmp_path, ((0,), (1,)))
     with dial(registry) as stranger, suppress(ConnectionError):
         stranger.sendall(raw)
     channel = connected(registry)
@@ -273,7 +273,7 @@ def test_the_secret_is_made_once_for_this_user_alone(home: Path) -> None:
     assert shared_secret() == first
     assert secret_file().stat().st_mode & 0o777 == 0o600
     assert [path.name for path in secret_file().parent.iterdir()] == ["secret"]
-    assert fresh_secret() != fresh_secret()
+    assert new_secret() != new_secret()
     assert home in secret_file().parents
 
 
@@ -301,8 +301,8 @@ def test_the_environment_comes_first_unless_it_can_be_guessed(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHARDMARK_SECRET", "a secret of some length")
-    assert shared_secret() == fresh_secret() == "a secret of some length"
+    assert shared_secret() == new_secret() == "a secret of some length"
     assert not any(home.iterdir())
     monkeypatch.setenv("SHARDMARK_SECRET", "short")
     with pytest.raises(InputError, match="SHARDMARK_SECRET: found 5 characters"):
-        fresh_secret()
+        new_secret()

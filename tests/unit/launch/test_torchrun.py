@@ -16,7 +16,7 @@ from shardmark.launch.engine import EngineRequest
 from shardmark.launch.engines import request_of, submission
 from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import key_difference
-from shardmark.launch.nodes.torchrun import HostCommands, own_rank
+from shardmark.launch.nodes.torchrun import HostCommands, node_rank
 from shardmark.trials.matrix import expand
 from tests.unit.launch.fakes import experiment
 from tests.unit.launch.nodes import SECRET, request
@@ -65,11 +65,11 @@ def test_options_that_say_nothing_are_refused(given: dict[str, object], said: st
         ({"rendezvous": "192.0.2.1:1", "node_rank": 5}, "engine.node_rank: found 5, and"),
         (
             {"rendezvous": "localhost:1", "hosts": ["localhost", "b.invalid"]},
-            "engine.rendezvous: localhost is every machine's own name for itself, and b.invalid",
+            "engine.rendezvous: localhost names each machine itself, and b.invalid",
         ),
         (
             {"hosts": ["localhost", "user@192.0.2.1"]},
-            "engine.hosts: localhost is every machine's own name for itself, and user@192.0.2.1",
+            "engine.hosts: localhost names each machine itself, and user@192.0.2.1",
         ),
         ({"rendezvous": "nowhere.invalid:1"}, "engine.rendezvous: nowhere.invalid has no address"),
     ],
@@ -87,12 +87,12 @@ def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
 
 def test_number_comes_from_option_or_environment() -> None:
     named = {"SHARDMARK_NODE_RANK": "3"}
-    assert own_rank(options(), named) == 3
-    assert own_rank(options(node_rank=1), named) == 1
-    assert own_rank(options(hosts=["a", "b"]), named) == 0, "the one that starts the others"
-    assert own_rank(options(), {}) is None
+    assert node_rank(options(), named) == 3
+    assert node_rank(options(node_rank=1), named) == 1
+    assert node_rank(options(hosts=["a", "b"]), named) == 0, "the one that starts the others"
+    assert node_rank(options(), {}) is None
     with pytest.raises(InputError, match="SHARDMARK_NODE_RANK: found 'one'"):
-        own_rank(options(), {"SHARDMARK_NODE_RANK": "one"})
+        node_rank(options(), {"SHARDMARK_NODE_RANK": "one"})
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -134,13 +134,13 @@ def test_remote_command_as_one_word_or_as_words(
     by_netns = HostCommands(netns, {"recipe": "e"}, "").remote(1, 7)
     assert by_netns == ["ip", "netns", "exec", "b", *words]
     assert words[:2] == ["sh", "-c"]
-    *start, invitation = shlex.split(words[2])
+    *start, join_options = shlex.split(words[2])
     assert start == [
         *("cd", str(folder), "&&", "PYTHONPATH=/some path", "exec", sys.executable),
         *("-P", "-m", "shardmark.launch.nodes.node"),
     ]
     told = {"host": "a", "port": 7, "number": 1, "key": {"recipe": "e"}, "join_seconds": 300}
-    assert told.items() <= json.loads(invitation).items()
+    assert told.items() <= json.loads(join_options).items()
 
 
 def test_dry_run_shows_the_commands() -> None:

@@ -121,7 +121,7 @@ class Engine(FakeEngine):
     """What all ranks of a strategy report."""
 
     def run(self, directory: Path, *, task: str = "measure", **given: Any) -> Ending:
-        if task == "judge":
+        if task == "compare":
             cells = [Path(path) for path in json.loads((directory / CELLS_FILE).read_text())]
             verdicts = [GOOD.model_copy(update={"id": cell.name}) for cell in cells]
             made = [verdict.model_dump(mode="json") for verdict in verdicts[: self.finished]]

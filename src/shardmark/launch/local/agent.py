@@ -38,7 +38,7 @@ def run_agent(directory: str, task: str) -> int:
     """
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
-    if task == "judge":
+    if task == "compare":
         from shardmark.equivalence.verdict import compare_cells
 
         compare_cells(folder)

@@ -37,7 +37,7 @@ class LocalEngine:
     def load(self, modules: Sequence[str], device_type: str) -> None:
         self._fork_server.load(modules, device_type)
 
-    def lacks(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
 
     def prepare(self, trial: Trial) -> None:  # noqa: ARG002  (no trial is another)

@@ -1,4 +1,4 @@
-"""Which addresses and interfaces the machines of a run use.  Imports no torch."""
+"""Network addresses and interfaces of the machines of a run.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def resolved(host: str, option: str) -> str:
-    """The host's address; `InputError` about the option if it has none."""
+    """Return the host's address; raise `InputError` about the option if it has none."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -27,38 +27,38 @@ def resolved(host: str, option: str) -> str:
 
 
 def listening_address(host: str, *, nodes: int, interface: str | None, option: str) -> str:
-    """The one address of this machine at which its nodes come to it.
+    """Return the address of this machine at which the nodes connect to it.
 
-    A machine's own name may lead to its loopback there, and elsewhere to the machine.
+    A machine's name may resolve to the loopback there, and to the machine elsewhere.
     """
     if nodes == 1:
         return LOOPBACK
     address = resolved(host, option)
     if loops_back(host) or not loops_back(address):
         return address
-    own = [
-        known.address
+    candidates = [
+        entry.address
         for name, addresses in psutil.net_if_addrs().items()
-        for known in addresses
-        if known.family == socket.AF_INET and not loops_back(known.address)
+        for entry in addresses
+        if entry.family == socket.AF_INET and not loops_back(entry.address)
         if interface in (None, name)
     ]
-    if len(own) != 1:
+    if len(candidates) != 1:
         raise InputError(
             option,
-            f"{host} leads to {address} here; other addresses: {', '.join(own) or 'none'}",
+            f"{host} is {address} here; other addresses: {', '.join(candidates) or 'none'}",
             "give the address by which the other nodes reach this machine, or engine.interface",
         )
-    return own[0]
+    return candidates[0]
 
 
 def loops_back(host: str) -> bool:
-    """By its text alone."""
+    """Return whether the text of the host names the loopback."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
 
 
 def is_here(host: str) -> bool:
-    """Whether the host is this machine; `user@` before it says nothing."""
+    """Return whether the host is this machine; `user@` before it is ignored."""
     with_address = host.rpartition("@")[2]
     try:
         return loops_back(host) or interface_of(resolved(with_address, "")) is not None
@@ -67,22 +67,22 @@ def is_here(host: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The interface of this machine that has the address."""
+    """Return the interface of this machine that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
-        if any(known.address.partition("%")[0] == address for known in addresses):
+        if any(entry.address.partition("%")[0] == address for entry in addresses):
             return str(name)
     return None
 
 
 def interface_variables(interface: str | None, address: str) -> dict[str, str]:
-    """What tells gloo and NCCL the network interface; nothing that the user has set himself."""
+    """Return variables that set the interface of gloo and NCCL, unless the user has set them."""
     name = interface or interface_of(address)
-    wanted = () if name is None else INTERFACE_VARIABLES
-    return {variable: str(name) for variable in wanted if variable not in os.environ}
+    variables = () if name is None else INTERFACE_VARIABLES
+    return {variable: str(name) for variable in variables if variable not in os.environ}
 
 
 def free_port(address: str) -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a free port of this machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((address, 0))

@@ -1,4 +1,4 @@
-"""An engine over node processes, whoever starts them."""
+"""The engine of runs on several nodes, each with a node process."""
 
 from __future__ import annotations
 
@@ -31,40 +31,41 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.2
 PAUSE_SECONDS = 0.01
 GRACE_SECONDS = 5.0
-"""For the ranks of other nodes to fail by themselves, once those of one have failed."""
+"""Time for ranks of other nodes to fail by themselves, after those of one node have failed."""
 END_SECONDS = 30.0
-"""For a node to end a trial and to send its files, as long as it is heard."""
+"""Time limit for a live node to end a trial and to send its files."""
 MACHINE = TypeAdapter(Machine)
 COMMON_TITLE = "shardmark"
-"""What nodes are started for that do not serve one trial alone."""
+"""Name of the job step of nodes that serve more than one trial."""
 
 
 class NodeStarter(Protocol):
-    """Starts a node process for each node, or waits for them to be started."""
+    """Starts a node process for each node, unless users start them."""
 
-    anew_for_each_trial: bool = False
+    new_nodes_for_each_trial: bool = False
+    """Whether each trial has nodes of its own."""
     secret: str
-    """What it tells the nodes, and nobody else."""
+    """Secret of the run, which the starter passes to the nodes."""
 
     def address(self, nodes: int) -> tuple[str, int]:
-        """Where so many nodes come to, on this machine; port 0 takes any that is free."""
+        """Return this machine's address for so many nodes; port 0 takes any that is free."""
 
     def start(self, registry: NodeRegistry, title: str) -> None:
-        """Have as many nodes as the registry wants come to it, for what the title says."""
+        """Start as many nodes as the registry expects; the title names their purpose."""
 
     def check(self) -> None:
-        """Raise `ShardmarkError` if some node will not come."""
+        """Raise `ShardmarkError` if a node cannot join any more."""
 
     def is_ending(self) -> bool:
-        """Whether a scheduler is ending all processes of the run."""
+        """Return whether a scheduler is ending all processes of the run."""
         return False
 
     def close(self) -> None:
-        """The nodes have been told to end; see to it that they do.  May be called again."""
+        """End the nodes' processes, after the nodes were told to end.  May be called twice."""
 
 
 class NodesEngine:
-    """Has the ranks of a trial forked on each of its nodes, and brings their files."""
+    """Starts the ranks of a trial on each of its nodes, and collects their files."""
 
     samples = True
 
@@ -75,11 +76,11 @@ class NodesEngine:
         self._registry: NodeRegistry | None = None
         self._load: Message | None = None
         self._unreachable: tuple[int, str] | None = None
-        """So many nodes could not be brought together, and why."""
+        """Number of nodes that failed to join, and the reason."""
 
     def machine(self, device: str) -> Machine:
         machines: list[Machine] = []
-        for title, answer in self._asked({"do": "machine", "device": device}).items():
+        for title, answer in self._ask_all({"do": "machine", "device": device}).items():
             machine = MACHINE.validate_python(answer)
             if machines and machine.device_type != machines[0].device_type:
                 kinds = f"{title} has {machine.device_type}, node 0 {machines[0].device_type}"
@@ -95,37 +96,37 @@ class NodesEngine:
         )
 
     def environments(self) -> list[dict[str, Any]]:
-        answers = self._asked({"do": "environment"}).values()
+        answers = self._ask_all({"do": "environment"}).values()
         return [{"node": number, **answer} for number, answer in enumerate(answers)]
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
-        """Nodes that are started for a trial load when they are prepared for it."""
+        """Import the modules on all nodes, or in `prepare` if each trial has nodes of its own."""
         self._load = {"do": "load", "modules": list(modules), "device_type": device_type}
-        if not self._starter.anew_for_each_trial:
-            self._have_loaded(range(self._request.nodes))
+        if not self._starter.new_nodes_for_each_trial:
+            self._load_on(range(self._request.nodes))
 
-    def lacks(self, nodes: int) -> str | None:
+    def unavailable_reason(self, nodes: int) -> str | None:
         if nodes > self._request.nodes:
             return f"{nodes} nodes are asked for, and the engine has {self._request.nodes}"
         if self._unreachable is not None and nodes >= self._unreachable[0]:
             return self._unreachable[1]
-        if self._starter.anew_for_each_trial:
+        if self._starter.new_nodes_for_each_trial:
             return None
-        lost = self._gathered().lost(range(nodes))
+        lost = self._joined().lost(range(nodes))
         return None if lost is None else str(lost)
 
     def prepare(self, trial: Trial) -> None:
-        """Have the nodes there with the libraries loaded, before the trial's clock starts."""
-        if not self._starter.anew_for_each_trial:
-            with suppress(NodeLostError):  # which `lacks` tells
-                self._have_loaded(range(trial.nodes))
+        """Start nodes and import libraries on them, outside the trial's timeout."""
+        if not self._starter.new_nodes_for_each_trial:
+            with suppress(NodeLostError):  # `unavailable_reason` reports it
+                self._load_on(range(trial.nodes))
             return
         self.close()
         try:
-            self._gathered(trial.nodes, trial.id)
-            self._have_loaded(range(trial.nodes))
+            self._joined(trial.nodes, trial.id)
+            self._load_on(range(trial.nodes))
         except InputError:
-            raise  # the nodes are there, and what they are to load is not
+            raise  # the nodes have joined, but a module is missing
         except ShardmarkError as error:
             self._unreachable = (trial.nodes, str(error))
             self.close()
@@ -138,12 +139,12 @@ class NodesEngine:
         on_tick: Callable[[], None],
         task: Task = "measure",
     ) -> Ending:
-        registry = self._gathered()
-        text = None if task == "judge" else (directory / TRIAL_FILE).read_text()
+        registry = self._joined()
+        text = None if task == "compare" else (directory / TRIAL_FILE).read_text()
         trial = None if text is None else Trial.model_validate_json(text)
         numbers = range(1 if trial is None else trial.nodes)
         try:
-            self._have_loaded(numbers)
+            self._load_on(numbers)
             rendezvous_of = self._rendezvous_of(len(numbers))
         except NodeLostError:
             if trial is None:
@@ -152,14 +153,14 @@ class NodesEngine:
                 Ending(how="exited", agent_exit_code=None, lost=registry.lost(numbers))
             )
         if trial is None and not registry.nodes[0].with_files:
-            self._send_evidence(directory)
-        registry.keep_files_in(directory, () if trial is None else trial.layout.ranks_by_node)
+            self._send_captures(directory)
+        registry.store_files_in(directory, () if trial is None else trial.layout.ranks_by_node)
         started = time.monotonic()
         request = {"do": "run", "directory": str(directory.resolve()), "trial": text, "task": task}
 
         watch = TrialWatch(registry, numbers)
         for number in numbers:
-            registry.tell(number, request | {"rendezvous": rendezvous_of[number]})
+            registry.send(number, request | {"rendezvous": rendezvous_of[number]})
         how, lost = "exited", None
         try:
             while watch.running and lost is None:
@@ -175,7 +176,7 @@ class NodesEngine:
             how = "interrupted"
         finally:
             watch.end(stacks=how == "timed_out")
-            registry.keep_files_in(None)
+            registry.store_files_in(None)
         on_tick()
         lost = lost or watch.lost()
         watch.lose_running(f"it did not end the trial within {END_SECONDS:g} s")
@@ -187,18 +188,18 @@ class NodesEngine:
             self._registry = None
         self._starter.close()
 
-    def _gathered(self, nodes: int | None = None, title: str = COMMON_TITLE) -> NodeRegistry:
-        """The registry with all nodes; by default as many as any trial takes."""
+    def _joined(self, nodes: int | None = None, title: str = COMMON_TITLE) -> NodeRegistry:
+        """Return the registry after so many nodes, by default all of the run, have joined."""
         if self._registry is None:
-            wanted = nodes or self._request.nodes
-            host, port = self._starter.address(wanted)
+            num_nodes = nodes or self._request.nodes
+            host, port = self._starter.address(num_nodes)
             try:
                 self._registry = NodeRegistry(
                     (host, port),
-                    wanted=wanted,
+                    num_nodes=num_nodes,
                     secret=self._starter.secret,
                     key=self._request.key,
-                    patience_seconds=self._options.node_seconds,
+                    silence_seconds=self._options.node_seconds,
                 )
             except OSError as error:
                 raise InputError(
@@ -206,46 +207,49 @@ class NodesEngine:
                     f"this machine cannot listen at {host}:{port}: {error.strerror or error}",
                     "name an address of this machine, and a free port",
                 ) from None
-            tell = self._request.tell if title == COMMON_TITLE else lambda _: None
+            notify = self._request.notify if title == COMMON_TITLE else lambda _: None
             self._starter.start(self._registry, title)
-            if self._registry.wanted > 1:
-                tell(f"waiting for {self._registry.wanted} nodes at {host}:{self._registry.port}")
-            self._registry.wait(self._options.join_seconds, self._starter.check, tell)
+            if self._registry.num_nodes > 1:
+                notify(
+                    f"waiting for {self._registry.num_nodes} nodes at {host}:{self._registry.port}"
+                )
+            self._registry.wait(self._options.join_seconds, self._starter.check, notify)
             for node in self._registry.in_order():
-                tell(f"{node.title} is here, {node.address}")
+                notify(f"{node.title} has joined from {node.address}")
         return self._registry
 
-    def _asked(self, message: Message) -> dict[str, Message]:
-        """All nodes' answers by their titles, in order."""
-        registry = self._gathered()
+    def _ask_all(self, message: Message) -> dict[str, Message]:
+        """Return the answers of all nodes, in order, by their titles."""
+        registry = self._joined()
         answers = registry.ask(registry.nodes, message)
         return {registry.nodes[n].title: _checked(registry.nodes[n], answers[n]) for n in answers}
 
-    def _have_loaded(self, numbers: Iterable[int]) -> None:
-        """Have nodes load what ranks need; those that have done so answer at once."""
+    def _load_on(self, numbers: Iterable[int]) -> None:
+        """Import the modules of the ranks on the nodes; nodes that have them answer at once."""
         if self._load is not None:
-            registry = self._gathered()
-            there = [number for number in numbers if registry.nodes[number].lost is None]
-            for number, answer in registry.ask(there, self._load).items():
+            registry = self._joined()
+            alive = [number for number in numbers if registry.nodes[number].lost is None]
+            for number, answer in registry.ask(alive, self._load).items():
                 _checked(registry.nodes[number], answer)
 
-    def _send_evidence(self, directory: Path) -> None:
-        """Bring what the ranks captured to node 0, which has none of the controller's files."""
+    def _send_captures(self, directory: Path) -> None:
+        """Send the ranks' captures to node 0, which does not have the controller's files."""
         cells = [Path(cell) for cell in json.loads((directory / CELLS_FILE).read_text())]
         for number, cell in enumerate(cells):
             for path, name in files_below(cell):
-                self._gathered().send_file(0, path, f"{number}/{name}")
+                self._joined().send_file(0, path, f"{number}/{name}")
 
     def _rendezvous_of(self, nodes: int) -> list[dict[str, Any] | None]:
-        """Where the launchers of the nodes meet, on node 0; nothing to say for one node."""
+        """Return the rendezvous of each node's launcher; None for a single node."""
         if nodes == 1:
             return [None]
-        registry = self._gathered()
-        known = registry.in_order()[:nodes]
-        first = known[1].controller_address if known[0].with_files else known[0].address
+        registry = self._joined()
+        members = registry.in_order()[:nodes]
+        with_files = members[0].with_files
+        first = members[1].controller_address if with_files else members[0].address
         answer = registry.ask([0], {"do": "port", "address": first})[0]
-        port = _checked(known[0], answer)["port"]
-        addresses = [first, *(node.address for node in known[1:])]
+        port = _checked(members[0], answer)["port"]
+        addresses = [first, *(node.address for node in members[1:])]
         return [
             asdict(MeetingPoint(node=number, host=first, port=port, address=address))
             for number, address in enumerate(addresses)
@@ -254,7 +258,7 @@ class NodesEngine:
     def _ending(
         self, watch: TrialWatch, trial: Trial | None, how: str, lost: LostNode | None
     ) -> Ending:
-        nodes = self._gathered().nodes
+        nodes = self._joined().nodes
         for number, answer in watch.answers.items():
             _checked(nodes[number], answer)
         ahead = {number: nodes[number].channel.ahead_seconds or 0.0 for number in watch.numbers}
@@ -274,27 +278,27 @@ class NodesEngine:
                 rank: ahead[number] for number, ranks in enumerate(ranks_of) for rank in ranks
             },
         )
-        well = ending.agent_exit_code == 0 and not ending.failures and lost is None
-        return ending if how != "exited" or well else self._by_scheduler(ending)
+        succeeded = ending.agent_exit_code == 0 and not ending.failures and lost is None
+        return ending if how != "exited" or succeeded else self._by_scheduler(ending)
 
     def _by_scheduler(self, ending: Ending) -> Ending:
-        """A scheduler ends a job by ending all its processes at once: the ranks did not fail."""
+        """Return the ending, as an interruption if a scheduler is ending the whole job."""
         if self._starter.is_ending():
             return replace(ending, how="interrupted", lost=None)
         return ending
 
 
 class TrialWatch:
-    """A trial under way on several nodes: which nodes have ended it, and which one was lost."""
+    """Watches a trial on several nodes: nodes that have ended it, and nodes that were lost."""
 
     def __init__(self, registry: NodeRegistry, numbers: Sequence[int]) -> None:
         self.numbers = numbers
         self.answers: dict[int, Message] = {}
         self.failed_at = math.inf
-        """On the monotonic clock: when the first node's ranks had failed."""
-        self._told_to_end: frozenset[int] = frozenset()
+        """Time of the monotonic clock at which the first node's ranks had failed."""
+        self._stopped: frozenset[int] = frozenset()
         self._registry = registry
-        # Another process may join under a lost node's number: it has no part in this trial.
+        # Another process may join under a lost node's number: it does not belong to this trial.
         self._nodes = {number: registry.nodes[number] for number in numbers}
 
     @property
@@ -302,14 +306,14 @@ class TrialWatch:
         return [number for number in self.numbers if number not in self.answers]
 
     def exit_code(self) -> int | None:
-        """Of the nodes' launchers: of one that was killed, else the first that is not 0."""
+        """Return the exit code of a launcher that was killed, else the first one that is not 0."""
         codes = {number: int(answer["ended"]) for number, answer in self.answers.items()}
-        killed = [c for number, c in codes.items() if c < 0 and number not in self._told_to_end]
+        killed = [c for number, c in codes.items() if c < 0 and number not in self._stopped]
         failed = (code for code in codes.values() if code != 0)
         return next(iter((*killed, *failed)), 0 if codes else None)
 
     def collect(self, seconds: float) -> None:
-        """Take the answers of nodes whose part has ended; waits so long if there is none."""
+        """Collect answers of nodes that have ended the trial; wait for at most so long."""
         deadline = time.monotonic() + seconds
         while self.running:
             for number in self.running:
@@ -328,17 +332,17 @@ class TrialWatch:
         return next((node.lost for node in nodes if node.lost is not None), None)
 
     def lose_running(self, reason: str) -> None:
-        """Drop nodes that still run: a late answer would be taken for that to another question."""
+        """Drop nodes that still run: a late answer would look like that to another request."""
         for number in self.running:
             if self._nodes[number].lost is None:
                 self._registry.lose(number, reason)
 
     def end(self, *, stacks: bool) -> None:
-        """Have the trial ended wherever it still runs; the ranks tell first where they stand."""
-        self._told_to_end = frozenset(self.running)
+        """End the trial on all nodes that still run it; with `stacks`, ranks print theirs."""
+        self._stopped = frozenset(self.running)
         for number in self.running:
             if self._nodes[number].lost is None:
-                self._registry.tell(number, {"do": "end", "stacks": stacks})
+                self._registry.send(number, {"do": "end", "stacks": stacks})
         deadline = time.monotonic() + END_SECONDS
         while time.monotonic() < deadline:
             self.collect(0)
@@ -348,13 +352,13 @@ class TrialWatch:
 
 
 def _checked(node: ConnectedNode, answer: Message) -> Message:
-    """The answer; what the node could not do is raised as the local engine would."""
+    """Return the answer, or raise the error that the node reports in it."""
     if "storage_error" in answer:
-        where, found, remedy = answer["storage_error"]
-        raise StorageError(where, f"{node.title}: {found}", remedy)
+        where, problem, remedy = answer["storage_error"]
+        raise StorageError(where, f"{node.title}: {problem}", remedy)
     if "input_error" in answer:
-        where, found, allowed = answer["input_error"]
-        raise InputError(where, f"{node.title}: {found}", allowed)
+        where, problem, allowed = answer["input_error"]
+        raise InputError(where, f"{node.title}: {problem}", allowed)
     if "error" in answer:
         raise ShardmarkError(f"{node.title}: {answer['error']}")
     return answer

@@ -1,7 +1,7 @@
-"""The process that stands for one node: has ranks forked, samples them, sends what they leave.
+"""The process of one node: forks ranks, samples them, and sends their files.
 
-It imports no torch.  Whatever starts it, it does what the controller says until that says that the
-run is over, or is gone.
+It imports no torch.  It executes the controller's requests until the run is over or the connection
+ends.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from shardmark.launch.engine import Task
 from shardmark.launch.local.fork_server import ForkServer, show_stacks
 from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
+    AuthenticationError,
     Channel,
     ChannelEndedError,
-    Invitation,
+    JoinOptions,
     Message,
-    StrangerError,
     files_below,
     is_result,
-    keep_piece,
-    own_versions,
+    library_versions,
+    store_piece,
 )
 from shardmark.launch.nodes.secret import shared_secret
 from shardmark.launch.outcome import kernel_oom_kills
@@ -62,28 +62,33 @@ from shardmark.trials.trial import Trial
 TICK_SECONDS = 0.2
 RETRY_SECONDS = 0.5
 MIRROR_SECONDS = 1.0
-"""Between two looks for small files that the controller watches while a trial runs."""
+"""Time between two transfers of the small files that the controller reads during a trial."""
 MIRRORED = ("rank-*.json", "rank-*.progress")
 AGENT_LOG = "agent.node-{}.log"
 
 
 class Node:
-    """Does what one controller says.  `here` is in the controller's own folders."""
+    """Executes the requests of one controller.
 
-    def __init__(self, channel: Channel, *, number: int, here: bool, interface: str | None) -> None:
+    `with_files` says that the node works in the controller's folders.
+    """
+
+    def __init__(
+        self, channel: Channel, *, number: int, with_files: bool, interface: str | None
+    ) -> None:
         self.number = number
         self._channel = channel
-        self._here = here
+        self._with_files = with_files
         self._interface = interface
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._fork_server = ForkServer()
         self._scratch = Path()
 
     def serve(self) -> str | None:
-        """Until the run is over: None, or why the controller cannot be reached any more."""
+        """Serve until the run is over; return None, or why the connection ended."""
         with scratch_folder() as self._scratch:
-            hearing = threading.Thread(target=self._hear, name="controller")
-            hearing.start()
+            receiver = threading.Thread(target=self._receive, name="controller")
+            receiver.start()
             try:
                 while True:
                     message = self._inbox.get()
@@ -91,17 +96,17 @@ class Node:
                         return None
                     if message["do"] == "gone":
                         return str(message["reason"])
-                    with suppress(ChannelEndedError):  # `gone` is on its way
+                    with suppress(ChannelEndedError):  # the receiver puts `gone` into the inbox
                         self._handle(message)
             finally:
                 self._fork_server.close()
                 self._channel.close()
-                hearing.join()
+                receiver.join()
 
     @property
-    def _evidence(self) -> Path:
-        """Where the judge finds what the ranks captured, sent by the controller."""
-        return self._scratch / "evidence"
+    def _captures(self) -> Path:
+        """Folder of the ranks' captures that the controller sends for `compare`."""
+        return self._scratch / "captures"
 
     def _handle(self, message: Message) -> None:
         try:
@@ -112,8 +117,8 @@ class Node:
             answer = {"input_error": list(error.args[:3])}
         except ShardmarkError as error:
             answer = {"error": str(error)}
-        except OSError as error:  # a disk of this machine; the node lives on
-            remedy = REMEDIES.get(error.errno or 0, "see to that machine")
+        except OSError as error:  # a disk of this machine; the node goes on
+            remedy = REMEDIES.get(error.errno or 0, "check that machine")
             where = str(error.filename or self._scratch)
             answer = {"storage_error": [where, error.strerror or str(error), remedy]}
         self._channel.send(answer)
@@ -136,11 +141,11 @@ class Node:
             measured = trial if request["task"] == "measure" else None
         with ExitStack() as stack:
             directory = Path(request["directory"])
-            if not self._here:
+            if not self._with_files:
                 directory = self._scratch / "trial"
                 directory.mkdir(parents=True, exist_ok=True)
-                for used in (directory, self._evidence):
-                    stack.callback(shutil.rmtree, used, ignore_errors=True)
+                for folder in (directory, self._captures):
+                    stack.callback(shutil.rmtree, folder, ignore_errors=True)
                 self._write_inputs(request, directory)
             variables: dict[str, str] = {}
             if request["rendezvous"] is not None:
@@ -148,11 +153,11 @@ class Node:
                 variables |= interface_variables(self._interface, request["rendezvous"]["address"])
             kills_before = kernel_oom_kills()
             try:
-                exit_code = self._watched(measured, request["task"], directory, variables)
+                exit_code = self._run_ranks(measured, request["task"], directory, variables)
             except ShardmarkError:
                 raise
             except BaseException:
-                self._fork_server.close()  # nobody writes into folders that are removed now
+                self._fork_server.close()  # ranks must not write into folders that are removed now
                 raise
             self._send_files(trial, directory)
             return {
@@ -162,17 +167,17 @@ class Node:
             }
 
     def _write_inputs(self, request: Message, directory: Path) -> None:
-        """The trial; or, for the judge, the list of the cells whose evidence was sent here."""
+        """Write the trial, or for `compare` the list of the cells whose captures were sent."""
         if request["trial"] is not None:
             (directory / TRIAL_FILE).write_text(request["trial"])
         else:
-            cells = sorted(self._evidence.iterdir(), key=lambda cell: int(cell.name))
+            cells = sorted(self._captures.iterdir(), key=lambda cell: int(cell.name))
             (directory / CELLS_FILE).write_text(json.dumps([str(cell) for cell in cells]))
 
-    def _watched(
+    def _run_ranks(
         self, measured: Trial | None, task: Task, directory: Path, variables: Mapping[str, str]
     ) -> int:
-        """Run the ranks of this node, which are sampled if they are measured; the exit code."""
+        """Run the node's ranks, sample them if they are measured, and return the exit code."""
         with ExitStack() as stack:
             look: Callable[[], None] = lambda: None  # noqa: E731
             if measured is not None:
@@ -186,15 +191,15 @@ class Node:
             while exit_code is None:
                 exit_code = self._fork_server.ended(TICK_SECONDS)
                 look()
-                if not self._here:
+                if not self._with_files:
                     with suppress(ChannelEndedError):
                         mirror.look()
-                if exit_code is None and self._told_to_end(directory):
+                if exit_code is None and self._must_end(directory):
                     exit_code = self._fork_server.reap()
             return exit_code
 
-    def _told_to_end(self, directory: Path) -> bool:
-        """Whether the controller wants the trial ended, or is gone."""
+    def _must_end(self, directory: Path) -> bool:
+        """Return whether the controller ends the trial, or the connection has ended."""
         with suppress(queue.Empty):
             message = self._inbox.get_nowait()
             if message["do"] == "end":
@@ -208,20 +213,20 @@ class Node:
     def _send_files(self, trial: Trial | None, directory: Path) -> None:
         ranks = () if trial is None else trial.layout.ranks_by_node[self.number]
         number_logs(directory, self.number, ranks)
-        if self._here:
+        if self._with_files:
             return
         for path, name in files_below(directory):
-            sent_as = AGENT_LOG.format(self.number) if name == "agent.log" else name
-            if is_result(sent_as, node=self.number, ranks=ranks):
+            sent_name = AGENT_LOG.format(self.number) if name == "agent.log" else name
+            if is_result(sent_name, node=self.number, ranks=ranks):
                 with path.open("rb") as file:
-                    self._channel.send_file(file, sent_as)
+                    self._channel.send_file(file, sent_name)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
             while True:
                 message, piece = self._channel.receive()
                 if "file" in message:
-                    keep_piece(self._evidence, message, piece)
+                    store_piece(self._captures, message, piece)
                 else:
                     self._inbox.put(message)
         except (ChannelEndedError, OSError) as ended:
@@ -229,7 +234,7 @@ class Node:
 
 
 class Mirror:
-    """Sends the small files of a trial's folder as they change."""
+    """Sends the small files of a trial's folder when they change."""
 
     def __init__(self, channel: Channel, directory: Path) -> None:
         self._channel = channel
@@ -249,20 +254,22 @@ class Mirror:
                     self._sent[path.name] = content
 
 
-def join(invitation: Invitation, secret: str, starter: IO[str] | None = None) -> Node:
-    """Come to the controller, waiting for it if need be.  Raises `ShardmarkError` if refused.
+def join(join_options: JoinOptions, secret: str, starter: IO[str] | None = None) -> Node:
+    """Connect to the controller, and wait for it if necessary.  Raises `ShardmarkError` if refused.
 
-    `starter` ends with whoever started this process, who is then not waited for.
+    `starter` is a pipe that closes with the process that started this one; then the wait ends.
     """
-    where = f"{invitation.host}:{invitation.port}"
-    number = invitation.number
-    if invitation.number_variable is not None:
-        number = int(os.environ[invitation.number_variable])
-    here = invitation.with_files and number == 0
-    channel = _greeted(invitation, secret, starter)
-    hello = {"number": number, "host": platform.node(), "address": channel.own_address}
+    where = f"{join_options.host}:{join_options.port}"
+    number = join_options.number
+    if join_options.number_variable is not None:
+        number = int(os.environ[join_options.number_variable])
+    with_files = join_options.with_files and number == 0
+    channel = _connect(join_options, secret, starter)
+    hello = {"number": number, "host": platform.node(), "address": channel.local_address}
     try:
-        channel.send(hello | {"with_files": here, "key": {**invitation.key, **own_versions()}})
+        channel.send(
+            hello | {"with_files": with_files, "key": {**join_options.key, **library_versions()}}
+        )
         answer, _ = channel.receive()
     except ChannelEndedError as ended:
         channel.close()
@@ -270,56 +277,58 @@ def join(invitation: Invitation, secret: str, starter: IO[str] | None = None) ->
     if "refused" in answer:
         channel.close()
         raise ShardmarkError(f"{where} refuses this node: {answer['refused']}")
-    os.environ.pop(SECRET_VARIABLE, None)  # ranks need not know it
-    channel.keep_alive(float(answer["patience_seconds"]))
+    os.environ.pop(SECRET_VARIABLE, None)  # ranks do not need it
+    channel.keep_alive(float(answer["silence_seconds"]))
     number = int(answer["welcome"])
-    return Node(channel, number=number, here=here, interface=invitation.interface)
+    return Node(channel, number=number, with_files=with_files, interface=join_options.interface)
 
 
-def _greeted(invitation: Invitation, secret: str, starter: IO[str] | None) -> Channel:
-    """Connected, and both sides know each other; tried again for as long as nodes wait."""
-    where, seconds = f"{invitation.host}:{invitation.port}", invitation.join_seconds
+def _connect(join_options: JoinOptions, secret: str, starter: IO[str] | None) -> Channel:
+    """Connect and authenticate; try again until `join_seconds` have passed."""
+    where, seconds = f"{join_options.host}:{join_options.port}", join_options.join_seconds
     deadline = time.monotonic() + seconds
     while True:
         channel = None
         try:
-            address = invitation.host, invitation.port
+            address = join_options.host, join_options.port
             channel = Channel(socket.create_connection(address, timeout=seconds))
             channel.prove(secret, controls=False)
             return channel
         except (OSError, ChannelEndedError) as error:
             if channel is not None:
                 channel.close()
-            if isinstance(error, StrangerError):
-                remedy = f"have the same {SECRET_VARIABLE}, or secret file, on all nodes"
+            if isinstance(error, AuthenticationError):
+                remedy = f"use the same {SECRET_VARIABLE}, or secret file, on all nodes"
                 raise ShardmarkError(f"{where} refuses this node: {error}; {remedy}") from None
             if time.monotonic() > deadline:
-                why = getattr(error, "strerror", None) or error
+                reason = getattr(error, "strerror", None) or error
                 raise ShardmarkError(
-                    f"no controller at {where} within {seconds:g} s: {why}"
+                    f"no controller at {where} within {seconds:g} s: {reason}"
                 ) from None
             if starter is None:
                 time.sleep(RETRY_SECONDS)
             elif select.select([starter], [], [], RETRY_SECONDS)[0]:
-                gone = f"no controller at {where}, and what started this node is gone"
-                raise ShardmarkError(gone) from None
+                problem = (
+                    f"no controller at {where}, and the process that started this node has ended"
+                )
+                raise ShardmarkError(problem) from None
 
 
-def main(invitation: str) -> int:
-    """`python -m shardmark.launch.nodes.node INVITATION`: what engines start on a node."""
-    # An end from outside is tidy: ranks are ended, and folders removed.
+def main(join_options: str) -> int:
+    """Run `python -m shardmark.launch.nodes.node JOIN_OPTIONS`, which engines start on a node."""
+    # SIGTERM ends the ranks and removes folders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        # Whoever starts a node tells it by standard input or the environment.
-        told = sys.stdin.readline().strip() if sys.stdin is not None else ""
-        secret = told or shared_secret()
-        starter = sys.stdin if told else None  # which `StartedCommand` keeps open
-        reason = join(Invitation(**json.loads(invitation)), secret, starter).serve()
+        # The starter passes the secret by standard input or the environment.
+        line = sys.stdin.readline().strip() if sys.stdin is not None else ""
+        secret = line or shared_secret()
+        starter = sys.stdin if line else None  # which `StartedCommand` keeps open
+        reason = join(JoinOptions(**json.loads(join_options)), secret, starter).serve()
     except ShardmarkError as error:
         say(*str(error).split("\n"), error=True)
         return 1
     if reason is not None:
-        say(f"the controller is gone: {reason}", error=True)
+        say(f"the connection to the controller ended: {reason}", error=True)
     return int(reason is not None)
 
 

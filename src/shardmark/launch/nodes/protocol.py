@@ -1,7 +1,7 @@
-"""What the controller and a node say to each other over one TCP connection.  Imports no torch.
+"""The protocol between the controller and a node over one TCP connection.  Imports no torch.
 
-Both prove first that they know the run's secret; nothing is parsed before.  Then a message is one
-JSON object, followed by a piece of a file where it says so.  The controller sends requests,
+First both prove that they know the run's secret; nothing is parsed before.  Then a message is one
+JSON object, which may be followed by a piece of a file.  The controller sends requests,
 `{"do": ...}`; a node answers each with one message, and sends files in between.
 """
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 
 GREETING_SECONDS = 10.0
-"""For all that is said before a node has joined."""
+"""Time limit for a node to join, from its connection on."""
 GREETING_BYTES = 2**16
 MESSAGE_SECONDS = 60.0
-"""From the first byte of a message to its last."""
+"""Time limit from the first byte of a message to its last."""
 MESSAGE_BYTES = 2**22
 PIECE_BYTES = 2**16
-"""Of a file in one message, so that heartbeats find their way between two of them."""
+"""Largest part of a file in one message, so that heartbeats fit between two messages."""
 BEAT_SECONDS = 1.0
 INCOMING = ".incoming"
 NONCE_BYTES = PROOF_BYTES = 32
@@ -50,90 +50,93 @@ _SIZES = struct.Struct("!II")
 
 
 class ChannelEndedError(Exception):
-    """The other side cannot be reached any more, and why."""
+    """The connection to the other side has ended, with the reason."""
 
 
-class StrangerError(ChannelEndedError):
+class AuthenticationError(ChannelEndedError):
     """The other side does not know the secret."""
 
 
 class Channel:
     """One side of a connection.  Any thread may send; one receives.
 
-    Until `keep_alive`, all must be said in `GREETING_SECONDS`.  From then on the other side counts
-    as gone where nothing arrives for the time given there.
+    Until `keep_alive`, all messages must arrive within `GREETING_SECONDS`.  After it, the
+    connection ends if nothing arrives for the time that it is given.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(GREETING_SECONDS)  # of sending; receiving waits by itself
+        connection.settimeout(GREETING_SECONDS)  # for sending; receiving has its own deadline
         self._connection = connection
         self._sending = threading.Lock()
         self._closing = threading.Event()
         self._beats: threading.Thread | None = None
-        self._greeted_until = time.monotonic() + GREETING_SECONDS
-        self._patience_seconds = GREETING_SECONDS
-        self._most_bytes = GREETING_BYTES
-        self._own_seals: _Seals
-        self._their_seals: _Seals
+        self._joined_until = time.monotonic() + GREETING_SECONDS
+        self._silence_seconds = GREETING_SECONDS
+        self._max_message_bytes = GREETING_BYTES
+        self._outgoing: _MessageAuthenticator
+        self._incoming: _MessageAuthenticator
         self.ahead_seconds: float | None = None
-        """Of the other side's clock: the most of (sent - received), which the way makes smaller,
-        never larger."""
+        """How far the other side's clock is ahead: the largest difference of sending and receiving
+        time, since transmission only reduces it."""
 
     @property
-    def own_address(self) -> str:
+    def local_address(self) -> str:
         return str(self._connection.getsockname()[0])
 
     def prove(self, secret: str, *, controls: bool) -> None:
-        """Have both sides prove that they know the secret, the node first.
+        """Authenticate both sides by the secret, the node first.
 
-        Raises `StrangerError`, or another `ChannelEndedError` where nobody answers.
+        Raises `AuthenticationError`, or another `ChannelEndedError` if the connection ends.
         """
-        own = os.urandom(NONCE_BYTES)
-        with self._errors_told():
+        nonce = os.urandom(NONCE_BYTES)
+        with self._converted_errors():
             if controls:
-                self._connection.sendall(own)
-                nonces = own + self._exactly(NONCE_BYTES)
+                self._connection.sendall(nonce)
+                nonces = nonce + self._exactly(NONCE_BYTES)
                 self._check(self._exactly(PROOF_BYTES), _proof(secret, "node", nonces))
                 self._connection.sendall(_proof(secret, "controller", nonces))
             else:
-                nonces = self._exactly(NONCE_BYTES) + own
-                self._connection.sendall(own + _proof(secret, "node", nonces))
+                nonces = self._exactly(NONCE_BYTES) + nonce
+                self._connection.sendall(nonce + _proof(secret, "node", nonces))
                 try:
                     answer = self._exactly(PROOF_BYTES)
                 except ChannelEndedError:
-                    raise StrangerError("it knows another secret, or none") from None
+                    raise AuthenticationError("it knows another secret, or none") from None
                 self._check(answer, _proof(secret, "controller", nonces))
-        seals = [_Seals(_proof(secret, f"from {side}", nonces)) for side in ("controller", "node")]
-        self._own_seals, self._their_seals = seals if controls else reversed(seals)
+        both = [
+            _MessageAuthenticator(_proof(secret, f"from {side}", nonces))
+            for side in ("controller", "node")
+        ]
+        self._outgoing, self._incoming = both if controls else reversed(both)
 
-    def keep_alive(self, patience_seconds: float) -> None:
-        """Send heartbeats from now on, and expect them as often."""
-        self._greeted_until = math.inf
-        self._most_bytes = MESSAGE_BYTES
-        self._patience_seconds = patience_seconds
-        self._connection.settimeout(patience_seconds)
+    def keep_alive(self, silence_seconds: float) -> None:
+        """Send heartbeats from now on; end the connection after a silence of so many seconds."""
+        self._joined_until = math.inf
+        self._max_message_bytes = MESSAGE_BYTES
+        self._silence_seconds = silence_seconds
+        self._connection.settimeout(silence_seconds)
         beats = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         beats.start()
-        self._beats = beats  # known once it can be joined: another thread may close meanwhile
+        self._beats = beats  # set once it can be joined: another thread may call `close`
 
     def send(self, message: Message, piece: bytes = b"") -> None:
-        """Raises `ChannelEndedError`."""
+        """Send a message and a piece of a file.  Raises `ChannelEndedError`."""
         text = json.dumps(message).encode()
         content = _SIZES.pack(len(text), len(piece)) + text + piece
-        with self._errors_told(), self._sending:
-            self._connection.sendall(content + self._own_seals.next(content))
+        with self._converted_errors(), self._sending:
+            self._connection.sendall(content + self._outgoing.next(content))
 
     def receive(self) -> tuple[Message, bytes]:
-        """The next message that is no heartbeat.  Raises `ChannelEndedError`."""
+        """Return the next message that is no heartbeat.  Raises `ChannelEndedError`."""
         while True:
-            with self._errors_told():
+            with self._converted_errors():
                 sizes = self._exactly(_SIZES.size)
                 text_bytes, piece_bytes = _SIZES.unpack(sizes)
-                if text_bytes > self._most_bytes or piece_bytes > PIECE_BYTES:
+                if text_bytes > self._max_message_bytes or piece_bytes > PIECE_BYTES:
                     raise ValueError("too long")
                 content = self._exactly(text_bytes + piece_bytes, MESSAGE_SECONDS)
-                self._check(self._exactly(PROOF_BYTES), self._their_seals.next(sizes + content))
+                self._check(self._exactly(PROOF_BYTES), self._incoming.next(sizes + content))
                 message = json.loads(content[:text_bytes])
                 if not isinstance(message, dict):
                     raise TypeError("no object")
@@ -143,7 +146,7 @@ class Channel:
                 self.ahead_seconds = max(ahead, self.ahead_seconds or ahead)
 
     def send_file(self, file: IO[bytes], name: str) -> None:
-        """Have the other side hold the file's content under that name."""
+        """Send the file's content, which the other side stores under that name."""
         first, piece = True, file.read(PIECE_BYTES)
         while True:
             following = file.read(PIECE_BYTES)
@@ -156,20 +159,20 @@ class Channel:
     def close(self) -> None:
         self._closing.set()
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # wakes whoever waits in it
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes threads that wait for the socket
         self._connection.close()
         if self._beats is not None:
             self._beats.join()
 
     def _beat(self) -> None:
         with suppress(ChannelEndedError):
-            while not self._closing.wait(min(BEAT_SECONDS, self._patience_seconds / 5)):
+            while not self._closing.wait(min(BEAT_SECONDS, self._silence_seconds / 5)):
                 self.send({"beat": time.time()})
 
     def _exactly(self, count: int, seconds: float | None = None) -> bytes:
-        """So many bytes, in that time altogether."""
-        patience = self._patience_seconds if seconds is None else seconds
-        deadline = min(self._greeted_until, time.monotonic() + patience)
+        """Receive so many bytes within the given time, by default that of a silence."""
+        limit_seconds = self._silence_seconds if seconds is None else seconds
+        deadline = min(self._joined_until, time.monotonic() + limit_seconds)
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         received = bytearray()
@@ -186,23 +189,23 @@ class Channel:
     @staticmethod
     def _check(proof: bytes, expected: bytes) -> None:
         if not hmac.compare_digest(proof, expected):
-            raise StrangerError("it does not know the secret")
+            raise AuthenticationError("it does not know the secret")
 
     @contextmanager
-    def _errors_told(self) -> Iterator[None]:
+    def _converted_errors(self) -> Iterator[None]:
         try:
             yield
         except TimeoutError as error:
-            silent = f"nothing was heard for {self._patience_seconds:g} s"
-            raise ChannelEndedError(silent) from error
+            reason = f"nothing was heard for {self._silence_seconds:g} s"
+            raise ChannelEndedError(reason) from error
         except OSError as error:
             raise ChannelEndedError(f"its connection broke: {error.strerror or error}") from error
         except (ValueError, TypeError, RecursionError) as error:
-            raise ChannelEndedError("it sent something else than messages") from error
+            raise ChannelEndedError("it sent data that is no message") from error
 
 
-class _Seals:
-    """What follows each message of one side: nobody else can send, change or repeat one."""
+class _MessageAuthenticator:
+    """Authenticates the messages of one side by an HMAC over a counter and the content."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -218,7 +221,7 @@ def _proof(secret: str, role: str, nonces: bytes) -> bytes:
 
 
 def is_result(name: str, *, node: int, ranks: Collection[int]) -> bool:
-    """Whether a file of that name below a trial's folder is one that this node's ranks leave."""
+    """Return whether ranks of this node write a file of that name in a trial's folder."""
     if name in (f"samples.node-{node}.jsonl", f"agent.node-{node}.log"):
         return True
     if name in (RECORD_FILE, VERDICTS_FILE):
@@ -233,19 +236,19 @@ def is_result(name: str, *, node: int, ranks: Collection[int]) -> bool:
 
 
 def accepted_path(directory: Path, name: str) -> Path:
-    """Where a file that the other side sends is written.  `ChannelEndedError` if nowhere."""
+    """Return the path for a file that the other side sends; raise `ChannelEndedError` if unsafe."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or ".." in relative.parts:
-        raise ChannelEndedError("it sent a file that is to lie elsewhere")
+        raise ChannelEndedError("it sent a file for another folder")
     return directory / relative
 
 
-def keep_piece(directory: Path, message: Message, piece: bytes) -> None:
-    """Write one piece of a file that `send_file` sends; the file is there when it is whole."""
+def store_piece(directory: Path, message: Message, piece: bytes) -> None:
+    """Write one piece of a file from `send_file`; the last piece gives the file its name."""
     path = accepted_path(directory, message["file"])
     path.parent.mkdir(parents=True, exist_ok=True)
     incoming = path.with_name(path.name + INCOMING)
-    # A node that was lost in the middle of it leaves a part.
+    # A node that is lost during the transfer leaves an incomplete file.
     with incoming.open("wb" if message.get("first") else "ab") as file:
         file.write(piece)
     if message["last"]:
@@ -253,24 +256,24 @@ def keep_piece(directory: Path, message: Message, piece: bytes) -> None:
 
 
 def files_below(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Every file below the folder, with its name relative to it."""
+    """Yield every file below the folder, with its name relative to it."""
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             yield path, path.relative_to(directory).as_posix()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
-    """How a node comes to the controller.  Others can read it: the secret is not in it."""
+class JoinOptions:
+    """How a node connects to the controller.  Other users can read it, so it has no secret."""
 
     host: str
     port: int
     key: Mapping[str, str]
-    """What the controller's run is: `run_key`."""
+    """Properties of the controller's run, from `run_key`."""
     number: int | None = None
-    """The node's; None takes any that is free."""
+    """Number of the node; None takes any that is free."""
     number_variable: str | None = None
-    """The environment variable that holds the number there."""
+    """Environment variable of the node that has its number."""
     with_files: bool = False
     """Whether node 0 works in the controller's own folders."""
     interface: str | None = None
@@ -280,7 +283,7 @@ class Invitation:
     def to(
         cls, host: str, port: int, options: NodeOptions, key: Mapping[str, str], **more: Any
     ) -> Self:
-        """With the options that every engine has."""
+        """Make join options from the options that all engines have."""
         return cls(
             host=host,
             port=port,
@@ -291,26 +294,26 @@ class Invitation:
         )
 
     def words(self) -> list[str]:
-        """What Python is to run on the node."""
+        """Return the arguments of Python on the node."""
         return ["-P", "-m", "shardmark.launch.nodes.node", json.dumps(asdict(self))]
 
 
 def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:
-    """What all nodes of a run must have in common: the experiment's sections, and versions."""
+    """Return what must be the same on all nodes: hashes of the experiment's sections, versions."""
     sections = {
         name: hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
         for name, content in experiment.items()
     }
-    return sections | own_versions()
+    return sections | library_versions()
 
 
-def own_versions() -> dict[str, str]:
-    """Those that must be the same on every node."""
+def library_versions() -> dict[str, str]:
+    """Return the versions that must be the same on every node."""
     torch = str(package_version("torch"))
     return {"version of shardmark": __version__, "version of torch": torch}
 
 
-def key_difference(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str | None:
-    """Why a node with that key belongs to another run, without values; None if it is ours."""
-    differing = sorted(k for k in theirs.keys() | ours.keys() if theirs.get(k) != ours.get(k))
+def key_difference(node: Mapping[str, str], run: Mapping[str, str]) -> str | None:
+    """Return the names in which a node's key differs from the run's; None if they are equal."""
+    differing = sorted(key for key in node.keys() | run.keys() if node.get(key) != run.get(key))
     return f"it has another {', '.join(differing)}" if differing else None

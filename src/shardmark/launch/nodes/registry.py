@@ -1,4 +1,4 @@
-"""The controller's connections to the nodes: who has come, who was lost, what they say."""
+"""The controller's connections to the nodes: nodes that joined or were lost, their messages."""
 
 from __future__ import annotations
 
@@ -15,54 +15,54 @@ from pydantic import BaseModel, ConfigDict, NonNegativeInt
 
 from shardmark.core.errors import ShardmarkError
 from shardmark.launch.nodes.protocol import (
+    AuthenticationError,
     Channel,
     ChannelEndedError,
     Message,
-    StrangerError,
     is_result,
-    keep_piece,
     key_difference,
+    store_piece,
 )
 from shardmark.launch.outcome import LostNode
 
 POLL_SECONDS = 0.2
 GREETINGS = 32
-"""Connections that may be greeted at once; further ones are closed, and nodes try again."""
-REFUSALS = 20
-"""Told at most: strangers may come in any number."""
+"""Most connections that join at once; further ones are closed, and their nodes try again."""
+MAX_REFUSALS = 20
+"""Most refusals that are reported: anyone may connect any number of times."""
 ANSWER_SECONDS = 900.0
-"""For a node that is heard to do what it is asked; loading libraries may take minutes."""
+"""Time limit for the answer of a live node; loading libraries may take minutes."""
 
 
 class NodeLostError(ShardmarkError):
-    """A node that was asked something is gone."""
+    """A node was lost before it answered."""
 
 
 class Hello(BaseModel):
-    """How a node introduces itself."""
+    """First message of a node."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     number: NonNegativeInt | None
-    """None takes any that is free."""
+    """Requested number; None takes any that is free."""
     host: str
     address: str
-    """Its own end of the connection."""
+    """Address of the node's end of the connection."""
     with_files: bool
-    """Whether it works in the controller's own folders."""
+    """Whether the node works in the controller's folders."""
     key: dict[str, str]
 
 
 @dataclass(slots=True, kw_only=True)
 class ConnectedNode:
-    """One node that has come."""
+    """A node that has joined."""
 
     number: int
     host: str
     with_files: bool
     address: str
     controller_address: str
-    """The controller's end, by which that node reaches this machine."""
+    """Address of the controller's end of the connection, by which the node reaches it."""
     channel: Channel
     lost: LostNode | None = None
     answers: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
@@ -73,32 +73,31 @@ class ConnectedNode:
 
 
 class NodeRegistry:
-    """Listens for nodes, each heard by a thread of its own.
+    """Listens for nodes, with a thread for each connection.
 
-    Who does not know the secret is not listened to; a node whose `key` says that it belongs to
-    another run is refused.
+    A connection without the secret is closed; a node whose `key` belongs to another run is refused.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
         *,
-        wanted: int,
+        num_nodes: int,
         secret: str,
         key: Mapping[str, str],
-        patience_seconds: float,
+        silence_seconds: float,
     ) -> None:
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._listener = socket.create_server(address, family=family)
         self.port = int(self._listener.getsockname()[1])
-        self.wanted = wanted
+        self.num_nodes = num_nodes
         self._secret = secret
         self._key = dict(key)
-        self._patience_seconds = patience_seconds
+        self._silence_seconds = silence_seconds
         self.nodes: dict[int, ConnectedNode] = {}
         self._joining = threading.Lock()
         self._refusals: dict[str, None] = {}
-        """In order, each once; only ever grows."""
+        """Messages about refused nodes, in order, each once."""
         self._greetings = threading.Semaphore(GREETINGS)
         self._channels: set[Channel] = set()
         self._directory: Path | None = None
@@ -108,44 +107,46 @@ class NodeRegistry:
         self._accepting = threading.Thread(target=self._accept, name="node-registry", daemon=True)
         self._accepting.start()
 
-    def wait(self, seconds: float, check: Callable[[], None], tell: Callable[[str], None]) -> None:
-        """Until all nodes have come, telling which one was refused.
+    def wait(
+        self, seconds: float, check: Callable[[], None], notify: Callable[[str], None]
+    ) -> None:
+        """Wait until all nodes have joined, and report those that are refused.
 
-        Raises `ShardmarkError`; `check` may raise earlier.
+        Raises `ShardmarkError` after the given time, or earlier what `check` raises.
         """
         deadline = time.monotonic() + seconds
-        told = 0
+        reported = 0
         while True:
             refusals = list(self._refusals)
-            for refusal in refusals[told:]:
-                tell(refusal)
-            told = len(refusals)
-            missing = sorted(set(range(self.wanted)) - set(self.nodes))
+            for refusal in refusals[reported:]:
+                notify(refusal)
+            reported = len(refusals)
+            missing = sorted(set(range(self.num_nodes)) - set(self.nodes))
             if not missing:
                 return
             check()
             if time.monotonic() > deadline:
-                who = f"node {', '.join(map(str, missing))} has not come within {seconds:g} s"
+                problem = f"node {', '.join(map(str, missing))} has not joined within {seconds:g} s"
                 hint = "is the same command running there, and can it reach this machine?"
-                raise ShardmarkError("; ".join((who, *(refusals or (hint,)))))
+                raise ShardmarkError("; ".join((problem, *(refusals or (hint,)))))
             time.sleep(POLL_SECONDS / 4)
 
     def in_order(self) -> list[ConnectedNode]:
         return [self.nodes[number] for number in sorted(self.nodes)]
 
     def lost(self, numbers: Iterable[int]) -> LostNode | None:
-        """One of those nodes that is lost, if any is."""
+        """Return one of the given nodes that is lost, if any is."""
         nodes = (self.nodes.get(number) for number in numbers)
         return next((node.lost for node in nodes if node is not None and node.lost), None)
 
-    def keep_files_in(
+    def store_files_in(
         self, directory: Path | None, ranks_by_node: tuple[Collection[int], ...] = ()
     ) -> None:
-        """Where the files go that nodes send of their own ranks from now on; None drops them."""
+        """Store files that nodes send of their ranks in the folder from now on; None drops them."""
         self._directory, self._ranks_by_node = directory, ranks_by_node
 
-    def tell(self, number: int, message: Message) -> None:
-        """Send; where that cannot be done, the node is lost, which `lost` says."""
+    def send(self, number: int, message: Message) -> None:
+        """Send the message; a node that cannot receive it is lost."""
         node = self.nodes[number]
         try:
             node.channel.send(message)
@@ -153,7 +154,7 @@ class NodeRegistry:
             self.lose(number, str(ended))
 
     def send_file(self, number: int, path: Path, name: str) -> None:
-        """As `tell`, for a file."""
+        """Send a file; a node that cannot receive it is lost."""
         try:
             with path.open("rb") as file:
                 self.nodes[number].channel.send_file(file, name)
@@ -161,10 +162,10 @@ class NodeRegistry:
             self.lose(number, str(ended))
 
     def ask(self, numbers: Iterable[int], message: Message) -> dict[int, Message]:
-        """Each node's answer, all at work at once.  Raises `NodeLostError`."""
+        """Send a request to the nodes and return their answers.  Raises `NodeLostError`."""
         waiting = set(numbers)
         for number in waiting:
-            self.tell(number, message)
+            self.send(number, message)
         answers: dict[int, Message] = {}
         deadline = time.monotonic() + ANSWER_SECONDS
         while waiting:
@@ -175,26 +176,26 @@ class NodeRegistry:
             if time.monotonic() > deadline:
                 for number in waiting:
                     self.lose(number, f"it did not answer within {ANSWER_SECONDS:g} s")
-            gone = self.lost(waiting)
-            if gone is not None:
-                raise NodeLostError(str(gone))
+            lost = self.lost(waiting)
+            if lost is not None:
+                raise NodeLostError(str(lost))
         return dict(sorted(answers.items()))
 
     def lose(self, number: int, reason: str) -> None:
-        """Have no more to do with that node, which ends when it sees its connection closed."""
+        """Close the connection to the node, which then ends itself."""
         node = self.nodes[number]
         if node.lost is None and not self._closing.is_set():
             node.lost = LostNode(node=node.number, host=node.host, reason=reason)
         node.channel.close()
 
     def close(self) -> None:
-        """Tell all nodes that the run is over, and end the threads."""
+        """End all nodes and the threads."""
         for node in list(self.nodes.values()):
             if node.lost is None:
-                self.tell(node.number, {"do": "bye"})
+                self.send(node.number, {"do": "bye"})
         self._closing.set()
         with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits for somebody to come
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
         self._accepting.join()
         for channel in list(self._channels):
             channel.close()
@@ -207,7 +208,7 @@ class NodeRegistry:
             try:
                 connection, address = self._listener.accept()
                 channel = Channel(connection)
-            except OSError:  # it is over, or no more files can be opened: later ones may
+            except OSError:  # the socket is closed, or too many files are open at the moment
                 self._closing.wait(POLL_SECONDS)
                 continue
             if not self._greetings.acquire(blocking=False):
@@ -221,15 +222,15 @@ class NodeRegistry:
             thread.start()
 
     def _serve(self, channel: Channel, address: str) -> None:
-        """One connection from its greeting to its end; its errors end it alone."""
+        """Serve one connection from its start to its end; its errors end only this connection."""
         node: ConnectedNode | None = None
         reason = ""
         try:
             try:
-                node = self._greet(channel, address)
+                node = self._accept_node(channel, address)
             finally:
                 self._greetings.release()
-            self._hear(node)
+            self._receive_from(node)
         except (ChannelEndedError, OSError, KeyError, TypeError, ValueError) as error:
             reason = str(error)
         finally:
@@ -238,52 +239,52 @@ class NodeRegistry:
             channel.close()
             self._channels.discard(channel)
 
-    def _greet(self, channel: Channel, address: str) -> ConnectedNode:
-        """Hear who has come, and take it or send it away.  The one place where that is decided."""
+    def _accept_node(self, channel: Channel, address: str) -> ConnectedNode:
+        """Authenticate a node, and accept or refuse it."""
         try:
             channel.prove(self._secret, controls=True)
-        except StrangerError:
-            self._refuse(f"somebody came from {address} and was refused: the secret is another one")
+        except AuthenticationError:
+            self._refuse(f"a connection from {address} was refused: its secret differs")
             raise
         hello = Hello.model_validate(channel.receive()[0])
-        with self._joining:  # others come at the same time
+        with self._joining:  # several nodes may join at the same time
             number, problem = self._number(hello)
             if problem is not None:
-                who = "a node" if hello.number is None else f"node {hello.number}"
-                self._refuse(f"{who} ({hello.host}) came and was refused: {problem}")
+                name = "a node" if hello.number is None else f"node {hello.number}"
+                self._refuse(f"{name} ({hello.host}) was refused: {problem}")
                 channel.send({"refused": problem})
                 raise ChannelEndedError(problem)
-            channel.send({"welcome": number, "patience_seconds": self._patience_seconds})
-            channel.keep_alive(self._patience_seconds)
+            channel.send({"welcome": number, "silence_seconds": self._silence_seconds})
+            channel.keep_alive(self._silence_seconds)
             self.nodes[number] = ConnectedNode(
                 number=number,
                 host=hello.host,
                 with_files=hello.with_files,
                 address=hello.address,
-                controller_address=channel.own_address,
+                controller_address=channel.local_address,
                 channel=channel,
             )
         return self.nodes[number]
 
     def _refuse(self, refusal: str) -> None:
-        if len(self._refusals) < REFUSALS:
+        if len(self._refusals) < MAX_REFUSALS:
             self._refusals[refusal] = None
 
     def _number(self, hello: Hello) -> tuple[int, str | None]:
-        """The number that the node gets, or why it gets none."""
+        """Return the node's number, or why the node is refused."""
         problem = key_difference(hello.key, self._key)
         if problem is not None:
             return -1, problem
-        taken = {number for number, node in self.nodes.items() if node.lost is None}
-        wish = hello.number
-        if wish is None:
-            free = sorted(set(range(1, self.wanted)) - taken)
-            return (free[0], None) if free else (-1, "all nodes are here already")
-        if wish >= self.wanted:
-            return -1, f"there is no node {wish}: the experiment takes {self.wanted}"
-        return wish, f"node {wish} is here already" if wish in taken else None
+        used = {number for number, node in self.nodes.items() if node.lost is None}
+        number = hello.number
+        if number is None:
+            free = sorted(set(range(1, self.num_nodes)) - used)
+            return (free[0], None) if free else (-1, "all nodes have joined already")
+        if number >= self.num_nodes:
+            return -1, f"there is no node {number}: the experiment takes {self.num_nodes}"
+        return number, f"node {number} has joined already" if number in used else None
 
-    def _hear(self, node: ConnectedNode) -> None:
+    def _receive_from(self, node: ConnectedNode) -> None:
         while True:
             message, piece = node.channel.receive()
             if "file" not in message:
@@ -294,5 +295,5 @@ class NodeRegistry:
                 continue
             by_node = dict(enumerate(self._ranks_by_node))
             if not is_result(name, node=node.number, ranks=by_node.get(node.number, ())):
-                raise ChannelEndedError("it sent a file that is none of its own")
-            keep_piece(directory, message, piece)
+                raise ChannelEndedError("it sent a file that its ranks do not write")
+            store_piece(directory, message, piece)

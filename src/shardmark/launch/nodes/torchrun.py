@@ -1,4 +1,4 @@
-"""The engine `torchrun`: hosts without a scheduler, each with one node process."""
+"""The engine `torchrun`: runs on hosts without a scheduler, each with one node process."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from shardmark.launch.nodes.addresses import (
 )
 from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
 from shardmark.launch.nodes.node import join
-from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.protocol import JoinOptions
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.nodes.secret import fresh_secret, shared_secret
+from shardmark.launch.nodes.secret import new_secret, shared_secret
 from shardmark.launch.started_command import StartedCommand
 
 RANK_VARIABLE = "SHARDMARK_NODE_RANK"
 END_SECONDS = 10.0
-"""For node processes to end, once they have been told to."""
+"""Time limit for a node process to end after it was told to."""
 
 
 class HostCommands(NodeStarter):
-    """Starts node 0's process here, and the others over the hosts, if there are any."""
+    """Starts node 0's process on this machine, and the others on the hosts, if any are named."""
 
     def __init__(self, options: TorchrunOptions, key: Mapping[str, str], secret: str) -> None:
         self.secret = secret
@@ -47,32 +47,32 @@ class HostCommands(NodeStarter):
         option = "engine.rendezvous"
         return listening_address(host, nodes=nodes, interface=interface, option=option), port
 
-    def start(self, registry: NodeRegistry, title: str) -> None:  # noqa: ARG002  # as every starter's
+    def start(self, registry: NodeRegistry, title: str) -> None:  # noqa: ARG002  # the protocol's signature
         self._registry = registry
-        host, port = self.address(registry.wanted)[0], registry.port
-        here = Invitation.to(host, port, self._options, self._key, number=0, with_files=True)
-        self._start(0, [sys.executable, *here.words()], "engine")
-        for number in range(1, registry.wanted if self._options.hosts else 1):
+        host, port = self.address(registry.num_nodes)[0], registry.port
+        local = JoinOptions.to(host, port, self._options, self._key, number=0, with_files=True)
+        self._start(0, [sys.executable, *local.words()], "engine")
+        for number in range(1, registry.num_nodes if self._options.hosts else 1):
             self._start(number, self.remote(number, port), "engine.remote")
 
     def _start(self, number: int, words: Sequence[str], option: str) -> None:
-        # Not among its words, which everybody on the machine can read.
+        # The secret is not an argument: every user of the machine can read those.
         self._started[number] = StartedCommand(words, option=option, first_line=self.secret)
 
     def remote(self, number: int, port: int) -> list[str]:
-        """The command that starts a node process on another host."""
+        """Return the command that starts a node process on another host."""
         host = self._options.address[0]
-        invitation = Invitation.to(host, port, self._options, self._key, number=number)
-        node = shlex.join([self._options.python or sys.executable, *invitation.words()])
+        join_options = JoinOptions.to(host, port, self._options, self._key, number=number)
+        node = shlex.join([self._options.python or sys.executable, *join_options.words()])
         path = os.environ.get("PYTHONPATH")
         variables = f"PYTHONPATH={shlex.quote(path)} " if path else ""
         command = ["sh", "-c", f"cd {shlex.quote(str(Path.cwd()))} && {variables}exec {node}"]
-        known = {"{host}": self._options.hosts[number], "{quoted}": shlex.join(command)}
-        filled: list[str] = []
+        placeholders = {"{host}": self._options.hosts[number], "{quoted}": shlex.join(command)}
+        words: list[str] = []
         for word in shlex.split(self._options.remote):
-            plain = re.sub(r"{host}|{quoted}", lambda match: known[match[0]], word)
-            filled += command if word == "{command}" else [plain]
-        return filled
+            text = re.sub(r"{host}|{quoted}", lambda match: placeholders[match[0]], word)
+            words += command if word == "{command}" else [text]
+        return words
 
     def check(self) -> None:
         for number, command in self._started.items():
@@ -82,15 +82,15 @@ class HostCommands(NodeStarter):
                 raise ShardmarkError(f"the command that starts node {number}{where} {failure}")
 
     def close(self) -> None:
-        came = set(self._registry.nodes) if self._registry else set()
+        joined = set(self._registry.nodes) if self._registry else set()
         for number, command in self._started.items():
-            # One that has not come has not been told to end: it would go on trying.
-            command.close(END_SECONDS if number in came else 0.0)
+            # A node that has not joined was not told to end, and would go on trying.
+            command.close(END_SECONDS if number in joined else 0.0)
         self._started.clear()
 
 
 def check(options: TorchrunOptions, nodes: int) -> None:
-    """Raise `InputError` where these options cannot bring so many nodes together."""
+    """Raise `InputError` if so many nodes cannot meet by these options."""
     if options.hosts and len(options.hosts) < nodes:
         raise InputError(
             "engine.hosts",
@@ -103,7 +103,7 @@ def check(options: TorchrunOptions, nodes: int) -> None:
             f"{options.rendezvous or 'missing'}, and the experiment takes {nodes} nodes",
             "give HOST:PORT of node 0 in the same command on every node, or engine.hosts",
         )
-    rank = own_rank(options)
+    rank = node_rank(options)
     if rank is not None and rank >= nodes:
         raise InputError(
             RANK_VARIABLE if options.node_rank is None else "engine.node_rank",
@@ -112,18 +112,18 @@ def check(options: TorchrunOptions, nodes: int) -> None:
         )
     host = options.address[0]
     if "{host}" in options.remote and loops_back(host):
-        # By that address, each of the others would come to itself.
+        # By that address, each of the other nodes would connect to itself.
         others = [other for other in options.hosts[1:nodes] if not is_here(other)]
         if others:
             raise InputError(
                 "engine.hosts" if options.rendezvous is None else "engine.rendezvous",
-                f"{host} is every machine's own name for itself, and {others[0]} is another one",
+                f"{host} names each machine itself, and {others[0]} is another machine",
                 "give node 0 a name or an address by which the others reach it",
             )
 
 
-def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.environ) -> int | None:
-    """This process's node by option or environment; None where neither says."""
+def node_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return this process's node from option or environment; None if neither is set."""
     if options.node_rank is not None or options.hosts:
         return options.node_rank or 0
     text = environment.get(RANK_VARIABLE)
@@ -135,42 +135,43 @@ def own_rank(options: TorchrunOptions, environment: Mapping[str, str] = os.envir
 def serve_as_node(options: TorchrunOptions, request: EngineRequest) -> int | None:
     """Serve as a node until the run ends, unless this process controls the run.
 
-    Raises `ShardmarkError` where the controller does not come, or goes.
+    Raises `ShardmarkError` if the controller does not start, or the connection to it ends.
     """
     check(options, request.nodes)
-    rank = own_rank(options)
+    rank = node_rank(options)
     host, port = options.address
     if rank == 0 or request.nodes == 1:
         return None
     address = resolved(host, "engine.rendezvous")
     if rank is None and (loops_back(address) or interface_of(address) is not None):
         return None
-    invitation = Invitation.to(address, port, options, request.key, number=rank)
-    node = join(invitation, shared_secret())
-    request.tell(f"this is node {node.number}; {host}:{port} controls the run")
+    join_options = JoinOptions.to(address, port, options, request.key, number=rank)
+    node = join(join_options, shared_secret())
+    request.notify(f"this is node {node.number}; {host}:{port} controls the run")
     reason = node.serve()
     if reason is not None:
-        raise ShardmarkError(f"the controller at {host}:{port} is gone: {reason}")
+        raise ShardmarkError(f"the connection to the controller at {host}:{port} ended: {reason}")
     return 0
 
 
 def build(options: TorchrunOptions, request: EngineRequest) -> NodesEngine:
-    """The controlling side; nothing is started yet."""
+    """Build the controlling side; start nothing yet."""
     check(options, request.nodes)
-    told_here = bool(options.hosts) or request.nodes == 1
-    starter = HostCommands(options, request.key, fresh_secret() if told_here else shared_secret())
-    starter.address(request.nodes)  # has one, or it is told now
+    starts_nodes = bool(options.hosts) or request.nodes == 1
+    secret = new_secret() if starts_nodes else shared_secret()
+    starter = HostCommands(options, request.key, secret)
+    starter.address(request.nodes)  # raises an error now if there is none
     return NodesEngine(options, starter, request)
 
 
 def submission(
     options: TorchrunOptions, request: EngineRequest, command: Sequence[str]
 ) -> list[str]:
-    """What would be run, and where."""
+    """Return the command of each node, one a line."""
     check(options, request.nodes)
     if not options.hosts:
-        shown = f"on each of {request.nodes} nodes: {shlex.join(command)}"
-        return [shown] if request.nodes > 1 else []
+        line = f"on each of {request.nodes} nodes: {shlex.join(command)}"
+        return [line] if request.nodes > 1 else []
     starter, port = HostCommands(options, {}, ""), options.address[1]
     return [
         f"node {number}, {options.hosts[number]}: {shlex.join(starter.remote(number, port))}"

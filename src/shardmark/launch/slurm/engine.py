@@ -20,9 +20,9 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.launch.engine import EngineRequest
 from shardmark.launch.nodes.addresses import listening_address
 from shardmark.launch.nodes.engine import NodesEngine, NodeStarter
-from shardmark.launch.nodes.protocol import Invitation
+from shardmark.launch.nodes.protocol import JoinOptions
 from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.nodes.secret import fresh_secret
+from shardmark.launch.nodes.secret import new_secret
 from shardmark.launch.started_command import StartedCommand
 
 SCONTROL_SECONDS = 60.0
@@ -51,9 +51,9 @@ class Steps(NodeStarter):
         self._options = options
         self._key = key
         self._job = job
-        self.secret = fresh_secret()
+        self.secret = new_secret()
         self._srun: StartedCommand | None = None
-        self.anew_for_each_trial = options.step == "trial"
+        self.new_nodes_for_each_trial = options.step == "trial"
 
     def address(self, nodes: int) -> tuple[str, int]:
         interface = self._options.interface
@@ -62,7 +62,7 @@ class Steps(NodeStarter):
         return listening_address(host, nodes=nodes, interface=interface, option=option), 0
 
     def start(self, registry: NodeRegistry, title: str) -> None:
-        nodes, port = registry.wanted, registry.port
+        nodes, port = registry.num_nodes, registry.port
         host, _ = self.address(nodes)
         words = step_words(self._options, nodes, self._key, title=title, host=host, port=port)
         variables = {k: v for k, v in os.environ.items() if k not in OTHER_TASKS}
@@ -117,10 +117,10 @@ def step_words(
         python = ["python3"]
     if options.python is not None:
         python = shlex.split(options.python)
-    invitation = Invitation.to(
+    join_options = JoinOptions.to(
         host, port, options, key, number_variable="SLURM_PROCID", with_files=True
     )
-    return [*words, *options.srun, *python, *invitation.words()]
+    return [*words, *options.srun, *python, *join_options.words()]
 
 
 def own_name(options: SlurmOptions) -> str:
@@ -147,13 +147,13 @@ def build(options: SlurmOptions, request: EngineRequest) -> NodesEngine:
 def serve_as_node(_: SlurmOptions, request: EngineRequest) -> int | None:
     """Return 0 for every task of a step but the first, which controls the run."""
     if "SLURM_JOB_ID" in os.environ and os.environ.get("SLURM_PROCID", "0") != "0":
-        request.tell("the first task of this step controls the run; this one has nothing to do")
+        request.notify("the first task of this step controls the run; this one has nothing to do")
         return 0
     return None
 
 
 def submission(options: SlurmOptions, request: EngineRequest, command: Sequence[str]) -> list[str]:
-    """Return the command and the `srun` command of each trial, one a line."""
+    """Return the command, and the `srun` command of a trial."""
     step = step_words(options, request.nodes, {}, title="TRIAL", host="FIRST-NODE", port=0)
     trials = "each trial" if options.step == "trial" else "all trials"
     return [
