@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Annotated
 
 import typer
@@ -41,7 +41,6 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.config.load import presets
     from shardmark.config.messages import choices
     from shardmark.core.metrics import METRICS
-    from shardmark.workloads import WORKLOADS
     from shardmark.workloads.datasets import DATASETS
     from shardmark.workloads.detection.options import DETECTORS
     from shardmark.workloads.language.options import LANGUAGE_MODELS
@@ -52,7 +51,7 @@ def listing(kind: str) -> Mapping[str, str]:
     listings: dict[str, Mapping[str, str]] = {
         "": KINDS,
         "strategies": _strategies(),
-        "workloads": {name: _summary(options) for name, options in WORKLOADS.items()},
+        "workloads": _workloads(),
         "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **OTHER_MODELS},
         "datasets": DATASETS,
         "metrics": {name: f"[{each.unit}] {each.definition}" for name, each in METRICS.items()},
@@ -63,12 +62,35 @@ def listing(kind: str) -> Mapping[str, str]:
 
 
 def _strategies() -> dict[str, str]:
-    from shardmark.strategies import STRATEGIES, fixed_options, strategy_class
+    from shardmark.strategies import PLUGINS, STRATEGIES, fixed_options, strategy_class
 
     lines = {}
     for name in STRATEGIES:
         fixed = [f"{key}={value}" for key, value in fixed_options(name).items() if key != "name"]
         lines[name] = _summary(strategy_class(name)) + (f" [{', '.join(fixed)}]" if fixed else "")
+    return lines | _plugins(PLUGINS, STRATEGIES, strategy_class)
+
+
+def _workloads() -> dict[str, str]:
+    from shardmark.workloads import PLUGINS, WORKLOADS, options_class
+
+    lines = {name: _summary(options) for name, options in WORKLOADS.items()}
+    return lines | _plugins(PLUGINS, WORKLOADS, options_class)
+
+
+def _plugins(
+    group: str, built_in: Container[str], class_of: Callable[[str], type]
+) -> dict[str, str]:
+    """Lines about what other packages register; one that cannot be imported says so."""
+    from shardmark.core.plugins import plugin_names
+
+    lines = {}
+    for name in plugin_names(group):
+        if name not in built_in:
+            try:
+                lines[name] = _summary(class_of(name))
+            except InputError as error:
+                lines[name] = str(error)
     return lines
 
 

@@ -21,9 +21,17 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from shardmark.config.messages import Location, mistake, refuse, show
+from shardmark.core.plugins import plugin_names
 from shardmark.core.recipe import MAX_RANKS, Measure, Model, Placement, Recipe, SlowRanks
-from shardmark.strategies import SHARED_OPTIONS, STRATEGIES, option_names, strategy_class
+from shardmark.strategies import (
+    PLUGINS,
+    SHARED_OPTIONS,
+    STRATEGIES,
+    option_names,
+    strategy_class,
+)
 from shardmark.workloads import WORKLOADS
+from shardmark.workloads.options import WorkloadOptions
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -87,12 +95,15 @@ class _Entry(Model):
 
 
 @cache
-def matrix_model() -> type[BaseModel]:
+def matrix_model(
+    strategies: tuple[str, ...] = tuple(STRATEGIES),
+    workloads: tuple[type[BaseModel], ...] = tuple(WORKLOADS.values()),
+) -> type[BaseModel]:
     """Return the model of the matrix: a list of values for each full key."""
     entries: Any = Annotated[
-        Union[tuple(map(entry_model, STRATEGIES))],  # noqa: UP007  (made at run time)
+        Union[tuple(map(entry_model, strategies))],  # noqa: UP007  (made at run time)
         Field(discriminator="name"),
-        BareName(tuple(STRATEGIES)),
+        BareName(strategies),
     ]
     world_size = Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
     axes: dict[str, Any] = {"strategy": entries, "world_size": world_size, "slow_ranks": SlowRanks}
@@ -100,10 +111,10 @@ def matrix_model() -> type[BaseModel]:
         for key, field in fields_of(model, section):
             if not key.startswith(NOT_VARIED):
                 axes[key] = _value(field)
-    for workload in WORKLOADS.values():
+    for workload in workloads:
         for key, field in fields_of(workload, "workload"):
             axes[key] = _either(axes.get(key), _value(field))
-    for name in STRATEGIES:
+    for name in strategies:
         for option in option_names(name):
             field = entry_model(name).model_fields[option]
             axes[f"strategy.{option}"] = _either(axes.get(f"strategy.{option}"), _value(field))
@@ -152,9 +163,19 @@ def full_key(key: str) -> str:
     return meanings[0] if len(meanings) == 1 else key
 
 
-def check_matrix(matrix: Mapping[str, list[Any]]) -> None:
-    """Raise pydantic's `ValidationError` for keys and values that cannot be an axis."""
-    matrix_model().model_validate(matrix)
+def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> None:
+    """Raise pydantic's `ValidationError` for keys and values that cannot be an axis.
+
+    A workload, and strategies of the matrix, may be those of other packages.
+    """
+    entries = [named(entry) for entry in matrix.get("strategy", ())]
+    names = [entry.get("name") for entry in entries if isinstance(entry, Mapping)]
+    registered = plugin_names(PLUGINS) if set(map(str, names)) - STRATEGIES.keys() else ()
+    strategies = dict.fromkeys((*STRATEGIES, *(name for name in names if name in registered)))
+    workloads = dict.fromkeys(WORKLOADS.values())
+    if isinstance(workload, WorkloadOptions):
+        workloads[type(workload)] = None
+    matrix_model(tuple(strategies), tuple(workloads)).model_validate(matrix)
     cells = math.prod(len(values) for values in matrix.values())
     if cells > MAX_CELLS:
         refuse([mistake((), f"{cells:,} cells", f"allowed are at most {MAX_CELLS:,}", None)])

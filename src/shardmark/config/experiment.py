@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from shardmark.config.axes import SHORTENED, BareName, check_matrix, full_key, matrix_model
 from shardmark.config.engines import EngineOptions, LocalOptions
@@ -50,8 +50,10 @@ class Experiment(Model):
 
     @field_validator("matrix")
     @classmethod
-    def _known_axes(cls, matrix: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        check_matrix(matrix)
+    def _known_axes(
+        cls, matrix: dict[str, list[Any]], validated: ValidationInfo
+    ) -> dict[str, list[Any]]:
+        check_matrix(matrix, validated.data.get("workload"))
         return matrix
 
 

@@ -1,4 +1,4 @@
-"""The table of strategies.  Importing it imports no torch."""
+"""The table of strategies, and those of other packages.  Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from shardmark.core.errors import InputError
+from shardmark.core.plugins import load_plugin, plugin_names
 from shardmark.strategies.base import Strategy
 from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP
@@ -63,6 +64,9 @@ STRATEGIES: dict[str, Callable[..., Strategy]] = {
     "ps-bounded": BoundedServer,
 }
 
+PLUGINS = "shardmark.strategies"
+"""Group of the entry points by which other packages register data classes of strategies."""
+
 SHARED_OPTIONS = (
     "precision",
     "activation_checkpointing",
@@ -74,9 +78,24 @@ SHARED_OPTIONS = (
 """Keys of the recipe that an entry of `matrix.strategy` may override."""
 
 
+@cache
+def strategy_factory(name: str) -> Callable[..., Strategy]:
+    """Return the built-in strategy of that name, or import the one that a package registers.
+
+    Raises `InputError` for an unknown name and for a package that cannot be imported.
+    """
+    if name in STRATEGIES:
+        return STRATEGIES[name]
+    if name in plugin_names(PLUGINS):
+        registered: Callable[..., Strategy] = load_plugin(PLUGINS, name, Strategy)
+        return partial(registered, name=name)
+    names = (*STRATEGIES, *plugin_names(PLUGINS))
+    raise InputError("strategy", f"there is no strategy {name!r}", _allowed(name, names))
+
+
 def strategy_class(name: str) -> type[Any]:
     """Return the data class behind a strategy's name."""
-    factory = STRATEGIES[name]
+    factory = strategy_factory(name)
     data_class = factory.func if isinstance(factory, partial) else factory
     assert isinstance(data_class, type)
     return data_class
@@ -84,7 +103,7 @@ def strategy_class(name: str) -> type[Any]:
 
 def fixed_options(name: str) -> dict[str, Any]:
     """Return the options that the name itself sets, such as {"stage": 2} for `zero-2`."""
-    factory = STRATEGIES[name]
+    factory = strategy_factory(name)
     return dict(factory.keywords) if isinstance(factory, partial) else {}
 
 
@@ -99,10 +118,6 @@ def build_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
 
     Raises `InputError` that names the nearest name, key or type.
     """
-    if name not in STRATEGIES:
-        raise InputError(
-            "strategy", f"there is no strategy {name!r}", _allowed(name, tuple(STRATEGIES))
-        )
     allowed = option_names(name)
     for key in options:
         if key not in allowed:

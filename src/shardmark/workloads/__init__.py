@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, TypeAdapter
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.extras import require
+from shardmark.core.plugins import load_plugin, plugin_names
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.options import WorkloadOptions
@@ -20,19 +28,42 @@ from shardmark.workloads.vision.options import ClassificationOptions
 if TYPE_CHECKING:
     from shardmark.workloads.base import Workload
 
-TaskOptions = Annotated[
-    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions,
-    Field(discriminator="name"),
-]
-"""The `workload` section of an experiment file; the field `name` selects the class."""
-_TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
-
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
     "detection": DetectionOptions,
     "language": LanguageOptions,
     "own": OwnOptions,
 }
+PLUGINS = "shardmark.workloads"
+"""Group of the entry points by which other packages register options of tasks."""
+
+
+@cache
+def options_class(name: str) -> type[WorkloadOptions]:
+    """Return the options of the built-in task of that name, or import those of a package.
+
+    Raises `InputError` for a package that cannot be imported.
+    """
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    return load_plugin(PLUGINS, name, WorkloadOptions)
+
+
+def _of_any_package(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    if isinstance(name, str) and name not in WORKLOADS and name in plugin_names(PLUGINS):
+        return options_class(name).model_validate(value)
+    return built_in(value)
+
+
+TaskOptions = Annotated[
+    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions,
+    Field(discriminator="name"),
+    WrapValidator(_of_any_package),
+    SerializeAsAny(),
+]
+"""The `workload` section of an experiment file; the field `name` selects the class."""
+_TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
 
 
 def options(mapping: Mapping[str, Any]) -> WorkloadOptions:

@@ -63,7 +63,11 @@ def test_text_and_json_have_every_finding(capsys: Captured) -> None:
     ("versions", "exit_code", "remedy"),
     [
         ({"torchvision": "0.26.1", "deepspeed": "0.19"}, 1, 'pip install "torch>=2.11"'),
-        ({"torch": "2.11.0+cu130", "torchvision": "0.26.0"}, 0, 'pip install "deepspeed>=0.19"'),
+        (
+            {"torch": "2.11.0+cu130", "torchvision": "0.26.0"},
+            0,
+            "pip install 'shardmark[deepspeed]'",
+        ),
     ],
 )
 def test_what_is_not_installed(
@@ -86,7 +90,7 @@ def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checks["torch"].state is State.MISSING
     assert checks["torchvision"].state is checks["deepspeed"].state is State.OK
     assert checks["timm"].state is State.NOTE
-    assert checks["transformers"].remedy == "pip install transformers"
+    assert checks["transformers"].remedy == "pip install 'shardmark[language]'"
     assert "Parquet and Arrow files" in checks["pyarrow"].found
 
 
