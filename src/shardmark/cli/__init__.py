@@ -30,7 +30,6 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="shardmark",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

@@ -147,3 +147,14 @@ def test_list_tells_units_and_fixed_options() -> None:
     assert set(listing("metrics")) == set(METRICS)
     assert listing("metrics")["step_seconds"].startswith("[seconds] One optimizer step")
     assert listing("strategies")["zero-2"].endswith("[stage=2]")
+
+
+def test_shell_completes_verbs_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_SHARDMARK_COMPLETE", "complete_bash")
+    for words, completions in (("shardmark pl", "plan"), ("shardmark run --bud", "--budget")):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+        assert cli.main([]) == 0
+        assert capsys.readouterr().out.split() == [completions]

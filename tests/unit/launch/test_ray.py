@@ -143,7 +143,7 @@ def _environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     engine = ray_engine.build(options(), request(trials_of(["ddp"], [1])))
-    with pytest.raises(InputError, match="engine: ray cannot be imported") as caught:
+    with pytest.raises(InputError, match="engine ray: ray is not installed") as caught:
         engine.machine("cpu")
     assert "pip install 'shardmark[ray]'" in str(caught.value)
     engine.close()
