@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import re
 import sys
 from collections.abc import Iterator
-from functools import cache
-from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -122,70 +117,16 @@ def test_held_state_knows_where_deepspeed_keeps_things(zero: Any) -> None:
     assert sum(tensor.numel() for tensor in state.optimizer_state) == 5
 
 
-@cache
-def source(file: str) -> str:
-    """Of DeepSpeed's runtime: importing it takes seconds."""
-    package = metadata.distribution("deepspeed").locate_file("deepspeed")
-    return (Path(str(package)) / "runtime" / file).read_text()
-
-
-def test_deepspeed_s_private_attributes_are_where_this_version_has_them(zero: Any) -> None:
-    """An unknown version needs a look at what it holds, and where."""
-    assert metadata.version("deepspeed").startswith("0.19.")
-    for file, names in zero.DEFINED_IN.items():
-        for name in names:
-            plain_name = name.removeprefix("_DeepSpeedZeroOptimizer_Stage3")
-            assert re.search(rf"self\.{plain_name}\b *(:[^=\n]*)?=", source(file)), (file, name)
-
-
 def written(stage: int, device: str = "cpu", options: Any = None, **changes: Any) -> Any:
     zero = build_strategy(f"zero-{stage}", options or {})
     assert isinstance(zero, Zero)
     return zero.config(recipe(**changes), device)
 
 
-def defaults_of_deepspeed() -> dict[str, Any]:
-    """Key -> default of stage 3, from `name: type = Field(default, alias=key)`."""
-    classes = {
-        c.name: c for c in ast.parse(source("zero/config.py")).body if isinstance(c, ast.ClassDef)
-    }
-    fields = (f for f in classes["DeepSpeedZeroConfig"].body if isinstance(f, ast.AnnAssign))
-    return dict(key_and_default(field) for field in fields)
-
-
-def key_and_default(field: ast.AnnAssign) -> tuple[str, Any]:
-    assert isinstance(field.target, ast.Name)
-    name, value = field.target.id, field.value
-    if not isinstance(value, ast.Call):
-        return name, constant(value)
-    keywords = {keyword.arg: keyword.value for keyword in value.keywords}
-    if "deprecated" in ast.unparse(value):
-        return f"deprecated {name}", None
-    default = value.args[0] if value.args else keywords.get("default")
-    return constant(keywords.get("alias")) or name, constant(default)
-
-
-def constant(value: ast.expr | None) -> Any:
-    """Or the first argument of `pp_int`, which only changes how a number prints."""
-    if isinstance(value, ast.Call) and value.args:
-        value = value.args[0]
-    if value is not None and ast.unparse(value) == "sys.maxsize":
-        return sys.maxsize
-    return value.value if isinstance(value, ast.Constant) else None
-
-
 OTHER_KEYS = (
     *("sub_group_size", "zero_hpz_partition_size", "memory_efficient_linear"),
     *(f"zero_quantized_{what}" for what in ("weights", "nontrainable_weights", "gradients")),
 )
-
-
-def test_nothing_of_stage_3_is_left_to_a_hidden_default() -> None:
-    defaults = defaults_of_deepspeed()
-    keys = {key for key in defaults if key.startswith("stage3_")} | set(OTHER_KEYS)
-    assert len(keys) > len(OTHER_KEYS) + 5
-    config = written(3)["zero_optimization"]
-    assert {key: config.get(key) for key in keys} == {key: defaults[key] for key in keys}
 
 
 def test_settings_record_what_the_configuration_says() -> None:
@@ -242,6 +183,11 @@ def test_offloads_what_the_stage_shards_and_overlaps_on_streams() -> None:
     assert overlaps == [True, False, False]
 
 
+ADAM_ARGUMENTS = {
+    *("lr", "bias_correction", "betas", "eps", "weight_decay"),
+    *("amsgrad", "adamw_mode", "fp32_optimizer_states"),
+}
+"""Arguments of `DeepSpeedCPUAdam`; a canary compares them with DeepSpeed's source."""
 ADAM = {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.2}
 
 
@@ -267,9 +213,7 @@ def test_deepspeed_s_own_adam_leaves_nothing_to_its_defaults(
         )
     (groups,), given = adam.call_args
     assert [p.shape for p in groups[0]["params"]] == [p.shape for p in plain().parameters()]
-    tree = ast.parse(source("../ops/adam/cpu_adam.py"))
-    init = next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
-    assert set(given) == {arg.arg for arg in init.args.args} - {"self", "model_params"}
+    assert given.keys() == ADAM_ARGUMENTS
     assert given.items() >= ADAM.items()
     assert given["adamw_mode"] is (name == "adamw")
 
@@ -283,9 +227,6 @@ def test_deepspeed_s_own_adam_leaves_nothing_to_its_defaults(
 def test_the_throughput_timer_is_off() -> None:
     """It waits for the device twice in each micro-batch, and is on unless told otherwise."""
     assert written(1)["timers"] == {"throughput": {"enabled": False}}
-    timers = source("../utils/config.py")
-    assert re.search(r'TIMERS = "timers"\nTIMERS_THROUGHPUT = "throughput"', timers)
-    assert "    enabled: bool = True" in timers
 
 
 def test_the_loss_scale_is_torch_s(zero: Any, monkeypatch: pytest.MonkeyPatch) -> None:
