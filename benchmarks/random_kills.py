@@ -43,7 +43,7 @@ from harness import (
     surroundings,
 )
 from shardmark.core.run_files import RESULT_FILE, TRIAL_FILE
-from shardmark.launch.trial_artifacts import KEPT
+from shardmark.launch.trial_artifacts import TRIAL_FILES
 from shardmark.results.runs_folder import LOCK_FILE
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RUN_FILES, load_run
@@ -191,7 +191,11 @@ class KilledRun:
         left = [path.name for path in self._temporary.iterdir()]
         left += [path.name for path in self._out.iterdir() if path.name not in known]
         trial_files = (self._out / "trials").glob("*/*")
-        left += [f"{path.parent.name}/{path.name}" for path in trial_files if path.name not in KEPT]
+        left += [
+            f"{path.parent.name}/{path.name}"
+            for path in trial_files
+            if path.name not in TRIAL_FILES
+        ]
         self.problems += [f"left after {self.commands} commands: {sorted(left)}"] * bool(left)
         if not wait_until(lambda: shared_memory() <= before, END_SECONDS):
             self.problems.append(f"left in /dev/shm: {sorted(shared_memory() - before)}")

@@ -114,7 +114,7 @@ class PlayedRanks:
             log.parent.mkdir(parents=True)
             log.write_text("hello\n")
         on_tick()
-        return Ending(how="exited", agent_exit_code=0)
+        return Ending(status="exited", agent_exit_code=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,7 +170,7 @@ def test_a_full_disk_is_told_and_blames_no_strategy(disk: Path, kept_engine: Kep
     assert shardmark.load(disk / "run").trials == ()
     filler.unlink()
     full = experiment("misbehaving:fills_the_disk")
-    with pytest.raises(StorageError, match="a disk stopped the trial; make room"):
+    with pytest.raises(StorageError, match="a disk error stopped the trial; make room"):
         run_experiment(from_mapping(full), disk / "full", engine=kept_engine)
     assert shardmark.load(disk / "full").trials == (), "there is room again, but there was none"
     run_experiment(from_mapping(mapping), disk / "run", engine=kept_engine)

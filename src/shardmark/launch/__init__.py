@@ -1,1 +1,1 @@
-"""How a trial's ranks are started, watched and reaped."""
+"""Starts, watches and ends the ranks of trials."""

@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def samples(self) -> bool:
-        """Whether the nodes sample their ranks; otherwise the controller does so."""
+        """True if the nodes sample their ranks; otherwise the controller does so."""
 
     def machine(self, device: str) -> Machine:
         """Return the resources that every node has for `device` (auto, cuda or cpu).

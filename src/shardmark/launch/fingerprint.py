@@ -1,7 +1,7 @@
-"""Takes a run's fingerprint and refuses to mix it with another.  Imports no torch.
+"""Computes a run's fingerprint and refuses to mix runs of different ones.  Imports no torch.
 
-The source of the user's modules, data and versions are known before anything is started; what
-model was built, the ranks tell.
+Sources of the user's modules, data and versions are known before anything is started; the ranks
+report the models that they have built.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ GROWING = (
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 PACKAGES = ("torch", "torchvision", "deepspeed", "timm", "transformers", "numpy")
 PACKAGE = Path(__file__).parents[1]
-MOST_STATUSES = 20_000
-"""Of a folder with more files, sizes and times of every second, third, ... file are looked at."""
+MAX_STATUSES = 20_000
+"""Most files of a folder whose size and time count; of more, every second, third, ... counts."""
 
 
 def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
-    """Source and data of what the trials train."""
+    """Return the fingerprint of the sources and data of the trials."""
     workloads = [trial.workload for trial in trials]
     paths = dict.fromkeys(path for workload in workloads for path in data_paths(workload))
     records = {str(path): data_record(path) for path in paths}
@@ -54,16 +54,16 @@ def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
 
 
 def sources_of(trials: Iterable[Trial]) -> Fingerprint:
-    """Source of the user's modules alone."""
+    """Return the fingerprint of the sources of the user's modules."""
     modules = [name for trial in trials for name in trial.workload.user_modules()]
-    own = [part.path for t in trials for part in (t.recipe.optimizer, t.recipe.schedule)]
-    modules += [path.rpartition(":")[0] for path in own if path is not None]
+    paths = [path for t in trials for path in (t.recipe.optimizer.path, t.recipe.schedule.path)]
+    modules += [path.rpartition(":")[0] for path in paths if path is not None]
     return Fingerprint(sources=local_sources(modules))
 
 
 def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
-    """Packages, driver and devices of all machines of the run."""
-    seen: dict[str, set[str]] = {}
+    """Return the versions of packages, driver and devices of all machines of the run."""
+    versions: dict[str, set[str]] = {}
     for environment in environments:
         packages, cuda = environment.get("packages", {}), environment.get("cuda", {})
         named = {
@@ -75,8 +75,9 @@ def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
         }
         for name, version in named.items():
             if version:
-                seen.setdefault(name, set()).add(str(version))
-    return Fingerprint(versions={name: " and ".join(sorted(of)) for name, of in seen.items()})
+                versions.setdefault(name, set()).add(str(version))
+    joined = {name: " and ".join(sorted(values)) for name, values in versions.items()}
+    return Fingerprint(versions=joined)
 
 
 def check_same_run(folder: Path, experiment: Experiment, content: Fingerprint) -> None:
@@ -106,7 +107,7 @@ def _changed_keys(
 
 
 def refuse_changes(folder: Path, now: Fingerprint) -> None:
-    """Raise `InputError` where the run in the folder, if any, trained something else."""
+    """Raise `InputError` if the folder has a run with another fingerprint."""
     if not is_run(folder):
         return
     try:
@@ -116,8 +117,8 @@ def refuse_changes(folder: Path, now: Fingerprint) -> None:
     if before is None and has_results(folder):
         raise InputError(str(folder), f"has results and no {FINGERPRINT_FILE}", REMEDY)
     if before is not None and (changes := sorted(before.changes(now))):
-        what = f"holds results of something else; changed since: {', '.join(changes)}"
-        raise InputError(str(folder), what, REMEDY)
+        problem = f"holds results of something else; changed since: {', '.join(changes)}"
+        raise InputError(str(folder), problem, REMEDY)
 
 
 def _stored(folder: Path) -> Fingerprint | None:
@@ -125,14 +126,14 @@ def _stored(folder: Path) -> Fingerprint | None:
 
 
 def add(folder: RunFolder, now: Fingerprint) -> None:
-    """Add to the run's fingerprint what was compared with it."""
+    """Add new parts to the run's fingerprint."""
     before = _stored(folder.path)
     if (merged := (before or Fingerprint()).merged(now)) != before:
         write_model(folder.path / FINGERPRINT_FILE, merged)
 
 
 def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRecord]) -> str | None:
-    """What this trial trained otherwise than the run's others; its model is noted if it is new."""
+    """Return how this trial differs from the run's others; add its model to the fingerprint."""
     before = _stored(folder.path)
     if before is None:
         return None
@@ -146,7 +147,7 @@ def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRec
             model = ModelRecord(parameters=counted, structure_sha256=record.structure_sha256)
             now = now.merged(Fingerprint(models={_model_key(trial): model}))
     if changes := sorted(before.changes(now)):
-        return f"not what the run's other trials train; changed meanwhile: {', '.join(changes)}"
+        return f"the trial differs from the run's others; changed meanwhile: {', '.join(changes)}"
     add(folder, now)
     return None
 
@@ -157,7 +158,7 @@ def _model_key(trial: Trial) -> str:
 
 
 def data_record(path: Path) -> DataRecord | None:
-    """Of a file or folder as it is now; None where nothing is there."""
+    """Return the record of a file or folder as it is now; None if it does not exist."""
     if path.is_dir():
         names = sorted(str(file.relative_to(path)) for file in _files_below(path))
     elif path.exists():
@@ -165,10 +166,10 @@ def data_record(path: Path) -> DataRecord | None:
     else:
         return None
     digest = hashlib.sha256("\0".join(names).encode(errors="surrogateescape"))
-    for name in names[:: 1 + len(names) // MOST_STATUSES]:
+    for name in names[:: 1 + len(names) // MAX_STATUSES]:
         try:
             status = (path / name).stat()
-        except OSError as error:  # a link that leads nowhere; whoever reads it tells more
+        except OSError as error:  # a broken link; reading it reports more
             digest.update(f"\0errno {error.errno}".encode())
         else:
             digest.update(f"\0{status.st_size} {status.st_mtime_ns}".encode())
@@ -182,9 +183,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def local_sources(modules: Iterable[str]) -> dict[str, SourceRecord]:
-    """The modules and all local ones that they import, however deep, as their source tells.
+    """Return records of the modules, and of all local modules that their sources import.
 
-    Local is what is neither installed nor Python's nor Shardmark's own.
+    A local module is neither installed, nor part of Python or of Shardmark.
     """
     records: dict[str, SourceRecord] = {}
     waiting = list(dict.fromkeys(modules))
@@ -211,7 +212,7 @@ def _as_file(name: str) -> Path:
 
 
 def _file_of(name: str, folders: Sequence[Path]) -> Path | None:
-    """Of a local module, or the module itself where it is named by its file; None for any other."""
+    """Return the file of a local module, or of a module that is named by its file; else None."""
     if name.endswith(".py"):
         return _as_file(name) if _as_file(name).is_file() else None
     spec = find_without_import(name, folders)
@@ -229,18 +230,18 @@ def _is_local(file: Path) -> bool:
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:
-    """Names that may be modules, and the packages around them, which are run first."""
+    """Yield imported names that may be modules, and their packages, which are imported first."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return  # whoever imports it says so
+        return  # importing it reports the error
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            around = package.split(".")[: len(package.split(".")) - node.level + 1]
-            parts = [*(around if node.level else ()), *([node.module] if node.module else [])]
+            parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+            parts = [*(parents if node.level else ()), *([node.module] if node.module else [])]
             base = ".".join(parts)
             names += (f"{base}.{alias.name}" for alias in node.names)
     for name in names:

@@ -116,7 +116,7 @@ class _Search:
     cell: Trial
     room_bytes: float
     limited: bool
-    """Whether the search itself compares the peak with `room_bytes`, since no device limits it."""
+    """True if the search itself compares the peak with `room_bytes`, since no device does."""
     runner: TrialRunner
     stored: Mapping[str, TrialResult]
     place: tuple[int, int]

@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it.  Imports no torch."""
+"""Listeners of a run's progress.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shardmark.trials.trial import Trial
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A look at the trial under way, from outside its ranks."""
+    """Progress of the current trial, read from outside its ranks."""
 
     steps: int
-    """Of the rank that has come furthest: another may be slow, or dead while the rest train on."""
+    """Steps of the fastest rank: another may be slow, or dead while the rest train on."""
     total_steps: int
     loss: float | None = None
-    """Mean over the ranks that have told one."""
+    """Mean over the ranks that have reported a loss."""
     loss_steps: int | None = None
-    """Steps that had been taken at that loss: on a GPU it is told at the ends of epochs alone."""
+    """Number of steps at that loss; on a GPU, ranks report losses at the ends of epochs only."""
 
     @classmethod
-    def of(cls, ranks: Sequence[RankProgress]) -> Self:
-        """At least one rank is needed."""
+    def combine(cls, ranks: Sequence[RankProgress]) -> Self:
+        """Combine the progress of at least one rank."""
         furthest = max(ranks, key=lambda rank: rank.steps)
         losses = [rank.loss for rank in ranks if rank.loss is not None]
         return cls(
@@ -38,21 +38,21 @@ class Reading:
 
 
 class ProgressListener(Protocol):
-    """Told of a run's progress, from the controller's process and thread."""
+    """Receives a run's progress, in the controller's process and thread."""
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
-        """`total` trials, of which `finished` already have their result."""
+        """Called before the first trial; `finished` of the `total` trials have a result already."""
 
     def note(self, text: str) -> None:
-        """Something to know that is no result."""
+        """Called with a message that is no result."""
 
     def doing(self, text: str) -> None:
-        """What is under way before the first trial; of no interest once it is over."""
+        """Called with the activity before the first trial; the text is obsolete when it ends."""
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None: ...
 
     def trial_stepped(self, reading: Reading) -> None:
-        """How far the trial under way has come; called a few times a second at most."""
+        """Called with the progress of the current trial, a few times a second at most."""
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None: ...
 

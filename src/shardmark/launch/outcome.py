@@ -1,4 +1,4 @@
-"""Decides how a trial ended and what was the cause, from whatever its ranks left.  No torch."""
+"""Decides the outcome of a trial and its cause from the files of its ranks.  No torch."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ MISMATCH_REMEDY = (
 )
 SEE_LOG = "see log.txt"
 PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
-"""Signals that end a rank because another one has ended: the launcher's, and a library's own."""
+"""Signals that end a rank because another one has ended, from the launcher or a library."""
 SAME_TIME_SECONDS = 1.0
-"""So far apart nodes may tell of one end: their clocks differ, and a rank that waits for another
-sees its connection close before that one's launcher has taken note."""
+"""Time within which several deaths may have one cause.  Clocks of nodes differ, and a rank sees the
+connection to a dead rank close before the launcher notices the death."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessEnd:
-    """How one rank's process ended, as the launcher saw it."""
+    """The end of one rank's process, as its launcher saw it."""
 
     rank: int
     exit_code: int
-    """Negative: the signal that ended it."""
+    """Exit code; negative for the signal that ended the process."""
     at_seconds: float
 
     @property
     def unprovoked(self) -> bool:
-        """Whether a signal ended it that no other rank's end can have brought about."""
+        """True if a signal ended the process that another rank's end cannot cause."""
         return self.exit_code < 0 and -self.exit_code not in PROVOKED
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class ProcessEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostNode:
-    """A node of which nothing was heard any more while a trial ran on it."""
+    """A node that became silent while a trial ran on it."""
 
     node: int
     host: str
@@ -65,27 +65,27 @@ class LostNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How a trial's processes ended, as the engine saw it."""
+    """The end of a trial's processes, as the engine saw it."""
 
-    how: Literal["exited", "timed_out", "interrupted"]
+    status: Literal["exited", "timed_out", "interrupted"]
     agent_exit_code: int | None
     failures: tuple[ProcessEnd, ...] = ()
     oom_kills: int = 0
-    """Processes that the kernel killed for want of memory meanwhile, on the whole machine."""
+    """Processes that the kernel killed meanwhile because memory ran out, on the whole machine."""
     lost: LostNode | None = None
     """The first node that was lost; the trial was then ended on the others."""
     clocks_ahead_seconds: Mapping[int, float] = field(default_factory=dict)
-    """By rank: how far its node's clock is ahead of the controller's.  `failures` are put right."""
+    """Seconds by which the clock of each rank's node is ahead; `failures` are corrected for it."""
 
     @property
     def stopped_by_disk(self) -> bool:
-        """Whether a disk stopped a process, and kept it from leaving a word of it."""
+        """True if a disk error ended a process, which could not write a record of it."""
         codes = (self.agent_exit_code, *(end.exit_code for end in self.failures))
         return STORAGE_EXIT in codes
 
 
 def kernel_oom_kills() -> int:
-    """Processes that the kernel has killed for want of memory since it started; 0 if untold."""
+    """Return how many processes the kernel has killed because memory ran out; 0 if unknown."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -95,7 +95,7 @@ def kernel_oom_kills() -> int:
 
 
 def describe(exit_code: int) -> str:
-    """How a process ended, in words."""
+    """Return the end of a process in words."""
     if exit_code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"was ended by {names.get(-exit_code, f'signal {-exit_code}')}"
@@ -103,7 +103,7 @@ def describe(exit_code: int) -> str:
 
 
 def first_death(deaths: Sequence[ProcessEnd]) -> ProcessEnd | None:
-    """Return the death that came first; of those within a second, one that no rank provoked."""
+    """Return the first death; of those within a second, one that no other rank provoked."""
     first = min(deaths, key=lambda end: end.at_seconds, default=None)
     if first is None:
         return None
@@ -120,28 +120,30 @@ def decide(
     trial_seconds: float,
     progress: Sequence[int | None],
 ) -> tuple[Outcome, Failure | None]:
-    """The trial's outcome and its reason.  `progress` is each rank's steps taken, if known."""
-    if ending.how == "interrupted":
+    """Return the trial's outcome and its reason.  `progress` has each rank's steps, if known."""
+    if ending.status == "interrupted":
         return Outcome.INTERRUPTED, Failure(
             reason="interrupted by the user", remedy="run again with the same --out to finish"
         )
     ahead_seconds = ending.clocks_ahead_seconds
     errors = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
-    errors.sort(key=lambda told: told[1].at_seconds - ahead_seconds.get(told[0], 0.0))
-    by_kind = {error.kind: (rank, error) for rank, error in reversed(errors)}  # the first of each
+    errors.sort(key=lambda entry: entry[1].at_seconds - ahead_seconds.get(entry[0], 0.0))
+    by_kind = {
+        error.kind: (rank, error) for rank, error in reversed(errors)
+    }  # the first error of each kind
     if memory := by_kind.get("out_of_memory"):
         return Outcome.OUT_OF_MEMORY, _failure(*memory, remedy=MEMORY_REMEDY)
     first = first_death(ending.failures)
     rank_killed = first is not None and first.exit_code == -signal.SIGKILL
     agent_killed = first is None and ending.agent_exit_code == -signal.SIGKILL
-    if ending.oom_kills and (rank_killed or agent_killed) and ending.how == "exited":
+    if ending.oom_kills and (rank_killed or agent_killed) and ending.status == "exited":
         victim = f"rank {first.rank}" if first is not None else "the launcher"
         return Outcome.OUT_OF_MEMORY, Failure(
-            reason=f"the kernel killed {victim} for want of memory",
+            reason=f"the kernel killed {victim}, because memory ran out",
             remedy=MEMORY_REMEDY,
             rank=first.rank if first is not None else None,
         )
-    if ending.how == "timed_out":
+    if ending.status == "timed_out":
         return Outcome.TIMED_OUT, _timed_out(trial_seconds, progress)
     if unavailable := by_kind.get("unavailable"):
         return Outcome.UNAVAILABLE, _failure(*unavailable)
@@ -149,14 +151,14 @@ def decide(
     return (Outcome.OK if failure is None else Outcome.FAILED), failure
 
 
-def with_cause(failure: Failure, log: Iterable[str]) -> Failure:
-    """The failure, explained where gloo's lines in the ranks' output tell its cause.
+def explain_mismatch(failure: Failure, log: Iterable[str]) -> Failure:
+    """Return the failure, explained if gloo reports different tensors in the ranks' output.
 
-    An error that a rank recorded is its own cause, unless it is what another rank's end does.
+    The output counts unless a rank recorded an error that another rank's end does not cause.
     """
     head, _, recorded = failure.reason.partition(": ")
-    own = recorded and not any(text in recorded for text in LOST_PEER)
-    lines = (failure.reason,) if own else (failure.reason, *log)
+    independent = recorded and not any(text in recorded for text in LOST_PEER)
+    lines = (failure.reason,) if independent else (failure.reason, *log)
     if not any(text in line for line in lines for text in MISMATCHES):
         return failure
     reason = f"{head}: {MISMATCH}"
@@ -164,23 +166,23 @@ def with_cause(failure: Failure, log: Iterable[str]) -> Failure:
 
 
 def on_node(failure: Failure, node: int, host: str | None) -> Failure:
-    """The failure of a rank with its node, for trials that have several."""
-    where = f"node {node}" if host is None else f"node {node}, {host}"
-    reason = f"{failure.reason} (rank {failure.rank} is on {where})"
+    """Return the failure of a rank with its node, for trials on several nodes."""
+    place = f"node {node}" if host is None else f"node {node}, {host}"
+    reason = f"{failure.reason} (rank {failure.rank} is on {place})"
     return failure.model_copy(update={"node": node, "reason": reason})
 
 
 def _exited(
     ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
 ) -> Failure | None:
-    """What failed, of processes that have all ended; None where nothing did."""
+    """Return the failure of processes that have all ended; None if all succeeded."""
     if (lost := ending.lost) is not None:
         return Failure(
             reason=str(lost),
-            remedy="see whether the machine and the network to it are alive",
+            remedy="check the machine and the network to it",
             node=lost.node,
         )
-    # What dies drags the others down with it, so the first death is the cause.
+    # A death makes the other ranks fail, so the first one is the cause.
     end, code = first_death(ending.failures), ending.agent_exit_code
     launcher_killed = code is not None and code < 0 and not (end is not None and end.unprovoked)
     if launcher_killed:
@@ -191,15 +193,15 @@ def _exited(
         return Failure(reason=str(end), remedy=SEE_LOG, rank=end.rank)
     if code == 0 and finished == processes:
         return None
-    how = "did not tell how it ended" if code is None else describe(code)
+    end_text = "left no exit code" if code is None else describe(code)
     return Failure(
-        reason=f"the launcher {how}; {finished} of {processes} ranks had finished",
+        reason=f"the launcher {end_text}; {finished} of {processes} ranks had finished",
         remedy=SEE_LOG,
     )
 
 
 def _failure(rank: int, error: RankError, *, remedy: str | None = None) -> Failure:
-    """What a rank reported, without a stack that a library appended to its message."""
+    """Return the error of a rank, without a stack that a library appended to its message."""
     lines = [line.strip()[:500] for line in error.message.splitlines() if line.strip()]
     return Failure(
         reason=f"rank {rank}: {lines[0] if lines else 'no message'}",
@@ -213,9 +215,10 @@ def _timed_out(trial_seconds: float, progress: Sequence[int | None]) -> Failure:
         f"rank {rank} " + ("had not begun" if steps is None else f"had taken {steps} steps")
         for rank, steps in enumerate(progress)
     )
-    known = [steps for steps in progress if steps is not None]
+    steps_taken = [steps for steps in progress if steps is not None]
+    complete = steps_taken and len(steps_taken) == len(progress)
     return Failure(
         reason=f"not done after limits.trial_seconds = {trial_seconds:g} s: {places}",
-        remedy="raise limits.trial_seconds, or look in log.txt where each rank stood",
-        rank=progress.index(min(known)) if known and len(known) == len(progress) else None,
+        remedy="raise limits.trial_seconds, or look in log.txt for the stack of each rank",
+        rank=progress.index(min(steps_taken)) if complete else None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What a user asks of one `run`, from the command line or from Python."""
+    """Options of one `run`, from the command line or from Python."""
 
     retry: bool = False
     """Also repeat failed, timed-out and disturbed trials."""

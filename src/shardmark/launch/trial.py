@@ -1,4 +1,4 @@
-"""One trial from its plan to its stored result.  Imports no torch."""
+"""Runs a trial from its plan to its stored result.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardmark.costs.base import Cell
 from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.launch.listener import ProgressListener, Reading
-from shardmark.launch.outcome import Ending, decide, on_node, with_cause
+from shardmark.launch.outcome import Ending, decide, explain_mismatch, on_node
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import (
     RankSampler,
@@ -27,9 +27,9 @@ from shardmark.launch.trial_artifacts import (
     merge_logs,
     merge_samples,
     merge_steps,
+    raise_disk_error,
     rank_records,
     read_lines,
-    refuse_full,
 )
 from shardmark.measure.step.progress import read_progress
 from shardmark.results.schema import (
@@ -53,16 +53,16 @@ SYNC_BATCH_NORM_NOTE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One attempt at a trial."""
+    """An attempt at a trial."""
 
     trial: Trial
     order: int
-    """Its place in the run's random order."""
+    """Place of the trial in the run's random order."""
     attempt: int
     at_seconds: float = field(default_factory=time.time)
     """Unix time."""
-    mark: float = field(default_factory=time.monotonic)
-    """The same instant of the monotonic clock, which nobody sets."""
+    monotonic_seconds: float = field(default_factory=time.monotonic)
+    """The same instant of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,20 +79,17 @@ class TrialRunner:
         self.engine.load(modules_of(trials), self.machine.device_type)
 
     def run(self, trial: Trial, *, order: int, attempt: int = 1) -> TrialResult:
-        """Run one trial and store its result, whatever its outcome.
-
-        An interrupted one is stored too; the caller sees it from the outcome.
-        """
-        with suppress(StrategyUnavailable):  # what is not there is told below
+        """Run one trial and store its result, also of a failed or interrupted one."""
+        with suppress(StrategyUnavailable):  # `_run` reports it
             check_trial(trial, self.machine, self.engine)
             self.engine.prepare(trial)
         launch = Launch(trial=trial, order=order, attempt=attempt)
         try:
             return self._run(launch)
-        except KeyboardInterrupt:  # while it was being started, or summed up
+        except KeyboardInterrupt:  # during start or summary
             if self.folder.read_result(trial.id) is not None:
                 raise
-            ending = Ending(how="interrupted", agent_exit_code=None)
+            ending = Ending(status="interrupted", agent_exit_code=None)
             decision = decide(ending, (), processes=0, trial_seconds=0, progress=())
             result = self._store(launch, *decision)
             clear(self.folder.trial_folder(trial.id))
@@ -102,7 +99,7 @@ class TrialRunner:
         trial = launch.trial
         self._set_measured_aside(trial)
         directory = self.folder.create_trial(trial.id)
-        clear(directory, keep=())  # whatever an earlier attempt left
+        clear(directory, keep=())  # files of an earlier attempt
         try:
             check_trial(trial, self.machine, self.engine)
         except StrategyUnavailable as error:
@@ -118,10 +115,10 @@ class TrialRunner:
             records,
             processes=processes,
             trial_seconds=trial.limits.trial_seconds,
-            progress=[told.steps if told is not None else None for told in progress],
+            progress=[rank.steps if rank is not None else None for rank in progress],
         )
         if outcome is Outcome.FAILED:
-            refuse_full(directory, records, ending)
+            raise_disk_error(directory, records, ending)
         if outcome is Outcome.OK and (changed := changed_meanwhile(self.folder, trial, records)):
             outcome, failure = Outcome.FAILED, Failure(reason=changed, remedy=REMEDY)
         merge_logs(directory)
@@ -136,15 +133,15 @@ class TrialRunner:
         return result
 
     def _set_measured_aside(self, trial: Trial) -> None:
-        """Keep what an earlier attempt measured, from the moment on that another one begins."""
+        """Move an earlier attempt's result to `set-aside` when another attempt begins."""
         stored = self.folder.read_result(trial.id)
         if isinstance(stored, Damaged):
-            why = "damaged"
+            suffix = "damaged"
         elif stored is None or stored.outcome in NOT_MEASURED:
             return
         else:
-            why = str(stored.outcome) if stored.disturbed is None else "disturbed"
-        self.folder.set_aside(self.folder.trial_folder(trial.id), why)
+            suffix = str(stored.outcome) if stored.disturbed is None else "disturbed"
+        self.folder.set_aside(self.folder.trial_folder(trial.id), suffix)
 
     def _watch(self, trial: Trial, directory: Path) -> Ending:
         ranks = range(trial.layout.processes)
@@ -155,10 +152,10 @@ class TrialRunner:
                 sampler.look()
             # Not the first rank's alone: it may be slow.
             progress = [
-                told for rank in ranks if (told := read_progress(directory, rank)) is not None
+                reached for rank in ranks if (reached := read_progress(directory, rank)) is not None
             ]
             if progress:
-                self.listener.trial_stepped(Reading.of(progress))
+                self.listener.trial_stepped(Reading.combine(progress))
 
         with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(
@@ -173,7 +170,7 @@ class TrialRunner:
         *,
         ranks: tuple[RankRecord, ...] = (),
     ) -> TrialResult:
-        trial, total_seconds = launch.trial, time.monotonic() - launch.mark
+        trial, total_seconds = launch.trial, time.monotonic() - launch.monotonic_seconds
         metrics: dict[str, Summary | None] = {}
         missing: dict[str, str] = {}
         stability: tuple[StabilityFinding, ...] = ()
@@ -233,15 +230,15 @@ def modules_of(trials: Sequence[Trial]) -> list[str]:
 def run_unmeasured(
     trial: Trial, directory: Path, engine: Engine, task: Task
 ) -> tuple[Outcome, Failure | None, tuple[RankRecord, ...]]:
-    """Have the trial's ranks do something else than train, in a new folder; raises Ctrl-C.
+    """Run another task than `measure` on the trial's ranks, in a new folder.
 
-    Raises `StorageError` where a full disk is to blame.
+    Raises `KeyboardInterrupt` after Ctrl-C, and `StorageError` if a disk error is the cause.
     """
     directory.mkdir(parents=True)
     (directory / TRIAL_FILE).write_text(trial.model_dump_json())
     processes, limit_seconds = trial.layout.processes, trial.limits.trial_seconds
     ending = engine.run(directory, trial_seconds=limit_seconds, on_tick=lambda: None, task=task)
-    if ending.how == "interrupted":
+    if ending.status == "interrupted":
         raise KeyboardInterrupt
     records = rank_records(directory, range(processes))
     outcome, failure = decide(
@@ -252,7 +249,7 @@ def run_unmeasured(
         progress=[None] * processes,
     )
     if outcome is Outcome.FAILED:
-        refuse_full(directory, records, ending)
+        raise_disk_error(directory, records, ending)
     if outcome is Outcome.FAILED and failure is not None:
         merge_logs(directory)
         failure = _explained(failure, directory)
@@ -261,7 +258,7 @@ def run_unmeasured(
 
 def _explained(failure: Failure, directory: Path) -> Failure:
     with (directory / LOG_FILE).open(errors="replace") as log:
-        return with_cause(failure, log)
+        return explain_mismatch(failure, log)
 
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:
@@ -295,7 +292,7 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffi
 
 
 def _located(failure: Failure, trial: Trial, ranks: Sequence[RankRecord]) -> Failure:
-    """Return the failure with its rank's node, where the trial has several."""
+    """Return the failure with its rank's node, if the trial has several nodes."""
     if failure.rank is None or trial.nodes == 1:
         return failure
     nodes = enumerate(trial.layout.ranks_by_node)

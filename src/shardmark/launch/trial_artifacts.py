@@ -1,4 +1,4 @@
-"""What a trial's ranks leave in its folder: watched, collected, and cleared away.  No torch."""
+"""Files that ranks write in a trial's folder: reads, merges and removes them.  No torch."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ from shardmark.results.files import read_model, write_atomically
 from shardmark.results.schema import RankRecord
 
 AGENT_LOG = "agent.log"
-"""What the launcher of this node prints."""
+"""Output of the node's launcher."""
 AGENT_FILE = "agent.json"
-"""How ranks of this node ended badly."""
+"""Ends of the node's ranks that failed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
 NUMBERED = "node-"
-"""Start of the name of a launcher's folder whose ranks' folders bear the ranks' numbers."""
-ROOM_BYTES = 2**16
-"""A disk that has no room for as much has none for a record."""
-MOST_LINE_BYTES = 2**24
-MOST_LOG_BYTES = 2**23
-"""Of what one rank prints to one stream."""
-KEPT = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, RESULT_FILE}
+"""Prefix of a launcher's folder after its ranks' folders got the numbers of the ranks."""
+TEST_BYTES = 2**16
+"""Bytes that are written to test whether a disk has room for a record."""
+MAX_LINE_BYTES = 2**24
+MAX_LOG_BYTES = 2**23
+"""Length of the end of each rank's output stream that is stored."""
+TRIAL_FILES = {STEPS_FILE, SAMPLES_FILE, LOG_FILE, RESULT_FILE}
+"""Files of a finished trial."""
 
 
 class RankSampler:
-    """Samples ranks that are processes of this machine; their records tell which."""
+    """Samples ranks that run on this machine; their records have the process ids."""
 
     def __init__(
         self, directory: Path, file: str, ranks: Iterable[int], sample_seconds: float
@@ -65,14 +66,14 @@ class RankSampler:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """Raise `StorageError` where a disk stopped the sampling; other reasons are in the file."""
+        """Raise `StorageError` if a full disk stopped the sampling."""
         self._sampler.stop()
         stopped = self._sampler.error
         if error is None and isinstance(stopped, OSError) and stopped.errno in FULL:
             raise storage_error(self._file, stopped)
 
     def look(self) -> None:
-        """See which ranks have started, and whether a rank has taken its last step."""
+        """Add ranks that have started, and sample once more after a rank's last step."""
         started = {
             rank: record
             for rank in self._ranks
@@ -84,57 +85,58 @@ class RankSampler:
                 {rank: record.pid for rank, record in self._records.items()},
                 gpu_uuids=[uuid for r in self._records.values() for uuid in r.device_uuids],
             )
-        taken = self._steps_of_ended()
-        if taken > self._trained_steps:
-            self._trained_steps = taken
-            self._sampler.sample_now()  # a short trial's ranks may be gone before the next one
+        steps = self._steps_of_finished()
+        if steps > self._trained_steps:
+            self._trained_steps = steps
+            self._sampler.sample_now()  # ranks of a short trial may end before the next sample
 
     def _record_of(self, rank: int) -> RankRecord | None:
-        with suppress(InputError):  # it is looked for again
+        with suppress(InputError):  # the next look tries again
             return rank_record(self._directory, rank)
         return None
 
-    def _steps_of_ended(self) -> int:
-        """How many steps ranks have taken that have no other left; 0 without such a rank.
+    def _steps_of_finished(self) -> int:
+        """Return the steps of ranks that have taken all of theirs; 0 without such a rank.
 
         One rank is enough: another may be slow.
         """
-        progress = (read_progress(self._directory, rank) for rank in self._ranks)
-        ended = (told.steps for told in progress if told and told.steps == told.total_steps)
-        return max(ended, default=0)
+        ranks = (read_progress(self._directory, rank) for rank in self._ranks)
+        finished = (rank.steps for rank in ranks if rank and rank.steps == rank.total_steps)
+        return max(finished, default=0)
 
 
 def rank_records(directory: Path, ranks: Iterable[int]) -> tuple[RankRecord, ...]:
-    """The records of those ranks that wrote one."""
+    """Return the records of the ranks that wrote one."""
     records = (rank_record(directory, rank) for rank in ranks)
     return tuple(record for record in records if record is not None)
 
 
 def rank_record(directory: Path, rank: int) -> RankRecord | None:
-    """One rank's record; None where it wrote none.  `InputError` where it cannot be read now."""
+    """Return the rank's record, or None.  Raises `InputError` if it cannot be read now."""
     try:
         return read_model(RankRecord, directory / rank_file(rank))
     except (FileNotFoundError, ValueError):
         return None
 
 
-def refuse_full(directory: Path, records: Iterable[RankRecord], ending: Ending) -> None:
-    """Raise `StorageError` where ranks failed for want of a disk: no strategy is to blame."""
+def raise_disk_error(directory: Path, records: Iterable[RankRecord], ending: Ending) -> None:
+    """Raise `StorageError` if ranks failed because of a disk, which is no strategy's fault."""
     for record in records:
         if record.error is not None and record.error.kind == "storage":
-            found, _, remedy = record.error.message.rpartition("; ")
-            found, remedy = (found, remedy) if found else (remedy, "see to that disk or limit")
-            raise StorageError(f"rank {record.rank} on {record.host}", found, remedy)
+            problem, _, remedy = record.error.message.rpartition("; ")
+            if not problem:
+                problem, remedy = remedy, "check that disk or limit"
+            raise StorageError(f"rank {record.rank} on {record.host}", problem, remedy)
     if ending.stopped_by_disk:
-        remedy = "make room there and below TMPDIR, or see to those disks"
-        raise StorageError(str(directory), "a disk stopped the trial", remedy)
-    room = directory / ".room"
-    write_atomically(room, bytes(ROOM_BYTES))
-    room.unlink()
+        remedy = "make room there and below TMPDIR, or check those disks"
+        raise StorageError(str(directory), "a disk error stopped the trial", remedy)
+    test_file = directory / ".room"
+    write_atomically(test_file, bytes(TEST_BYTES))
+    test_file.unlink()
 
 
 def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
-    """How ranks ended badly, as their agent saw it."""
+    """Return the ends of ranks that failed, as their agent saw them."""
     try:
         ends = json.loads((directory / AGENT_FILE).read_text())
         return tuple(ProcessEnd(**end) for end in ends)
@@ -143,11 +145,11 @@ def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; a line cut short by a kill ends it."""
+    """Yield the objects of a JSON-lines file up to a line that a kill has cut short."""
     if not path.exists():
         return
     with path.open("rb") as file:
-        for text in iter(partial(file.readline, MOST_LINE_BYTES), b""):
+        for text in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             try:
                 line = from_json(text)
             except ValueError:
@@ -157,34 +159,34 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def merge_steps(directory: Path, processes: int) -> None:
-    """All ranks' step marks in one file, in order of rank."""
+    """Merge the step files of all ranks into one, in order of rank."""
     with (directory / STEPS_FILE).open("w") as merged:
         for rank in range(processes):
-            part = directory / rank_steps_file(rank)
-            if part.exists():
-                with part.open(errors="replace") as lines:
+            steps = directory / rank_steps_file(rank)
+            if steps.exists():
+                with steps.open(errors="replace") as lines:
                     shutil.copyfileobj(lines, merged)
 
 
 def merge_samples(directory: Path) -> None:
-    """The samples of several nodes in one file in order of time, each line with its node."""
+    """Merge the samples of all nodes into one file in order of time, each line with its node."""
     lines: list[tuple[float, str]] = []
-    parts = sorted(directory.glob(NODE_SAMPLES.format("*")))
-    for part in parts:
-        node = int(part.name.removeprefix("samples.node-").partition(".")[0])
-        for line in read_lines(part):
-            told = line if len(parts) == 1 else {"node": node, **line}
+    files = sorted(directory.glob(NODE_SAMPLES.format("*")))
+    for file in files:
+        node = int(file.name.removeprefix("samples.node-").partition(".")[0])
+        for line in read_lines(file):
+            sample = line if len(files) == 1 else {"node": node, **line}
             if (at_seconds := number(line.get("at_seconds"))) is not None:
-                lines.append((at_seconds, json.dumps(told, separators=(",", ":"))))
+                lines.append((at_seconds, json.dumps(sample, separators=(",", ":"))))
     with (directory / SAMPLES_FILE).open("w") as merged:
         merged.writelines(f"{text}\n" for _, text in sorted(lines))
 
 
 def number_logs(directory: Path, node: int, ranks: Sequence[int]) -> None:
-    """Name the folders of the ranks' output, which have local ranks' numbers, by the ranks.
+    """Rename the folders of the ranks' output from the local ranks to the ranks.
 
-    A launcher's folder of which that has been done is named by its node, and left alone: other
-    nodes' folders may arrive beside it at any time.
+    The launcher's folder then gets the node's name, which marks it as done: folders of other nodes
+    may arrive beside it at any time.
     """
     launchers = [
         folder for folder in (directory / LOGS).glob("*") if not folder.name.startswith(NUMBERED)
@@ -197,42 +199,44 @@ def number_logs(directory: Path, node: int, ranks: Sequence[int]) -> None:
         ]
         for before, after in present:
             before.rename(after)
-        for _, after in present:  # when none has an old number any more
+        for _, after in present:  # after all have left their old numbers
             after.rename(after.with_name(after.name.removeprefix("r")))
     for folder in launchers:
         folder.rename(folder.with_name(f"{NUMBERED}{node}-{folder.name}"))
 
 
 def merge_logs(directory: Path) -> None:
-    """All ranks' output in one file, each line headed by its rank, and the launcher's last."""
+    """Merge the output of all ranks, and then the launchers', into one file with prefixed lines."""
     by_rank = sorted((directory / LOGS).glob("*/attempt_*/*/*.log"), key=_rank_stream_attempt)
-    heads = {log: f"rank {log.parent.name} {log.stem}" for log in by_rank}
+    prefixes = {log: f"rank {log.parent.name} {log.stem}" for log in by_rank}
     for log in sorted(directory.glob("agent*.log")):
         node = log.stem.removeprefix("agent").replace(".node-", " of node ")
-        heads[log] = f"launcher{node}"
+        prefixes[log] = f"launcher{node}"
     with (directory / LOG_FILE).open("w") as merged:
-        for log, head in heads.items():
-            merged.writelines(f"[{head}] {line}\n" for line in _last_lines(log))
+        for log, prefix in prefixes.items():
+            merged.writelines(f"[{prefix}] {line}\n" for line in _last_lines(log))
 
 
 def _last_lines(log: Path) -> list[str]:
-    """All of a log that is not long."""
+    """Return the lines at the end of a log, after a note if its beginning is cut."""
     with log.open("rb") as file:
-        cut_bytes = max(0, file.seek(0, os.SEEK_END) - MOST_LOG_BYTES)
+        cut_bytes = max(0, file.seek(0, os.SEEK_END) - MAX_LOG_BYTES)
         file.seek(cut_bytes)
-        lines = file.read(MOST_LOG_BYTES).decode(errors="replace").splitlines()
+        lines = file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
     return [f"(the first {cut_bytes:,} bytes are cut)", *lines] if cut_bytes else lines
 
 
 def _rank_stream_attempt(log: Path) -> tuple[int, str, int]:
-    """The attempt after how many restarts comes last."""
+    """Sort key of a log file: rank, stream, attempt."""
     return int(log.parent.name), log.stem, int(log.parent.parent.name.removeprefix("attempt_"))
 
 
-def clear(directory: Path, *, keep: Iterable[str] = KEPT) -> None:
-    """Remove everything from a trial's folder but its own files; what tells of it comes last."""
+def clear(directory: Path, *, keep: Iterable[str] = TRIAL_FILES) -> None:
+    """Remove all other files from a trial's folder; the trial's description goes last."""
     if RESULT_FILE not in keep:
-        (directory / RESULT_FILE).unlink(missing_ok=True)  # first: never without its files
+        (directory / RESULT_FILE).unlink(
+            missing_ok=True
+        )  # first, so that no result is without its files
     for path in sorted(directory.iterdir(), key=lambda path: path.name == TRIAL_FILE):
         if path.name in keep:
             continue

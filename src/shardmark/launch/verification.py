@@ -1,4 +1,4 @@
-"""Has ranks take a few steps of each mathematics, and a process compare them with the reference."""
+"""Verifies cells: ranks take a few steps, and one process compares them with the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import SEE_LOG, Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial import run_unmeasured
-from shardmark.launch.trial_artifacts import merge_logs, refuse_full
+from shardmark.launch.trial_artifacts import merge_logs, raise_disk_error
 from shardmark.launch.trial_queue import cell_of
 from shardmark.measure.system.environment import environment
 from shardmark.results.runs_folder import RUNS
@@ -44,17 +44,18 @@ from shardmark.trials.trial import Trial
 
 STEPS = 3
 FP16_STEPS = 8
-"""The loss scale starts too high for many models, and falls by half in each step that it skips."""
+"""Steps in fp16: the loss scale starts too high for many models, and halves in a skipped step."""
 FP16_SAMPLES = 4
-"""Most samples of a micro-batch on a CPU, which takes 100 times as long in fp16 as in fp32."""
+"""Most samples of a micro-batch in fp16 on a CPU, where fp16 takes 100 times as long as fp32."""
 FP16_SECONDS = 90
-"""Seconds that one cell takes so, measured with ResNet-18 on pictures of 32 x 32 pixels."""
+"""Measured seconds of one such cell with a ResNet-18 on images of 32 x 32 pixels."""
 UNKNOWN_STEPS = 1000
-"""Taken for those of a training that counts epochs, where a schedule asks for them."""
+"""Steps that a schedule gets for a training that counts epochs."""
 LIMIT_SECONDS = 3600.0
+"""Time limit of the process that compares captures with the reference."""
 TRACEBACK_LINES = 12
 PACKAGE = str(Path(__file__).parents[1])
-MEND = "mend it and run again"
+FIX = "fix it and run again"
 _ON_DEVICE = (
     "leave out .cuda(), make tensors on the batch's device: Shardmark moves model and batch"
 )
@@ -62,14 +63,14 @@ REMEDIES = {
     **dict.fromkeys(("NVIDIA driver", "with CUDA enabled", "on the same device"), _ON_DEVICE),
     **dict.fromkeys(("Half", "BFloat16"), "leave the model in fp32: recipe.precision casts it"),
 }
-"""Words in an error of torch's -> what to do about it in a task."""
+"""Remedies in a task, by words of torch's error."""
 
 SIZES = {"global_batch", "per_rank_batch", "steps", "epochs", "schedule", "seed"}
-"""Keys of the recipe that change how much is computed, and not how."""
+"""Keys of the recipe that change the amount of computation, but not its numerics."""
 
 
 def cells_of(trials: Sequence[Trial]) -> list[Trial]:
-    """One trial for each thing that is trained: repeats are the same cell."""
+    """Return the first trial of each cell."""
     cells: dict[str, Trial] = {}
     for trial in trials:
         cells.setdefault(cell_of(trial), trial)
@@ -77,7 +78,7 @@ def cells_of(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def numerics_key(cell: Trial) -> str:
-    """Equal for cells that differ in their sizes alone: ranks, batch, steps, rate, seed."""
+    """Return a key that is equal for cells that differ in ranks, batch, steps, rate or seed only."""
     recipe = cell.recipe.model_dump(mode="json", exclude=SIZES)
     del recipe["optimizer"]["lr"]
     models = [model.model_dump(mode="json") for model in (cell.workload, cell.strategy)]
@@ -86,11 +87,11 @@ def numerics_key(cell: Trial) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """Why a cell's ranks left nothing to compare."""
+    """A reason why a cell's ranks wrote no capture."""
 
     text: str
     error: str | None = None
-    """What a rank reported, where that was the cause."""
+    """Error of a rank, if it was the cause."""
     traceback: str = ""
 
 
@@ -102,11 +103,11 @@ def verify_cells(
     scratch: Path,
     listener: ProgressListener,
 ) -> Iterator[Verdict]:
-    """A verdict on every cell: all are captured first, then judged one by one.
+    """Yield a verdict on every cell: capture all cells first, then compare one by one.
 
-    Of cells with the same mathematics the smallest is tried that can be.  After Ctrl-C the verdicts
-    known by then are there, and finished captures lie in the scratch folder for the next call; else
-    that is removed.  Raises `InputError` where the user's model fails whatever trains it.
+    Of cells with equal numerics, the smallest one that can run is verified.  Ctrl-C leaves finished
+    captures in the scratch folder for the next call; otherwise the folder is removed.  Raises
+    `InputError` if the user's model fails under every strategy.
     """
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
@@ -129,12 +130,12 @@ def verify_cells(
                     _refuse_broken_model(cells, failures, last=last)
                 yield _untried(waiting.pop(0), problem.text)
         if captured:
-            for verdict in _judged(captured, scratch, engine, listener):
-                tried, *others = captured[verdict.id]
-                own = verdict.model_copy(update=_names_of(tried))
-                yield own
-                for cell in others:  # the verdict stands for them
-                    yield own.model_copy(update=_names_of(cell) | {"tried_as": own.id})
+            for partial_verdict in _compared(captured, scratch, engine, listener):
+                tried, *others = captured[partial_verdict.id]
+                verdict = partial_verdict.model_copy(update=_names_of(tried))
+                yield verdict
+                for cell in others:  # the verdict holds for them, too
+                    yield verdict.model_copy(update=_names_of(cell) | {"tried_as": verdict.id})
     except Exception:
         shutil.rmtree(scratch, ignore_errors=True)
         raise
@@ -144,20 +145,20 @@ def verify_cells(
 def _refuse_broken_model(
     cells: Sequence[Trial], failures: Sequence[tuple[Trial, Problem]], *, last: bool
 ) -> None:
-    """Raise `InputError` where what failed so far is no strategy's fault, or all has failed.
+    """Raise `InputError` if the failures are no strategy's fault, or if all cells have failed.
 
-    A rank that trains alone has no strategy to blame, nor have two strategies with one error.
+    No strategy is at fault if a single rank fails, or two strategies with the same error.
     """
     trial, problem = failures[-1]
     several = any(cell.workload != trial.workload for cell in cells)
-    alike = {other.strategy.name for other, known in failures if known.error == problem.error}
-    everything = last and all(known.error is not None for _, known in failures)
-    no_strategys_fault = trial.layout.processes == 1 or len(alike) > 1
-    if everything or (problem.error is not None and not several and no_strategys_fault):
+    same_error = {cell.strategy.name for cell, other in failures if other.error == problem.error}
+    all_failed = last and all(other.error is not None for _, other in failures)
+    no_strategys_fault = trial.layout.processes == 1 or len(same_error) > 1
+    if all_failed or (problem.error is not None and not several and no_strategys_fault):
         raise InputError(
             f"{trial.experiment}: workload",
             f"it fails in its first steps ({trial.title}): {problem.error}",
-            next((r for words, r in REMEDIES.items() if words in str(problem.error)), MEND),
+            next((r for words, r in REMEDIES.items() if words in str(problem.error)), FIX),
             *map(ShardmarkError, problem.traceback.splitlines()),
         )
 
@@ -189,7 +190,7 @@ def is_decided(verdict: Verdict) -> bool:
 
 
 def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Verification:
-    """All verdicts, in the order of their cells."""
+    """Collect the verdicts in the order of their cells."""
     order = {cell_of(cell): number for number, cell in enumerate(cells)}
     ordered = sorted(verdicts, key=lambda verdict: order[verdict.id])
     steps = max(map(steps_of, cells), default=STEPS)
@@ -207,35 +208,35 @@ def _names_of(cell: Trial) -> dict[str, object]:
 
 
 def _numerics_descriptions(cell: Trial) -> tuple[str, ...]:
-    """The cell's own, and with which options they were verified in its place."""
+    """Describe the cell's numerics, and the options with which they were verified instead."""
     strategy = cell.built_strategy
-    told = strategy.numerics(cell.recipe).descriptions
+    descriptions = strategy.numerics(cell.recipe).descriptions
     proof = strategy.proof_options().items()
     other = [f"{key} {value}" for key, value in proof if getattr(strategy, key) != value]
-    return (*told, f"verified with {', '.join(other)}") if other else told
+    return (*descriptions, f"verified with {', '.join(other)}") if other else descriptions
 
 
 def steps_of(cell: Trial) -> int:
-    """That verifying it takes."""
+    """Return the number of steps that verify the cell."""
     least = FP16_STEPS if cell.recipe.precision == "fp16" else STEPS
     strategy = _proven(cell).built_strategy
     return max(least, strategy.numerics(cell.recipe).minimum_steps)
 
 
 def _proven(trial: Trial) -> Trial:
-    """With the options of its strategy that few steps can hold."""
+    """Return the trial with strategy options that a few steps can verify."""
     options = {**trial.strategy.options, **trial.built_strategy.proof_options()}
     strategy = trial.strategy.model_copy(update={"options": options})
     return Trial.model_validate({**trial.model_dump(), "strategy": strategy})
 
 
 def shortened(trial: Trial) -> Trial:
-    """The same training, for a few steps and with less to evaluate."""
+    """Return the trial with a few steps and less to evaluate."""
     workload = workloads.shortened(trial.workload)
     changes: dict[str, object] = {"epochs": None, "steps": steps_of(trial)}
     schedule = trial.recipe.schedule
     if schedule.path is not None:
-        # It is checked as made for the whole training: a few steps may be too few for it.
+        # The schedule is made for the full training: it may not accept a few steps.
         steps = max(1, (trial.recipe.steps or UNKNOWN_STEPS) - schedule.warmup_steps)
         options = {k: steps if value == "steps" else value for k, value in schedule.options.items()}
         changes["schedule"] = schedule.model_copy(update={"options": options})
@@ -253,8 +254,10 @@ def _slow_in_fp16(trial: Trial) -> bool:
 
 
 def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) -> Problem | None:
-    """Run the cell's ranks for a few steps, unless an earlier command has; None, or why they left
-    nothing to compare."""
+    """Run the cell's ranks for a few steps, unless an earlier command has captured it.
+
+    Returns None, or why there is no capture.
+    """
     try:
         check_trial(trial, machine, engine)
     except StrategyUnavailable as error:
@@ -268,44 +271,44 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
     if outcome is Outcome.OK:
         finished.touch()
         return None
-    assert failure is not None, "of every other outcome there is one"
-    own = failure.reason.removeprefix(f"rank {failure.rank}: ")
-    text = f"{outcome}: {own if outcome is Outcome.UNAVAILABLE else failure.reason}"
+    assert failure is not None, "every other outcome has one"
+    cause = failure.reason.removeprefix(f"rank {failure.rank}: ")
+    text = f"{outcome}: {cause if outcome is Outcome.UNAVAILABLE else failure.reason}"
     if failure.remedy != SEE_LOG:
         text += f"; {failure.remedy}"
     if outcome is not Outcome.FAILED or all(record.error is None for record in records):
         return Problem(text=text)
-    return Problem(text=text, error=own, traceback=_traceback(directory, failure.rank))
+    return Problem(text=text, error=cause, traceback=_traceback(directory, failure.rank))
 
 
 def _traceback(directory: Path, rank: int | None) -> str:
-    """The user's own frames of the last one that the rank printed, without the error below them."""
+    """Return the frames of user code in the rank's last traceback, without the error itself."""
     merge_logs(directory)
     head = f"[rank {rank} stderr] "
-    own: deque[str] = deque(maxlen=TRACEBACK_LINES)
-    begun = foreign = False
+    frames: deque[str] = deque(maxlen=TRACEBACK_LINES)
+    in_traceback = in_library = False
     with (directory / LOG_FILE).open() as log:
         for line in (text.removeprefix(head) for text in log if text.startswith(head)):
             if not line.startswith(" "):
-                begun, foreign = line.startswith("Traceback"), False
-                if begun:
-                    own.clear()
+                in_traceback, in_library = line.startswith("Traceback"), False
+                if in_traceback:
+                    frames.clear()
             elif line.startswith('  File "'):
-                foreign = "site-packages" in line or PACKAGE in line
-            if begun and line.startswith(" ") and not foreign:
-                own.append(line.rstrip("\n"))
-    return "\n".join(["in your code:", *own]) if own else ""
+                in_library = "site-packages" in line or PACKAGE in line
+            if in_traceback and line.startswith(" ") and not in_library:
+                frames.append(line.rstrip("\n"))
+    return "\n".join(["in your code:", *frames]) if frames else ""
 
 
-def _judged(
+def _compared(
     captured: Mapping[str, Sequence[Trial]],
     scratch: Path,
     engine: Engine,
     listener: ProgressListener,
 ) -> Iterator[Verdict]:
-    """The verdicts on the cells of those folders; before Ctrl-C, those that are finished.
+    """Yield the verdicts on captured cells; after Ctrl-C, those that are finished.
 
-    A cell whose reference is ended for want of memory or time has none, and the others go on.
+    A cell whose reference runs out of memory or time is undecided, and the others go on.
     """
     names = list(captured)
     slow = sum(_slow_in_fp16(cells[0]) for cells in captured.values())
@@ -317,12 +320,12 @@ def _judged(
         )
     done = 0
     while done < len(names):
-        ending, verdicts = _judge(names[done:], scratch, engine, listener, before=done)
+        ending, verdicts = _compare(names[done:], scratch, engine, listener, before=done)
         yield from verdicts
         done += len(verdicts)
-        if ending.how == "interrupted":
+        if ending.status == "interrupted":
             raise KeyboardInterrupt
-        if done == len(names) or (ending.how == "timed_out" and verdicts):
+        if done == len(names) or (ending.status == "timed_out" and verdicts):
             continue
         reason = _end_of_reference(ending, scratch / "compare")
         yield _untried(captured[names[done]][0], reason).model_copy(update={"id": names[done]})
@@ -331,12 +334,12 @@ def _judged(
 
 def _end_of_reference(ending: Ending, folder: Path) -> str:
     """Return why the process that compares a cell with the reference ended without a verdict."""
-    if ending.how == "timed_out":
+    if ending.status == "timed_out":
         return f"the reference took over {LIMIT_SECONDS:g} s"
-    refuse_full(folder, (), ending)
+    raise_disk_error(folder, (), ending)
     outcome, failure = decide(ending, (), processes=1, trial_seconds=LIMIT_SECONDS, progress=[None])
     if outcome is Outcome.OUT_OF_MEMORY:
-        return "the kernel ended the reference for want of memory"
+        return "the kernel killed the reference, because memory ran out"
     merge_logs(folder)
     with (folder / LOG_FILE).open() as log:
         last = deque((line.rstrip("\n") for line in log), 1)
@@ -344,10 +347,13 @@ def _end_of_reference(ending: Ending, folder: Path) -> str:
     return " | ".join((f"the reference failed: {reason}", *last))
 
 
-def _judge(
+def _compare(
     names: Sequence[str], scratch: Path, engine: Engine, listener: ProgressListener, *, before: int
 ) -> tuple[Ending, list[Verdict]]:
-    """How one process that judges ended, and what it had finished; `before` cells have verdicts."""
+    """Compare cells in one process; return its end, and the verdicts that it finished.
+
+    `before` is the number of cells that have verdicts already.
+    """
     folder = scratch / "compare"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -358,8 +364,8 @@ def _judge(
         nonlocal shown
         if len(done := _finished(folder)) > shown:
             shown = len(done)
-            of = f"{before + shown}/{before + len(names)}"
-            listener.doing(f"comparing with the reference [{of}]")
+            count = f"{before + shown}/{before + len(names)}"
+            listener.doing(f"comparing with the reference [{count}]")
 
     ending = engine.run(folder, trial_seconds=LIMIT_SECONDS, on_tick=show_progress, task="compare")
     return ending, _finished(folder)

@@ -15,7 +15,7 @@ import pytest
 from shardmark import cli
 from shardmark.launch import session
 from shardmark.launch.outcome import Ending
-from shardmark.launch.trial_artifacts import KEPT, clear
+from shardmark.launch.trial_artifacts import TRIAL_FILES, clear
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, load_run
 from tests.unit.launch.fakes import FakeEngine
@@ -31,7 +31,7 @@ SETTINGS = (
 )
 """Two trials."""
 CHANGES = [word for setting in SETTINGS for word in ("--set", setting)]
-INTERRUPTED = Ending(how="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
+INTERRUPTED = Ending(status="interrupted", agent_exit_code=-9, failures=(), oom_kills=0)
 Captured = pytest.CaptureFixture[str]
 Stop = Callable[..., Any]
 
@@ -54,7 +54,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
 
 def _when_emptying(patch: pytest.MonkeyPatch, stop: Stop) -> None:
-    def stop_when_emptying(directory: Path, *, keep: Collection[str] = KEPT) -> None:
+    def stop_when_emptying(directory: Path, *, keep: Collection[str] = TRIAL_FILES) -> None:
         if not keep:
             stop()
         clear(directory, keep=keep)

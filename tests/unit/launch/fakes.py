@@ -23,14 +23,14 @@ CPU = Machine(device_type="cpu", device_count=0, cores=2)
 
 
 def ending(
-    how: Literal["exited", "timed_out", "interrupted"] = "exited",
+    status: Literal["exited", "timed_out", "interrupted"] = "exited",
     code: int = 0,
     failures: Sequence[tuple[int, int, float]] = (),
     oom_kills: int = 0,
 ) -> Ending:
     """`failures` are rank, exit code and time."""
     ends = tuple(ProcessEnd(rank=r, exit_code=c, at_seconds=at) for r, c, at in failures)
-    return Ending(how=how, agent_exit_code=code, failures=ends, oom_kills=oom_kills)
+    return Ending(status=status, agent_exit_code=code, failures=ends, oom_kills=oom_kills)
 
 
 FINE = ending()

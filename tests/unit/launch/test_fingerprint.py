@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.launch.fingerprint import MOST_STATUSES, data_record, local_sources, versions_of
+from shardmark.launch.fingerprint import MAX_STATUSES, data_record, local_sources, versions_of
 from shardmark.results.fingerprint import DataRecord, Fingerprint, ModelRecord, SourceRecord
 
 MODULE = """
@@ -83,8 +83,8 @@ def test_data_are_told_by_names_sizes_and_times(tmp_path: Path) -> None:
 
 
 def test_of_many_files_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert MOST_STATUSES > 1000
-    monkeypatch.setattr("shardmark.launch.fingerprint.MOST_STATUSES", 2)
+    assert MAX_STATUSES > 1000
+    monkeypatch.setattr("shardmark.launch.fingerprint.MAX_STATUSES", 2)
     for number in range(6):
         (tmp_path / f"{number}").touch()
     before = data_record(tmp_path)

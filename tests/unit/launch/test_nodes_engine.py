@@ -157,7 +157,7 @@ def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
     )
     world.engine.load(["numpy"], "cpu")
     ending = world.run(tmp_path, on_tick=lambda: ticks.append(1))
-    assert (ending.how, ending.agent_exit_code, ending.failures) == ("exited", 0, ())
+    assert (ending.status, ending.agent_exit_code, ending.failures) == ("exited", 0, ())
     assert (ending.lost, ending.oom_kills) == (None, 0)
     assert ticks
     assert (tmp_path / "rank-1.json").read_text() == "{}"
@@ -218,7 +218,7 @@ def test_trial_is_ended_on_all_nodes(world: World, tmp_path: Path, how: str) -> 
 
     seconds = 30 if how == "interrupted" else 0.3
     ending = world.run(tmp_path, trial_seconds=seconds, on_tick=interrupt_first)
-    assert (ending.how, ending.lost) == (how, None)
+    assert (ending.status, ending.lost) == (how, None)
     told = {"do": "end", "stacks": how == "timed_out"}
     assert [node.heard[-1] for node in world.nodes[:2]] == [told] * 2
 
@@ -233,7 +233,7 @@ def test_others_are_ended_a_while_after_one_has_failed(
     started = time.monotonic()
     ending = world.run(tmp_path, trial_seconds=60)
     assert 0.5 < time.monotonic() - started < 10
-    assert (ending.how, [end.rank for end in ending.failures]) == ("exited", [1])
+    assert (ending.status, [end.rank for end in ending.failures]) == ("exited", [1])
     assert world.nodes[0].heard[-1] == {"do": "end", "stacks": False}
 
 
@@ -247,7 +247,7 @@ def test_node_that_does_not_end_a_trial_is_lost_for_the_next(
     world.hang(1)
     del world.nodes[1].answers["end"]
     ending = world.run(tmp_path, trial_seconds=0.1)
-    assert (ending.how, ending.lost) == ("timed_out", None)
+    assert (ending.status, ending.lost) == ("timed_out", None)
     assert "did not end the trial within 0.3 s" in str(world.engine.unavailable_reason(2))
     assert world.engine.unavailable_reason(1) is None
 
@@ -342,4 +342,4 @@ def test_ranks_that_a_scheduler_ended_have_not_failed(
     world.starter.ending = ending
     two_node_trial(tmp_path)
     world.nodes[1].answers["run"] = failed(1, 1.0)
-    assert world.run(tmp_path).how == how
+    assert world.run(tmp_path).status == how

@@ -21,9 +21,9 @@ from shardmark.launch.outcome import (
     LostNode,
     ProcessEnd,
     decide,
+    explain_mismatch,
     first_death,
     kernel_oom_kills,
-    with_cause,
 )
 from shardmark.results.schema import Outcome, RankError, RankRecord
 from tests.golden.invented import invented_rank
@@ -127,7 +127,7 @@ DECISIONS: dict[str, tuple[Ending, list[RankRecord], tuple[Outcome, str, int | N
     "kernel's kill": (
         ending(code=1, failures=[(1, -9, 3.5)], oom_kills=1),
         [PEER_GONE],
-        (OUT_OF_MEMORY, "the kernel killed rank 1 for want of memory", 1),
+        (OUT_OF_MEMORY, "the kernel killed rank 1, because memory ran out", 1),
     ),
     "kernel's kill of somebody else is no excuse": (
         ending(code=1, failures=[(0, 1, 5.0)], oom_kills=1),
@@ -137,7 +137,7 @@ DECISIONS: dict[str, tuple[Ending, list[RankRecord], tuple[Outcome, str, int | N
     "kernel's kill of the launcher": (
         ending(code=-9, oom_kills=1),
         [],
-        (OUT_OF_MEMORY, "the kernel killed the launcher for want of memory", None),
+        (OUT_OF_MEMORY, "the kernel killed the launcher, because memory ran out", None),
     ),
     "signal is the cause of the others' errors": (
         ending(code=1, failures=[(1, -11, 3.5), (0, 1, 4.0)]),
@@ -265,7 +265,7 @@ def test_gloo_s_mismatch_is_put_into_words(line: str, named: bool) -> None:
         ending("exited", 1, [(1, -6, 1.0)]), [], processes=2, trial_seconds=60, progress=()
     )
     assert failure is not None
-    told = with_cause(failure, ["loading", line])
+    told = explain_mismatch(failure, ["loading", line])
     assert told.reason.startswith("rank 1 was ended by SIGABRT")
     assert ("different parts of the model" in told.reason) == named
     assert ("multiplied by zero" in str(told.remedy)) == named
@@ -285,7 +285,7 @@ def test_an_error_of_a_rank_s_own_keeps_its_words(message: str, named: bool) -> 
         FAILED_ENDING, [record(1, "exception", message)], processes=2, trial_seconds=60, progress=()
     )
     assert failure is not None
-    told = with_cause(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
+    told = explain_mismatch(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
     assert ("different parts of the model" in told.reason) == named
     assert (message in told.reason) != named
 

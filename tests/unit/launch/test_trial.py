@@ -177,6 +177,6 @@ def test_reading_has_the_mean_loss_of_those_that_told_one() -> None:
     def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> RankProgress:
         return RankProgress(steps=steps, total_steps=9, loss=loss, loss_steps=loss_steps)
 
-    reading = Reading.of([rank(3, 1.0, 3), rank(5, 2.0, 4), rank(2)])
+    reading = Reading.combine([rank(3, 1.0, 3), rank(5, 2.0, 4), rank(2)])
     assert reading == Reading(steps=5, total_steps=9, loss=1.5, loss_steps=4)
-    assert Reading.of([rank(0)]).loss is None
+    assert Reading.combine([rank(0)]).loss is None

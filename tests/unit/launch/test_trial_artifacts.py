@@ -26,10 +26,10 @@ from shardmark.launch.trial_artifacts import (
     merge_samples,
     number_logs,
     process_ends,
+    raise_disk_error,
     rank_record,
     rank_records,
     read_lines,
-    refuse_full,
 )
 from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.system.sampler import SystemSampler
@@ -64,7 +64,7 @@ def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
 ) -> None:
     """Also where one's new number is another's old one."""
-    monkeypatch.setattr(trial_artifacts, "MOST_LOG_BYTES", 10)
+    monkeypatch.setattr(trial_artifacts, "MAX_LOG_BYTES", 10)
     for local in (0, 1):
         write_log(tmp_path, local, "stdout", f"cut\nlocal \xff{local}\n".encode("latin-1"))
     number_logs(tmp_path, 0, ranks)
@@ -99,7 +99,7 @@ def test_lines_end_where_a_kill_cut_them_or_there_is_no_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bytes
 ) -> None:
     assert list(read_lines(tmp_path / SAMPLES_FILE)) == []
-    monkeypatch.setattr(trial_artifacts, "MOST_LINE_BYTES", 10)
+    monkeypatch.setattr(trial_artifacts, "MAX_LINE_BYTES", 10)
     (tmp_path / SAMPLES_FILE).write_bytes(b'{"a": 1}\n' + cut)
     assert list(read_lines(tmp_path / SAMPLES_FILE)) == [{"a": 1}]
 
@@ -189,8 +189,10 @@ def test_sampling_that_stopped_is_a_disks_fault_or_in_the_samples(
 def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
     error = RankError(kind="storage", message="OSError: [Errno 5] EIO: 'x'", at_seconds=1.0)
     with pytest.raises(StorageError, match="Errno 5"):
-        refuse_full(tmp_path, [invented_rank(0).model_copy(update={"error": error})], exited(1))
-    refuse_full(tmp_path, [invented_rank(0)], exited(1))
+        raise_disk_error(
+            tmp_path, [invented_rank(0).model_copy(update={"error": error})], exited(1)
+        )
+    raise_disk_error(tmp_path, [invented_rank(0)], exited(1))
 
 
 @pytest.mark.parametrize("codes", [(os.EX_IOERR,), (1, os.EX_IOERR)], ids=["launcher", "rank"])
@@ -198,15 +200,15 @@ def test_a_disk_that_kept_a_process_from_telling_it_blames_no_strategy(
     tmp_path: Path, codes: tuple[int, ...]
 ) -> None:
     """The disk has room again: what filled it went with the trial."""
-    with pytest.raises(StorageError, match="a disk stopped the trial; make room"):
-        refuse_full(tmp_path, [invented_rank(0)], exited(*codes))
+    with pytest.raises(StorageError, match="a disk error stopped the trial; make room"):
+        raise_disk_error(tmp_path, [invented_rank(0)], exited(*codes))
 
 
 def exited(agent: int, *ranks: int) -> Ending:
     ends = [
         ProcessEnd(rank=rank, exit_code=code, at_seconds=1.0) for rank, code in enumerate(ranks)
     ]
-    return Ending(how="exited", agent_exit_code=agent, failures=tuple(ends))
+    return Ending(status="exited", agent_exit_code=agent, failures=tuple(ends))
 
 
 @pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])

@@ -156,7 +156,7 @@ class Engine(FakeEngine):
 CELLS = cells_of(
     trials("recipe.global_batch=24", "matrix.strategy=[ddp, fsdp]", "matrix.world_size=[2, 3]")
 )
-FAILED = Ending(how="exited", agent_exit_code=1, failures=(), oom_kills=0)
+FAILED = Ending(status="exited", agent_exit_code=1, failures=(), oom_kills=0)
 
 
 def verified(engine: Engine, folder: Path) -> list[Verdict]:
@@ -193,11 +193,11 @@ def test_another_is_tried_where_the_first_fails(tmp_path: Path) -> None:
     assert told == {(2, None, True), (3, True, True), (2, True, True), (3, True, False)}
 
 
-KILLED = Ending(how="exited", agent_exit_code=-signal.SIGKILL, oom_kills=1)
+KILLED = Ending(status="exited", agent_exit_code=-signal.SIGKILL, oom_kills=1)
 
 
 @pytest.mark.parametrize(
-    ("end", "told"), [(KILLED, "want of memory"), (replace(FINE, how="timed_out"), "took over")]
+    ("end", "told"), [(KILLED, "memory ran out"), (replace(FINE, status="timed_out"), "took over")]
 )
 def test_a_reference_that_is_ended_costs_its_cell_alone(
     tmp_path: Path, end: Ending, told: str
@@ -215,7 +215,7 @@ def test_a_reference_that_is_ended_costs_its_cell_alone(
 def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
     engine = Engine()
     engine.finished = 1
-    engine.judge_ends = replace(FINE, how="interrupted")
+    engine.judge_ends = replace(FINE, status="interrupted")
     *verdicts, last = verified(engine, tmp_path)
     assert last.id == "Ctrl-C"
     assert sorted(verdict.world_size for verdict in verdicts) == [2, 3]
@@ -223,7 +223,7 @@ def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
 
 def test_what_was_captured_before_ctrl_c_is_not_captured_again(tmp_path: Path) -> None:
     _, second = dict.fromkeys(cell.strategy.name for cell in CELLS)
-    stopped = Engine({f"{second} 2": replace(FINE, how="interrupted")})
+    stopped = Engine({f"{second} 2": replace(FINE, status="interrupted")})
     assert [verdict.id for verdict in verified(stopped, tmp_path)] == ["Ctrl-C"]
     assert len(stopped.ran) == 2
     engine = Engine()
@@ -299,7 +299,7 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
     first, head, own, line = str(caught.value).splitlines()
     assert errors[tried[-1]] in first
     assert first.endswith(
-        "recipe.precision casts it" if "Half" in first else "mend it and run again"
+        "recipe.precision casts it" if "Half" in first else "fix it and run again"
     )
     assert "my_model.py" in own, "its own frames are enough, and the error is named once"
     assert (head, line.strip()) == ("in your code:", "x @ y")

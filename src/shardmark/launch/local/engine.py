@@ -55,9 +55,9 @@ class LocalEngine:
     ) -> Ending:
         kills_before = kernel_oom_kills()
         self._fork_server.begin(directory, task, {})
-        how, exit_code = self._watch(directory, trial_seconds, on_tick)
+        status, exit_code = self._watch(directory, trial_seconds, on_tick)
         return Ending(
-            how=how,
+            status=status,
             agent_exit_code=exit_code,
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
@@ -66,7 +66,7 @@ class LocalEngine:
     def _watch(
         self, directory: Path, trial_seconds: float, on_tick: Callable[[], None]
     ) -> tuple[Literal["exited", "timed_out", "interrupted"], int]:
-        """How the trial ended, and its agent's exit code."""
+        """Return the status of the trial's end, and the agent's exit code."""
         deadline = time.monotonic() + trial_seconds
         schedule_as_batch()
         try:

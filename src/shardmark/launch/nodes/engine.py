@@ -43,7 +43,7 @@ class NodeStarter(Protocol):
     """Starts a node process for each node, unless users start them."""
 
     new_nodes_for_each_trial: bool = False
-    """Whether each trial has nodes of its own."""
+    """True if each trial has new node processes."""
     secret: str
     """Secret of the run, which the starter passes to the nodes."""
 
@@ -150,7 +150,7 @@ class NodesEngine:
             if trial is None:
                 raise
             return self._by_scheduler(
-                Ending(how="exited", agent_exit_code=None, lost=registry.lost(numbers))
+                Ending(status="exited", agent_exit_code=None, lost=registry.lost(numbers))
             )
         if trial is None and not registry.nodes[0].with_files:
             self._send_captures(directory)
@@ -161,26 +161,26 @@ class NodesEngine:
         watch = TrialWatch(registry, numbers)
         for number in numbers:
             registry.send(number, request | {"rendezvous": rendezvous_of[number]})
-        how, lost = "exited", None
+        status, lost = "exited", None
         try:
             while watch.running and lost is None:
                 watch.collect(TICK_SECONDS)
                 lost = watch.lost()
                 if time.monotonic() - started > trial_seconds and watch.running:
-                    how = "timed_out"
+                    status = "timed_out"
                     break
                 if time.monotonic() - watch.failed_at > GRACE_SECONDS:
                     break
                 on_tick()
         except KeyboardInterrupt:
-            how = "interrupted"
+            status = "interrupted"
         finally:
-            watch.end(stacks=how == "timed_out")
+            watch.end(stacks=status == "timed_out")
             registry.store_files_in(None)
         on_tick()
         lost = lost or watch.lost()
         watch.lose_running(f"it did not end the trial within {END_SECONDS:g} s")
-        return self._ending(watch, trial, how, lost)
+        return self._ending(watch, trial, status, lost)
 
     def close(self) -> None:
         if self._registry is not None:
@@ -256,7 +256,7 @@ class NodesEngine:
         ]
 
     def _ending(
-        self, watch: TrialWatch, trial: Trial | None, how: str, lost: LostNode | None
+        self, watch: TrialWatch, trial: Trial | None, status: str, lost: LostNode | None
     ) -> Ending:
         nodes = self._joined().nodes
         for number, answer in watch.answers.items():
@@ -269,7 +269,7 @@ class NodesEngine:
         ]
         ranks_of = trial.layout.ranks_by_node if trial is not None else ()
         ending = Ending(
-            how=how,  # type: ignore[arg-type]  # one of its three values
+            status=status,  # type: ignore[arg-type]  # one of its three values
             agent_exit_code=watch.exit_code(),
             failures=tuple(ProcessEnd(**end) for end in failures),
             oom_kills=sum(answer["oom_kills"] for answer in watch.answers.values()),
@@ -279,12 +279,12 @@ class NodesEngine:
             },
         )
         succeeded = ending.agent_exit_code == 0 and not ending.failures and lost is None
-        return ending if how != "exited" or succeeded else self._by_scheduler(ending)
+        return ending if status != "exited" or succeeded else self._by_scheduler(ending)
 
     def _by_scheduler(self, ending: Ending) -> Ending:
         """Return the ending, as an interruption if a scheduler is ending the whole job."""
         if self._starter.is_ending():
-            return replace(ending, how="interrupted", lost=None)
+            return replace(ending, status="interrupted", lost=None)
         return ending
 
 

@@ -58,7 +58,7 @@ class AuthenticationError(ChannelEndedError):
 
 
 class Channel:
-    """One side of a connection.  Any thread may send; one receives.
+    """A side of a connection.  Any thread may send; one receives.
 
     Until `keep_alive`, all messages must arrive within `GREETING_SECONDS`.  After it, the
     connection ends if nothing arrives for the time that it is given.
@@ -77,8 +77,8 @@ class Channel:
         self._outgoing: _MessageAuthenticator
         self._incoming: _MessageAuthenticator
         self.ahead_seconds: float | None = None
-        """How far the other side's clock is ahead: the largest difference of sending and receiving
-        time, since transmission only reduces it."""
+        """Seconds by which the other side's clock is ahead: the largest difference of sending and
+        receiving time, since transmission only reduces it."""
 
     @property
     def local_address(self) -> str:
@@ -264,7 +264,7 @@ def files_below(directory: Path) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
-    """How a node connects to the controller.  Other users can read it, so it has no secret."""
+    """Options of a node's connection to the controller.  Other users can read them: no secret."""
 
     host: str
     port: int
@@ -275,7 +275,7 @@ class JoinOptions:
     number_variable: str | None = None
     """Environment variable of the node that has its number."""
     with_files: bool = False
-    """Whether node 0 works in the controller's own folders."""
+    """True if node 0 works in the controller's folders."""
     interface: str | None = None
     join_seconds: float
 

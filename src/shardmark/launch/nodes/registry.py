@@ -49,7 +49,7 @@ class Hello(BaseModel):
     address: str
     """Address of the node's end of the connection."""
     with_files: bool
-    """Whether the node works in the controller's folders."""
+    """True if the node works in the controller's folders."""
     key: dict[str, str]
 
 

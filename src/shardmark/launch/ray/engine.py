@@ -130,7 +130,7 @@ class NodeActors(NodeStarter):
         self._needs = needs_by_node(request.trials)
         self._ray: Any = None
         self._connected = False
-        """Whether this object connected to Ray, and disconnects from it."""
+        """True if this object connected to Ray, and has to disconnect from it."""
         self._group: Any = None
         self._actors: list[Any] = []
         self._served: list[Any] = []
