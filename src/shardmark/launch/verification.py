@@ -78,7 +78,7 @@ def cells_of(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def numerics_key(cell: Trial) -> str:
-    """Return a key that is equal for cells that differ in ranks, batch, steps, rate or seed only."""
+    """Return a key of the numerics, which ignores ranks, batch, steps, rate and seed."""
     recipe = cell.recipe.model_dump(mode="json", exclude=SIZES)
     del recipe["optimizer"]["lr"]
     models = [model.model_dump(mode="json") for model in (cell.workload, cell.strategy)]
