@@ -103,7 +103,7 @@ def test_cancelled_job_is_finished_by_another_one(
         time.sleep(0.5)
     printed = log.read_text()
     assert second.returncode == 0, printed
-    assert "2 trials, 1 have their result already" in printed
+    assert "2 trials, 1 finished already" in printed
     assert "\nstrategy " in printed, "the table, as with any engine"
     two = load_run(out, verify=True)
     assert by_strategy(two)["single"] == single, "what was measured stays"

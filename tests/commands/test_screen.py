@@ -107,4 +107,4 @@ def test_pipe_gets_lines_without_control_characters_even_with_colours_forced() -
     assert [line for line in lines if line in ENDED] == ENDED
     verifying, stepped = [line for line in lines if line not in ENDED]
     assert verifying == "verifying [1/1] ddp"
-    assert "step 300 of 400, 80.0 samples/s, loss 1.7, 30 s gone" in stepped
+    assert "step 300 of 400, 80.0 samples/s, loss 1.7, 30 s elapsed" in stepped

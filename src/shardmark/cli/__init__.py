@@ -1,4 +1,4 @@
-"""The command line: one thin file a verb.  Imports no torch."""
+"""The command line, with one file for each verb.  Imports no torch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         say(f"shardmark {__version__}")
         raise typer.Exit
 
@@ -52,7 +52,7 @@ def _shardmark(
         ),
     ] = False,
 ) -> None:
-    """Which way of distributing the training is best for my model on my machines?
+    """Compare strategies of distributed training for your model on your machines.
 
     Exit codes: 0 every trial has an outcome and none failed or timed out; 1 some did, or a loss is
     not finite, or `compare --regression` shows a regression; 2 bad input; 130 interrupted.
@@ -73,19 +73,19 @@ app.command("schema")(schema)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code.  A user's mistake is a message, no traceback."""
-    code = _answer(None if arguments is None else [*arguments])
+    """Run the command line and return its exit code.  A user's mistake is printed as a message."""
+    code = _run_command(None if arguments is None else [*arguments])
     try:
         sys.stdout.flush()
     except OSError as error:
-        # Python would try to flush once more on its way out, and complain.
+        # Python would flush once more at exit, and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not isinstance(error, BrokenPipeError):  # the reader left, which is no error
-            return _refused(error)
+        if not isinstance(error, BrokenPipeError):  # a closed pipe is no error
+            return _report(error)
     return code
 
 
-def _answer(arguments: list[str] | None) -> int:
+def _run_command(arguments: list[str] | None) -> int:
     try:
         app(arguments, prog_name="shardmark")
     except SystemExit as end:
@@ -96,14 +96,14 @@ def _answer(arguments: list[str] | None) -> int:
     except OSError as error:
         if error.errno not in REMEDIES:
             raise
-        return _refused(error)
+        return _report(error)
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
 
 
-def _refused(error: OSError) -> int:
-    where = error.filename or "standard output"
+def _report(error: OSError) -> int:
+    place = error.filename or "standard output"
     remedy = REMEDIES.get(error.errno or 0, "write elsewhere")
-    say(f"error: {where}: {error.strerror}; {remedy}", error=True)
+    say(f"error: {place}: {error.strerror}; {remedy}", error=True)
     return BAD_INPUT

@@ -1,4 +1,4 @@
-"""Arguments that several verbs have."""
+"""Arguments and options that several verbs share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def path_of(text: str) -> Path:
-    """The path that an option names.  Raises `InputError` for one that no file system takes."""
+    """Return the path that an option names.  Raises `InputError` for an invalid path."""
     try:
         path = Path(text).expanduser()
         os.fsencode(path)
@@ -26,12 +26,12 @@ def path_of(text: str) -> Path:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(text[:60], f"is no path: {reason}", "name another") from None
     if "\0" in text:
-        raise InputError(text[:60], "is no path: it holds a NUL character", "name another")
+        raise InputError(text[:60], "is no path: it has a NUL character", "name another")
     return path
 
 
 class TextOrJson(StrEnum):
-    """How findings are printed."""
+    """Output formats of a verb."""
 
     TEXT = "text"
     JSON = "json"
@@ -42,41 +42,45 @@ ExperimentName = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change a key; may be given repeatedly."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a key of the experiment; may be given repeatedly.",
+    ),
 ]
 EngineOption = Annotated[
     str | None,
     typer.Option(
         "--engine",
         metavar="ENGINE",
-        help="Who starts the ranks: local, torchrun, slurm, ray.  Its options are set by "
-        "--set engine.KEY=...",
+        help="Engine that starts the ranks: local, torchrun, slurm or ray.  --set engine.KEY=VALUE"
+        " sets its options.",
     ),
 ]
 Runs = Annotated[
     list[Path] | None,
     typer.Argument(
-        metavar="RUN", parser=path_of, help="Folders that `run` has written; the latest by default."
+        metavar="RUN", parser=path_of, help="Folders of runs; the latest run by default."
     ),
 ]
 Baseline = Annotated[
     str | None,
     typer.Option(
         metavar="STRATEGY",
-        help="Strategy that speed-up and memory ratio refer to; by default `single`, or the "
-        "matrix's first without it.",
+        help="Strategy that speed-up and memory ratio refer to; by default `single`, or otherwise"
+        " the first one of the matrix.",
     ),
 ]
 
 
 def with_engine(engine: str | None, overrides: Sequence[str] | None) -> list[str]:
-    """The overrides with the engine's name first, so that its options are known."""
-    named = [] if engine is None else [f"engine.name={engine}"]
-    return [*named, *(overrides or ())]
+    """Return the overrides, with the engine's name first so that its options are valid."""
+    name = [] if engine is None else [f"engine.name={engine}"]
+    return [*name, *(overrides or ())]
 
 
 def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
-    """Each folder once; without any the latest run.  Raises `InputError` for what is no run."""
+    """Load each folder once, or the latest run.  Raises `InputError` for a folder without a run."""
     from shardmark.results.runs_folder import latest_run
     from shardmark.results.store import load_run
 

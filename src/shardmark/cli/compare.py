@@ -1,4 +1,4 @@
-"""`shardmark compare`: stored runs as answers and a table, or as one of several views."""
+"""`shardmark compare`: prints stored runs as answers and a table, or as a view."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REMOVED_VIEWS = {
     "--nodes": "`shardmark export --to csv` writes the numbers of every rank",
     "--pareto": "the figure 'Speed against memory' of `shardmark report` shows the front",
 }
-"""Removed option -> what to use instead."""
+"""Replacements of removed options."""
 
 OldFlag = Annotated[bool, typer.Option(hidden=True)]
 OldText = Annotated[str | None, typer.Option(hidden=True)]
@@ -42,7 +42,7 @@ def compare(
         Format,
         typer.Option(
             "--format",
-            help="csv and json hold every metric, in base units; latex needs booktabs.",
+            help="csv and json have every metric, in base units; latex needs booktabs.",
         ),
     ] = Format.TEXT,
     wide: Annotated[bool, typer.Option("--wide", help="Show more columns.")] = False,
@@ -89,8 +89,8 @@ def compare(
     pareto: OldFlag = False,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
-    for option, given in (("--nodes", nodes), ("--pareto", pareto)):
-        if given:
+    for option, is_set in (("--nodes", nodes), ("--pareto", pareto)):
+        if is_set:
             raise InputError(option, "this view was removed", REMOVED_VIEWS[option])
     views = [*(view or ()), *_old_views(scaling, epochs, network, time_to, against)]
     if regression and views:
@@ -120,15 +120,15 @@ def compare(
 def _old_views(
     scaling: bool, epochs: bool, network: bool, time_to: str | None, against: str | None
 ) -> list[str]:
-    """Return what the options of earlier versions ask for as views, with a hint on stderr."""
-    given = {
+    """Return the views of options of earlier versions, and print a hint on standard error."""
+    names = {
         "--scaling": "scaling" if scaling else None,
         "--epochs": "epochs" if epochs else None,
         "--network": "network" if network else None,
         "--time-to": None if time_to is None else f"time-to:{time_to}",
         "--against": None if against is None else f"studies:{against}",
     }
-    views = {option: name for option, name in given.items() if name is not None}
+    views = {option: name for option, name in names.items() if name is not None}
     for option, name in views.items():
         say(f"hint: {option} will be removed; use --view {name}", error=True)
     return list(views.values())
@@ -137,7 +137,7 @@ def _old_views(
 def _render(
     comparison: Comparison, names: Sequence[str], form: Format, columns: Sequence[str] | None
 ) -> str:
-    """Return the comparison, or the named views of it, in that format."""
+    """Render the comparison, or the named views of it."""
     from shardmark.report.answers.overview import overview, overview_json
     from shardmark.report.table.formats import render_tables
     from shardmark.report.views.registry import find_view
@@ -160,9 +160,9 @@ def _render(
 
 
 def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
-    """Print what changed from the first run to the second.
+    """Print the changes from the first run to the second and return the exit code.
 
-    Returns the exit code: 1 where something regressed, 2 where nothing is decided.
+    The code is 1 if a cell regressed, 2 if no cell is decided.
     """
     from shardmark.analysis.compare.regression import find_regressions
     from shardmark.report.table.formats import render_json, render_points, render_tables
@@ -173,8 +173,8 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
     )
 
     if len(runs) != 2:
-        given = "one run is" if len(runs) == 1 else f"{len(runs)} runs are"
-        raise InputError("--regression", f"{given} named", "name two: before and after")
+        count = "one run is" if len(runs) == 1 else f"{len(runs)} runs are"
+        raise InputError("--regression", f"{count} named", "name two: before and after")
     regression = find_regressions(*runs, threshold=percent / 100)
     if form is Format.JSON:
         say_text(render_json({"regression": regression_json(regression)}))
@@ -189,5 +189,5 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
 
 
 def terminal_width() -> int | None:
-    """Characters in a line of the terminal; None where the output goes elsewhere."""
+    """Return the width of the terminal in characters; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

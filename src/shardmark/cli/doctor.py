@@ -101,9 +101,9 @@ def doctor(
                 _write_node(write, record)
         return
     options = {"--ranks": ranks, "--device": device, "--seconds": seconds, "--write": write}
-    if given := [name for name, value in options.items() if value is not None]:
-        found = "found without --network"
-        raise InputError(", ".join(given), found, "add --network, or leave this out")
+    if names := [name for name, value in options.items() if value is not None]:
+        problem = "found without --network"
+        raise InputError(", ".join(names), problem, "add --network, or leave this out")
     if not _print_findings(as_json=as_json):
         raise typer.Exit(1)
 
@@ -204,8 +204,8 @@ def _rows(checks: Iterable[Check]) -> list[Line]:
 def _lines(rows: Iterable[Line], width: int) -> list[str]:
     """Format one line for each finding, and below it one for its remedy."""
     lines = []
-    for state, name, found, remedy in rows:
-        lines.append(f"{state:<8} {name:<{width}}  {found}")
+    for state, name, finding, remedy in rows:
+        lines.append(f"{state:<8} {name:<{width}}  {finding}")
         if remedy is not None:
             lines.append(f"{'':<8} {'':<{width}}  -> {remedy}")
     return lines

@@ -34,12 +34,12 @@ def export(
     to: Annotated[
         To,
         typer.Option(
-            help="A tracker; table files; or a launcher, for which the fastest verified trial"
-            " becomes a command and its configuration."
+            help="A tracker; csv for table files; or a launcher, for which the fastest verified"
+            " trial becomes a command and its configuration."
         ),
     ],
     runs: Runs = None,
-    # Text: a path would make one slash of the two in a URI, which then looks like a folder.
+    # Text, since `Path` would turn the two slashes of a URI into one.
     out: Annotated[
         str | None,
         typer.Option(
@@ -49,20 +49,18 @@ def export(
     ] = None,
     tracking_uri: Annotated[
         str | None,
-        typer.Option(
-            metavar="URI", help="MLflow's server or database, instead of a folder by --out."
-        ),
+        typer.Option(metavar="URI", help="Server or database of MLflow, in place of --out."),
     ] = None,
     trial: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What a launcher gets instead of the fastest: a strategy such as fsdp or"
+            help="Trial for a launcher in place of the fastest: a strategy such as fsdp or"
             " 'fsdp on 4 ranks', or a trial's id.",
         ),
     ] = None,
 ) -> None:
-    """Hand finished runs to a tracker, write them as tables, or one trial as a launch command."""
+    """Export runs to a tracker or to tables, or one trial to a launch command."""
     from shardmark.report.export import export_runs
     from shardmark.report.export.launch import LAUNCHERS, export_launch
 

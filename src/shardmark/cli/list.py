@@ -1,4 +1,4 @@
-"""`shardmark list`: what there is, one line each."""
+"""`shardmark list`: lists strategies, workloads, models, metrics and other names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.text import say
 
 KINDS = {
-    "strategies": "ways to share the work between ranks, with their fixed options",
+    "strategies": "strategies of distributed training, with their fixed options",
     "workloads": "tasks: classification, detection, language, your own",
     "models": "models by name",
     "datasets": "data sets by name",
@@ -25,10 +25,10 @@ KINDS = {
 def list_(
     kind: Annotated[
         str,
-        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without, these kinds."),
+        typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without it, these kinds."),
     ] = "",
 ) -> None:
-    """List what there is, one line each."""
+    """List the names of strategies, models, metrics and other kinds, one a line."""
     lines = listing(kind)
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
@@ -36,7 +36,10 @@ def list_(
 
 
 def listing(kind: str) -> Mapping[str, str]:
-    """Name -> one line about it; of the kinds, without one.  `InputError` for an unknown kind."""
+    """Return the names of a kind, or of all kinds, with a description of each.
+
+    Raises `InputError` for an unknown kind.
+    """
     from shardmark.analysis.studies.study import studies
     from shardmark.config.load import presets
     from shardmark.config.messages import choices
@@ -54,7 +57,9 @@ def listing(kind: str) -> Mapping[str, str]:
         "workloads": _workloads(),
         "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **OTHER_MODELS},
         "datasets": DATASETS,
-        "metrics": {name: f"[{each.unit}] {each.definition}" for name, each in METRICS.items()},
+        "metrics": {
+            name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()
+        },
         "experiments": presets(),
         "studies": studies(),
     }
@@ -81,7 +86,7 @@ def _workloads() -> dict[str, str]:
 def _plugins(
     group: str, built_in: Container[str], class_of: Callable[[str], type]
 ) -> dict[str, str]:
-    """Lines about what other packages register; one that cannot be imported says so."""
+    """Return the names that other packages register, with a description or an import error."""
     from shardmark.core.plugins import plugin_names
 
     lines = {}
@@ -95,5 +100,5 @@ def _plugins(
 
 
 def _summary(described: type) -> str:
-    """The first line of the docstring."""
+    """Return the first line of the docstring."""
     return (inspect.getdoc(described) or "").partition("\n")[0]

@@ -1,4 +1,4 @@
-"""`shardmark plan`: memory, time and cost on machines that nobody has."""
+"""`shardmark plan`: predicts memory, time and cost on other machines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardmark.core.text import say, say_text
 
 
 class PlanFormat(StrEnum):
-    """How a plan is printed."""
+    """Output formats of a plan."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -30,13 +30,15 @@ def plan(
         typer.Option(
             "--on",
             metavar="HARDWARE",
-            help="A node type such as dgx-h100, so many of a card such as h100x8, or a YAML file."
+            help="A node type such as dgx-h100, a number of cards such as h100x8, or a YAML file."
             " Repeat it to compare machines.",
         ),
     ],
     nodes: Annotated[
         str,
-        typer.Option(metavar="COUNTS", help="How many nodes: 4, 1,2,3 or, doubling, 1..128."),
+        typer.Option(
+            metavar="COUNTS", help="Numbers of nodes: 4, or 1,2,3, or 1..128, which doubles."
+        ),
     ] = "1",
     run: Annotated[
         Path | None,
@@ -44,8 +46,8 @@ def plan(
             "--from",
             metavar="RUN",
             parser=path_of,
-            help="Start from a stored run of this model: it fixes how fast computing and"
-            " communication are, and gives intervals.",
+            help="Calibrate the prediction by a stored run of this model, which also gives"
+            " intervals.",
         ),
     ] = None,
     price_per_hour: Annotated[
@@ -53,16 +55,16 @@ def plan(
         typer.Option(
             metavar="DOLLARS",
             min=0,
-            help="Of one card; adds what the recipe costs. With several --on, one for all or one"
-            " for each.",
+            help="Price of one card; adds the cost of the recipe.  With several --on, one price for"
+            " all or one for each.",
         ),
     ] = None,
     search: Annotated[
         bool,
         typer.Option(
             "--search",
-            help="Compare all layouts of the most ranks: copies, shards, tensor ranks, stages,"
-            " micro-batches, activation checkpointing, CPU offload.",
+            help="Compare all layouts of the largest number of ranks: replicas, shards, tensor"
+            " ranks, stages, micro-batches, activation checkpointing, CPU offload.",
         ),
     ] = False,
     write: Annotated[
@@ -75,12 +77,12 @@ def plan(
     ] = None,
     overrides: Overrides = None,
     form: Annotated[
-        PlanFormat, typer.Option("--format", help="json holds every figure, in base units.")
+        PlanFormat, typer.Option("--format", help="json has every value, in base units.")
     ] = PlanFormat.TEXT,
 ) -> None:
     """Predict memory, speed and cost of every strategy on machines that you do not have.
 
-    Exit code 1 where nothing fits, or nothing could be predicted.
+    Exit code 1 if nothing fits, or nothing could be predicted.
     """
     from shardmark.cli.compare import terminal_width
     from shardmark.config.load import load_experiment, to_yaml
@@ -91,10 +93,10 @@ def plan(
     from shardmark.results.store import load_run
 
     if write is not None and not write.parent.is_dir():
-        raise InputError(f"--write {write}", "its folder is not there", "make it first")
+        raise InputError(f"--write {write}", "its folder does not exist", "create it first")
     if write is not None and write.exists():
-        raise InputError(f"--write {write}", "it is there already", "name another file")
-    made = compare_machines(
+        raise InputError(f"--write {write}", "it exists already", "name another file")
+    predicted = compare_machines(
         load_experiment(experiment, overrides or ()),
         on,
         parse_nodes(nodes),
@@ -103,14 +105,14 @@ def plan(
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,
     )
-    say_text(render_plan(made, Format(form.value), terminal_width() or 80))
+    say_text(render_plan(predicted, Format(form.value), terminal_width() or 80))
     if write is not None:
-        if made.winner is None:
+        if predicted.winner is None:
             raise InputError(
                 f"--write {write}", "no layout fits", "use more nodes, or another card"
             )
         with storing(write):
-            write.write_text(to_yaml(made.winner), encoding="utf-8")
+            write.write_text(to_yaml(predicted.winner), encoding="utf-8")
         say(f"written: {write}   measure it: shardmark run {write}", error=form is PlanFormat.JSON)
-    if not made.answered:
+    if not predicted.answered:
         raise typer.Exit(1)

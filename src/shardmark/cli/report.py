@@ -1,4 +1,4 @@
-"""`shardmark report`: one page to read and to keep, and the figures beside it."""
+"""`shardmark report`: writes a page about runs, and its figures."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ def report(
         typer.Option(
             metavar="FILE",
             parser=path_of,
-            help="The page; report.html inside the run's folder by default.  The figures lie"
+            help="File of the page; report.html in the run's folder by default.  The figures are"
             " beside it, in NAME-figures.",
         ),
     ] = None,
     baseline: Baseline = None,
     images: Annotated[
-        bool, typer.Option("--images/--no-images", help="Write the figures as PNG and SVG, too.")
+        bool,
+        typer.Option("--images/--no-images", help="Also write the figures as PNG and SVG files."),
     ] = True,
     predicted: Annotated[
         bool,
         typer.Option(
             "--predicted",
-            help="Also draw what `plan` predicts against what was measured: it traces the models,"
-            " which takes seconds.",
+            help="Also draw the predictions of `plan` against the measurements; tracing the models"
+            " takes seconds.",
         ),
     ] = False,
 ) -> None:
-    """Write one self-contained, interactive page about one or more runs, and its figures."""
+    """Write a self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.report.page.page import default_out, write_report
 

@@ -89,7 +89,7 @@ def run(
     words = ["shardmark", "run", experiment]
     words += [word for change in overrides or () for word in ("--set", change)]
     words += [] if engine is None else ["--engine", engine]
-    words += [option for option, given in (("--retry", retry), ("--quiet", quiet)) if given]
+    words += [option for option, is_set in (("--retry", retry), ("--quiet", quiet)) if is_set]
     words += [] if budget is None else ["--budget", budget]
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: --remeasure counts for the first start alone", error=True)
@@ -110,8 +110,8 @@ def run(
             say(f"interrupted; go on with: {again}", error=True)
             raise
         except StorageError as error:
-            where, problem, remedy = error.args
-            raise StorageError(where, problem, f"{remedy}; go on with: {again}") from error
+            place, problem, remedy = error.args
+            raise StorageError(place, problem, f"{remedy}; go on with: {again}") from error
         if exit_code is None:
             exit_code = _print_results(folder, quiet=quiet)
     if exit_code:

@@ -1,4 +1,4 @@
-"""`shardmark schema`."""
+"""`shardmark schema`: prints the JSON schema of the experiment file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shardmark verify`: proves or refutes that the strategies train the same thing."""
+"""`shardmark verify`: verifies that the strategies train the same model."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def verify(
     experiment: ExperimentName,
     overrides: Overrides = None,
     form: Annotated[
-        TextOrJson, typer.Option("--format", help="json holds every check.")
+        TextOrJson, typer.Option("--format", help="json has every check.")
     ] = TextOrJson.TEXT,
     engine: EngineOption = None,
 ) -> None:
-    """Hold a few steps of every strategy against one process that plays all ranks.
+    """Compare a few steps of every strategy with one process that plays all ranks.
 
-    Exit code 0 if every strategy that could be tried is equivalent; 1 if some is not, or fails;
-    2 if nothing worse is known than that some cannot be decided.
+    Exit code 0 if every strategy that can run here is equivalent; 1 if one is not, or fails; 2 if
+    none is worse than undecided.
     """
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
@@ -68,7 +68,7 @@ def verify(
 
 
 def _text(verification: Verification) -> list[str]:
-    """The answer, one line a verdict, and under a deviating one its cause and its evidence."""
+    """Return the summary, and a line for each verdict with the cause of a deviation."""
     from shardmark.results.verification import numerics_text, verdict_text
 
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
@@ -76,9 +76,9 @@ def _text(verification: Verification) -> list[str]:
     reference = f"the reference: {verification.reference}; {verification.steps} steps"
     checks = (check for verdict in tried for check in verdict.checks)
     weights = dict.fromkeys(
-        f"sample weights: {how}"
+        f"sample weights: {text}"
         for check in checks
-        if check.name == "sample weights" and (how := str(check.found).partition(": ")[2])
+        if check.name == "sample weights" and (text := str(check.found).partition(": ")[2])
     )
     lines = [f"{same} of {len(tried)} train the same as {reference}", *weights, ""]
     causes: dict[str, int] = {}
@@ -92,8 +92,8 @@ def _text(verification: Verification) -> list[str]:
         others = sum(other.tried_as == verdict.id for other in verification.verdicts)
         if others:
             lines.append(f"    holds for {others} more cells: other ranks, batches or seeds")
-        if told := numerics_text(verdict.mathematics):
-            lines.append(f"    {told}")
+        if numerics := numerics_text(verdict.mathematics):
+            lines.append(f"    {numerics}")
         if verdict.cause is None:
             continue
         cause = f"{verdict.cause.text} ({verdict.cause.evidence})"

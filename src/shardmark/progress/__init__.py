@@ -1,1 +1,1 @@
-"""What a person sees while a run works: lines, or a display at the foot of the terminal."""
+"""Displays of a run's progress: lines, or a bar at the foot of the terminal."""

@@ -1,4 +1,4 @@
-"""The trial under way, drawn anew at the foot of a terminal or in a notebook's cell."""
+"""Draws the current trial at the foot of a terminal or in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shardmark.progress.lines import Lines, Quiet, figures
 from shardmark.trials.trial import Trial
 
 DRAW_EVERY_SECONDS = 0.5
-"""Drawing takes a third of a millisecond of a core that may be a rank's."""
+"""Time between two drawings, each of which takes 0.3 ms of a core that a rank may use."""
 BAR_COLUMNS = 60
 
 
 class Display(Lines):
-    """What is under way is drawn in one place; what has ended stays, a line each."""
+    """Draws the current trial in one place, and prints a line for each finished one."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Display(Lines):
             self._draw(self._title, figures(reading, self._pace), done=done)
 
     def _draw(self, heading: str, parts: Sequence[str] = (), *, done: float | None = None) -> None:
-        """The heading, what is done of 1 as a bar, and the parts, in as many lines as needed."""
+        """Draw the heading, the fraction `done` as a bar, and the parts."""
         self._drawn_at = time.monotonic()
-        # Cut at the terminal's edge, since a wrapped line could not be drawn over.
+        # Cut at the terminal's edge: a wrapped line could not be overwritten.
         lines: list[RenderableType] = [_line(one_line(heading), style="bold")]
         if done is not None:
             width = min(self._console.width, BAR_COLUMNS)
             bar = ProgressBar(total=1.0, completed=done, width=width)
-            lines.append(Padding(bar, 0))  # which ends its line; a bar alone does not
+            lines.append(Padding(bar, 0))  # ends its line, which a bar alone does not
         lines.append(Columns(map(_line, parts), padding=(0, 2)))
-        self._draw_now(Padding(Group(*lines), 0))  # a notebook shows this, and no bare group
+        self._draw_now(Padding(Group(*lines), 0))  # a notebook shows no bare group
 
     def _print(self, text: str) -> None:
         if self._console.is_jupyter:
@@ -95,11 +95,11 @@ def listener(
         cell = display(Text(""), display_id=True)
         yield Display(console, cell.update, folder, budget_seconds)
         cell.update(Text(""))
-    # Not rich's own question: FORCE_COLOR would make a pipe a terminal, and fill it with codes.
+    # rich alone would take a pipe for a terminal with FORCE_COLOR, and fill it with codes.
     elif not sys.stdout.isatty() or console.is_dumb_terminal or not console.is_terminal:
         yield Lines(folder, budget_seconds=budget_seconds)
     else:
-        # No thread of its own: it would draw more often than there is anything new to tell.
+        # No refresh thread: it would draw more often than the progress changes.
         with Live(console=console, auto_refresh=False, transient=True) as live:
             update = partial(live.update, refresh=True)
             yield Display(console, update, folder, budget_seconds)

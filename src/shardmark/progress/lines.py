@@ -1,4 +1,4 @@
-"""A run's progress in plain lines, and the words for it."""
+"""Prints a run's progress as plain lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE_EVERY_SECONDS = 30.0
 
 
 class Lines:
-    """A line when a trial has ended, and before that one each half minute."""
+    """Prints a line when a trial has ended, and every half minute before."""
 
     def __init__(
         self,
@@ -38,17 +38,17 @@ class Lines:
     ) -> None:
         self._folder = folder
         self._error = error
-        """Print to standard error, since standard output is for something else."""
+        """True to print to standard error."""
         self._pace = Pace(budget_seconds)
         self._title = ""
-        self._lined_at = 0.0
+        self._printed_at = 0.0
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         if self._folder is not None:
             self._print(f"writing to {self._folder}")
         for cell in left_out:
             self._print(f"left out: {cell}")
-        done = f", {finished} have their result already" if finished else ""
+        done = f", {finished} finished already" if finished else ""
         self._print(f"{total} trial{'s' if total != 1 else ''}{done}; loading libraries")
         self._pace.planned(total - finished)
 
@@ -60,8 +60,8 @@ class Lines:
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
         self._title = f"[{number}/{total}] {title(trial)}"
-        self._lined_at = time.monotonic()
-        self._pace.planned(total - number + 1)  # fewer, where cells are known by now
+        self._printed_at = time.monotonic()
+        self._pace.planned(total - number + 1)  # fewer after cells are decided
         tokens = trial.workload.tokens_per_sample
         self._pace.trial_started(trial.batch_per_step, tokens_per_sample=tokens)
 
@@ -73,13 +73,13 @@ class Lines:
         self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
         left = self._pace.run_left_seconds(between_trials=True)
         if result.outcome is Outcome.INTERRUPTED:
-            left = None  # nothing follows
+            left = None  # no trial follows
         tail = f", about {duration(left)} left" if left else ""
         self._print(f"{self._title}: {ending(result)}{tail}")
 
     def _show(self, reading: Reading) -> None:
-        if time.monotonic() - self._lined_at >= LINE_EVERY_SECONDS:
-            self._lined_at = time.monotonic()
+        if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
+            self._printed_at = time.monotonic()
             self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
 
     def _print(self, text: str) -> None:
@@ -87,7 +87,7 @@ class Lines:
 
 
 class Quiet(NullListener):
-    """Says only what went wrong, on standard error."""
+    """Prints only failures, on standard error."""
 
     def trial_started(self, number: int, total: int, trial: Trial) -> None:
         self._title = f"[{number}/{total}] {title(trial)}"
@@ -98,7 +98,7 @@ class Quiet(NullListener):
 
 
 def title(trial: Trial) -> str:
-    """What tells the trial apart: `ddp on 4 ranks of 2 nodes, recipe.precision=bf16`."""
+    """Return a trial's title, such as `ddp on 4 ranks of 2 nodes, recipe.precision=bf16`."""
     parts = [trial.title]
     parts += [f"{key}={shown(value)}" for key, value in trial.varied.items() if key != NODES]
     if trial.measure.repeats.at_most > 1:
@@ -107,14 +107,14 @@ def title(trial: Trial) -> str:
 
 
 def shown(value: object) -> str:
-    """A varied value as the experiment file has it: YAML on one line."""
+    """Return a varied value as YAML on one line."""
     if isinstance(value, Mapping | list | tuple):
         return one_line(format_yaml(value, one_line=True))
     return one_line(value if isinstance(value, str) else show(value))
 
 
 def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
-    """What is known of the trial under way, the most important first."""
+    """Return the state of the current trial in words, the most important first."""
     parts = [f"step {reading.steps} of {reading.total_steps}"]
     if reading.steps >= reading.total_steps:
         parts.append("finishing")
@@ -124,10 +124,10 @@ def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
         tokens = pace.tokens_per_sample
         parts.append(f"{rate * tokens:.0f} tokens/s" if tokens else f"{rate:.1f} samples/s")
     if reading.loss is not None and reading.loss_steps is not None:
-        # A CPU's ranks are read while they step; only a loss of some time ago needs its place.
+        # Only a loss of an earlier step is printed with its step.
         late = reading.steps - reading.loss_steps > 1
         parts.append(f"loss {reading.loss:.4g}" + (f" at step {reading.loss_steps}" * late))
-    parts.append(f"{duration(pace.trial_seconds)} gone")
+    parts.append(f"{duration(pace.trial_seconds)} elapsed")
     left = pace.run_left_seconds()
     if left is not None and left >= 1:
         parts.append(f"about {duration(left)} left")
@@ -135,10 +135,10 @@ def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
 
 
 def ending(result: TrialResult) -> str:
-    """How a trial ended, in words."""
+    """Return the end of a trial in words."""
     seconds = f"{result.total_seconds:.1f} s"
     if result.outcome is Outcome.INTERRUPTED:
-        return f"interrupted after {seconds} (trials/{result.id})"  # by whom, the reader knows
+        return f"interrupted after {seconds} (trials/{result.id})"
     if result.outcome is not Outcome.OK:
         reason = f": {result.failure.reason}" if result.failure else ""
         remedy = f"; {result.failure.remedy}" if result.failure and result.failure.remedy else ""

@@ -1,4 +1,4 @@
-"""How fast the trial under way is, and how long the run will take, from readings of its steps."""
+"""Estimates the speed of the current trial and the remaining time from readings of steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from math import inf
 from statistics import fmean
 
 RATE_SECONDS = 10.0
-"""The rate is that of the last so many seconds."""
+"""Length of the interval over which the rate is measured."""
 STILL_SECONDS = 10.0
-"""With no step for so long, and for some steps' time, there is no rate to show."""
+"""Least time without a step after which no rate is shown."""
 STILL_STEPS = 3
+"""Least number of usual step times without a step after which no rate is shown."""
 
-Reached = tuple[float, int]
-"""When the steps changed, and to how many."""
+Reading = tuple[float, int]
+"""Time of a change of the steps, and their new number."""
 
 
 class Pace:
-    """Watches steps go by.  All times are of the monotonic clock."""
+    """Estimates speed and remaining time.  All times are of the monotonic clock."""
 
     def __init__(self, budget_seconds: float | None = None) -> None:
-        """With a budget, which runs out from now on, no trial begins after its end."""
+        """The budget starts now; no trial starts after its end."""
         self._budget_ends_at = time.monotonic() + (
             inf if budget_seconds is None else budget_seconds
         )
@@ -30,7 +31,7 @@ class Pace:
         self.trial_started(samples_per_step=0)
 
     def planned(self, trials_left: int) -> None:
-        """So many trials are to be run."""
+        """Set the number of trials that are to be run."""
         self._trials_left = trials_left
 
     def trial_started(self, samples_per_step: int, tokens_per_sample: int | None = None) -> None:
@@ -39,17 +40,17 @@ class Pace:
         self._samples_per_step = samples_per_step
         self.tokens_per_sample = tokens_per_sample
         self._remaining = 0
-        self._recent: deque[Reached] = deque()
-        self._first: Reached = (0.0, 0)
+        self._recent: deque[Reading] = deque()
+        self._first: Reading = (0.0, 0)
 
     def stepped(self, steps: int, total_steps: int) -> None:
-        """So many steps have been taken by now."""
+        """Set the number of steps of the current trial."""
         now = time.monotonic()
         self._remaining = total_steps - steps
         if self._recent and steps == self._recent[-1][1]:
             return
         if self._recent and steps < self._recent[-1][1]:
-            self._recent.clear()  # measured again, or gone back to a checkpoint
+            self._recent.clear()  # the trial is measured again
         if not self._recent:
             self._first = (now, steps)
         self._recent.append((now, steps))
@@ -57,25 +58,25 @@ class Pace:
             self._recent.popleft()
 
     def trial_ended(self, *, ran_through: bool) -> None:
-        """`ran_through` unless it broke off: then its time tells nothing of the trials to come."""
+        """Count the trial's time for those that follow, if it `ran_through`."""
         if ran_through:
             self._ended_after.append(self.trial_seconds)
 
     @property
     def trial_seconds(self) -> float:
-        """Since the trial was started."""
+        """Time since the trial was started."""
         return time.monotonic() - self._started_at
 
     @property
     def samples_per_second(self) -> float | None:
-        """All ranks' samples between the first and the last of the latest readings with a step."""
+        """Samples of all ranks per second over the latest readings."""
         if len(self._recent) < 2 or self.still_seconds > 0:
             return None
         return self._samples_per_step / self._step_seconds(self._recent[0])
 
     @property
     def still_seconds(self) -> float:
-        """Time without a step, once it is longer than the steps before give reason to expect."""
+        """Time without a step if it is unusually long; otherwise 0."""
         if len(self._recent) < 2:
             return 0.0
         still = time.monotonic() - self._recent[-1][0]
@@ -83,25 +84,26 @@ class Pace:
         return still if still > max(STILL_SECONDS, usual) else 0.0
 
     def run_left_seconds(self, *, between_trials: bool = False) -> float | None:
-        """The trial's own steps, and for each trial to come the mean of those that ran through; no
-        more than a budget has left.
+        """Estimate the run's remaining time, at most the rest of the budget; None if unknown.
 
-        Before one has, the trial under way stands for all, and between trials nothing is known.
+        It is the rest of the current trial, and for each trial that follows the mean of those that
+        ran through, or the current trial's time before one has.
         """
-        own = 0.0 if between_trials else None
-        if own is None and len(self._recent) > 1:  # at the mean pace, evaluations included
-            own = self._remaining * self._step_seconds(self._first)
+        trial_left = 0.0 if between_trials else None
+        if trial_left is None and len(self._recent) > 1:  # the mean pace includes evaluations
+            trial_left = self._remaining * self._step_seconds(self._first)
         if self._ended_after:
-            each = fmean(self._ended_after)
-            own = max(0.0, each - self.trial_seconds) if own is None else own
-        elif own is None or between_trials:
+            mean_seconds = fmean(self._ended_after)
+            if trial_left is None:
+                trial_left = max(0.0, mean_seconds - self.trial_seconds)
+        elif trial_left is None or between_trials:
             return None
         else:
-            each = self.trial_seconds + own
+            mean_seconds = self.trial_seconds + trial_left
         budget_left = self._budget_ends_at - time.monotonic()
-        return max(own, min(own + self._trials_left * each, budget_left))
+        return max(trial_left, min(trial_left + self._trials_left * mean_seconds, budget_left))
 
-    def _step_seconds(self, since: Reached) -> float:
-        """Mean time of a step since then; there are at least two readings."""
+    def _step_seconds(self, since: Reading) -> float:
+        """Return the mean time of a step since the reading; there are at least two readings."""
         until, steps = self._recent[-1]
         return (until - since[0]) / (steps - since[1])

@@ -93,7 +93,7 @@ def test_nothing_is_written_over(
     capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
 ) -> None:
     assert main(["plan", file, "--on", "h100x8", "--write", file]) == 2
-    assert "it is there already; name another file" in capsys.readouterr().err
+    assert "it exists already; name another file" in capsys.readouterr().err
     assert Path(file).read_text() == EXPERIMENT
     printed(capsys, file, "--on", "h100x8", "--write", str(tmp_path / "best.yaml"))
     assert "strategy:" in (tmp_path / "best.yaml").read_text()

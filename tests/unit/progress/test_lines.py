@@ -62,7 +62,7 @@ def test_plan_tells_where_what_is_left_out_and_what_is_done(printed: Printed) ->
         "left out: single on 2 ranks: single is one device",
         "3 trials; loading libraries",
         "writing to runs/ab",
-        "3 trials, 2 have their result already; loading libraries",
+        "3 trials, 2 finished already; loading libraries",
     ]
 
 
@@ -76,8 +76,8 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
         time.now = 100.0 + second
         told.trial_stepped(Reading(steps=2 * second, total_steps=200))
     assert printed() == [
-        f"[1/2] {TITLE}: step 60 of 200, 16.0 samples/s, 30 s gone, about 3 min left",
-        f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s gone, about 2 min left",
+        f"[1/2] {TITLE}: step 60 of 200, 16.0 samples/s, 30 s elapsed, about 3 min left",
+        f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s elapsed, about 2 min left",
     ]
     time.now = 220.0
     told.trial_ended(1, 2, invented_trial(metrics=MEASURED))
@@ -132,7 +132,7 @@ def test_figures_are_those_that_are_known(time: Time) -> None:
     watch = pace.Pace()
     watch.planned(1)
     watch.trial_started(samples_per_step=8)
-    assert figures(Reading(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s gone")
+    assert figures(Reading(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s elapsed")
     reading = Reading(steps=3, total_steps=9, loss=1.23456, loss_steps=2)
     assert figures(reading, watch)[1] == "loss 1.235", "as good as now"
     late = Reading(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)

@@ -354,11 +354,11 @@ class TrialWatch:
 def _checked(node: ConnectedNode, answer: Message) -> Message:
     """Return the answer, or raise the error that the node reports in it."""
     if "storage_error" in answer:
-        where, problem, remedy = answer["storage_error"]
-        raise StorageError(where, f"{node.title}: {problem}", remedy)
+        place, problem, remedy = answer["storage_error"]
+        raise StorageError(place, f"{node.title}: {problem}", remedy)
     if "input_error" in answer:
-        where, problem, allowed = answer["input_error"]
-        raise InputError(where, f"{node.title}: {problem}", allowed)
+        place, problem, allowed = answer["input_error"]
+        raise InputError(place, f"{node.title}: {problem}", allowed)
     if "error" in answer:
         raise ShardmarkError(f"{node.title}: {answer['error']}")
     return answer

@@ -119,8 +119,8 @@ class Node:
             answer = {"error": str(error)}
         except OSError as error:  # a disk of this machine; the node goes on
             remedy = REMEDIES.get(error.errno or 0, "check that machine")
-            where = str(error.filename or self._scratch)
-            answer = {"storage_error": [where, error.strerror or str(error), remedy]}
+            path = str(error.filename or self._scratch)
+            answer = {"storage_error": [path, error.strerror or str(error), remedy]}
         self._channel.send(answer)
 
     def _answer(self, message: Message) -> Message:
@@ -259,7 +259,7 @@ def join(join_options: JoinOptions, secret: str, starter: IO[str] | None = None)
 
     `starter` is a pipe that closes with the process that started this one; then the wait ends.
     """
-    where = f"{join_options.host}:{join_options.port}"
+    controller = f"{join_options.host}:{join_options.port}"
     number = join_options.number
     if join_options.number_variable is not None:
         number = int(os.environ[join_options.number_variable])
@@ -273,10 +273,10 @@ def join(join_options: JoinOptions, secret: str, starter: IO[str] | None = None)
         answer, _ = channel.receive()
     except ChannelEndedError as ended:
         channel.close()
-        raise ShardmarkError(f"{where} takes no nodes: {ended}") from None
+        raise ShardmarkError(f"{controller} takes no nodes: {ended}") from None
     if "refused" in answer:
         channel.close()
-        raise ShardmarkError(f"{where} refuses this node: {answer['refused']}")
+        raise ShardmarkError(f"{controller} refuses this node: {answer['refused']}")
     os.environ.pop(SECRET_VARIABLE, None)  # ranks do not need it
     channel.keep_alive(float(answer["silence_seconds"]))
     number = int(answer["welcome"])
@@ -285,7 +285,7 @@ def join(join_options: JoinOptions, secret: str, starter: IO[str] | None = None)
 
 def _connect(join_options: JoinOptions, secret: str, starter: IO[str] | None) -> Channel:
     """Connect and authenticate; try again until `join_seconds` have passed."""
-    where, seconds = f"{join_options.host}:{join_options.port}", join_options.join_seconds
+    controller, seconds = f"{join_options.host}:{join_options.port}", join_options.join_seconds
     deadline = time.monotonic() + seconds
     while True:
         channel = None
@@ -299,18 +299,16 @@ def _connect(join_options: JoinOptions, secret: str, starter: IO[str] | None) ->
                 channel.close()
             if isinstance(error, AuthenticationError):
                 remedy = f"use the same {SECRET_VARIABLE}, or secret file, on all nodes"
-                raise ShardmarkError(f"{where} refuses this node: {error}; {remedy}") from None
+                raise ShardmarkError(f"{controller} refuses this node: {error}; {remedy}") from None
             if time.monotonic() > deadline:
                 reason = getattr(error, "strerror", None) or error
                 raise ShardmarkError(
-                    f"no controller at {where} within {seconds:g} s: {reason}"
+                    f"no controller at {controller} within {seconds:g} s: {reason}"
                 ) from None
             if starter is None:
                 time.sleep(RETRY_SECONDS)
             elif select.select([starter], [], [], RETRY_SECONDS)[0]:
-                problem = (
-                    f"no controller at {where}, and the process that started this node has ended"
-                )
+                problem = f"no controller at {controller}, and the process that started this node has ended"
                 raise ShardmarkError(problem) from None
 
 

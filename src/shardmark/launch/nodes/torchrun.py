@@ -78,8 +78,8 @@ class HostCommands(NodeStarter):
         for number, command in self._started.items():
             failure = command.failure()
             if failure is not None:
-                where = f" ({self._options.hosts[number]})" if self._options.hosts else ""
-                raise ShardmarkError(f"the command that starts node {number}{where} {failure}")
+                host = f" ({self._options.hosts[number]})" if self._options.hosts else ""
+                raise ShardmarkError(f"the command that starts node {number}{host} {failure}")
 
     def close(self) -> None:
         joined = set(self._registry.nodes) if self._registry else set()
