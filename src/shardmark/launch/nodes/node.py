@@ -308,8 +308,8 @@ def _connect(join_options: JoinOptions, secret: str, starter: IO[str] | None) ->
             if starter is None:
                 time.sleep(RETRY_SECONDS)
             elif select.select([starter], [], [], RETRY_SECONDS)[0]:
-                problem = f"no controller at {controller}, and the process that started this node has ended"
-                raise ShardmarkError(problem) from None
+                ended = "the process that started this node has ended"
+                raise ShardmarkError(f"no controller at {controller}, and {ended}") from None
 
 
 def main(join_options: str) -> int:
