@@ -58,7 +58,6 @@ ZERO = {
 
 Step = Callable[[Any, Any], Tensor]
 """Maps pictures and labels to the loss."""
-LossOf = Callable[[nn.Module, Any, Any], Tensor]
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -76,11 +75,11 @@ def cross_entropy(model: nn.Module, pictures: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(model(pictures), labels)
 
 
-def eager_step(model: nn.Module, parameters: list[nn.Parameter], loss_of: LossOf) -> Step:
+def eager_step(model: nn.Module, parameters: list[nn.Parameter]) -> Step:
     optimizer = torch.optim.SGD(parameters, **SGD)
 
     def step(pictures: Any, labels: Any) -> Tensor:
-        loss = loss_of(model, pictures, labels)
+        loss = cross_entropy(model, pictures, labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -89,17 +88,17 @@ def eager_step(model: nn.Module, parameters: list[nn.Parameter], loss_of: LossOf
     return step
 
 
-def start(strategy: str, model: nn.Module, blocks: list[nn.Module], loss_of: LossOf) -> Step:
+def start(strategy: str, model: nn.Module, blocks: list[nn.Module]) -> Step:
     """Set up the strategy; `blocks` are the modules that FSDP gathers one by one."""
     if strategy == "single":
-        return eager_step(model, list(model.parameters()), loss_of)
+        return eager_step(model, list(model.parameters()))
     if strategy == "ddp":
         from torch.nn.parallel import DistributedDataParallel
 
         wrapped = DistributedDataParallel(
             model, broadcast_buffers=False, gradient_as_bucket_view=True, bucket_cap_mb=BUCKET_MB
         )
-        return eager_step(wrapped, list(model.parameters()), loss_of)
+        return eager_step(wrapped, list(model.parameters()))
     if strategy == "fsdp":
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -108,7 +107,7 @@ def start(strategy: str, model: nn.Module, blocks: list[nn.Module], loss_of: Los
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         for part in (*blocks, model):
             fully_shard(part, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        return eager_step(model, list(model.parameters()), loss_of)
+        return eager_step(model, list(model.parameters()))
     import deepspeed
 
     parameters = list(model.parameters())
@@ -121,7 +120,7 @@ def start(strategy: str, model: nn.Module, blocks: list[nn.Module], loss_of: Los
     )
 
     def step(pictures: Any, labels: Any) -> Tensor:
-        loss = loss_of(engine, pictures, labels)
+        loss = cross_entropy(engine, pictures, labels)
         engine.backward(loss)
         engine.step()
         return loss.detach()
@@ -146,7 +145,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = resnet18(num_classes=10)
     blocks = [module for module in model.modules() if isinstance(module, BasicBlock)]
-    step = start(options.strategy, model, blocks, cross_entropy)
+    step = start(options.strategy, model, blocks)
     share = options.global_batch // world_size
     scale, shift = torch.tensor(1 / (255 * STD)), torch.tensor(-MEAN / STD)
     random = np.random.default_rng(0)

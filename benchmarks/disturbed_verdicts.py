@@ -23,24 +23,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from harness import (
-    Table,
-    add_sources_to_path,
-    experiment_of,
-    json_lines,
-    options_of,
-    store,
-    surroundings,
-)
+from harness import Table, experiment_of, json_lines, options_of, store, surroundings
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.verdicts import (
-    FASTER,
-    LEAST_GAIN,
-    METRIC,
-    NOT_DECIDED,
-    SLOWER,
-    TIE,
-)
+from shardmark.analysis.compare.verdicts import FASTER, LEAST_GAIN, METRIC, NOT_DECIDED, SLOWER, TIE
 from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
 from shardmark.config.load import from_mapping
 from shardmark.core.strict_yaml import format_yaml
@@ -132,7 +117,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--keep", type=Path, help="file that keeps each run as a line of JSON")
     options = parser.parse_args()
-    add_sources_to_path()
     times, repeats, steps = (
         (1, 2, 8) if options.small else (options.times, options.repeats, options.steps)
     )

@@ -7,7 +7,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,6 +62,9 @@ def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
         "--small", action="store_true", help="a short run that shows that the benchmark works"
     )
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for JSON and Markdown")
+    # Child processes import the package also where it is not installed.
+    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return parser
 
 
@@ -219,48 +221,19 @@ def threads_of(ranks: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def script_command(script: str, *arguments: str, ranks: int, out: Path) -> list[str]:
-    """The `torchrun` command of a script beside this file."""
-    threads = str(threads_of(ranks))
+def bare_loop_command(strategy: str, *, steps: int, out: Path) -> list[str]:
+    """The `torchrun` command of `bare_loop.py`."""
+    ranks = ranks_of(strategy)
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--local-addr", "localhost"),
-        *(str(BENCHMARKS / script), *arguments, "--threads", threads, "--out", str(out)),
-    ]
-
-
-def bare_loop_command(strategy: str, *, steps: int, out: Path) -> list[str]:
-    return script_command(
-        "bare_loop.py",
-        *("--strategy", strategy, "--steps", str(steps)),
+        *(str(BENCHMARKS / "bare_loop.py"), "--strategy", strategy, "--steps", str(steps)),
         *("--warmup", str(WARMUP_STEPS), "--global-batch", str(GLOBAL_BATCH)),
-        ranks=ranks_of(strategy),
-        out=out,
-    )
+        *("--threads", str(threads_of(ranks)), "--out", str(out)),
+    ]
 
 
 def script_variables(ranks: int) -> dict[str, str]:
     """The environment of a bare script: that of a trial's ranks, with the same allocator."""
     variables = {"OMP_NUM_THREADS": str(threads_of(ranks)), "DS_ACCELERATOR": "cpu"}
     return {**ENVIRONMENT, **os.environ, **variables}
-
-
-def run_script(command: Sequence[str], *, ranks: int, seconds: float) -> None:
-    """Run a bare script to its end; a failure ends the benchmark with its last output."""
-    done = subprocess.run(
-        command,
-        env=script_variables(ranks),
-        check=False,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=seconds,
-    )
-    if done.returncode:
-        raise SystemExit(f"{shlex.join(command)} failed:\n{done.stdout[-4000:]}")
-
-
-def add_sources_to_path() -> None:
-    """Let child processes import the package where it is not installed."""
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))

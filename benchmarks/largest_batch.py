@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from harness import Table, add_sources_to_path, options_of, store, surroundings
+from harness import Table, options_of, store, surroundings
 from predict_memory import MODELS
 from shardmark.config.load import from_mapping
 from shardmark.launch.largest_batch import largest_batches, tried_trial
@@ -87,7 +87,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.small:
         options.models, options.strategies = ["vit_cifar"], ["ddp", "fsdp"]
-    add_sources_to_path()
     around_here = surroundings()
     results: dict[str, dict[str, dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:

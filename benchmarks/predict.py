@@ -207,18 +207,14 @@ def numbers_of(scores: Sequence[Score]) -> dict[str, float]:
     }
 
 
-def percent(value: float) -> str:
-    return f"{value:.1%}".replace("%", " %")
-
-
 def row_of(title: str, numbers: Mapping[str, float], bar: str) -> tuple[str, ...]:
     return (
         title,
         f"{numbers['pairs']:.0f} of {numbers['sources']:.0f} sources",
-        percent(numbers["median"]),
-        percent(numbers["p90"]),
+        f"{numbers['median']:.1%}",
+        f"{numbers['p90']:.1%}",
         f"{numbers['skill']:.2f} ({numbers['skill_of_means']:.2f})",
-        percent(numbers["naive_median"]),
+        f"{numbers['naive_median']:.1%}",
         bar,
     )
 
@@ -276,7 +272,7 @@ def main() -> None:
         held = coverage(scores) if held_out else shipped_coverage(scores)
         numbers["coverage"] = held
         title = "coverage of the 90 % interval, scale-out"
-        rows.append((title, f"{len(scores)}", percent(held), "", "", "", "87 to 93 %"))
+        rows.append((title, f"{len(scores)}", f"{held:.1%}", "", "", "", "87 to 93 %"))
     if moved and not held_out:
         numbers["coverage_another_card"] = shipped_coverage(moved)
     if held_out:

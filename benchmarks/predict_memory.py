@@ -14,14 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from harness import (
-    Table,
-    add_sources_to_path,
-    options_of,
-    store,
-    surroundings,
-    trial_runner,
-)
+from harness import Table, options_of, store, surroundings, trial_runner
 from shardmark.config.load import from_mapping
 from shardmark.launch.trial import TrialRunner
 from shardmark.results.schema import Outcome
@@ -30,10 +23,8 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
 
 NAME = "predict_memory"
-STRATEGIES = (
-    *("single", "ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid"),
-    *("zero-1", "zero-2", "zero-3"),
-)
+FSDP, ZERO = ("fsdp", "fsdp-grad-op", "fsdp-hybrid"), ("zero-1", "zero-2", "zero-3")
+STRATEGIES = ("single", "ddp", *FSDP, *ZERO)
 OTHERS: tuple[str | dict[str, Any], ...] = (
     *("tp", {"name": "tp", "sequence_parallel": True}, "fsdp-tp"),
     *({"name": "pp", "schedule": schedule} for schedule in ("1f1b", "gpipe", "interleaved")),
@@ -44,12 +35,8 @@ OTHERS: tuple[str | dict[str, Any], ...] = (
 RANKS, GLOBAL_BATCH = 4, 16
 WORST, MEDIAN = 0.03, 0.01
 BAR = f"Bar: every strategy at most {WORST:.0%} off on every model, the median {MEDIAN:.0%}"
-PICTURES = {
-    "name": "classification",
-    "dataset": "random",
-    "image_size": 64,
-    "training_samples": 128,
-}
+PICTURES: dict[str, Any] = {"name": "classification", "dataset": "random", "image_size": 64}
+PICTURES |= {"training_samples": 128}
 MODELS: dict[str, dict[str, Any]] = {
     "resnet18": PICTURES | {"model": "resnet18"},
     "resnet50": PICTURES | {"model": "resnet50"},
@@ -140,7 +127,6 @@ def main() -> None:
     options.models = options.models or list(models)
     if options.small:
         options.models, options.repeats = ["vit_cifar"], 1
-    add_sources_to_path()
     around = surroundings()
     real: dict[str, dict[str, list[list[int]]]] = {}
     plans: dict[str, Sequence[Trial]] = {}

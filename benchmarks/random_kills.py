@@ -33,15 +33,7 @@ from typing import Any
 
 import psutil
 
-from harness import (
-    ROOT,
-    Table,
-    add_sources_to_path,
-    json_lines,
-    options_of,
-    store,
-    surroundings,
-)
+from harness import ROOT, Table, json_lines, options_of, store, surroundings
 from shardmark.core.run_files import RESULT_FILE, TRIAL_FILE
 from shardmark.launch.trial_artifacts import TRIAL_FILES
 from shardmark.results.runs_folder import LOCK_FILE
@@ -57,10 +49,8 @@ PAIRS = (
     *("ddp", "fsdp", "fsdp-grad-op", "ps-sync", "fsdp1", "zro", "local-sgd", "diloco"),
     *("ps-async", "ps-bounded", "zero-0", "zero-1", "zero-2", "zero-3"),
 )
-PICTURES = {
-    **{"name": "classification", "model": "tests.distributed.models:small"},
-    "dataset": "digits",
-}
+SMALL = "tests.distributed.models:small"
+PICTURES = {"name": "classification", "model": SMALL, "dataset": "digits"}
 TEXT = {
     **{"name": "language", "model": "gpt", "layers": 2, "width": 16, "heads": 2},
     **{"dataset": "text", "tokenizer": "bytes", "sequence_length": 16},
@@ -271,9 +261,8 @@ class KilledRun:
         self._kills_left -= 1
         print(f"{role} of {trial or 'no trial'}", flush=True)
         kill = {"victim": role, "nodes": self._nodes, "trial": trial}
-        self.kills.append(
-            {**kill, "at_seconds": killed_at_seconds, "came_to": "no trial was running"}
-        )
+        kill |= {"at_seconds": killed_at_seconds, "came_to": "no trial was running"}
+        self.kills.append(kill)
 
     def _current_trial(self) -> str | None:
         """Id of the trial that was begun last, unless it has its result."""
@@ -290,11 +279,11 @@ class KilledRun:
             return {}
         run = load_run(self._out, verify=True)
         self.problems += [f"damaged: {damaged}" for damaged in run.damaged]
-        files = {trial.id: self._out / "trials" / trial.id / RESULT_FILE for trial in run.trials}
-        hashes = {
-            name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()
-        }
-        return {trial.id: (trial, hashes[trial.id]) for trial in run.trials}
+        return {trial.id: (trial, self._digest(trial)) for trial in run.trials}
+
+    def _digest(self, trial: TrialResult) -> str:
+        content = (self._out / "trials" / trial.id / RESULT_FILE).read_bytes()
+        return hashlib.sha256(content).hexdigest()
 
     def _check_results(
         self,
@@ -304,10 +293,8 @@ class KilledRun:
     ) -> None:
         after = self._results()
         for name, (trial, digest) in before.items():
-            if (
-                trial.outcome is not Outcome.UNAVAILABLE
-                and after.get(name, (None, ""))[1] != digest
-            ):
+            same = after.get(name, (None, ""))[1] == digest
+            if trial.outcome is not Outcome.UNAVAILABLE and not same:
                 self.problems.append(f"{name}: its result was lost or changed")
         for name, (trial, digest) in after.items():
             if before.get(name, (None, ""))[1] != digest:
@@ -325,9 +312,7 @@ class KilledRun:
         lost = trial.outcome is Outcome.UNAVAILABLE and "was lost" in reason
         right = {
             Outcome.OK: True,
-            Outcome.FAILED: any(
-                text in reason for kill in trial_kills for text in REASONS[kill["victim"]]
-            ),
+            Outcome.FAILED: any(t in reason for k in trial_kills for t in REASONS[k["victim"]]),
             Outcome.UNAVAILABLE: lost and any(kill["victim"] == "node" for kill in kills),
         }.get(trial.outcome, False)
         if not right:
@@ -351,7 +336,6 @@ def main() -> None:
     options.kills = 10 if options.small else options.kills
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)  # also in the background of a shell
-    add_sources_to_path()
     around = surroundings()
     runs = json_lines(options.keep)
     deadline = time.monotonic() + 60 * options.minutes

@@ -16,6 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
+
 from shardmark.analysis.compare.comparison import compare
 from shardmark.report.figures.chart import Series, figure
 from shardmark.report.figures.drawing import draw, figure_svg
@@ -26,23 +30,8 @@ from shardmark.report.table.table import byte_unit
 from shardmark.results.store import RunFolder, load_run
 from shardmark.results.verification import Verification
 
-RESULTS = Path(__file__).resolve().parent / "results"
-VERSIONS = ("torch", "torchvision", "deepspeed", "numpy")
 MOST_PICTURE_BYTES = 100_000
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
-
-
-def measured_on(environment: dict[str, Any]) -> str:
-    """Date, machine and versions in one sentence, without the machine's name."""
-    cpu, packages = environment["cpu"], environment["packages"]
-    versions = ", ".join(f"{name} {packages[name]}" for name in VERSIONS)
-    devices = ", ".join(device["name"] for device in environment["cuda"]["devices"]) or "no GPU"
-    memory = environment["memory"]["total_bytes"] / 2**30
-    return (
-        f"Measured on {environment['date'][:10]}: {cpu['model']}, {cpu['usable_cores']} cores, "
-        f"{memory:.0f} GiB, {devices}; Python {environment['python']}, {versions}, "
-        f"Shardmark {environment['shardmark']} at {environment['git']['commit'][:10]}."
-    )
 
 
 def verdict_lines(verification: Verification | None) -> list[str]:
@@ -107,7 +96,7 @@ def main() -> None:
     environment = RunFolder(options.run).read_environment()
     comparison = compare([run], None)
     table = render_tables([comparison_table(comparison)], Format.MARKDOWN, headings=False).strip()
-    place = measured_on(environment)
+    place = surroundings_line(surroundings_in(environment))
     stem = f"{environment['date'][:10]}-{options.name}"
     verdicts = "\n".join(verdict_lines(run.verification))
     options.out.mkdir(parents=True, exist_ok=True)

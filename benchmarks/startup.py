@@ -11,6 +11,7 @@ the two sides alternates.
 from __future__ import annotations
 
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -18,12 +19,11 @@ from typing import Any
 
 from harness import (
     Table,
-    add_sources_to_path,
     bare_loop_command,
     experiment_of,
     options_of,
     ranks_of,
-    run_script,
+    script_variables,
     spread,
     store,
     surroundings,
@@ -59,7 +59,7 @@ def bare_startup_seconds(strategy: str) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = bare_loop_command(strategy, steps=STEPS, out=Path(folder))
         launched_at_seconds = time.time()
-        run_script(command, ranks=ranks, seconds=BARE_SECONDS)
+        subprocess.run(command, env=script_variables(ranks), check=True, timeout=BARE_SECONDS)
         reports = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(ranks)]
     return max(report["steps_at_seconds"][0] for report in reports) - launched_at_seconds
 
@@ -84,7 +84,6 @@ def main() -> None:
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES)
     options = parser.parse_args()
     pairs = options.pairs or (1 if options.small else 5)
-    add_sources_to_path()
     around = surroundings()
     experiment = from_mapping(experiment_of(options.strategies, STEPS, 1 + pairs, STEPS - 1))
     check_data(experiment.workload)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from math import inf, isinf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.cluster.bench import UNLIMITED, bits_per_second
 from benchmarks.harness import Table, surroundings_in, surroundings_line
@@ -121,17 +121,13 @@ class Speed:
         return self.planned is None or len(self.run.trials) >= self.planned
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reversal:
-    """A pair whose order is shown at two speeds and differs between them."""
+class Reversal(NamedTuple):
+    """A pair of which `first` is shown to be faster at `before`, and `second` at `after`."""
 
     first: str
-    """The name that is faster over the faster links."""
     second: str
     before: str
-    """The slowest speed so far at which `first` is shown to be faster."""
     after: str
-    """The next speed at which `second` is."""
 
 
 def read_speeds(folder: Path) -> list[Speed]:
@@ -255,9 +251,7 @@ def reversals_of(speeds: Sequence[Speed]) -> list[Reversal]:
             if faster is None:
                 continue
             if leader is not None and faster != leader:
-                reversals.append(
-                    Reversal(first=leader, second=faster, before=last, after=speed.name)
-                )
+                reversals.append(Reversal(leader, faster, last, speed.name))
             leader, last = faster, speed.name
     return reversals
 
@@ -274,7 +268,7 @@ def write_table(speeds: Sequence[Speed], out: Path, command: str) -> list[Path]:
         "load_before": [record.get("load") for record in records],
         "command": command,
         "speeds": [_speed_json(speed) for speed in speeds],
-        "turns": [asdict(reversal) for reversal in reversals],
+        "turns": [reversal._asdict() for reversal in reversals],
     }
     stem = f"{around['date'][:10]}-{NAME}"
     out.mkdir(parents=True, exist_ok=True)
