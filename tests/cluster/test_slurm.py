@@ -126,7 +126,7 @@ def test_lost_node_and_cancelled_job(cluster: SlurmCluster, tmp_path: Path) -> N
     cluster.answer("scancel", *cluster.jobs())
     job.wait(timeout=LONG_SECONDS)
     printed = (tmp_path / "log.txt").read_text()
-    assert printed.rstrip().splitlines()[-1].startswith("interrupted; go on with: shardmark run")
+    assert printed.rstrip().splitlines()[-1].startswith("interrupted; continue with: shardmark run")
     first, second = in_order(out)
     assert first.outcome is Outcome.FAILED
     assert first.failure is not None

@@ -107,11 +107,11 @@ def run(
                     with listener(folder, options) as progress:
                         run_experiment(resolved, folder, options, plan=plan, listener=progress)
         except KeyboardInterrupt:
-            say(f"interrupted; go on with: {again}", error=True)
+            say(f"interrupted; continue with: {again}", error=True)
             raise
         except StorageError as error:
             place, problem, remedy = error.args
-            raise StorageError(place, problem, f"{remedy}; go on with: {again}") from error
+            raise StorageError(place, problem, f"{remedy}; continue with: {again}") from error
         if exit_code is None:
             exit_code = _print_results(folder, quiet=quiet)
     if exit_code:

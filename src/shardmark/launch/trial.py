@@ -150,7 +150,7 @@ class TrialRunner:
         def on_tick() -> None:
             if not self.engine.samples:
                 sampler.look()
-            # Not the first rank's alone: it may be slow.
+            # All ranks, since the first may be slow.
             progress = [
                 reached for rank in ranks if (reached := read_progress(directory, rank)) is not None
             ]

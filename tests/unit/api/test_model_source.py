@@ -105,7 +105,7 @@ def built(name: str) -> Any:
 
 
 @pytest.mark.parametrize("name", ["Net", "build", "Alias"])
-def test_a_definition_takes_with_it_what_it_uses(notebook: dict[str, Any], name: str) -> None:
+def test_definition_includes_what_it_uses(notebook: dict[str, Any], name: str) -> None:
     written = model_name(notebook[name], Path("runs/models"))
     path = Path(written.rpartition(":")[0])
     assert path.parent == Path("runs/models")
@@ -118,7 +118,7 @@ def test_a_definition_takes_with_it_what_it_uses(notebook: dict[str, Any], name:
     assert dict(answer) == {"scaled": 6, "double": 20, "names": ("a", {"b": [1.5, None]})}
 
 
-def test_the_same_text_is_the_same_file_and_another_is_another(notebook: dict[str, Any]) -> None:
+def test_file_name_depends_on_the_text(notebook: dict[str, Any]) -> None:
     first = model_name(notebook["build"], Path("models"))
     assert model_name(notebook["build"], Path("models")) == first
     notebook["WIDTH"] = 4
@@ -126,7 +126,7 @@ def test_the_same_text_is_the_same_file_and_another_is_another(notebook: dict[st
     assert len([*Path("models").iterdir()]) == 2
 
 
-def test_names_stand_wherever_an_experiment_has_a_model(notebook: dict[str, Any]) -> None:
+def test_models_become_names_everywhere(notebook: dict[str, Any]) -> None:
     given = {"matrix": {"workload.model": ["resnet18", notebook["Net"]]}, "data_dir": Path("x")}
     named = by_name(given, Path("models"))
     assert named["data_dir"] == "x"
@@ -134,7 +134,7 @@ def test_names_stand_wherever_an_experiment_has_a_model(notebook: dict[str, Any]
     assert named["matrix"]["workload.model"][1].startswith("models/Net_")
 
 
-def test_what_can_be_imported_keeps_its_module() -> None:
+def test_importable_model_keeps_its_module() -> None:
     from torch import nn
 
     assert model_name(nn.Linear, Path("models")) == "torch.nn.modules.linear:Linear"
@@ -151,9 +151,7 @@ def test_what_can_be_imported_keeps_its_module() -> None:
         ("Bare", "the source of Bare cannot be found"),
     ],
 )
-def test_what_cannot_be_written_is_refused(
-    notebook: dict[str, Any], name: str, message: str
-) -> None:
+def test_model_without_source_is_refused(notebook: dict[str, Any], name: str, message: str) -> None:
     notebook["inner"], notebook["Local"] = notebook["outer"]()
     notebook["instance"] = notebook["Net"](num_classes=1)
     notebook["instance"].__class__.__call__ = notebook["scaled"]
@@ -162,7 +160,7 @@ def test_what_cannot_be_written_is_refused(
     assert not Path("models").exists()
 
 
-def test_a_file_that_is_not_there_or_lacks_the_name_is_told() -> None:
+def test_missing_model_file_or_name_is_reported() -> None:
     Path("cnn.py").write_text("def small(num_classes):\n    return num_classes\n")
     assert built("cnn.py:small") == 10
     for name, message in (("gone.py:small", "no file 'gone.py'"), ("cnn.py:big", "has no 'big'")):

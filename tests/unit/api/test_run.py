@@ -24,7 +24,7 @@ EXPERIMENT = {
 SINGLE, DDP = invented_trial("single", 1), invented_trial("ddp", 2)
 
 
-def test_every_public_name_is_there() -> None:
+def test_public_names_exist() -> None:
     for name in shardmark.__all__:
         assert getattr(shardmark, name) is not None
         assert name in dir(shardmark)
@@ -161,7 +161,7 @@ def test_keywords_change_keys_of_the_file(asked: Asked) -> None:
         (EXPERIMENT, {"model": lambda num_classes: num_classes}, "model: <lambda> is defined in"),
     ],
 )
-def test_what_cannot_be_run_is_refused(
+def test_invalid_experiment_is_refused(
     asked: Asked, experiment: Any, overrides: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(shardmark.InputError, match=message):

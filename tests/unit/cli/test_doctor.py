@@ -70,7 +70,7 @@ def test_text_and_json_have_every_finding(capsys: Captured) -> None:
         ),
     ],
 )
-def test_what_is_not_installed(
+def test_missing_package_has_an_install_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: Captured,
     versions: dict[str, str],
@@ -226,7 +226,9 @@ def test_wrong_options(options: str, message: str, capsys: Captured) -> None:
     assert message in capsys.readouterr().err
 
 
-def test_under_torchrun_it_says_how_many(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_ranks_option_is_refused_under_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
     for name in LAUNCHER:
         monkeypatch.setenv(name, "1")
     assert main(["doctor", "--network", "--ranks", "2"]) == 2

@@ -109,7 +109,7 @@ def test_regressions_and_exports(run: Path, printed: Printed, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("text", [STEERS, RUNS], ids=["steers", "runs"])
-def test_a_page_holds_every_text_as_text(tmp_path: Path, text: str) -> None:
+def test_page_escapes_every_text(tmp_path: Path, text: str) -> None:
     """No script, address or handler of theirs, with and without a policy against them."""
     hostile_copy(tmp_path / "run", text)
     stored = load_run(tmp_path / "run")
@@ -124,7 +124,7 @@ def test_a_page_holds_every_text_as_text(tmp_path: Path, text: str) -> None:
     assert one_line(text)[:8] in page.text
 
 
-def test_python_shows_it_as_text(run: Path) -> None:
+def test_notebook_output_escapes_text(run: Path) -> None:
     loaded = load(run)
     for shown in (str(loaded), repr(loaded), loaded._repr_html_()):
         check_text(shown)
@@ -156,7 +156,9 @@ def test_experiments_plans_and_mistakes(tmp_path: Path, printed: Printed) -> Non
     assert "FORGED" in printed("run", "quickstart", "--set", f"{STEERS}=1", "--dry-run", code=2)
 
 
-def test_the_machine_s_own_names(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_the_machine_are_escaped(
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Anybody on it names processes, and whoever sells it names devices."""
     state = machine_checks.State.MISSING
     check = machine_checks.Check(name=STEERS, state=state, found=STEERS, remedy=STEERS)
@@ -187,12 +189,12 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         StrategyUnavailable(STEERS, STEERS, STEERS),
     ],
 )
-def test_errors_are_told_as_text(error: ShardmarkError) -> None:
+def test_errors_escape_control_characters(error: ShardmarkError) -> None:
     lines = check_text(str(error)).split("\n")
     assert len(lines) == 1 + len(error.args[3:])
 
 
-def test_a_line_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_escapes_line_breaks(capsys: pytest.CaptureFixture[str]) -> None:
     say("Zürich \U0001f600", STEERS, error=True)
     assert capsys.readouterr().err.split("\n")[::2] == ["Zürich \U0001f600", ""]
     assert one_line("a\tb\r\nc\x1b[31mred\x1b[0m \u200bd") == "a b  cred d"
@@ -200,12 +202,12 @@ def test_a_line_is_one_line_whatever_it_holds(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("text", ["=1", "\t=1", "\r\n+1", " -1", "@a", "\uff1d1", "\u200b=1"])
-def test_no_cell_is_a_formula(text: str) -> None:
+def test_csv_cells_are_no_formulas(text: str) -> None:
     assert csv_cell(text).startswith("'")
 
 
 @pytest.mark.parametrize("text", ["\\| forged", "![](http://a)", "[a](b)", "<img>", "*a*"])
-def test_markdown_is_text(text: str) -> None:
+def test_markdown_is_escaped(text: str) -> None:
     escaped = escape_markdown(text)
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<*\[\]]", escaped)
 

@@ -16,7 +16,7 @@ from shardmark.trials.matrix import expand
 
 
 @pytest.mark.parametrize("task", [None, *Template])
-def test_it_can_be_planned_from_any_folder(task: Template | None, tmp_path: Path) -> None:
+def test_experiment_of_init_can_be_planned(task: Template | None, tmp_path: Path) -> None:
     options = [] if task is None else ["--task", task.value]
     assert main(["init", *options, "--out", str(tmp_path / "new")]) == 0
     plan = expand(load_experiment(tmp_path / "new" / "experiment.yaml"), "cpu")
@@ -39,7 +39,7 @@ class Terminal(StringIO):
         (["--ranks", "3", "--out", "{}"], "", (Template.TOKENS, 3)),
     ],
 )
-def test_a_terminal_is_asked_where_no_flag_is_given(
+def test_init_asks_in_a_terminal_without_options(
     flags: list[str],
     answers: str,
     expected: tuple[Template, int],
@@ -54,7 +54,7 @@ def test_a_terminal_is_asked_where_no_flag_is_given(
     assert {trial.world_size for trial in expand(experiment).trials} == {1, expected[1]}
 
 
-def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_init_does_not_overwrite_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "experiment.yaml").write_text("mine")
     assert main(["init", "--out", str(tmp_path)]) == 2
     assert "it exists already" in capsys.readouterr().err

@@ -81,7 +81,7 @@ PHASES = BEFORE_A_TRIAL | IN_A_TRIAL
     ("phase", "stop", "quiet"),
     [*((phase, interrupt, False) for phase in PHASES), ("starting", terminate, True)],
 )
-def test_the_way_on_is_told_and_the_trial_is_stored_whatever_the_phase(
+def test_interrupt_stores_the_trial_in_every_phase(
     *,
     phase: str,
     stop: Stop,
@@ -100,7 +100,7 @@ def test_the_way_on_is_told_and_the_trial_is_stored_whatever_the_phase(
         assert cli.main(command) == cli.INTERRUPTED
     assert signal.getsignal(signal.SIGTERM) is before
     printed = capsys.readouterr()
-    others, _, again = printed.err.rstrip("\n").rpartition("interrupted; go on with: shardmark ")
+    others, _, again = printed.err.rstrip("\n").rpartition("interrupted; continue with: shardmark ")
     assert others == "", "and nothing else on standard error"
     words = shlex.split(again)
     folder = Path(words[-1])
@@ -123,9 +123,7 @@ def test_the_way_on_is_told_and_the_trial_is_stored_whatever_the_phase(
 
 
 @pytest.mark.usefixtures("engine")
-def test_a_result_that_is_there_already_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_keeps_a_finished_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted between the result and the end of the trial."""
     written = RunFolder.write_result
 
@@ -139,7 +137,7 @@ def test_a_result_that_is_there_already_stays(
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
 
 
-def test_the_same_command_again_names_the_unfinished_run(
+def test_repeated_command_names_the_unfinished_run(
     engine: FakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     """And a run that another command measures at that moment."""

@@ -123,7 +123,7 @@ def test_compare_takes_a_baseline_and_several_runs_each_once(
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_compare_tells_damage(capsys: Captured, tmp_path: Path, form: str) -> None:
+def test_compare_reports_damaged_trials(capsys: Captured, tmp_path: Path, form: str) -> None:
     run = write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
     (run / "trials" / "ddp-2-1" / "result.json").write_text('{"half')
     code, out, err = answer(capsys, "compare", str(run), "--format", form)
@@ -143,7 +143,7 @@ def test_list_has_one_line_each(capsys: Captured, kind: str) -> None:
         assert line
 
 
-def test_list_tells_units_and_fixed_options() -> None:
+def test_list_shows_units_and_fixed_options() -> None:
     assert set(listing("metrics")) == set(METRICS)
     assert listing("metrics")["step_seconds"].startswith("[seconds] One optimizer step")
     assert listing("strategies")["zero-2"].endswith("[stage=2]")

@@ -89,7 +89,7 @@ def test_mistakes_are_messages(
     assert message in capsys.readouterr().err
 
 
-def test_nothing_is_written_over(
+def test_plan_does_not_overwrite_files(
     capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
 ) -> None:
     assert main(["plan", file, "--on", "h100x8", "--write", file]) == 2
@@ -99,7 +99,7 @@ def test_nothing_is_written_over(
     assert "strategy:" in (tmp_path / "best.yaml").read_text()
 
 
-def test_a_card_without_the_precision_is_the_answer(
+def test_plan_reports_a_card_without_the_precision(
     capsys: pytest.CaptureFixture[str], file: str
 ) -> None:
     text = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16",
@@ -109,7 +109,7 @@ def test_a_card_without_the_precision_is_the_answer(
     assert several.startswith("No speed could be predicted; each reason is below.")
 
 
-def test_a_machine_that_is_not_there_is_named(
+def test_unknown_machine_is_named(
     capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
 ) -> None:
     node = tmp_path / "node.yaml"

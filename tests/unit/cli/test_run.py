@@ -56,7 +56,7 @@ def settings(*changes: str) -> list[str]:
     return [word for change in changes for word in ("--set", change)]
 
 
-def test_run_ends_with_the_table_and_its_place(
+def test_run_ends_with_the_table_and_its_folder(
     answer: Answer, calls: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is told can be pasted."""
@@ -74,7 +74,7 @@ def test_run_ends_with_the_table_and_its_place(
 
 
 @pytest.mark.parametrize("option", ["--quiet", "-q"])
-def test_quiet_prints_the_table_alone_and_runs_are_numbered(
+def test_quiet_prints_only_the_table(
     answer: Answer,
     calls: list[dict[str, Any]],
     tmp_path: Path,
@@ -97,7 +97,7 @@ def test_quiet_prints_the_table_alone_and_runs_are_numbered(
         ((Outcome.TIMED_OUT, Outcome.OK), 1),
     ],
 )
-def test_exit_code_tells_of_failures(
+def test_exit_code_shows_failures(
     answer: Answer,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -190,7 +190,7 @@ def test_dry_run_finds_a_schedule_that_fails_late(
     assert "OneCycleLR fails at step 39" in err
 
 
-def test_dry_run_tells_cells_apart(answer: Answer) -> None:
+def test_dry_run_shows_varied_keys(answer: Answer) -> None:
     """All that a cell varies in, in columns that two spaces or more part."""
     changes = settings(
         "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]",
@@ -214,7 +214,7 @@ def test_dry_run_tells_cells_apart(answer: Answer) -> None:
     assert len({row[1] for row in rows}) == 4
 
 
-def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
+def test_dry_run_shows_unavailable_trials(answer: Answer) -> None:
     """Of one node; of several, `local` says that it has none of them."""
     changes = settings(
         "strategy=fsdp",
@@ -234,7 +234,7 @@ def test_dry_run_says_what_this_machine_lacks(answer: Answer) -> None:
     assert lacks not in printed, "other machines have what they have"
 
 
-def test_dry_run_says_which_models_cannot_be_divided(answer: Answer, tmp_path: Path) -> None:
+def test_dry_run_shows_models_that_cannot_be_divided(answer: Answer, tmp_path: Path) -> None:
     """Each mesh has a trial of its own, or a reason why it has none."""
     for name in ("train", "test"):
         (tmp_path / f"{name}.txt").write_text("a few words " * 500)
@@ -265,7 +265,7 @@ def test_dry_run_says_which_models_cannot_be_divided(answer: Answer, tmp_path: P
     assert "(ulysses on 4 ranks)" in printed
 
 
-def test_dry_run_expects_what_the_same_cells_took(
+def test_dry_run_estimates_time_from_earlier_trials(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the newest run of the experiment, or by what is in the folder already."""
@@ -304,7 +304,7 @@ def test_dry_run_expects_what_the_same_cells_took(
 
 
 @pytest.mark.parametrize("queued_again", [False, True])
-def test_ways_of_measuring_reach_the_run(
+def test_options_reach_the_run(
     answer: Answer,
     calls: list[dict[str, Any]],
     tmp_path: Path,

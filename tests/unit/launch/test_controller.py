@@ -63,7 +63,7 @@ def outcomes(out: Path) -> dict[str, str]:
     return {trial.strategy: str(trial.outcome) for trial in load_run(out, verify=True).trials}
 
 
-def test_every_trial_is_run_and_told_and_kept(out: Path) -> None:
+def test_every_trial_runs_once_and_is_reported(out: Path) -> None:
     engine, told = run(out)
     assert engine.calls[:2] == ["machine cpu", "load cpu"]
     assert engine.calls[-1] == "close"
@@ -83,7 +83,7 @@ def test_every_trial_is_run_and_told_and_kept(out: Path) -> None:
     assert told.plans == [(2, 2, 0)]
 
 
-def test_devices_that_others_use_are_told_before_the_trials(
+def test_gpus_in_use_are_reported_before_the_trials(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used = {"name": "NVIDIA H200", "processes": 2, "memory_used_bytes": 3 * 2**30}
@@ -98,7 +98,7 @@ def test_devices_that_others_use_are_told_before_the_trials(
     assert RunFolder(out).read_environment()["libraries"] == dict(nccl)
 
 
-def test_what_several_trials_import_is_loaded_once_before_them(
+def test_modules_of_all_trials_load_once_before_them(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each rank would import torchvision's detectors anew."""
@@ -125,7 +125,7 @@ def test_what_several_trials_import_is_loaded_once_before_them(
     ],
     ids=["strategy", "repeat", "cells without sense", "nodes and engine"],
 )
-def test_more_of_the_matrix_runs_only_what_is_new(
+def test_larger_matrix_runs_only_new_trials(
     out: Path, overrides: tuple[str, ...], new: list[str], plan: tuple[int, int, int]
 ) -> None:
     run(out)
@@ -135,7 +135,7 @@ def test_more_of_the_matrix_runs_only_what_is_new(
 
 
 @pytest.mark.parametrize(("kind", "end"), [("failed", FAILED), ("timed_out", TIMED_OUT)])
-def test_a_failure_is_a_result_until_it_is_repeated(out: Path, kind: str, end: Any) -> None:
+def test_retry_repeats_failed_trials(out: Path, kind: str, end: Any) -> None:
     """Ctrl-C or a budget may come first."""
     run(out, ends={"ddp": end})
     assert run(out)[0].names == []
@@ -155,7 +155,7 @@ def test_an_engine_that_fails_is_closed(out: Path) -> None:
     assert engine.calls[-1] == "close"
 
 
-def test_interrupt_is_stored_and_told_and_finished_later(out: Path) -> None:
+def test_interrupted_trial_is_stored_and_repeated_later(out: Path) -> None:
     engine = FakeEngine({"single": INTERRUPTED, "ddp": INTERRUPTED})
     with pytest.raises(KeyboardInterrupt):
         run_experiment(experiment(), out, engine=engine)
@@ -166,7 +166,9 @@ def test_interrupt_is_stored_and_told_and_finished_later(out: Path) -> None:
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
 
 
-def test_unavailable_is_stored_and_asked_again(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_trial_is_stored_and_checked_again(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = "matrix.strategy=[zero-1, ddp]"
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "deepspeed", None)
@@ -181,7 +183,7 @@ def test_unavailable_is_stored_and_asked_again(out: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("file", ["result.json", "steps.jsonl", "log.txt"])
-def test_half_a_file_is_told_and_measured_again(out: Path, file: str) -> None:
+def test_truncated_file_is_reported_and_measured_again(out: Path, file: str) -> None:
     run(out)
     (path,) = out.glob(f"trials/ddp-*/{file}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
@@ -244,14 +246,14 @@ def test_input_is_checked_before_anything_is_made(
     assert not out.exists()
 
 
-def test_device_of_the_machine_is_the_trials(out: Path) -> None:
+def test_trials_use_the_machines_device(out: Path) -> None:
     gpus = Machine(device_type="cuda", device_count=2, cores=2)
     engine, _ = run(out, "device=auto", machine=gpus)
     assert {trial.device_type for trial in engine.ran} == {"cuda"}
     assert engine.calls[1] == "load cuda"
 
 
-def test_nodes_are_in_the_environment_or_their_trials_unavailable(out: Path) -> None:
+def test_environment_lists_nodes(out: Path) -> None:
     run(out, nodes=3)
     stored = json.loads((out / "environment.json").read_text())
     assert [node["host"] for node in stored["nodes"]] == ["host-1", "host-2"]
@@ -275,7 +277,7 @@ OWN = "workload.model=my_model:net"
 @pytest.mark.parametrize(
     ("file", "more"), [("my_model.py", ()), ("my_parts.py", ("measure.repeats=2",))]
 )
-def test_an_edited_model_is_not_mixed_with_the_old_one(
+def test_edited_model_is_refused_in_the_same_run(
     out: Path, model: Path, file: str, more: tuple[str, ...]
 ) -> None:
     run(out, OWN)
@@ -294,7 +296,7 @@ def test_an_edited_model_is_not_mixed_with_the_old_one(
     assert run(out, OWN, *more)[0].ran == [], "it can be taken up as ever"
 
 
-def test_a_model_edited_during_the_run_ends_it(out: Path, model: Path) -> None:
+def test_model_edited_during_the_run_ends_the_run(out: Path, model: Path) -> None:
     def edit(_: Path) -> None:
         (model / "my_parts.py").write_text("width = 16\n")
 
@@ -308,7 +310,7 @@ def test_a_model_edited_during_the_run_ends_it(out: Path, model: Path) -> None:
     assert "my_parts.py" in result.failure.reason
 
 
-def test_a_model_that_the_ranks_built_otherwise_is_no_result(out: Path) -> None:
+def test_trial_with_another_model_structure_fails(out: Path) -> None:
     """As where a module's layers depend on a file that it reads."""
     structures = iter("ab")
 
@@ -325,7 +327,7 @@ def test_a_model_that_the_ranks_built_otherwise_is_no_result(out: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", ["fingerprint.json", "experiment.yaml"])
-def test_results_without_it_are_not_added_to(out: Path, lost: str) -> None:
+def test_run_without_its_description_is_refused(out: Path, lost: str) -> None:
     run(out)
     (out / lost).unlink()
     with pytest.raises(InputError, match=f"has results and no {lost}"):
@@ -344,7 +346,7 @@ OTHERS = StabilityFinding(
     ("disturbed", "remeasure", "attempts"),
     [(0, 2, 1), (1, 2, 2), (2, 2, 3), (3, 2, 3), (3, 0, 1)],
 )
-def test_disturbed_trials_are_repeated_and_kept(
+def test_disturbed_trials_are_repeated_and_set_aside(
     out: Path,
     monkeypatch: pytest.MonkeyPatch,
     disturbed: int,
@@ -372,7 +374,7 @@ def test_disturbed_trials_are_repeated_and_kept(
         assert len(list((out / "set-aside").iterdir())) == attempts
 
 
-def test_a_machine_that_stays_busy_is_not_tried_in_vain(
+def test_busy_machine_stops_repeats_of_disturbed_trials(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: (OTHERS,))
@@ -380,7 +382,7 @@ def test_a_machine_that_stays_busy_is_not_tried_in_vain(
     assert len(engine.ran) == 3 + 5, "the first trial alone is repeated"
 
 
-def test_a_budget_that_is_spent_is_told(out: Path) -> None:
+def test_trials_beyond_the_budget_are_reported(out: Path) -> None:
     engine, told = run(out, "measure.repeats=3", options=RunOptions(budget_seconds=0.0))
     assert engine.ran == []
     assert any("no time for 6 trials" in note for note in told.notes)
@@ -397,7 +399,7 @@ def test_a_folder_takes_one_command_at_a_time(out: Path) -> None:
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
 
 
-def test_a_newer_versions_result_is_not_measured_again(out: Path) -> None:
+def test_result_of_a_newer_version_is_refused(out: Path) -> None:
     run(out)
     (path,) = out.glob("trials/ddp-*/result.json")
     path.write_text(newer := json.dumps(json.loads(path.read_text()) | {"schema_version": 2}))
@@ -419,9 +421,7 @@ def test_folder_is_empty_again_if_the_engine_does_not_start(out: Path) -> None:
     assert [*out.iterdir()] == []
 
 
-def test_verdicts_on_cells_of_a_larger_matrix_stay(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_on_other_cells_stay(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that proved nothing, too."""
     once = "measure.verify=true", "matrix.strategy=[ddp]"
 
@@ -440,9 +440,7 @@ def test_verdicts_on_cells_of_a_larger_matrix_stay(
     assert not (out / ".verification").exists()
 
 
-def test_run_takes_over_what_verify_has_proven_of_the_same_content(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     judged: list[list[str]] = []
 

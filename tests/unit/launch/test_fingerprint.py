@@ -38,9 +38,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my_net.py"
 
 
-def test_sources_are_the_users_own_however_deep(
-    module: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sources_include_all_local_imports(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources = local_sources(["my_net"])
     files = {record.file for record in sources.values()}
     assert files == {
@@ -61,7 +59,7 @@ def test_sources_are_the_users_own_however_deep(
     )
 
 
-def test_data_are_told_by_names_sizes_and_times(tmp_path: Path) -> None:
+def test_data_record_depends_on_names_sizes_and_times(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "class" / "deeper").mkdir(parents=True, exist_ok=True)
         (tmp_path / "class" / "deeper" / f"{number}.png").write_bytes(bytes(number))
@@ -82,7 +80,7 @@ def test_data_are_told_by_names_sizes_and_times(tmp_path: Path) -> None:
     assert data_record(tmp_path / "nothing") is None
 
 
-def test_of_many_files_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert MAX_STATUSES > 1000
     monkeypatch.setattr("shardmark.launch.fingerprint.MAX_STATUSES", 2)
     for number in range(6):
@@ -94,7 +92,7 @@ def test_of_many_files_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.Mo
     assert data_record(tmp_path) != before
 
 
-def test_versions_are_those_of_all_machines() -> None:
+def test_versions_include_all_machines() -> None:
     def machine(torch: str, gpu: str | None) -> dict[str, object]:
         devices = [{"name": gpu}, {"name": gpu}] if gpu else []
         cuda = {"driver_version": "580.1" if gpu else None, "devices": devices}
@@ -108,7 +106,7 @@ def test_versions_are_those_of_all_machines() -> None:
     assert list(one.changes(two)) == ["torch (2.11, now 2.11 and 2.12)"]
 
 
-def test_only_what_both_have_is_compared_and_all_is_kept() -> None:
+def test_fingerprints_compare_common_parts_and_merge_all() -> None:
     before = Fingerprint(
         sources={"a": SourceRecord(file="a.py", sha256="1")},
         data={"data": DataRecord(files=2, index_sha256="1")},

@@ -96,7 +96,7 @@ def test_links_between_nodes_are_measured_before_the_trials_and_fitted(tmp_path:
     assert {trial.outcome for trial in load_run(tmp_path / "run").trials} == {"ok"}
 
 
-def test_they_are_measured_once_and_again_for_more_ranks_or_a_damaged_record(
+def test_links_are_measured_again_for_more_ranks_or_a_damaged_record(
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "run"
@@ -123,7 +123,7 @@ def test_they_are_measured_once_and_again_for_more_ranks_or_a_damaged_record(
         (("measure.link_seconds=0", *TWO_NODES), []),
     ],
 )
-def test_one_node_is_measured_where_asked_for(
+def test_links_of_one_node_are_measured_on_request(
     tmp_path: Path, changes: tuple[str, ...], asked: list[float]
 ) -> None:
     linked = Linked()
@@ -149,7 +149,7 @@ def test_one_process_has_no_links(tmp_path: Path) -> None:
         ({"nodes": 1}, "2 nodes are asked for"),
     ],
 )
-def test_a_failure_is_told_and_noted_and_the_trials_go_on(
+def test_failed_link_measurement_does_not_stop_the_trials(
     tmp_path: Path, linked: dict[str, Any], reason: str
 ) -> None:
     out = tmp_path / "run"
@@ -161,7 +161,7 @@ def test_a_failure_is_told_and_noted_and_the_trials_go_on(
     assert not (out / ".links").exists()
 
 
-def test_a_strategy_that_is_not_there_is_in_nobodys_way(
+def test_unavailable_strategy_does_not_prevent_link_measurement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", None)

@@ -92,7 +92,7 @@ def serving(registry: NodeRegistry) -> Iterator[None]:
     assert ends == [None]
 
 
-def test_small_files_follow_when_they_change(
+def test_mirror_sends_changed_files(
     registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node, "MIRROR_SECONDS", 0.0)
@@ -112,7 +112,7 @@ def test_small_files_follow_when_they_change(
     sender.close()
 
 
-def test_node_answers_and_judges_until_the_run_is_over(
+def test_node_serves_requests_until_the_run_is_over(
     registry: NodeRegistry, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has none of the controller's files: the judge's evidence is sent to it."""
@@ -137,7 +137,7 @@ def test_node_answers_and_judges_until_the_run_is_over(
 
 
 @pytest.mark.usefixtures("scratch")
-def test_a_bad_disk_of_a_node_is_told_and_the_node_lives_on(
+def test_disk_error_of_a_node_is_reported(
     registry: NodeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Full(FakeForkServer):
@@ -156,7 +156,7 @@ def test_a_bad_disk_of_a_node_is_told_and_the_node_lives_on(
 
 
 @pytest.mark.usefixtures("scratch")
-def test_node_is_told_of_its_refusal_and_says_when_its_controller_is_gone(
+def test_node_reports_refusal_and_lost_controller(
     registry: NodeRegistry,
 ) -> None:
     with pytest.raises(ShardmarkError, match="refuses this node: it has another recipe"):
@@ -166,7 +166,7 @@ def test_node_is_told_of_its_refusal_and_says_when_its_controller_is_gone(
     assert made.serve() == "its connection was closed"
 
 
-def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interface_variables_follow_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in INTERFACE_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert interface_of("127.0.0.1") == "lo"
@@ -187,7 +187,7 @@ def test_interface_is_the_addresss_unless_the_user_says(monkeypatch: pytest.Monk
         ("node0", 2, None, None),
     ],
 )
-def test_nodes_are_awaited_at_one_address(
+def test_listening_address_is_unique(
     host: str,
     nodes: int,
     interface: str | None,
@@ -210,7 +210,7 @@ def test_nodes_are_awaited_at_one_address(
         assert where == address
 
 
-def test_a_node_does_not_outlive_what_started_it_and_never_listened() -> None:
+def test_node_ends_with_its_starter() -> None:
     reader, writer = os.pipe()
     os.close(writer)
     nobody = JoinOptions(host="127.0.0.1", port=9, key=KEY, join_seconds=300.0)

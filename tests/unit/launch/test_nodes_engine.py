@@ -114,7 +114,7 @@ def failed(rank: int, at_seconds: float) -> Message:
     return {"ended": 1, "failures": [asdict(end)], "oom_kills": 1}
 
 
-def test_machine_is_the_least_of_all_nodes(world: World) -> None:
+def test_machine_is_the_minimum_of_all_nodes(world: World) -> None:
     for node, (count, cores) in zip(world.nodes, [(4, 8), (2, 16), (4, 4)], strict=True):
         facts = {"device_type": "cuda", "device_count": count, "cores": cores}
         node.answers["machine"] = MACHINE | facts | {"device_names": ["A"] * count}
@@ -135,7 +135,7 @@ def test_machine_is_the_least_of_all_nodes(world: World) -> None:
         ({"error": "no torch"}, ShardmarkError, "node 1 (host-1): no torch"),
     ],
 )
-def test_what_a_node_cannot_do_names_it(
+def test_errors_name_their_node(
     world: World, answer: Message, kind: type[ShardmarkError], said: str
 ) -> None:
     world.nodes[1].answers["machine"] = answer
@@ -144,13 +144,13 @@ def test_what_a_node_cannot_do_names_it(
     assert said in str(caught.value)
 
 
-def test_nodes_that_cannot_be_started_are_not_waited_for(world: World) -> None:
+def test_failed_start_ends_the_wait_for_nodes(world: World) -> None:
     world.starter.reason = "the command that starts node 1 ended"
     with pytest.raises(ShardmarkError, match="the command that starts node 1 ended"):
         world.engine.machine("cpu")
 
 
-def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
+def test_trial_uses_its_first_nodes_only(world: World, tmp_path: Path) -> None:
     trial, ticks = two_node_trial(tmp_path), []
     world.nodes[1].before_end = lambda channel: channel.send(
         {"file": "rank-1.json", "last": True}, b"{}"
@@ -177,7 +177,7 @@ def test_trial_runs_on_its_nodes_alone(world: World, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_files", [True, False])
-def test_judge_is_node_0s_and_has_the_evidence(
+def test_compare_runs_on_node_0_with_all_captures(
     world: World, tmp_path: Path, *, with_files: bool
 ) -> None:
     world.starter.with_files = with_files
@@ -193,7 +193,7 @@ def test_judge_is_node_0s_and_has_the_evidence(
     assert world.nodes[0].files == sent
 
 
-def test_deaths_are_told_by_our_clock(world: World, tmp_path: Path) -> None:
+def test_times_of_deaths_use_the_controllers_clock(world: World, tmp_path: Path) -> None:
     """Node 1's clock is 100 s ahead: its rank died later than it says, and rank 0 first."""
     two_node_trial(tmp_path)
     world.nodes[0].answers["run"] = failed(0, 50.0)
@@ -223,7 +223,7 @@ def test_trial_is_ended_on_all_nodes(world: World, tmp_path: Path, how: str) -> 
     assert [node.heard[-1] for node in world.nodes[:2]] == [told] * 2
 
 
-def test_others_are_ended_a_while_after_one_has_failed(
+def test_other_nodes_end_after_one_has_failed(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodes_engine, "GRACE_SECONDS", 0.5)
@@ -237,7 +237,7 @@ def test_others_are_ended_a_while_after_one_has_failed(
     assert world.nodes[0].heard[-1] == {"do": "end", "stacks": False}
 
 
-def test_node_that_does_not_end_a_trial_is_lost_for_the_next(
+def test_node_that_does_not_end_a_trial_is_lost(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its answer would be taken for that to another question."""
@@ -252,7 +252,7 @@ def test_node_that_does_not_end_a_trial_is_lost_for_the_next(
     assert world.engine.unavailable_reason(1) is None
 
 
-def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_path: Path) -> None:
+def test_lost_node_ends_the_trial(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.hang(0)
     world.nodes[1].before_end = Channel.close
@@ -266,7 +266,7 @@ def test_lost_node_ends_the_trial_and_is_missed_by_the_next(world: World, tmp_pa
     assert world.engine.unavailable_reason(4) == "4 nodes are asked for, and the engine has 3"
 
 
-def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
+def test_returned_node_loads_modules_again(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.engine.load([], "cpu")
     world.nodes[1].close()
@@ -277,7 +277,7 @@ def test_node_that_came_back_loads_again(world: World, tmp_path: Path) -> None:
     assert world.nodes[1].asked == ["load", "run"]
 
 
-def test_node_that_comes_back_has_no_part_in_the_trial(world: World, tmp_path: Path) -> None:
+def test_returned_node_does_not_join_the_current_trial(world: World, tmp_path: Path) -> None:
     two_node_trial(tmp_path)
     world.hang(0)
 
@@ -301,9 +301,7 @@ def test_error_of_a_node_stops_the_run(world: World, tmp_path: Path) -> None:
         world.run(tmp_path)
 
 
-def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
-    world: World, tmp_path: Path
-) -> None:
+def test_new_nodes_load_modules_outside_the_timeout(world: World, tmp_path: Path) -> None:
     """Those of before tell what the nodes are, and verify; only these are told of."""
     world.starter.new_nodes_for_each_trial = True
     trial = two_node_trial(tmp_path)
@@ -323,9 +321,7 @@ def test_nodes_of_each_trial_have_loaded_before_its_clock_starts(
     assert len(world.told) == told
 
 
-def test_nodes_that_do_not_come_make_trials_on_as_many_unavailable(
-    world: World, tmp_path: Path
-) -> None:
+def test_missing_nodes_make_trials_unavailable(world: World, tmp_path: Path) -> None:
     world.starter.new_nodes_for_each_trial = True
     trial = two_node_trial(tmp_path)
     assert world.engine.unavailable_reason(2) is None
@@ -336,7 +332,7 @@ def test_nodes_that_do_not_come_make_trials_on_as_many_unavailable(
 
 
 @pytest.mark.parametrize(("ending", "how"), [(True, "interrupted"), (False, "exited")])
-def test_ranks_that_a_scheduler_ended_have_not_failed(
+def test_end_by_a_scheduler_is_an_interruption(
     *, ending: bool, how: str, world: World, tmp_path: Path
 ) -> None:
     world.starter.ending = ending

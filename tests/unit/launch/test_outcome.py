@@ -237,7 +237,7 @@ def test_decision(case: str) -> None:
         ((None, None), "rank 0 had not begun, rank 1 had not begun", None),
     ],
 )
-def test_timeout_says_how_far_each_rank_came(
+def test_timeout_reports_the_steps_of_each_rank(
     progress: Sequence[int | None], places: str, rank: int | None
 ) -> None:
     outcome, reason, blamed = decided(TIMED_OUT, [], progress)
@@ -245,7 +245,7 @@ def test_timeout_says_how_far_each_rank_came(
     assert reason == f"not done after limits.trial_seconds = 60 s: {places}"
 
 
-def test_a_rank_s_own_remedy_is_told() -> None:
+def test_remedy_of_a_rank_is_used() -> None:
     rank = record(1, "data", "DataError: no pictures", remedy="add some")
     _, failure = decide(FAILED_ENDING, [rank], processes=2, trial_seconds=60, progress=())
     assert failure is not None
@@ -260,7 +260,7 @@ def test_a_rank_s_own_remedy_is_told() -> None:
         ("Connection closed by peer", False),
     ],
 )
-def test_gloo_s_mismatch_is_put_into_words(line: str, named: bool) -> None:
+def test_gloo_mismatch_is_explained(line: str, named: bool) -> None:
     _, failure = decide(
         ending("exited", 1, [(1, -6, 1.0)]), [], processes=2, trial_seconds=60, progress=()
     )
@@ -279,7 +279,7 @@ def test_gloo_s_mismatch_is_put_into_words(line: str, named: bool) -> None:
         ("RuntimeError: op.preamble.length <= op.nbytes. 4 vs 2", True),
     ],
 )
-def test_an_error_of_a_rank_s_own_keeps_its_words(message: str, named: bool) -> None:
+def test_error_of_a_rank_is_not_replaced(message: str, named: bool) -> None:
     """Whatever gloo says of a mismatch after it."""
     _, failure = decide(
         FAILED_ENDING, [record(1, "exception", message)], processes=2, trial_seconds=60, progress=()

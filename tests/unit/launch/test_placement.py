@@ -31,11 +31,11 @@ def trial_of(strategy: str, ranks: int, nodes: int) -> Trial:
         (SERVED_LAST, 4),
     ],
 )
-def test_devices_are_counted_on_the_fullest_node(strategy: str, devices: int) -> None:
+def test_devices_are_those_of_the_fullest_node(strategy: str, devices: int) -> None:
     assert most_devices(trial_of(strategy, 4, 2)) == devices
 
 
-def test_trials_without_devices_ask_for_none() -> None:
+def test_trials_on_the_cpu_need_no_devices() -> None:
     assert most_devices(fakes.trial_of("ddp")) == 0
 
 
@@ -72,7 +72,7 @@ def test_hybrid_shards_inside_a_node(
         (("ddp", 2, 2), 2, 1, "2 nodes are asked for"),
     ],
 )
-def test_what_the_machines_lack_is_said(
+def test_missing_devices_are_reported(
     asked: tuple[str, int, int], devices: int, nodes: int, lack: str | None
 ) -> None:
     trial = trial_of(*asked)

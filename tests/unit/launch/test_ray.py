@@ -51,7 +51,7 @@ def trials_of(strategies: list[Any], nodes: list[int], device: Any = "cpu") -> t
         *(("gpus_per_rank", 2), ("gpus_per_rank", 0.5), ("cpus_per_rank", 0), ("node_seconds", 1)),
     ],
 )
-def test_what_no_run_can_use_is_refused(name: str, value: object) -> None:
+def test_impossible_placements_are_refused(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         options(**{name: value})
     assert options(address="[::1]:6379").address == "[::1]:6379"
@@ -86,13 +86,13 @@ def test_needs_are_those_of_the_largest_trial_on_each_node(
         (1, "cpu", GPUS, 0),
     ],
 )
-def test_gpus_by_device_and_cluster(
+def test_gpus_per_rank_depend_on_device_and_cluster(
     given: int | None, device: str, nodes: list[dict[str, float]], gpus: int
 ) -> None:
     assert gpus_per_rank(options(gpus_per_rank=given), device, TWO, nodes) == gpus
 
 
-def test_cuda_without_gpus_contradicts_itself() -> None:
+def test_cuda_without_gpus_is_refused() -> None:
     with pytest.raises(InputError, match=r"engine\.gpus_per_rank: 0, and device is cuda"):
         gpus_per_rank(options(gpus_per_rank=0), "cuda", TWO, GPUS)
 
@@ -101,7 +101,7 @@ def said_of(made: Experiment) -> list[str]:
     return submission(made, expand(made), ["shardmark", "run"])
 
 
-def test_dry_run_says_what_would_be_reserved() -> None:
+def test_dry_run_shows_reserved_resources() -> None:
     group, first, second = said_of(experiment(["ddp", SERVER], nodes=[1, 2]))
     assert "STRICT_SPREAD" in group
     assert "CPU 3, and 2 GPUs where the device is cuda" in first
@@ -140,7 +140,7 @@ def _environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_without_ray_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     engine = ray_engine.build(options(), request(trials_of(["ddp"], [1])))
     with pytest.raises(InputError, match="engine ray: ray is not installed") as caught:
@@ -165,7 +165,7 @@ def _unused_address() -> str:
     ],
     ids=["client", "nobody", "no cluster", "version", "options"],  # a free port is no name
 )
-def test_cluster_that_is_not_to_be_had(
+def test_missing_cluster_is_reported(
     problem: Exception | None, address: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
@@ -176,7 +176,7 @@ def test_cluster_that_is_not_to_be_had(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_connects_quietly_and_leaves_signals_alone() -> None:
+def test_connection_is_quiet_and_keeps_signal_handlers() -> None:
     ray, before = FakeRay(), signal.getsignal(signal.SIGTERM)
     connect(ray, options(namespace="mine", runtime_env={"working_dir": "."}))
     assert signal.getsignal(signal.SIGTERM) == before

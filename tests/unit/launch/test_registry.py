@@ -51,7 +51,9 @@ def wait(registry: NodeRegistry, seconds: float, told: list[str]) -> None:
     registry.wait(seconds, lambda: None, told.append)
 
 
-def test_nodes_are_numbered_by_wish_or_as_they_come(registry: NodeRegistry, come: Come) -> None:
+def test_nodes_get_their_requested_or_the_next_free_number(
+    registry: NodeRegistry, come: Come
+) -> None:
     numbers = [come(wish).greeting.get("welcome") for wish in (None, 0, None)]
     assert numbers == [1, 0, 2], "none is made node 0, which has the controller's files"
     wait(registry, 5, [])
@@ -68,7 +70,7 @@ def test_nodes_are_numbered_by_wish_or_as_they_come(registry: NodeRegistry, come
         (0, {}, "node 0 has joined already"),
     ],
 )
-def test_nodes_of_other_runs_are_refused_and_told_of(
+def test_nodes_of_other_runs_are_refused(
     registry: NodeRegistry, come: Come, number: int, key: dict[str, str], reason: str
 ) -> None:
     come(0)
@@ -80,7 +82,7 @@ def test_nodes_of_other_runs_are_refused_and_told_of(
     assert told[0] in str(caught.value)
 
 
-def test_sections_that_differ_are_named() -> None:
+def test_key_difference_names_sections() -> None:
     content = {"name": "e", "recipe": {"steps": 1}, "matrix": {"strategy": ["ddp"]}}
     ours = run_key(content)
     assert key_difference(run_key(dict(reversed(content.items()))), ours) is None
@@ -88,7 +90,7 @@ def test_sections_that_differ_are_named() -> None:
     assert key_difference(theirs, ours) == "it has another matrix, recipe"
 
 
-def test_answers_come_from_those_that_were_asked(
+def test_answers_come_from_the_asked_nodes(
     registry: NodeRegistry, come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is heard and answers nothing is lost in time."""
@@ -103,7 +105,7 @@ def test_answers_come_from_those_that_were_asked(
         registry.ask([0, 1], {"do": "what it does not know"})
 
 
-def test_closed_connection_loses_the_node_until_it_comes_back(
+def test_closed_connection_loses_the_node_until_it_returns(
     registry: NodeRegistry, come: Come
 ) -> None:
     come(0)
@@ -129,9 +131,7 @@ def test_silence_loses_the_node_after_the_stated_time() -> None:
         silent.close()
 
 
-def test_files_arrive_whole_in_the_folder(
-    registry: NodeRegistry, come: Come, tmp_path: Path
-) -> None:
+def test_files_arrive_complete(registry: NodeRegistry, come: Come, tmp_path: Path) -> None:
     """In pieces, below folders, and also when they are empty."""
     content = bytes(range(256)) * (PIECE_BYTES // 256) * 2 + b"end"
     node = come(1)
@@ -153,7 +153,7 @@ def test_files_stay_in_the_folder(tmp_path: Path, name: str) -> None:
         accepted_path(tmp_path, name)
 
 
-def test_a_machine_without_descriptors_is_not_asked_without_end() -> None:
+def test_registry_waits_when_descriptors_run_out() -> None:
     waited: list[float | None] = []
 
     class Closing(threading.Event):

@@ -79,7 +79,7 @@ def test_other_tasks_of_a_step_leave_the_run_to_the_first(
         ({"SLURMD_NODENAME": None}, "srun --overlap --nodes=1 --ntasks=1 --relative=0"),
     ],
 )
-def test_place_where_nothing_can_be_controlled(
+def test_run_cannot_be_controlled_outside_the_first_node(
     changes: dict[str, str | None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in changes.items():
@@ -100,7 +100,7 @@ def test_name_of_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
         own_name(SlurmOptions())
 
 
-def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     image = "nvcr.io#nvidia/pytorch:26.09-py3"
     options = SlurmOptions(
@@ -124,9 +124,7 @@ def test_words_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", None])
-def test_job_that_is_being_ended_is_known_as_such(
-    state: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_a_job_is_detected(state: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A scheduler that does not answer says nothing against the ranks' failing by themselves."""
     monkeypatch.setattr(slurm, "NOTICE_SECONDS", 0.01)
     monkeypatch.setattr(slurm, "job_state", lambda _: state)

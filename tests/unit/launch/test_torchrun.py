@@ -51,7 +51,7 @@ def serve_as_node(**given: object) -> int | None:
         ({"hosts": ["a", "-oProxyCommand=x"]}, "hosts has '-oProxyCommand=x'; what begins"),
     ],
 )
-def test_options_that_say_nothing_are_refused(given: dict[str, object], said: str) -> None:
+def test_invalid_options_are_refused(given: dict[str, object], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         options(**given)
 
@@ -74,7 +74,9 @@ def test_options_that_say_nothing_are_refused(given: dict[str, object], said: st
         ({"rendezvous": "nowhere.invalid:1"}, "engine.rendezvous: nowhere.invalid has no address"),
     ],
 )
-def test_what_cannot_bring_two_nodes_together(given: dict[str, object], said: str) -> None:
+def test_options_that_cannot_connect_two_nodes_are_refused(
+    given: dict[str, object], said: str
+) -> None:
     with pytest.raises(InputError) as caught:
         torchrun.build(options(**given), REQUESTS[1])
     assert str(caught.value).startswith(said)
@@ -85,7 +87,7 @@ def test_nodes_of_one_machine_may_meet_at_its_loopback() -> None:
     torchrun.check(options(rendezvous="[::1]:1", hosts=["a", "b"], remote="sh -c {quoted}"), 2)
 
 
-def test_number_comes_from_option_or_environment() -> None:
+def test_node_rank_comes_from_option_or_environment() -> None:
     named = {"SHARDMARK_NODE_RANK": "3"}
     assert node_rank(options(), named) == 3
     assert node_rank(options(node_rank=1), named) == 1
@@ -96,15 +98,13 @@ def test_number_comes_from_option_or_environment() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_number_beyond_the_nodes_is_refused_before_it_dials(
-    nodes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_node_rank_beyond_the_nodes_is_refused(nodes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_NODE_RANK", "2")
     with pytest.raises(InputError, match=f"SHARDMARK_NODE_RANK: found 2, and .* takes {nodes} "):
         torchrun.serve_as_node(options(rendezvous="192.0.2.1:1"), REQUESTS[nodes - 1])
 
 
-def test_owner_of_the_address_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_with_the_address_controls_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHARDMARK_NODE_RANK", raising=False)
     assert serve_as_node(rendezvous="127.0.0.1:1") is None
     assert serve_as_node(rendezvous="192.0.2.1:1", node_rank=0) is None
@@ -112,7 +112,7 @@ def test_owner_of_the_address_controls(monkeypatch: pytest.MonkeyPatch) -> None:
         serve_as_node(rendezvous="127.0.0.1:1", node_rank=1, join_seconds=0.1)
 
 
-def test_address_of_another_machine_cannot_be_listened_at() -> None:
+def test_controller_cannot_listen_at_another_machines_address() -> None:
     engine = torchrun.build(options(rendezvous="192.0.2.1:1", node_rank=0), REQUESTS[1])
     with pytest.raises(InputError, match=r"this machine cannot listen at 192\.0\.2\.1:1"):
         engine.machine("cpu")
@@ -157,7 +157,7 @@ def test_dry_run_shows_the_commands() -> None:
     assert said() == []
 
 
-def test_key_is_the_experiments_whatever_the_engine() -> None:
+def test_run_key_does_not_depend_on_the_engine() -> None:
     def asked(*overrides: str) -> EngineRequest:
         made = experiment(*overrides)
         return request_of(made, expand(made), print)

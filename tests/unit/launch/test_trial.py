@@ -48,7 +48,7 @@ def run(
     return runner.run(trial, order=4)
 
 
-def test_good_trial(folder: RunFolder) -> None:
+def test_successful_trial(folder: RunFolder) -> None:
     told, trial, seen = Remembers(), trial_of("ddp"), list[set[str]]()
     leave_files(folder.create_trial(trial.id), 3)
     engine = FakeEngine()
@@ -80,7 +80,7 @@ NO_MEMORY = RankError(kind="out_of_memory", message="MemoryError: none", at_seco
         (INTERRUPTED, 0, None, Outcome.INTERRUPTED, "interrupted by the user"),
     ],
 )
-def test_other_ends_are_stored_with_what_ranks_left(
+def test_failed_trials_are_stored_with_the_ranks_records(
     *,
     folder: RunFolder,
     end: Ending,
@@ -112,7 +112,7 @@ def test_unavailable_strategy_starts_nothing(folder: RunFolder) -> None:
     assert {path.name for path in folder.trial_folder(trial.id).iterdir()} == {"result.json"}
 
 
-def test_processes_are_those_of_the_placement(folder: RunFolder) -> None:
+def test_number_of_processes_follows_the_placement(folder: RunFolder) -> None:
     """`dp` on two devices is one process: one record is all there is."""
     machine = Machine(device_type="cuda", device_count=2, cores=2)
     result = run(folder, FakeEngine(), trial_of("dp", device="cuda"), machine=machine)
@@ -130,7 +130,7 @@ def test_failure_of_a_rank_names_its_node(folder: RunFolder) -> None:
     assert result.failure.reason == f"rank 0: no (rank 0 is on node 0, {host})"
 
 
-def test_engine_that_samples_brings_its_nodes_samples(folder: RunFolder) -> None:
+def test_samples_of_nodes_are_merged(folder: RunFolder) -> None:
     engine = FakeEngine(nodes=2)
     engine.samples = True
 
@@ -147,7 +147,7 @@ def test_engine_that_samples_brings_its_nodes_samples(folder: RunFolder) -> None
     assert [json.loads(line)["node"] for line in lines] == [1, 0]
 
 
-def test_what_is_prepared_is_not_in_the_trials_time(folder: RunFolder) -> None:
+def test_preparation_is_outside_the_trials_time(folder: RunFolder) -> None:
     """Start-up means the same with every engine; what cannot run has nothing prepared."""
     engine, prepared = FakeEngine(), list[float]()
     engine.prepare = lambda _: prepared.append(time.time())
@@ -158,7 +158,7 @@ def test_what_is_prepared_is_not_in_the_trials_time(folder: RunFolder) -> None:
     assert prepared[0] <= result.started_at_seconds
 
 
-def test_progress_is_that_of_the_furthest(folder: RunFolder) -> None:
+def test_progress_is_that_of_the_fastest_rank(folder: RunFolder) -> None:
     def unequal(directory: Path) -> None:
         for rank, steps in enumerate((1, 3)):
             with ProgressWriter.opened(directory, rank, total_steps=4) as progress:
@@ -173,7 +173,7 @@ def test_progress_is_that_of_the_furthest(folder: RunFolder) -> None:
     assert result.failure.rank == 0, "the server, which takes no steps, is not waited for"
 
 
-def test_reading_has_the_mean_loss_of_those_that_told_one() -> None:
+def test_reading_has_the_mean_of_reported_losses() -> None:
     def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> RankProgress:
         return RankProgress(steps=steps, total_steps=9, loss=loss, loss_steps=loss_steps)
 

@@ -50,7 +50,7 @@ def leave(folder: Path, rank: int, **changes: object) -> None:
     part.replace(folder / rank_file(rank))
 
 
-def test_records_are_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
+def test_records_of_ranks_are_read(tmp_path: Path) -> None:
     for rank in range(2):
         leave(tmp_path, rank)
     (tmp_path / rank_file(2)).write_text(invented_rank(2).model_dump_json()[:40])
@@ -60,7 +60,7 @@ def test_records_are_of_the_ranks_that_wrote_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (1, 0), (0, 4)])
-def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
+def test_output_is_numbered_by_rank_and_cut_at_its_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
 ) -> None:
     """Also where one's new number is another's old one."""
@@ -80,7 +80,7 @@ def test_output_gets_the_ranks_numbers_and_of_a_long_one_the_end_is_kept(
     assert (tmp_path / LOG_FILE).read_text().splitlines() == [*lines, *launchers]
 
 
-def test_a_folder_that_another_node_sends_meanwhile_keeps_its_ranks(tmp_path: Path) -> None:
+def test_log_folder_of_another_node_is_not_renamed(tmp_path: Path) -> None:
     """Node 0 works in the controller's own folder, in which those of the others arrive."""
     sender, controller = tmp_path / "sender", tmp_path / "controller"
     write_log(sender, 0, "stdout", b"rank 1")
@@ -95,7 +95,7 @@ def test_a_folder_that_another_node_sends_meanwhile_keeps_its_ranks(tmp_path: Pa
 
 
 @pytest.mark.parametrize("cut", [b'{"a": ', b"\0" * 20, b'{"a": "much longer"}\n'])
-def test_lines_end_where_a_kill_cut_them_or_there_is_no_end(
+def test_read_lines_stops_at_a_truncated_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: bytes
 ) -> None:
     assert list(read_lines(tmp_path / SAMPLES_FILE)) == []
@@ -111,7 +111,7 @@ def test_lines_end_where_a_kill_cut_them_or_there_is_no_end(
         ([(1.0,)], [(1, None)]),  # as the local engine's
     ],
 )
-def test_samples_of_nodes_come_in_order_of_time_with_their_node(
+def test_samples_of_nodes_are_sorted_by_time(
     tmp_path: Path, nodes: list[tuple[float, ...]], merged: list[tuple[float, int | None]]
 ) -> None:
     for node, times in enumerate(nodes):
@@ -122,7 +122,7 @@ def test_samples_of_nodes_come_in_order_of_time_with_their_node(
     assert [(line["at_seconds"], line.get("node")) for line in lines_read] == merged
 
 
-def test_ranks_are_sampled_once_they_have_left_a_record(
+def test_sampling_starts_with_the_ranks_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
@@ -145,7 +145,7 @@ def test_ranks_are_sampled_once_they_have_left_a_record(
     assert read.count(0) == 2
 
 
-def test_a_sample_is_taken_when_the_last_step_has_been_also_where_steps_are_added(
+def test_sample_is_taken_after_the_last_step(
     tmp_path: Path,
 ) -> None:
     with (
@@ -167,7 +167,7 @@ def test_a_sample_is_taken_when_the_last_step_has_been_also_where_steps_are_adde
         (PermissionError(errno.EACCES, "no /proc"), None),
     ],
 )
-def test_sampling_that_stopped_is_a_disks_fault_or_in_the_samples(
+def test_disk_error_stops_sampling(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     error: OSError,
@@ -186,7 +186,7 @@ def test_sampling_that_stopped_is_a_disks_fault_or_in_the_samples(
     assert str(error) in str(line["failure"])
 
 
-def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
+def test_disk_error_of_a_rank_is_raised(tmp_path: Path) -> None:
     error = RankError(kind="storage", message="OSError: [Errno 5] EIO: 'x'", at_seconds=1.0)
     with pytest.raises(StorageError, match="Errno 5"):
         raise_disk_error(
@@ -196,9 +196,7 @@ def test_a_rank_that_a_disk_stopped_blames_no_strategy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codes", [(os.EX_IOERR,), (1, os.EX_IOERR)], ids=["launcher", "rank"])
-def test_a_disk_that_kept_a_process_from_telling_it_blames_no_strategy(
-    tmp_path: Path, codes: tuple[int, ...]
-) -> None:
+def test_disk_error_without_a_record_is_raised(tmp_path: Path, codes: tuple[int, ...]) -> None:
     """The disk has room again: what filled it went with the trial."""
     with pytest.raises(StorageError, match="a disk error stopped the trial; make room"):
         raise_disk_error(tmp_path, [invented_rank(0)], exited(*codes))
@@ -212,6 +210,6 @@ def exited(agent: int, *ranks: int) -> Ending:
 
 
 @pytest.mark.parametrize("text", ['[{"rank": 0, "more": 1}]', "[3]", "3", "{", "[[[", '{"a": 1}'])
-def test_what_the_launcher_left_half_written_tells_nothing(tmp_path: Path, text: str) -> None:
+def test_truncated_agent_file_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / trial_artifacts.AGENT_FILE).write_text(text)
     assert process_ends(tmp_path) == ()

@@ -66,7 +66,7 @@ EVERY = 13
 @pytest.mark.parametrize(
     ("number", "first"), [(errno.ENOSPC, 0), (errno.EIO, 4), (None, 8)], ids=["full", "bad", "kill"]
 )
-def test_nothing_is_lost(tmp_path: Path, number: int | None, first: int) -> None:
+def test_disk_errors_lose_no_result(tmp_path: Path, number: int | None, first: int) -> None:
     """The run has a trial that is stored and one that is damaged, and measures that one again."""
     stored = tmp_path / "stored"
     finish(stored)
@@ -96,7 +96,7 @@ def test_nothing_is_lost(tmp_path: Path, number: int | None, first: int) -> None
 
 
 @pytest.mark.parametrize("name", ["rank-1.json", "steps.jsonl"])
-def test_what_cannot_be_read_now_blames_no_strategy(tmp_path: Path, name: str) -> None:
+def test_unreadable_file_is_a_storage_error(tmp_path: Path, name: str) -> None:
     out = tmp_path / "run"
     opened: tuple[Callable[..., Any], ...] = (os.open, io.open)
     engine = FakeEngine()

@@ -53,7 +53,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return ask
 
 
-def test_plan_tells_where_what_is_left_out_and_what_is_done(printed: Printed) -> None:
+def test_plan_shows_folder_and_cells_left_out(printed: Printed) -> None:
     single = StrategySpec(name="single")
     left_out = LeftOut(strategy=single, world_size=2, reason="single is one device")
     Lines().planned(3, 0, (left_out,))
@@ -97,7 +97,7 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
         ("interrupted", Failure(reason="by the user", remedy="again"), " after 21.5 s"),
     ],
 )
-def test_other_ends_have_their_reason_and_place(
+def test_failed_trials_show_reason_and_folder(
     printed: Printed, outcome: str, failure: Failure | None, end: str
 ) -> None:
     """What to do after an interruption stands below, with the folder."""
@@ -112,12 +112,12 @@ def test_other_ends_have_their_reason_and_place(
     "value",
     [{"1": 2.0}, {}, [0.1, "adam w", "true", None, True], {"name": "step", "at": [1, 2]}, None],
 )
-def test_values_are_those_of_the_experiment_file_on_one_line(value: object) -> None:
+def test_values_are_yaml_on_one_line(value: object) -> None:
     assert parse_yaml(shown(value), "test") == value
     assert shown([value] * 99).isprintable()
 
 
-def test_title_tells_trials_apart() -> None:
+def test_title_distinguishes_trials() -> None:
     made = trials("matrix.recipe.precision=[fp32,bf16]", "measure.repeats=2")
     assert {title(trial) for trial in made} == {
         f"{TITLE}, recipe.precision={precision}, repeat {repeat} of 2"
@@ -128,7 +128,7 @@ def test_title_tells_trials_apart() -> None:
     assert {title(trial) for trial in nodes} == {"ddp on 2 ranks", "ddp on 2 ranks of 2 nodes"}
 
 
-def test_figures_are_those_that_are_known(time: Time) -> None:
+def test_figures_show_known_values(time: Time) -> None:
     watch = pace.Pace()
     watch.planned(1)
     watch.trial_started(samples_per_step=8)
@@ -183,9 +183,7 @@ def test_a_notebook_draws_the_trial_in_its_cell(
 
 
 @pytest.mark.parametrize("outcome", Outcome)
-def test_quiet_says_what_went_wrong_alone(
-    capsys: pytest.CaptureFixture[str], outcome: Outcome
-) -> None:
+def test_quiet_prints_only_failures(capsys: pytest.CaptureFixture[str], outcome: Outcome) -> None:
     with listener(options=RunOptions(quiet=True)) as quiet:
         assert isinstance(quiet, Quiet)
         quiet.planned(1, 0, ())

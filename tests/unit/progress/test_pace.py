@@ -32,7 +32,7 @@ def started(trials: int = 1, budget_seconds: float | None = None) -> Pace:
     return watch
 
 
-def test_rate_is_of_the_last_seconds(time: Time) -> None:
+def test_rate_covers_the_last_seconds(time: Time) -> None:
     watch = started()
     time.now += 20  # a start takes its time, which is none of the steps'
     for step in (*range(100), *range(100, 1000, 10)):  # one step a second, then ten
@@ -45,7 +45,7 @@ def test_rate_is_of_the_last_seconds(time: Time) -> None:
     assert (watch.still_seconds, watch.samples_per_second) == (0.0, 8 * 4 / 5)
 
 
-def test_no_step_for_long_is_no_rate(time: Time) -> None:
+def test_rate_disappears_without_steps(time: Time) -> None:
     watch = started()
     for step in (1, 2):
         time.now += 5
@@ -59,7 +59,7 @@ def test_no_step_for_long_is_no_rate(time: Time) -> None:
     assert watch.samples_per_second is not None
 
 
-def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> None:
+def test_remaining_time_uses_the_mean_of_finished_trials(time: Time) -> None:
     watch = started(trials=3)
     assert watch.run_left_seconds() is None, "nothing is known yet"
     time.now += 10
@@ -91,7 +91,9 @@ def test_time_left_is_the_own_steps_and_the_mean_of_ended_trials(time: Time) -> 
 
 
 @pytest.mark.parametrize(("budget_seconds", "left"), [(1000.0, 130.0), (100.0, 80.0), (25.0, 30.0)])
-def test_a_budget_ends_the_run(time: Time, budget_seconds: float, left: float) -> None:
+def test_remaining_time_is_limited_by_the_budget(
+    time: Time, budget_seconds: float, left: float
+) -> None:
     """The trial under way goes on to its end all the same."""
     watch = started(3, budget_seconds)
     for seconds, steps in ((10, 0), (10, 10)):
@@ -100,7 +102,7 @@ def test_a_budget_ends_the_run(time: Time, budget_seconds: float, left: float) -
     assert watch.run_left_seconds() == left
 
 
-def test_what_broke_off_says_nothing_of_the_time_to_come(time: Time) -> None:
+def test_failed_trials_do_not_count_for_the_remaining_time(time: Time) -> None:
     watch = started(trials=3)
     time.now += 60
     watch.trial_ended(ran_through=False)

@@ -80,7 +80,9 @@ def check_open(registry: NodeRegistry) -> None:
         b'\x00\x00\x00\x11\x00\x00\x00\x00{"key": "text"}  ' * 10,
     ],
 )
-def test_who_does_not_know_the_secret_is_told_nothing(registry: NodeRegistry, sent: bytes) -> None:
+def test_controller_sends_nothing_before_authentication(
+    registry: NodeRegistry, sent: bytes
+) -> None:
     with dial(registry) as stranger:
         stranger.sendall(sent)
         assert closed(stranger)
@@ -118,7 +120,7 @@ def test_a_controller_that_does_not_know_the_secret_gets_no_node() -> None:
         node.close()
 
 
-def test_silent_and_slow_strangers_keep_nobody_waiting(registry: NodeRegistry) -> None:
+def test_slow_connections_do_not_delay_nodes(registry: NodeRegistry) -> None:
     """Two that say nothing, and one that says a byte now and then: one deadline for all of it."""
     with dial(registry), dial(registry), dial(registry) as slow:
         check_open(registry)
@@ -130,7 +132,7 @@ def test_silent_and_slow_strangers_keep_nobody_waiting(registry: NodeRegistry) -
         assert time.monotonic() - began < GREETING_SECONDS + 2
 
 
-def test_more_strangers_than_can_be_greeted_do_not_lock_nodes_out(
+def test_many_connections_do_not_lock_nodes_out(
     registry: NodeRegistry,
 ) -> None:
     with ExitStack() as strangers:
@@ -155,9 +157,7 @@ def test_more_strangers_than_can_be_greeted_do_not_lock_nodes_out(
         {"host": "x" * protocol.GREETING_BYTES},
     ],
 )
-def test_greetings_that_are_none_end_their_connection_alone(
-    registry: NodeRegistry, said: Message
-) -> None:
+def test_malformed_greeting_ends_only_its_connection(registry: NodeRegistry, said: Message) -> None:
     """Also from one that knows the secret."""
     channel = connected(registry)
     channel.send(said)
@@ -168,7 +168,7 @@ def test_greetings_that_are_none_end_their_connection_alone(
 
 
 @pytest.mark.parametrize("text", [b"5", b"[]", b"[" * 60_000, b'"text"', b"{{", b"\xff"])
-def test_a_node_that_sends_no_object_is_lost(registry: NodeRegistry, text: bytes) -> None:
+def test_node_that_sends_malformed_messages_is_lost(registry: NodeRegistry, text: bytes) -> None:
     node = FakeNode(registry, 1)
     until(lambda: registry.nodes)
     content = protocol._SIZES.pack(len(text), 0) + text
@@ -181,7 +181,7 @@ def test_a_node_that_sends_no_object_is_lost(registry: NodeRegistry, text: bytes
     check_open(registry)
 
 
-def test_a_message_that_was_changed_or_repeated_on_its_way_is_none(registry: NodeRegistry) -> None:
+def test_changed_or_repeated_message_is_refused(registry: NodeRegistry) -> None:
     node = FakeNode(registry, 1)
     until(lambda: registry.nodes)
     text = b'{"beat": 0}'
@@ -194,7 +194,7 @@ def test_a_message_that_was_changed_or_repeated_on_its_way_is_none(registry: Nod
     node.close()
 
 
-def test_a_connection_may_be_closed_while_it_joins(
+def test_connection_may_close_while_it_joins(
     registry: NodeRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     channel = connected(registry)
@@ -216,7 +216,7 @@ def test_a_connection_may_be_closed_while_it_joins(
         *("samples.node-0.jsonl", "verdicts.json", "agent.json", "logs/x/attempt_0/0/stdout.log"),
     ],
 )
-def test_a_node_sends_its_own_ranks_files_and_no_others(
+def test_node_may_send_only_files_of_its_ranks(
     registry: NodeRegistry, tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "trial"
@@ -241,7 +241,7 @@ WORDS = st.sampled_from(["number", "host", "address", "with_files", "key", "beat
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(raw=st.binary(max_size=200), said=st.dictionaries(WORDS, SAID), joins=st.booleans())
-def test_whatever_is_said_ends_one_connection_at_most(
+def test_random_data_ends_only_its_connection(
     registry: NodeRegistry, tmp_path: Path, raw: bytes, said: Message, *, joins: bool
 ) -> None:
     """Before the proof, in its greeting, and by a node that has joined."""
@@ -267,7 +267,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_secret_is_made_once_for_this_user_alone(home: Path) -> None:
+def test_secret_file_is_created_once_and_private(home: Path) -> None:
     first = shared_secret()
     assert len(first) == 64
     assert shared_secret() == first
@@ -278,7 +278,7 @@ def test_the_secret_is_made_once_for_this_user_alone(home: Path) -> None:
 
 
 @pytest.mark.parametrize("made", ["0644", "a link", "a FIFO", "short"])
-def test_a_secret_that_others_may_know_is_refused(home: Path, made: str) -> None:
+def test_readable_secret_file_is_refused(home: Path, made: str) -> None:
     secret = shared_secret()
     file = secret_file()
     if made == "0644":
@@ -297,9 +297,7 @@ def test_a_secret_that_others_may_know_is_refused(home: Path, made: str) -> None
     assert secret not in str(caught.value)
 
 
-def test_the_environment_comes_first_unless_it_can_be_guessed(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_secret_of_the_environment_comes_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_SECRET", "a secret of some length")
     assert shared_secret() == new_secret() == "a secret of some length"
     assert not any(home.iterdir())
