@@ -11,7 +11,7 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 from shardmark.cli.run import _interrupted_by_sigterm
-from shardmark.launch.listener import Reading
+from shardmark.launch.listener import TrialProgress
 from shardmark.progress import display, lines, pace
 from shardmark.results.schema import Failure, Outcome
 from shardmark.trials.matrix import expand
@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> None:
         for step in range(1, 41):
             NOW[0] += 1.0
             told.trial_stepped(
-                Reading(
+                TrialProgress(
                     steps=10 * step,
                     total_steps=400,
                     loss=2.0 - step / 100,

@@ -18,7 +18,7 @@ from shardmark.costs import costs_of
 from shardmark.costs.base import Cell
 from shardmark.launch.engine import Engine, Task
 from shardmark.launch.fingerprint import REMEDY, changed_meanwhile
-from shardmark.launch.listener import ProgressListener, Reading
+from shardmark.launch.listener import ProgressListener, TrialProgress
 from shardmark.launch.outcome import Ending, decide, explain_mismatch, on_node
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial_artifacts import (
@@ -155,7 +155,7 @@ class TrialRunner:
                 reached for rank in ranks if (reached := read_progress(directory, rank)) is not None
             ]
             if progress:
-                self.listener.trial_stepped(Reading.combine(progress))
+                self.listener.trial_stepped(TrialProgress.combine(progress))
 
         with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(

@@ -17,7 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.text import Text
 
 from shardmark.core.text import one_line
-from shardmark.launch.listener import ProgressListener, Reading
+from shardmark.launch.listener import ProgressListener, TrialProgress
 from shardmark.launch.run_options import RunOptions
 from shardmark.progress.lines import Lines, Quiet, figures
 from shardmark.trials.trial import Trial
@@ -49,10 +49,10 @@ class Display(Lines):
         super().trial_started(number, total, trial)
         self._draw(self._title, ("starting",), done=0.0)
 
-    def _show(self, reading: Reading) -> None:
+    def _show(self, progress: TrialProgress) -> None:
         if time.monotonic() - self._drawn_at >= DRAW_EVERY_SECONDS:
-            done = reading.steps / max(1, reading.total_steps)
-            self._draw(self._title, figures(reading, self._pace), done=done)
+            done = progress.steps / max(1, progress.total_steps)
+            self._draw(self._title, figures(progress, self._pace), done=done)
 
     def _draw(self, heading: str, parts: Sequence[str] = (), *, done: float | None = None) -> None:
         """Draw the heading, the fraction `done` as a bar, and the parts."""

@@ -12,7 +12,7 @@ from shardmark.core.durations import duration
 from shardmark.core.metrics import METRICS, RATES
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, say
-from shardmark.launch.listener import NullListener, Reading
+from shardmark.launch.listener import NullListener, TrialProgress
 from shardmark.progress.pace import Pace
 from shardmark.report.answers.wording import size
 from shardmark.results.schema import Outcome, TrialResult
@@ -65,9 +65,9 @@ class Lines:
         tokens = trial.workload.tokens_per_sample
         self._pace.trial_started(trial.batch_per_step, tokens_per_sample=tokens)
 
-    def trial_stepped(self, reading: Reading) -> None:
-        self._pace.stepped(reading.steps, reading.total_steps)
-        self._show(reading)
+    def trial_stepped(self, progress: TrialProgress) -> None:
+        self._pace.stepped(progress.steps, progress.total_steps)
+        self._show(progress)
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
@@ -77,10 +77,10 @@ class Lines:
         tail = f", about {duration(left)} left" if left else ""
         self._print(f"{self._title}: {ending(result)}{tail}")
 
-    def _show(self, reading: Reading) -> None:
+    def _show(self, progress: TrialProgress) -> None:
         if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
             self._printed_at = time.monotonic()
-            self._print(f"{self._title}: {', '.join(figures(reading, self._pace))}")
+            self._print(f"{self._title}: {', '.join(figures(progress, self._pace))}")
 
     def _print(self, text: str) -> None:
         say(text, error=self._error)
@@ -113,20 +113,20 @@ def shown(value: object) -> str:
     return one_line(value if isinstance(value, str) else show(value))
 
 
-def figures(reading: Reading, pace: Pace) -> tuple[str, ...]:
+def figures(progress: TrialProgress, pace: Pace) -> tuple[str, ...]:
     """Return the state of the current trial in words, the most important first."""
-    parts = [f"step {reading.steps} of {reading.total_steps}"]
-    if reading.steps >= reading.total_steps:
+    parts = [f"step {progress.steps} of {progress.total_steps}"]
+    if progress.steps >= progress.total_steps:
         parts.append("finishing")
     elif pace.still_seconds:
         parts.append(f"no step for {duration(pace.still_seconds)}")
     elif (rate := pace.samples_per_second) is not None:
         tokens = pace.tokens_per_sample
         parts.append(f"{rate * tokens:.0f} tokens/s" if tokens else f"{rate:.1f} samples/s")
-    if reading.loss is not None and reading.loss_steps is not None:
+    if progress.loss is not None and progress.loss_steps is not None:
         # Only a loss of an earlier step is printed with its step.
-        late = reading.steps - reading.loss_steps > 1
-        parts.append(f"loss {reading.loss:.4g}" + (f" at step {reading.loss_steps}" * late))
+        late = progress.steps - progress.loss_steps > 1
+        parts.append(f"loss {progress.loss:.4g}" + (f" at step {progress.loss_steps}" * late))
     parts.append(f"{duration(pace.trial_seconds)} elapsed")
     left = pace.run_left_seconds()
     if left is not None and left >= 1:

@@ -14,7 +14,7 @@ STILL_SECONDS = 10.0
 STILL_STEPS = 3
 """Least number of usual step times without a step after which no rate is shown."""
 
-Reading = tuple[float, int]
+StepCount = tuple[float, int]
 """Time of a change of the steps, and their new number."""
 
 
@@ -40,8 +40,8 @@ class Pace:
         self._samples_per_step = samples_per_step
         self.tokens_per_sample = tokens_per_sample
         self._remaining = 0
-        self._recent: deque[Reading] = deque()
-        self._first: Reading = (0.0, 0)
+        self._recent: deque[StepCount] = deque()
+        self._first: StepCount = (0.0, 0)
 
     def stepped(self, steps: int, total_steps: int) -> None:
         """Set the number of steps of the current trial."""
@@ -103,7 +103,7 @@ class Pace:
         budget_left = self._budget_ends_at - time.monotonic()
         return max(trial_left, min(trial_left + self._trials_left * mean_seconds, budget_left))
 
-    def _step_seconds(self, since: Reading) -> float:
+    def _step_seconds(self, since: StepCount) -> float:
         """Return the mean time of a step since the reading; there are at least two readings."""
         until, steps = self._recent[-1]
         return (until - since[0]) / (steps - since[1])

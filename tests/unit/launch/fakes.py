@@ -11,7 +11,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import rank_file, rank_steps_file
-from shardmark.launch.listener import Reading
+from shardmark.launch.listener import TrialProgress
 from shardmark.launch.outcome import Ending, ProcessEnd
 from shardmark.measure.step.progress import ProgressWriter
 from shardmark.results.schema import RankRecord, TrialResult
@@ -167,8 +167,8 @@ class Remembers:
         assert trial.strategy.name
         self.started.append((number, total))
 
-    def trial_stepped(self, reading: Reading) -> None:
-        self.steps.append((reading.steps, reading.total_steps))
+    def trial_stepped(self, progress: TrialProgress) -> None:
+        self.steps.append((progress.steps, progress.total_steps))
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
         self.ended.append((number, total, str(result.outcome)))

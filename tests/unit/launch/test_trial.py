@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shardmark.core.machine import Machine
-from shardmark.launch.listener import Reading
+from shardmark.launch.listener import TrialProgress
 from shardmark.launch.outcome import Ending
 from shardmark.launch.trial import TrialRunner
 from shardmark.measure.step.progress import ProgressWriter, RankProgress
@@ -177,6 +177,6 @@ def test_reading_has_the_mean_of_reported_losses() -> None:
     def rank(steps: int, loss: float | None = None, loss_steps: int | None = None) -> RankProgress:
         return RankProgress(steps=steps, total_steps=9, loss=loss, loss_steps=loss_steps)
 
-    reading = Reading.combine([rank(3, 1.0, 3), rank(5, 2.0, 4), rank(2)])
-    assert reading == Reading(steps=5, total_steps=9, loss=1.5, loss_steps=4)
-    assert Reading.combine([rank(0)]).loss is None
+    progress = TrialProgress.combine([rank(3, 1.0, 3), rank(5, 2.0, 4), rank(2)])
+    assert progress == TrialProgress(steps=5, total_steps=9, loss=1.5, loss_steps=4)
+    assert TrialProgress.combine([rank(0)]).loss is None

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from shardmark.core.strict_yaml import parse_yaml
-from shardmark.launch.listener import Reading
+from shardmark.launch.listener import TrialProgress
 from shardmark.launch.run_options import RunOptions
 from shardmark.progress import display, lines, pace
 from shardmark.progress.display import listener
@@ -74,7 +74,7 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
     printed()
     for second in range(1, 71):
         time.now = 100.0 + second
-        told.trial_stepped(Reading(steps=2 * second, total_steps=200))
+        told.trial_stepped(TrialProgress(steps=2 * second, total_steps=200))
     assert printed() == [
         f"[1/2] {TITLE}: step 60 of 200, 16.0 samples/s, 30 s elapsed, about 3 min left",
         f"[1/2] {TITLE}: step 120 of 200, 16.0 samples/s, 60 s elapsed, about 2 min left",
@@ -132,20 +132,20 @@ def test_figures_show_known_values(time: Time) -> None:
     watch = pace.Pace()
     watch.planned(1)
     watch.trial_started(samples_per_step=8)
-    assert figures(Reading(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s elapsed")
-    reading = Reading(steps=3, total_steps=9, loss=1.23456, loss_steps=2)
+    assert figures(TrialProgress(steps=0, total_steps=9), watch) == ("step 0 of 9", "0 s elapsed")
+    reading = TrialProgress(steps=3, total_steps=9, loss=1.23456, loss_steps=2)
     assert figures(reading, watch)[1] == "loss 1.235", "as good as now"
-    late = Reading(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)
+    late = TrialProgress(steps=8, total_steps=9, loss=float("nan"), loss_steps=4)
     assert figures(late, watch)[1] == "loss nan at step 4", "that of a GPU's last epoch"
-    assert figures(Reading(steps=9, total_steps=9), watch)[1] == "finishing"
+    assert figures(TrialProgress(steps=9, total_steps=9), watch)[1] == "finishing"
     for seconds, steps in ((0, 1), (1, 2)):
         time.now += seconds
         watch.stepped(steps, 9)
-    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "8.0 samples/s"
+    assert figures(TrialProgress(steps=2, total_steps=9), watch)[1] == "8.0 samples/s"
     watch.tokens_per_sample = 256
-    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "2048 tokens/s"
+    assert figures(TrialProgress(steps=2, total_steps=9), watch)[1] == "2048 tokens/s"
     time.now += 60
-    assert figures(Reading(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
+    assert figures(TrialProgress(steps=2, total_steps=9), watch)[1] == "no step for 60 s"
 
 
 @pytest.mark.parametrize(("name", "value"), [("FORCE_COLOR", "1"), ("TERM", "dumb")])
@@ -174,7 +174,7 @@ def test_a_notebook_draws_the_trial_in_its_cell(
     monkeypatch.setattr(display, "Console", partial(Console, force_jupyter=True))
     with listener() as told:
         told.trial_started(1, 1, TRIAL)
-        told.trial_stepped(Reading(steps=3, total_steps=9))
+        told.trial_stepped(TrialProgress(steps=3, total_steps=9))
         told.note("a note")
     first, *_, last = cell
     assert f"[1/1] {TITLE}" in first._repr_mimebundle_((), ())["text/plain"]
@@ -189,7 +189,7 @@ def test_quiet_prints_only_failures(capsys: pytest.CaptureFixture[str], outcome:
         quiet.planned(1, 0, ())
         quiet.note("something is damaged")
         quiet.trial_started(1, 1, TRIAL)
-        quiet.trial_stepped(Reading(steps=1, total_steps=9))
+        quiet.trial_stepped(TrialProgress(steps=1, total_steps=9))
         failure = None if outcome is Outcome.OK else Failure(reason="why\x07")
         quiet.trial_ended(1, 1, invented_trial(outcome=outcome, failure=failure))
     out, err = capsys.readouterr()
