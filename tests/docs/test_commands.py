@@ -35,7 +35,6 @@ WANTING = {
         ("mlflow", "tensorboard", "trackio", "wandb"),
         "leaves threads behind: tests/commands exports a stored run to each; parsed here",
     ),
-    "--gpu": "a GPU: tests/accelerator runs it there, tests/unit with fake ones; parsed here",
     "--network": "starts process groups: tests/distributed measures between ranks; parsed here",
     "--regression": "several repeats of each cell: tests/unit/report_compare has them; parsed here",
     **dict.fromkeys(
