@@ -69,11 +69,10 @@ def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool
 
 
 def pid_of(folder: Path, rank: int) -> int:
-    """Return the process of a rank of the trial; 0 while there is none."""
-    try:
-        return int(json.loads((folder / f"rank-{rank}.json").read_text())["pid"])
-    except FileNotFoundError:
-        return 0
+    """Return the process of a rank of the trial, as soon as its record has arrived."""
+    record = folder / f"rank-{rank}.json"
+    wait_for(record.exists, 30)
+    return int(json.loads(record.read_text())["pid"])
 
 
 def given(*settings: str) -> list[str]:

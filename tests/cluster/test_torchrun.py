@@ -175,12 +175,12 @@ def check_slowed(out: Path, trial: TrialResult) -> None:
 
 
 def test_rank_node_and_controller_die(nodes: Bench, tmp_path: Path) -> None:
-    """A rank in the first trial, node 1 in the second, which comes back, then the controller."""
+    """A rank dies in the first trial, node 1 in the second, and the controller in the third."""
     out = tmp_path / "run"
     file = written(tmp_path, **ENDLESS | {"matrix": {"strategy": ["ddp", "fsdp", "zero-1"]}})
     words = command(file, out, f"engine.rendezvous={nodes.nodes[0].address}:{PORT}")
-    first = nodes.start(0, words, log=tmp_path / "0.txt")
-    second = nodes.start(1, words, log=tmp_path / "1.txt")
+    controller = nodes.start(0, words, log=tmp_path / "0.txt")
+    nodes.start(1, words, log=tmp_path / "1.txt")
     wait_for_steps(out, 0, 1)
     for node in nodes.nodes:
         here = {str(address) for address in listening(namespaces.processes(node.namespace))}
@@ -191,16 +191,18 @@ def test_rank_node_and_controller_die(nodes: Bench, tmp_path: Path) -> None:
     os.kill(pid_of(running, 1), signal.SIGKILL)
     wait_for_steps(out, 1, 1)
     nodes.kill(1)
-    second.wait(timeout=10)
-    third = nodes.start(1, words, log=tmp_path / "again.txt")
-    wait_for_results(out, 2, 60)
-    wait_for_steps(out, 2, 1)
-    nodes.kill(0)
-    first.wait(timeout=10)
-    wait_for(lambda: not namespaces.processes(nodes.nodes[1].namespace), 15)
-    third.wait(timeout=10)
-    died, lost = in_order(out)[:2]
+    assert controller.wait(timeout=60) == 1, "without node 1 the third trial is unavailable"
+    died, lost, missed = in_order(out)
     assert died.outcome is Outcome.FAILED
     assert died.failure is not None
     assert died.failure.reason == "rank 1 was ended by SIGKILL (rank 1 is on node 1, node1)"
     check_lost(lost, 1, "its connection")
+    assert missed.outcome is Outcome.UNAVAILABLE
+    controller = nodes.start(0, words, log=tmp_path / "0-again.txt")
+    other = nodes.start(1, words, log=tmp_path / "1-again.txt")
+    wait_for_steps(out, 2, 1)
+    nodes.kill(0)
+    controller.wait(timeout=10)
+    assert other.wait(timeout=30) == 2
+    assert "the connection to the controller" in (tmp_path / "1-again.txt").read_text()
+    assert not namespaces.processes(nodes.nodes[1].namespace)
