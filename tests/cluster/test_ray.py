@@ -136,7 +136,7 @@ def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) ->
     words = command(tmp_path, cluster, "engine.cpus_per_rank=64", "engine.join_seconds=2")
     ran = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
     said = " ".join(ran.stderr.split())
-    assert "Ray had no room within 2 s for CPU 128 and CPU 128, each on a node of its own" in said
+    assert "Ray had no room within 2 s for CPU 128 and CPU 128, each on its own node" in said
     assert "the cluster has CPU 2" in said
     assert "Traceback" not in said
     assert not left()
