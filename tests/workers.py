@@ -25,7 +25,7 @@ BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
     for name in (
         *("sharding", "verify", "detection", "language", "parameter_server", "network"),
-        *("tensor_parallel", "pipeline_parallel", "ulysses", "compression", "local_steps"),
+        *("layers", "compression", "local_steps"),
     )
 )
 TOGETHER = {

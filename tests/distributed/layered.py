@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.costs import cost_model
 from shardmark.costs.base import Cell
+from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.results.schema import CollectiveRecord
@@ -88,6 +90,8 @@ class Probed:
     collectives: dict[str, CollectiveRecord]
     needed: RequiredTraffic
     draws_moved: bool
+    saved_bytes: int
+    """Bytes saved for the backward pass; 0 with tensor or pipeline parallelism."""
 
 
 def probed(process: RankContext, of: Trial) -> Probed:
@@ -101,12 +105,26 @@ def probed(process: RankContext, of: Trial) -> Probed:
     before = torch.get_rng_state()
     worker.step(next(batches), NoSpans())
     moved = not torch.equal(before, torch.get_rng_state())
-    held = HeldSpans(worker, process.device)
-    worker.step(next(batches), held)
+    held, seen = HeldSpans(worker, process.device), set[int]()
+    storage_bytes(worker.held_state().parameters, seen=seen)
+    saved: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        if of.layout.tensor == of.layout.pipeline == 1:  # a DTensor has no storage
+            saved.append(storage_bytes([tensor], seen=seen))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        worker.step(next(batches), held)
     with CollectiveCounter() as counter:
         worker.step(next(batches), NoSpans())
-    tensor_ranks, model = of.layout.tensor, workload.build_model()
-    counts: Any = model_counts(workload, model, of.recipe, tensor_ranks=tensor_ranks)
+    counts: Any = model_counts(
+        workload,
+        workload.build_model(),
+        of.recipe,
+        tensor_ranks=of.layout.tensor,
+        sequence_ranks=of.layout.sequence,
+    )
     between: Any = worker.between_stages()
     size = ModelSize(
         parameters=counts["parameters"],
@@ -118,7 +136,13 @@ def probed(process: RankContext, of: Trial) -> Probed:
     needed = cost_model(of.built_strategy).required_traffic(
         Cell(size=size, recipe=of.recipe, world_size=of.world_size)
     )
-    return Probed(held=held.largest, collectives=counter.counts, needed=needed, draws_moved=moved)
+    return Probed(
+        held=held.largest,
+        collectives=counter.counts,
+        needed=needed,
+        draws_moved=moved,
+        saved_bytes=sum(saved),
+    )
 
 
 def check_traffic(name: str, ranks: Iterable[Mapping[str, Probed]]) -> None:
