@@ -43,5 +43,5 @@ def test_batches_are_tried_stored_and_not_repeated(
 
 def test_other_engines_are_refused(tmp_path: Path) -> None:
     of = experiment(engine={"name": "torchrun", "rendezvous": "127.0.0.1:29400"})
-    with pytest.raises(InputError, match="batches are tried by local"):
+    with pytest.raises(InputError, match="found torchrun; allowed is local"):
         shardmark.largest_batches(of, tmp_path / "tries", progress=False)
