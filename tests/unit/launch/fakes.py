@@ -144,7 +144,7 @@ def leave_files(directory: Path, ranks: int, **changes: Any) -> None:
             progress.stepped(3)
 
 
-class Remembers:
+class RecordingListener:
     """A listener that writes down what it is told."""
 
     def __init__(self) -> None:

@@ -36,7 +36,7 @@ from tests.unit.launch.fakes import (
     INTERRUPTED,
     TIMED_OUT,
     FakeEngine,
-    Remembers,
+    RecordingListener,
     experiment,
     leave_files,
 )
@@ -53,10 +53,10 @@ def run(
     *overrides: str,
     options: RunOptions | None = None,
     **engine: Any,
-) -> tuple[FakeEngine, Remembers]:
-    made, told = FakeEngine(**engine), Remembers()
-    run_experiment(experiment(*overrides), out, options, listener=told, engine=made)
-    return made, told
+) -> tuple[FakeEngine, RecordingListener]:
+    made, listener = FakeEngine(**engine), RecordingListener()
+    run_experiment(experiment(*overrides), out, options, listener=listener, engine=made)
+    return made, listener
 
 
 def outcomes(out: Path) -> dict[str, str]:
@@ -64,23 +64,23 @@ def outcomes(out: Path) -> dict[str, str]:
 
 
 def test_every_trial_runs_once_and_is_reported(out: Path) -> None:
-    engine, told = run(out)
+    engine, listener = run(out)
     assert engine.calls[:2] == ["machine cpu", "load cpu"]
     assert engine.calls[-1] == "close"
     assert engine.names == ["ddp", "single"]
     assert outcomes(out) == {"single": "ok", "ddp": "ok"}
-    assert told.plans == [(2, 0, 0)]
-    assert told.started == [(1, 2), (2, 2)]
-    assert told.ended == [(1, 2, "ok"), (2, 2, "ok")]
-    loading, expected = told.notes
+    assert listener.plans == [(2, 0, 0)]
+    assert listener.started == [(1, 2), (2, 2)]
+    assert listener.ended == [(1, 2, "ok"), (2, 2, "ok")]
+    loading, expected = listener.notes
     assert (loading, expected.partition(";")[0]) == (
         "loading torch",
         "time: not known before a trial has run",
     )
     assert from_mapping(yaml.safe_load((out / "experiment.yaml").read_text())) == experiment()
-    engine, told = run(out)
+    engine, listener = run(out)
     assert engine.calls == ["machine cpu", "close"], "nothing is loaded, nothing run"
-    assert told.plans == [(2, 2, 0)]
+    assert listener.plans == [(2, 2, 0)]
 
 
 def test_gpus_in_use_are_reported_before_the_trials(
@@ -91,8 +91,10 @@ def test_gpus_in_use_are_reported_before_the_trials(
     cuda = {"devices": devices, "visible": ["GPU-b"]}
     monkeypatch.setattr("shardmark.launch.session.environment", lambda: {"cuda": cuda})
     nccl = (("NCCL", "2.27.3"),)
-    _, told = run(out, machine=Machine(device_type="cuda", device_count=2, cores=2, libraries=nccl))
-    (note,) = [note for note in told.notes if "not free" in note]
+    _, listener = run(
+        out, machine=Machine(device_type="cuda", device_count=2, cores=2, libraries=nccl)
+    )
+    (note,) = [note for note in listener.notes if "not free" in note]
     assert "GPU 1 (NVIDIA H200)" in note
     assert "2 processes hold 3.0 GiB" in note
     assert RunFolder(out).read_environment()["libraries"] == dict(nccl)
@@ -129,9 +131,9 @@ def test_larger_matrix_runs_only_new_trials(
     out: Path, overrides: tuple[str, ...], new: list[str], plan: tuple[int, int, int]
 ) -> None:
     run(out)
-    engine, told = run(out, *overrides, nodes=2)
+    engine, listener = run(out, *overrides, nodes=2)
     assert engine.names == new
-    assert told.plans == [plan]
+    assert listener.plans == [plan]
 
 
 @pytest.mark.parametrize(("kind", "end"), [("failed", FAILED), ("timed_out", TIMED_OUT)])
@@ -187,10 +189,10 @@ def test_truncated_file_is_reported_and_measured_again(out: Path, file: str) -> 
     run(out)
     (path,) = out.glob(f"trials/ddp-*/{file}")
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    engine, told = run(out)
+    engine, listener = run(out)
     assert engine.names == ["ddp"]
-    assert told.plans == [(2, 1, 0)]
-    assert any("measured again" in note and file in note for note in told.notes)
+    assert listener.plans == [(2, 1, 0)]
+    assert any("measured again" in note and file in note for note in listener.notes)
     (aside,) = (out / "set-aside").iterdir()
     assert aside.name.startswith("ddp-")
     assert aside.name.endswith(".damaged-1")
@@ -289,9 +291,9 @@ def test_edited_model_is_refused_in_the_same_run(
     assert engine.calls == []
     with pytest.raises(InputError, match=f"the source of {file}"):
         check_same_run(out, experiment(OWN), fingerprint_of(expand(experiment(OWN)).trials))
-    engine, told = run(out, OWN, *more, options=RunOptions(remeasure=True))
+    engine, listener = run(out, OWN, *more, options=RunOptions(remeasure=True))
     assert len(engine.ran) == (4 if more else 2)
-    assert any("set-aside/run-1" in note for note in told.notes)
+    assert any("set-aside/run-1" in note for note in listener.notes)
     assert outcomes(out / "set-aside" / "run-1") == {"single": "ok", "ddp": "ok"}
     assert run(out, OWN, *more)[0].ran == [], "it can be taken up as ever"
 
@@ -355,7 +357,7 @@ def test_disturbed_trials_are_repeated_and_set_aside(
 ) -> None:
     found = iter([(OTHERS,)] * disturbed)
     monkeypatch.setattr("shardmark.launch.trial.stability_of_trial", lambda *_: next(found, ()))
-    engine, told = run(out, "matrix.strategy=[ddp]", f"measure.max_remeasure={remeasure}")
+    engine, listener = run(out, "matrix.strategy=[ddp]", f"measure.max_remeasure={remeasure}")
     (result,) = load_run(out, verify=True).trials
     assert len(engine.ran) == result.attempt == attempts
     stays = OTHERS.text if disturbed >= attempts else None
@@ -365,7 +367,7 @@ def test_disturbed_trials_are_repeated_and_set_aside(
         f"{result.id}.disturbed-{number}" for number in range(1, attempts)
     ]
     assert all((path / "result.json").exists() for path in kept)
-    assert sum(OTHERS.text in note for note in told.notes) == attempts - 1
+    assert sum(OTHERS.text in note for note in listener.notes) == attempts - 1
     if stays:
         once = "matrix.strategy=[ddp]", "measure.max_remeasure=0"
         assert run(out, *once)[0].ran == []
@@ -383,9 +385,9 @@ def test_busy_machine_stops_repeats_of_disturbed_trials(
 
 
 def test_trials_beyond_the_budget_are_reported(out: Path) -> None:
-    engine, told = run(out, "measure.repeats=3", options=RunOptions(budget_seconds=0.0))
+    engine, listener = run(out, "measure.repeats=3", options=RunOptions(budget_seconds=0.0))
     assert engine.ran == []
-    assert any("no time for 6 trials" in note for note in told.notes)
+    assert any("no time for 6 trials" in note for note in listener.notes)
 
 
 def test_a_folder_takes_one_command_at_a_time(out: Path) -> None:
@@ -453,9 +455,9 @@ def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.Monke
     small = experiment("measure.verify=true", "matrix.strategy=[ddp]")
     verify_experiment(small, tmp_path / "scratch", engine=FakeEngine(), store=True)
     both = "measure.verify=true", "measure.twin=false", "matrix.strategy=[single,ddp]"
-    told = run(tmp_path / "first", *both)[1]
+    listener = run(tmp_path / "first", *both)[1]
     assert judged == [["ddp"], ["single"]]
-    assert any("has verified 1 of 2 cells" in note for note in told.notes)
+    assert any("has verified 1 of 2 cells" in note for note in listener.notes)
     stored = read_verification(tmp_path / "first")
     assert stored is not None
     assert len(stored.verdicts) == 2

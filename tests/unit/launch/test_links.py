@@ -25,7 +25,7 @@ from tests.unit.launch.fakes import (
     INTERRUPTED,
     TIMED_OUT,
     FakeEngine,
-    Remembers,
+    RecordingListener,
     experiment,
 )
 
@@ -73,10 +73,10 @@ class Linked(FakeEngine):
 
 
 def run(out: Path, linked: Linked, *overrides: str) -> list[str]:
-    """What was told."""
-    told = Remembers()
-    run_experiment(experiment(*overrides), out, listener=told, engine=linked)
-    return [note for note in told.notes if not note.startswith(("loading torch", "time: "))]
+    """Return the messages of the run, without those about loading and time."""
+    listener = RecordingListener()
+    run_experiment(experiment(*overrides), out, listener=listener, engine=linked)
+    return [note for note in listener.notes if not note.startswith(("loading torch", "time: "))]
 
 
 def test_links_between_nodes_are_measured_before_the_trials_and_fitted(tmp_path: Path) -> None:

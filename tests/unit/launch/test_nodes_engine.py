@@ -71,10 +71,12 @@ class World:
 
     def __init__(self) -> None:
         self.starter = FakeStarter()
-        self.told: list[str] = []
+        self.messages: list[str] = []
         three = ("placement.nodes=3", "matrix.world_size=[3]", "recipe.global_batch=9")
         trials = [trial_of("ddp", *three)]
-        self.engine = NodesEngine(node_options(), self.starter, request(trials, self.told.append))
+        self.engine = NodesEngine(
+            node_options(), self.starter, request(trials, self.messages.append)
+        )
 
     @property
     def nodes(self) -> list[FakeNode]:
@@ -123,8 +125,10 @@ def test_machine_is_the_minimum_of_all_nodes(world: World) -> None:
     assert machine.device_names == ("A",)
     assert machine.libraries == (("NCCL", "2.27.3"),)
     assert world.engine.environments()[1] == {"node": 1, "host": "host-1"}
-    assert world.told[0].startswith("waiting for 3 nodes at 127.0.0.1:")
-    assert world.told[1:] == [f"node {n} (host-{n}) has joined from 127.0.0.1" for n in range(3)]
+    assert world.messages[0].startswith("waiting for 3 nodes at 127.0.0.1:")
+    assert world.messages[1:] == [
+        f"node {n} (host-{n}) has joined from 127.0.0.1" for n in range(3)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +223,8 @@ def test_trial_is_ended_on_all_nodes(world: World, tmp_path: Path, how: str) -> 
     seconds = 30 if how == "interrupted" else 0.3
     ending = world.run(tmp_path, trial_seconds=seconds, on_tick=interrupt_first)
     assert (ending.status, ending.lost) == (how, None)
-    told = {"do": "end", "stacks": how == "timed_out"}
-    assert [node.heard[-1] for node in world.nodes[:2]] == [told] * 2
+    request = {"do": "end", "stacks": how == "timed_out"}
+    assert [node.heard[-1] for node in world.nodes[:2]] == [request] * 2
 
 
 def test_other_nodes_end_after_one_has_failed(
@@ -309,7 +313,7 @@ def test_new_nodes_load_modules_outside_the_timeout(world: World, tmp_path: Path
     world.engine.load(["torch"], "cpu")
     world.run(tmp_path, task="capture")
     common = world.starter.nodes
-    told = len(world.told)
+    count = len(world.messages)
     world.engine.prepare(trial)
     assert world.starter.titles == ["shardmark 3", f"{trial.id} 2"]
     assert [node.asked for node in common] == [
@@ -318,7 +322,7 @@ def test_new_nodes_load_modules_outside_the_timeout(world: World, tmp_path: Path
         ["machine", "bye"],
     ]
     assert [node.asked for node in world.starter.nodes] == [["load"], ["load"]]
-    assert len(world.told) == told
+    assert len(world.messages) == count
 
 
 def test_missing_nodes_make_trials_unavailable(world: World, tmp_path: Path) -> None:

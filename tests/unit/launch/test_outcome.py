@@ -76,8 +76,8 @@ def test_error_kind(error: BaseException, kind: str) -> None:
 def record(rank: int, kind: Any = None, message: str = "", **error: Any) -> RankRecord:
     if kind is None:
         return invented_rank(rank)
-    told = RankError(kind=kind, message=message, **{"at_seconds": 10.0, **error})
-    return invented_rank(rank).model_copy(update={"error": told})
+    rank_error = RankError(kind=kind, message=message, **{"at_seconds": 10.0, **error})
+    return invented_rank(rank).model_copy(update={"error": rank_error})
 
 
 def decided(
@@ -265,10 +265,10 @@ def test_gloo_mismatch_is_explained(line: str, named: bool) -> None:
         ending("exited", 1, [(1, -6, 1.0)]), [], processes=2, trial_seconds=60, progress=()
     )
     assert failure is not None
-    told = explain_mismatch(failure, ["loading", line])
-    assert told.reason.startswith("rank 1 was ended by SIGABRT")
-    assert ("different parts of the model" in told.reason) == named
-    assert ("multiplied by zero" in str(told.remedy)) == named
+    explained = explain_mismatch(failure, ["loading", line])
+    assert explained.reason.startswith("rank 1 was ended by SIGABRT")
+    assert ("different parts of the model" in explained.reason) == named
+    assert ("multiplied by zero" in str(explained.remedy)) == named
 
 
 @pytest.mark.parametrize(
@@ -285,9 +285,9 @@ def test_error_of_a_rank_is_not_replaced(message: str, named: bool) -> None:
         FAILED_ENDING, [record(1, "exception", message)], processes=2, trial_seconds=60, progress=()
     )
     assert failure is not None
-    told = explain_mismatch(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
-    assert ("different parts of the model" in told.reason) == named
-    assert (message in told.reason) != named
+    explained = explain_mismatch(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
+    assert ("different parts of the model" in explained.reason) == named
+    assert (message in explained.reason) != named
 
 
 def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

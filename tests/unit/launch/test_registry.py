@@ -47,8 +47,8 @@ def come(registry: NodeRegistry) -> Iterator[Come]:
         node_.close()
 
 
-def wait(registry: NodeRegistry, seconds: float, told: list[str]) -> None:
-    registry.wait(seconds, lambda: None, told.append)
+def wait(registry: NodeRegistry, seconds: float, messages: list[str]) -> None:
+    registry.wait(seconds, lambda: None, messages.append)
 
 
 def test_nodes_get_their_requested_or_the_next_free_number(
@@ -75,11 +75,11 @@ def test_nodes_of_other_runs_are_refused(
 ) -> None:
     come(0)
     assert come(number, **key).greeting == {"refused": reason}
-    told: list[str] = []
+    messages: list[str] = []
     with pytest.raises(ShardmarkError) as caught:
-        wait(registry, 0.1, told)
-    assert told == [f"node {number} (host-{number}) was refused: {reason}"]
-    assert told[0] in str(caught.value)
+        wait(registry, 0.1, messages)
+    assert messages == [f"node {number} (host-{number}) was refused: {reason}"]
+    assert messages[0] in str(caught.value)
 
 
 def test_key_difference_names_sections() -> None:

@@ -23,7 +23,7 @@ from tests.unit.launch.fakes import (
     INTERRUPTED,
     TIMED_OUT,
     FakeEngine,
-    Remembers,
+    RecordingListener,
     ending,
     leave_files,
     trial_of,
@@ -40,20 +40,20 @@ def run(
     engine: FakeEngine,
     trial: Trial,
     *,
-    told: Remembers | None = None,
+    listener: RecordingListener | None = None,
     machine: Machine = CPU,
 ) -> TrialResult:
-    listener = told or Remembers()
+    listener = listener or RecordingListener()
     runner = TrialRunner(engine=engine, machine=machine, folder=folder, listener=listener)
     return runner.run(trial, order=4)
 
 
 def test_successful_trial(folder: RunFolder) -> None:
-    told, trial, seen = Remembers(), trial_of("ddp"), list[set[str]]()
+    listener, trial, seen = RecordingListener(), trial_of("ddp"), list[set[str]]()
     leave_files(folder.create_trial(trial.id), 3)
     engine = FakeEngine()
     engine.on_run = lambda path: seen.append({found.name for found in path.iterdir()})
-    result = run(folder, engine, trial, told=told)
+    result = run(folder, engine, trial, listener=listener)
     assert seen == [{"trial.json", "samples.jsonl"}], "what an earlier attempt left is gone"
     assert (result.outcome, result.failure) == (Outcome.OK, None)
     assert (result.order, result.repeat, result.world_size) == (4, 0, 2)
@@ -61,7 +61,7 @@ def test_successful_trial(folder: RunFolder) -> None:
     assert [rank.rank for rank in result.ranks] == [0, 1]
     assert result.metrics["samples_per_second"] is not None
     assert all(name in result.missing for name, value in result.metrics.items() if value is None)
-    assert told.steps == [(3, 4)], "after the first tick, when nothing was known yet"
+    assert listener.steps == [(3, 4)], "after the first tick, when nothing was known yet"
     assert folder.read_result(trial.id, verify=True) == result
     files = {path.name for path in folder.trial_folder(trial.id).iterdir()}
     assert files == {"result.json", "steps.jsonl", "samples.jsonl", "log.txt"}
@@ -164,10 +164,10 @@ def test_progress_is_that_of_the_fastest_rank(folder: RunFolder) -> None:
             with ProgressWriter.opened(directory, rank, total_steps=4) as progress:
                 progress.stepped(steps)
 
-    told, engine = Remembers(), FakeEngine({"ps-async": TIMED_OUT})
+    listener, engine = RecordingListener(), FakeEngine({"ps-async": TIMED_OUT})
     engine.on_run = unequal
-    result = run(folder, engine, trial_of("ps-async"), told=told)
-    assert told.steps == [(3, 4)]
+    result = run(folder, engine, trial_of("ps-async"), listener=listener)
+    assert listener.steps == [(3, 4)]
     assert result.failure is not None
     assert result.failure.reason.endswith("rank 0 had taken 1 steps, rank 1 had taken 3 steps")
     assert result.failure.rank == 0, "the server, which takes no steps, is not waited for"

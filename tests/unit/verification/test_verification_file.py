@@ -36,7 +36,7 @@ from shardmark.results.verification import (
 )
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
-from tests.unit.launch.fakes import CPU, FINE, FakeEngine, Remembers, leave_files
+from tests.unit.launch.fakes import CPU, FINE, FakeEngine, RecordingListener, leave_files
 from tests.unit.verification.court import court
 from tests.unit.verification.verdicts import GOOD, VERIFICATION
 
@@ -162,7 +162,7 @@ FAILED = Ending(status="exited", agent_exit_code=1, failures=(), oom_kills=0)
 def verified(engine: Engine, folder: Path) -> list[Verdict]:
     verdicts: list[Verdict] = []
     scratch = folder / "scratch"
-    listener = Remembers()
+    listener = RecordingListener()
     try:
         for verdict in verify_cells(
             CELLS, engine=engine, machine=CPU, scratch=scratch, listener=listener
@@ -291,7 +291,11 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
     cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
     cells.sort(key=lambda cell: strategies.index(cell.strategy.name))
     verdicts = verify_cells(
-        cells, engine=engine, machine=CPU, scratch=tmp_path / "scratch", listener=Remembers()
+        cells,
+        engine=engine,
+        machine=CPU,
+        scratch=tmp_path / "scratch",
+        listener=RecordingListener(),
     )
     with pytest.raises(InputError, match="it fails in its first steps") as caught:
         list(verdicts)
@@ -314,7 +318,11 @@ def test_failure_of_a_strategy_is_its_own(tmp_path: Path, strategies: list[str])
     engine.errors = {"ddp": UNUSED}
     cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
     verdicts = verify_cells(
-        cells, engine=engine, machine=CPU, scratch=tmp_path / "scratch", listener=Remembers()
+        cells,
+        engine=engine,
+        machine=CPU,
+        scratch=tmp_path / "scratch",
+        listener=RecordingListener(),
     )
     told = {verdict.id: verdict.equivalent for verdict in verdicts}
     assert {cell.strategy.name: told[cell_of(cell)] for cell in cells} == {
