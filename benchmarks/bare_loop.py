@@ -179,3 +179,4 @@ def main() -> None:
 if __name__ == "__main__":
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     main()
+    os._exit(0)  # gloo's threads now and then abort the interpreter as it ends

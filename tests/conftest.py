@@ -35,7 +35,10 @@ settings.load_profile("any machine")
 GRACE_SECONDS = 2.0
 """For what ends by itself a moment later, such as a data loader's worker."""
 
-SET_BY_LIBRARIES = ("PYTEST_", "KMP_", "OMP_", "TORCH", "CUDA_", "NCCL_", "DS_", "TRITON_")
+SET_BY_LIBRARIES = (
+    *("PYTEST_", "KMP_", "OMP_", "TORCH", "CUDA_", "NCCL_", "DS_", "TRITON_"),
+    "PYTORCH_NVML_",
+)
 """Importing torch or DeepSpeed for the first time sets some of these."""
 
 Look = Callable[[], set[str]]
