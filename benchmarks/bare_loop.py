@@ -71,15 +71,11 @@ def digits() -> tuple[Tensor, Tensor]:
     return pictures, torch.from_numpy(labels)
 
 
-def cross_entropy(model: nn.Module, pictures: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(model(pictures), labels)
-
-
 def eager_step(model: nn.Module, parameters: list[nn.Parameter]) -> Step:
     optimizer = torch.optim.SGD(parameters, **SGD)
 
     def step(pictures: Any, labels: Any) -> Tensor:
-        loss = cross_entropy(model, pictures, labels)
+        loss = functional.cross_entropy(model(pictures), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -120,7 +116,7 @@ def start(strategy: str, model: nn.Module, blocks: list[nn.Module]) -> Step:
     )
 
     def step(pictures: Any, labels: Any) -> Tensor:
-        loss = cross_entropy(engine, pictures, labels)
+        loss = functional.cross_entropy(engine(pictures), labels)
         engine.backward(loss)
         engine.step()
         return loss.detach()

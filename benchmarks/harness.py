@@ -163,9 +163,8 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def json_lines(file: Path | None) -> list[Any]:
     """The values in a file of JSON lines that an earlier portion of a benchmark left."""
-    if file is None or not file.exists():
-        return []
-    return [json.loads(line) for line in file.read_text().splitlines()]
+    lines = file.read_text().splitlines() if file is not None and file.exists() else []
+    return [json.loads(line) for line in lines]
 
 
 def experiment_of(

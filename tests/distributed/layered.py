@@ -94,8 +94,8 @@ class Probed:
     """Bytes saved for the backward pass; 0 with tensor or pipeline parallelism."""
 
 
-def probed(process: RankContext, of: Trial) -> Probed:
-    """The second step's state and the third one's collectives."""
+def probed(process: RankContext, of: Trial, *, warmup_steps: int = 1) -> Probed:
+    """State during the first step after the warm-up, and collectives of the step after it."""
     workload = build_workload(of.workload, seed=3)
     worker = of.built_strategy.start(workload, of.recipe, process)
     assert not isinstance(worker, Server)
@@ -103,7 +103,8 @@ def probed(process: RankContext, of: Trial) -> Probed:
     assert share is not None
     batches = workload.batches(BatchPlan(global_batch=of.batch_per_step, seed=3), share)
     before = torch.get_rng_state()
-    worker.step(next(batches), NoSpans())
+    for _ in range(warmup_steps):
+        worker.step(next(batches), NoSpans())
     moved = not torch.equal(before, torch.get_rng_state())
     held, seen = HeldSpans(worker, process.device), set[int]()
     storage_bytes(worker.held_state().parameters, seen=seen)
@@ -125,14 +126,9 @@ def probed(process: RankContext, of: Trial) -> Probed:
         tensor_ranks=of.layout.tensor,
         sequence_ranks=of.layout.sequence,
     )
-    between: Any = worker.between_stages()
-    size = ModelSize(
-        parameters=counts["parameters"],
-        trained_parameters=counts["trained_parameters"],
-        divided=counts["divided"] or {},
-        divided_again=counts["divided_again"],
-        **between,
-    )
+    between = dict(worker.between_stages())
+    known = {name: counts.get(name) for name in ModelSize.__dataclass_fields__}
+    size = ModelSize(**{name: of for name, of in known.items() if of is not None} | between)
     needed = cost_model(of.built_strategy).required_traffic(
         Cell(size=size, recipe=of.recipe, world_size=of.world_size)
     )
@@ -145,8 +141,8 @@ def probed(process: RankContext, of: Trial) -> Probed:
     )
 
 
-def check_traffic(name: str, ranks: Iterable[Mapping[str, Probed]]) -> None:
-    """On the mean over the ranks, within 5 %; besides, losses, norms and gradients of norms."""
+def check_traffic(name: str, ranks: Iterable[Mapping[str, Probed]], *, rel: float = 0.05) -> None:
+    """The mean over the ranks; besides, there are losses, norms and gradients of norms."""
     probes = [probes[name] for probes in ranks]
     payloads, counted = Counter[str](), Counter[str]()
     for part in probes[0].needed.traffic:
@@ -157,7 +153,7 @@ def check_traffic(name: str, ranks: Iterable[Mapping[str, Probed]]) -> None:
     others = sum(counted.pop(kind) for kind in counted.keys() - payloads.keys())
     assert others / len(probes) < 0.01 * sum(payloads.values())
     for kind, payload_bytes in payloads.items():
-        assert counted[kind] / len(probes) == pytest.approx(payload_bytes, rel=0.05), (name, kind)
+        assert counted[kind] / len(probes) == pytest.approx(payload_bytes, rel=rel), (name, kind)
 
 
 def check_exact(ranks: list[Any], name: str, wanted: Case) -> None:

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from shardmark.core.recipe import Optimizer
-from shardmark.core.shares import Shard
-from shardmark.core.traffic import ModelSize
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell
 from shardmark.equivalence.capture import Capture
-from shardmark.measure.step.collectives import CollectiveCounter
-from shardmark.measure.step.recorder import NoSpans
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import RankContext, Server, Worker
-from shardmark.strategies.ddp import DDP
-from shardmark.train.probe import HeldSpans, model_counts
-from shardmark.workloads import build_workload
-from shardmark.workloads.base import BatchPlan
+from shardmark.strategies.base import RankContext
 from tests.distributed.captures import (
     WORKLOAD,
-    Captures,
     Case,
     capture_all,
     check_verdict,
@@ -31,6 +18,7 @@ from tests.distributed.captures import (
     trial,
 )
 from tests.distributed.faults import Started, ddp, start
+from tests.distributed.layered import Probed, check_traffic, probed
 from tests.distributed.models import Loud
 from tests.distributed.ranks import run_ranks
 
@@ -86,35 +74,6 @@ REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    payload_bytes: int
-    held_bytes: int
-    """Of gradients, and of what PowerSGD keeps."""
-
-
-def begin(process: RankContext, options: dict[str, Any]) -> tuple[Worker, Any]:
-    workload = build_workload(WIDE, seed=3)
-    worker = build_strategy("ddp", options).start(workload, recipe(), process)
-    assert not isinstance(worker, Server)
-    shard = Shard(index=process.rank, count=process.world_size)
-    return worker, workload.batches(BatchPlan(global_batch=32, seed=3), shard)
-
-
-def counted(process: RankContext, options: dict[str, Any]) -> Counted:
-    """In the fourth step."""
-    worker, batches = begin(process, options)
-    for _ in range(3):
-        worker.step(next(batches), NoSpans())
-    held = HeldSpans(worker, process.device)
-    with CollectiveCounter() as counter:
-        worker.step(next(batches), held)
-    return Counted(
-        payload_bytes=counter.counts["all_reduce"].payload_bytes,
-        held_bytes=held.largest["gradient_bytes"],
-    )
-
-
 COUNTED: dict[str, dict[str, Any]] = {
     "none": {},
     "bf16": {"compress": "bf16"},
@@ -123,52 +82,38 @@ COUNTED: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    captures: dict[str, Capture | None]
-    counted: dict[str, Counted]
+Ranks = list[tuple[dict[str, Capture | None], dict[str, Probed]]]
 
 
-def work(process: RankContext) -> Rank:
-    return Rank(
-        captures=capture_all(process, PROVEN | REFUSED),
-        counted={name: counted(process, options) for name, options in COUNTED.items()},
-    )
+def work(process: RankContext) -> tuple[dict[str, Capture | None], dict[str, Probed]]:
+    probes = {
+        name: probed(process, trial("ddp", recipe(), workload=WIDE, **options), warmup_steps=3)
+        for name, options in COUNTED.items()
+    }
+    return capture_all(process, PROVEN | REFUSED), probes
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Rank]:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     return run_ranks(work, world_size=2, directory=tmp_path_factory.mktemp("compression"))
 
 
-@pytest.fixture(scope="module")
-def captures(ranks: list[Rank]) -> Captures:
-    return [rank.captures for rank in ranks]
-
-
 @pytest.mark.parametrize("name", [*PROVEN, *REFUSED])
-def test_it_trains_what_it_says_or_is_found_out(captures: Captures, name: str) -> None:
-    verdict = check_verdict(captures, name, (PROVEN | REFUSED)[name])
+def test_it_trains_what_it_says_or_the_fault_is_named(ranks: Ranks, name: str) -> None:
+    verdict = check_verdict([captures for captures, _ in ranks], name, (PROVEN | REFUSED)[name])
     assert verdict.mathematics, "the table names it"
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_the_formula_is_what_is_sent(ranks: list[Rank], name: str) -> None:
-    workload = build_workload(WIDE, seed=3)
-    counts = model_counts(workload, workload.build_model(), recipe())
-    known = {name: counts[name] for name in ModelSize.__dataclass_fields__ if name in counts}
-    needed = cost_model(DDP(**COUNTED[name])).required_traffic(
-        Cell(size=ModelSize(**known), recipe=recipe(), world_size=2)
-    )
-    (traffic,) = needed.traffic
-    payload_bytes = ranks[0].counted[name].payload_bytes
-    assert payload_bytes == pytest.approx(traffic.payload_bytes, rel=0.001)
-    part = {"none": 1.0, "powersgd": 0.05}.get(name, 0.5)
-    assert payload_bytes <= 1.001 * part * ranks[0].counted["none"].payload_bytes
+def test_the_all_reduce_carries_the_bytes_of_the_cost_model(ranks: Ranks, name: str) -> None:
+    check_traffic(name, [probes for _, probes in ranks], rel=0.001)
+    sent = {key: of.collectives["all_reduce"].payload_bytes for key, of in ranks[0][1].items()}
+    fraction = {"none": 1.0, "powersgd": 0.05}.get(name, 0.5)
+    assert sent[name] <= 1.001 * fraction * sent["none"]
 
 
-def test_what_powersgd_keeps_is_counted(ranks: list[Rank]) -> None:
+def test_the_state_of_powersgd_is_counted(ranks: Ranks) -> None:
     """An error for each element of a gradient, and thin factors."""
-    held = {name: each.held_bytes for name, each in ranks[0].counted.items()}
+    held = {name: of.held["gradient_bytes"] for name, of in ranks[0][1].items()}
     assert held["bf16"] == held["none"]
     assert held["powersgd"] == pytest.approx(2 * held["none"], rel=0.05)

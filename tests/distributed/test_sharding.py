@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,11 @@ from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import Capture
 from shardmark.measure.memory.tensors import live_tensor_bytes, storage_bytes
-from shardmark.measure.step.collectives import CollectiveCounter
-from shardmark.measure.step.recorder import NoSpans
-from shardmark.results.schema import CollectiveRecord
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.train.probe import HeldSpans
+from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -35,30 +32,14 @@ from tests.distributed.captures import (
     refusals,
     trial,
 )
+from tests.distributed.layered import Probed, probed
 from tests.distributed.ranks import run_ranks
 
 WIDE = WORKLOAD.model_copy(update={"model": "tests.distributed.models:wide"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probed:
-    held: dict[str, int]
-    collectives: dict[str, CollectiveRecord]
-
-
-def probed(context: RankContext, name: str, precision: str = "fp32") -> Probed:
-    """The second step's state and the third one's collectives, of SGD with momentum."""
-    workload = build_workload(WIDE, seed=3)
-    worker = build_strategy(name, {}).start(workload, recipe(precision=precision), context)
-    assert not isinstance(worker, Server)
-    shard = Shard(index=context.rank, count=context.world_size)
-    batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
-    worker.step(next(batches), NoSpans())
-    held = HeldSpans(worker, context.device)
-    worker.step(next(batches), held)
-    with CollectiveCounter() as counter:
-        worker.step(next(batches), NoSpans())
-    return Probed(held=held.largest, collectives=counter.counts)
+def wide(name: str, ranks: int = 2, precision: str = "fp32") -> Trial:
+    return trial(name, recipe(precision=precision), ranks=ranks, workload=WIDE)
 
 
 def level(context: RankContext) -> tuple[int, int]:
@@ -114,8 +95,8 @@ def work_on_two(context: RankContext) -> tuple[dict[str, Probed], dict[str, dict
         name: normed(synchronise_batch_norms(made(), context.device), part)
         for name, made in NORMS.items()
     }
-    in_bf16 = {f"{name}, bf16": probed(context, name, "bf16") for name in IN_BF16}
-    return {name: probed(context, name) for name in SHIPPED} | in_bf16, norms
+    in_bf16 = {f"{name}, bf16": probed(context, wide(name, precision="bf16")) for name in IN_BF16}
+    return {name: probed(context, wide(name)) for name in SHIPPED} | in_bf16, norms
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +252,7 @@ CASES = {
 
 
 def work_on_four(context: RankContext) -> tuple[dict[str, Capture | None], Probed]:
-    return capture_all(context, CASES), probed(context, "fsdp-hybrid")
+    return capture_all(context, CASES), probed(context, wide("fsdp-hybrid", ranks=4))
 
 
 def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
@@ -279,4 +260,4 @@ def test_hybrid_on_four_ranks(tmp_path: Path) -> None:
     for name, case in CASES.items():
         check_verdict([captures for captures, _ in ranks], name, case)
     kinds = {"all_gather", "reduce_scatter", "all_reduce"}
-    assert all(kinds <= probed.collectives.keys() for _, probed in ranks)
+    assert all(kinds <= probe.collectives.keys() for _, probe in ranks)
