@@ -20,6 +20,8 @@ class Machine:
     """Hardware support of bf16: CUDA devices before Ampere compute it in fp32."""
     libraries: tuple[tuple[str, str], ...] = ()
     """Names and versions of the CUDA libraries that torch has loaded; empty without CUDA."""
+    is_predicted: bool = False
+    """True for a machine that `plan` only predicts: the libraries installed there are unknown."""
 
     def times(self, nodes: int) -> Machine:
         """Return the combined properties of this many identical machines."""

@@ -82,7 +82,7 @@ def _divisions(
     """Tensor ranks, inside a node, and stages that the model allows; whole layers first."""
     devices = node.node.devices
     ranks = devices * nodes
-    machine = Machine(device_type="cuda", device_count=ranks, cores=ranks)
+    machine = Machine(device_type="cuda", device_count=ranks, cores=ranks, is_predicted=True)
     for tensor in (size for size in range(1, devices + 1) if devices % size == 0):
         for pipeline in (size for size in range(1, MOST_STAGES + 1) if ranks % size == 0):
             parts = tensor * pipeline

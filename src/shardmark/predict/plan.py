@@ -446,7 +446,9 @@ class _Planner:
         """Raises `ShardmarkError` where the strategy, or the tracing, refuses."""
         cell, strategy = self.cell, self._strategy
         cards = self.node.node.devices * row.nodes
-        machine = Machine(device_type=self._device_type, device_count=cards, cores=cards)
+        machine = Machine(
+            device_type=self._device_type, device_count=cards, cores=cards, is_predicted=True
+        )
         strategy.check(row.ranks, machine, cell.recipe)
         return self.models.profile_of(cell, row.ranks, row.nodes, device_type=self._device_type)
 

@@ -79,7 +79,7 @@ class Zero(Strategy):
         return is_native(self.mixed_precision or left_open, recipe)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        if not is_installed("deepspeed"):
+        if not machine.is_predicted and not is_installed("deepspeed"):
             raise StrategyUnavailable(
                 self.name, "DeepSpeed is not installed", install_command("deepspeed")
             )
