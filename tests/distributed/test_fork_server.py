@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import pytest
 
 from shardmark.launch.local import fork_server
 from shardmark.launch.local.fork_server import PRELOADED, ForkServer, living
-from shardmark.launch.local.launcher import KillSafeEvent
 from shardmark.launch.trial_artifacts import AGENT_LOG
 
 REPOSITORY = Path(__file__).parents[2]
@@ -138,21 +136,6 @@ def test_a_parent_that_was_faster_to_die_is_noticed() -> None:
     words = [sys.executable, "-c", f"{here}; die_with_parent(1); print('lives on')"]
     ended = subprocess.run(words, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
-
-
-def test_a_rank_that_is_killed_once_it_has_finished_keeps_nobody_waiting() -> None:
-    fork = get_context("fork")
-    event = KillSafeEvent()
-    killed, other = (fork.Process(target=event.wait) for _ in range(2))
-    for process in (killed, other):
-        process.start()
-    while any(psutil.Process(p.pid).status() != psutil.STATUS_SLEEPING for p in (killed, other)):
-        time.sleep(0.01)
-    killed.kill()
-    killed.join()
-    event.set()
-    other.join(10)
-    assert (killed.exitcode, other.exitcode) == (-signal.SIGKILL, 0)
 
 
 def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it lazily
 
 from shardmark.config.load import from_mapping
-from shardmark.core.environment_variables import STORE_VARIABLE
+from shardmark.core.errors import ShardmarkError
 from shardmark.launch.controller import run_experiment
-from shardmark.launch.local.rendezvous import NodesRendezvous
+from shardmark.launch.local.rank_store import FileOfRanks, NodesStore
 from shardmark.launch.placement import MeetingPoint
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
@@ -99,39 +99,40 @@ def meeting_points(nodes: int) -> list[MeetingPoint]:
     return [MeetingPoint(node=node, host="127.0.0.1", port=port) for node in range(nodes)]
 
 
-def test_pickles_in_the_store_of_several_nodes_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pickles_in_the_store_of_several_nodes_are_not_read(tmp_path: Path) -> None:
     """PyTorch's own store lets anybody in who can reach it: what is there is words to us."""
-    monkeypatch.setenv(STORE_VARIABLE, "")
     points = meeting_points(2)
     pickled = pickle.dumps(Pwned(tmp_path / "pwned")).decode("latin-1")
     with ThreadPoolExecutor() as threads:
-        first, second = threads.map(lambda here: NodesRendezvous("t", 2, here), points)
-        waiting = threads.submit(first.next_rendezvous)
+        first, second = threads.map(lambda place: NodesStore(2, place), points)
+        waiting = threads.submit(first.open)
         stranger = TCPStore(
             "127.0.0.1", points[0].port, is_master=False, timeout=timedelta(seconds=5)
         )
         for key in (*stranger.list_keys(), "torch.rendezvous.t", "MASTER_ADDR"):
             stranger.set(key, pickled)
-        infos = [second.next_rendezvous(), waiting.result(timeout=10)]
-        assert [info.world_size for info in infos] == [2, 2]
+        address = f"tcp 127.0.0.1 {points[0].port} ranks"
+        assert [second.open(), waiting.result(timeout=10)] == [address] * 2
         assert not (tmp_path / "pwned").exists()
-        assert os.environ[STORE_VARIABLE] == f"tcp 127.0.0.1 {points[0].port} ranks"
-        for rendezvous in (second, first):
-            rendezvous.shutdown()
+        ending = threads.submit(first.close, succeeded=True)
+        second.close(succeeded=True)
+        ending.result(timeout=10)
 
 
-def test_ranks_of_one_node_meet_in_a_file_that_has_no_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_has_failed_keeps_no_other_waiting() -> None:
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda place: NodesStore(2, place), meeting_points(2))
+        ending = threads.submit(first.close, succeeded=True)
+        second.close(succeeded=False)
+        ending.result(timeout=10)
+        with pytest.raises(ShardmarkError, match="another node has failed"):
+            first.open()
+
+
+def test_ranks_of_one_node_meet_in_a_file_that_has_no_name() -> None:
     """Nothing is left of it, however the trial ends."""
-    monkeypatch.setenv(STORE_VARIABLE, "")
-    alone = NodesRendezvous("t", 1, MeetingPoint())
     before = of_this_process()
-    alone.next_rendezvous()
-    kind, path = os.environ[STORE_VARIABLE].split()
+    kind, path = FileOfRanks().open().split()
     assert kind == "file"
     assert "(deleted)" in str(Path(path).readlink())
     assert of_this_process() == before
-    alone.shutdown()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,8 +37,7 @@ AGENT_FILE = "agent.json"
 """Ends of the node's ranks that failed."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
-NUMBERED = "node-"
-"""Prefix of a launcher's folder after its ranks' folders got the numbers of the ranks."""
+"""Folder of the ranks' output, with a folder for each rank."""
 TEST_BYTES = 2**16
 """Bytes that are written to test whether a disk has room for a record."""
 MAX_LINE_BYTES = 2**24
@@ -182,32 +181,9 @@ def merge_samples(directory: Path) -> None:
         merged.writelines(f"{text}\n" for _, text in sorted(lines))
 
 
-def number_logs(directory: Path, node: int, ranks: Sequence[int]) -> None:
-    """Rename the folders of the ranks' output from the local ranks to the ranks.
-
-    The launcher's folder then gets the node's name, which marks it as done: folders of other nodes
-    may arrive beside it at any time.
-    """
-    launchers = [
-        folder for folder in (directory / LOGS).glob("*") if not folder.name.startswith(NUMBERED)
-    ]
-    for attempt in (attempt for folder in launchers for attempt in folder.glob("attempt_*")):
-        present = [
-            (attempt / str(local), attempt / f"r{rank}")
-            for local, rank in enumerate(ranks)
-            if (attempt / str(local)).is_dir()
-        ]
-        for before, after in present:
-            before.rename(after)
-        for _, after in present:  # after all have left their old numbers
-            after.rename(after.with_name(after.name.removeprefix("r")))
-    for folder in launchers:
-        folder.rename(folder.with_name(f"{NUMBERED}{node}-{folder.name}"))
-
-
 def merge_logs(directory: Path) -> None:
     """Merge the output of all ranks, and then the launchers', into one file with prefixed lines."""
-    by_rank = sorted((directory / LOGS).glob("*/attempt_*/*/*.log"), key=_rank_stream_attempt)
+    by_rank = sorted((directory / LOGS).glob("*/*.log"), key=_rank_and_stream)
     prefixes = {log: f"rank {log.parent.name} {log.stem}" for log in by_rank}
     for log in sorted(directory.glob("agent*.log")):
         node = log.stem.removeprefix("agent").replace(".node-", " of node ")
@@ -226,9 +202,9 @@ def _last_lines(log: Path) -> list[str]:
     return [f"(the first {cut_bytes:,} bytes are cut)", *lines] if cut_bytes else lines
 
 
-def _rank_stream_attempt(log: Path) -> tuple[int, str, int]:
-    """Sort key of a log file: rank, stream, attempt."""
-    return int(log.parent.name), log.stem, int(log.parent.parent.name.removeprefix("attempt_"))
+def _rank_and_stream(log: Path) -> tuple[int, str]:
+    """Sort key of a log file."""
+    return int(log.parent.name), log.stem
 
 
 def clear(directory: Path, *, keep: Iterable[str] = TRIAL_FILES) -> None:

@@ -137,7 +137,7 @@ def leave_files(directory: Path, ranks: int, **changes: Any) -> None:
         (directory / rank_file(rank)).write_text(record.model_dump_json())
         step = {"rank": rank, "step": 5, "epoch": 0, "measured": True, "step_seconds": 0.5}
         (directory / rank_steps_file(rank)).write_text(json.dumps(step) + "\n")
-        log = directory / "logs" / "run" / "attempt_0" / str(rank) / "stdout.log"
+        log = directory / "logs" / str(rank) / "stdout.log"
         log.parent.mkdir(parents=True)
         log.write_text("hello\n")
         with ProgressWriter.opened(directory, rank, total_steps=4) as progress:

@@ -213,7 +213,7 @@ def test_connection_may_close_while_it_joins(
     [
         *("trial.json", "result.json", "result.py", "numpy.py", "cells.json", "logs/numpy.py"),
         *("rank-0.json", "rank-1.py", "rank-1.json/x", "../rank-1.json", "/tmp/rank-1.json"),
-        *("samples.node-0.jsonl", "verdicts.json", "agent.json", "logs/x/attempt_0/0/stdout.log"),
+        *("samples.node-0.jsonl", "verdicts.json", "agent.json", "logs/0/stdout.log"),
     ],
 )
 def test_node_may_send_only_files_of_its_ranks(

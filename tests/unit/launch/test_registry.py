@@ -139,10 +139,10 @@ def test_files_arrive_complete(registry: NodeRegistry, come: Come, tmp_path: Pat
     until(lambda: registry.nodes)
     registry.ask([1], {"do": "machine"})
     registry.store_files_in(tmp_path, ((0,), (1, 2)))
-    node.send_file(content, "logs/run_1/attempt_0/2/stdout.log")
+    node.send_file(content, "logs/2/stdout.log")
     node.send_file(b"", "rank-1.steps.jsonl")
     registry.ask([1], {"do": "machine"})
-    assert (tmp_path / "logs/run_1/attempt_0/2/stdout.log").read_bytes() == content
+    assert (tmp_path / "logs/2/stdout.log").read_bytes() == content
     files = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"stdout.log", "rank-1.steps.jsonl"}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from shardmark.launch.trial_artifacts import (
     clear,
     merge_logs,
     merge_samples,
-    number_logs,
     process_ends,
     raise_disk_error,
     rank_record,
@@ -38,7 +36,7 @@ from tests.golden.invented import invented_rank
 
 
 def write_log(folder: Path, rank: int, name: str, text: bytes) -> None:
-    file = folder / "logs" / "run_x" / "attempt_0" / str(rank) / f"{name}.log"
+    file = folder / "logs" / str(rank) / f"{name}.log"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(text)
 
@@ -59,39 +57,23 @@ def test_records_of_ranks_are_read(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("ranks", [(0, 1), (2, 3), (1, 0), (0, 4)])
-def test_output_is_numbered_by_rank_and_cut_at_its_beginning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
+def test_output_is_merged_by_rank_and_cut_at_its_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where one's new number is another's old one."""
-    monkeypatch.setattr(trial_artifacts, "MAX_LOG_BYTES", 10)
-    for local in (0, 1):
-        write_log(tmp_path, local, "stdout", f"cut\nlocal \xff{local}\n".encode("latin-1"))
-    number_logs(tmp_path, 0, ranks)
+    monkeypatch.setattr(trial_artifacts, "MAX_LOG_BYTES", 9)
+    for rank in (10, 2):
+        text = f"cut\nrank \xff{rank:02}\n"
+        write_log(tmp_path, rank, "stdout", text.encode("latin-1"))
     for name in ("agent.log", "agent.node-1.log"):
         (tmp_path / name).write_text("begun\n")
     merge_logs(tmp_path)
     lines = [
         f"[rank {rank} stdout] {text}"
-        for rank, local in sorted(zip(ranks, (0, 1), strict=True))
-        for text in ("(the first 3 bytes are cut)", "", f"local \ufffd{local}")
+        for rank in (2, 10)
+        for text in ("(the first 4 bytes are cut)", f"rank \ufffd{rank:02}")
     ]
     launchers = ["[launcher] begun", "[launcher of node 1] begun"]
     assert (tmp_path / LOG_FILE).read_text().splitlines() == [*lines, *launchers]
-
-
-def test_log_folder_of_another_node_is_not_renamed(tmp_path: Path) -> None:
-    """Node 0 works in the controller's own folder, in which those of the others arrive."""
-    sender, controller = tmp_path / "sender", tmp_path / "controller"
-    write_log(sender, 0, "stdout", b"rank 1")
-    number_logs(sender, 1, [1, 3])
-    shutil.copytree(sender, controller)
-    write_log(controller, 0, "stdout", b"rank 0")
-    write_log(controller, 1, "stdout", b"rank 2")
-    number_logs(controller, 0, [0, 2])
-    merge_logs(controller)
-    lines = [f"[rank {rank} stdout] rank {rank}" for rank in range(3)]
-    assert (controller / LOG_FILE).read_text().splitlines() == lines
 
 
 @pytest.mark.parametrize("cut", [b'{"a": ', b"\0" * 20, b'{"a": "much longer"}\n'])

@@ -1,4 +1,4 @@
-"""Between the fork server and the ranks of one trial: PyTorch's elastic launcher, forking."""
+"""The agent of one node: forks the ranks of a trial, waits for them, and notes how they ended."""
 
 from __future__ import annotations
 
@@ -9,35 +9,44 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from shardmark.core.environment_variables import (
     NODE_VARIABLE,
     ON_LOOPBACK,
     RENDEZVOUS_VARIABLE,
+    STORE_VARIABLE,
 )
 from shardmark.core.errors import STORAGE_EXIT, error_kind
 from shardmark.core.processes import die_with_parent, schedule_as_batch, schedule_normally
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.core.text import say
-from shardmark.launch.local.launcher import Launcher
+from shardmark.launch.local.rank_store import FileOfRanks, NodesStore, RankStore
+from shardmark.launch.outcome import ProcessEnd
 from shardmark.launch.placement import MeetingPoint
-from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG
+from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG, LOGS
 from shardmark.trials.trial import Trial
 
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
+END_SECONDS = 3.0
+"""Time that ranks have to end after SIGTERM, before they are killed."""
+POLL_SECONDS = 0.01
 
 
 def run_agent(directory: str, task: str) -> int:
-    """Start the trial's ranks, wait for them, note how each ended.  0 if all ended well.
+    """Run the trial's ranks of this node, and return 0 if all of them ended well.
 
-    `STORAGE_EXIT` if a disk stopped one that could not leave a word of it.
-    Runs in a process group of its own, so that the whole trial can be ended by one signal.
+    Returns `STORAGE_EXIT` if a full disk kept a rank from writing its record.  The agent leads a
+    process group, so that one signal can end the whole trial.
     """
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
+    say(f"agent started at {time.time():.3f}")
     if task == "compare":
         from shardmark.equivalence.verdict import compare_cells
 
@@ -45,60 +54,118 @@ def run_agent(directory: str, task: str) -> int:
         return 0
     schedule_as_batch()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    here = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
+    place = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
-    launcher = Launcher(
-        rank_main,
-        (os.getpid(), trial, folder, task, here.node),
-        folder=folder,
-        trial=trial,
-        here=here,
-    )
-    fine, ends = launcher.launch()
-    if not fine:
-        if any(end.exit_code == STORAGE_EXIT for end in ends):
-            return STORAGE_EXIT
-        (folder / AGENT_FILE).write_text(json.dumps([asdict(end) for end in ends]))
-    return int(not fine)
+    store: RankStore = FileOfRanks() if trial.nodes == 1 else NodesStore(trial.nodes, place)
+    os.environ[STORE_VARIABLE] = store.open()
+    ranks = _fork_ranks(trial, folder, task, place)
+    deaths = _wait_for_ranks(ranks)
+    store.close(succeeded=not deaths)
+    if not deaths:
+        return 0
+    if any(death.exit_code == STORAGE_EXIT for death in deaths):
+        return STORAGE_EXIT
+    (folder / AGENT_FILE).write_text(json.dumps([asdict(death) for death in deaths]))
+    return 1
 
 
-def rank_main(launcher_pid: int, trial: Trial, folder: Path, task: str, node: int) -> None:
-    """What the launcher calls in each forked rank of the node."""
-    die_with_parent(launcher_pid)
+def _fork_ranks(
+    trial: Trial, folder: Path, task: str, place: MeetingPoint
+) -> dict[int, BaseProcess]:
+    """Start a process for each of this node's ranks; return the processes by rank."""
+    numbers = trial.layout.ranks_by_node[place.node]
+    processes: dict[int, BaseProcess] = {}
+    for local_rank, rank in enumerate(numbers):
+        variables = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(local_rank),
+            "GROUP_RANK": str(place.node),
+            "WORLD_SIZE": str(trial.layout.processes),
+            "LOCAL_WORLD_SIZE": str(len(numbers)),
+            "GROUP_WORLD_SIZE": str(trial.nodes),
+            "MASTER_ADDR": place.host,
+            "MASTER_PORT": str(place.port),
+            NODE_VARIABLE: str(place.node),
+        }
+        processes[rank] = get_context("fork").Process(
+            target=rank_main,
+            args=(os.getpid(), trial, folder, task, variables),
+            name=f"rank-{rank}",
+        )
+        processes[rank].start()
+    return processes
+
+
+def _wait_for_ranks(ranks: Mapping[int, BaseProcess]) -> list[ProcessEnd]:
+    """Wait until all ranks have ended, and return those that failed, the first death first.
+
+    The first failure ends the other ranks.
+    """
+    running = dict(ranks)
+    deaths: list[ProcessEnd] = []
+    while running and not deaths:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        deaths += _collect(running)
+    for process in running.values():
+        process.terminate()
+    deadline = time.monotonic() + END_SECONDS
+    while running and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        deaths += _collect(running)
+    for process in running.values():
+        process.kill()
+        process.join()
+    return deaths + _collect(running)
+
+
+def _collect(running: dict[int, BaseProcess]) -> list[ProcessEnd]:
+    """Take ranks that have ended out of `running`, and return those that failed."""
+    at_seconds = time.time()
+    ended = {rank: process.exitcode for rank, process in running.items()}
+    codes = {rank: code for rank, code in ended.items() if code is not None}
+    for rank in codes:
+        running.pop(rank)
+    return [
+        ProcessEnd(rank=rank, exit_code=code, at_seconds=at_seconds)
+        for rank, code in codes.items()
+        if code != 0
+    ]
+
+
+def rank_main(
+    agent_pid: int, trial: Trial, folder: Path, task: str, variables: Mapping[str, str]
+) -> None:
+    """Run one rank in a forked process; its output goes to files of its own."""
+    die_with_parent(agent_pid)
     schedule_normally()
-    # The launcher's own handler came along with the fork.  Python could not call it while the rank
-    # waits in a collective, and the launcher would wait for half a minute.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # The launcher numbers ranks node by node; servers sit on each node in turn.
-    rank = trial.layout.ranks_by_node[node][int(os.environ["LOCAL_RANK"])]
-    os.environ |= {"RANK": str(rank), NODE_VARIABLE: str(node)}
-    _be_rank(trial, folder, task)
-
-
-def _be_rank(trial: Trial, folder: Path, task: str) -> None:
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(level=logging.WARNING)
+    os.environ |= variables
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     from shardmark.equivalence.capture import capture_rank
     from shardmark.train.rank import measure, measure_trial_links, run_rank
 
     tasks = {"measure": measure, "capture": capture_rank, "links": measure_trial_links}
+    logs = folder / LOGS / variables["RANK"]
     try:
-        fine = run_rank(trial, folder, tasks[task])
+        logs.mkdir(parents=True)
+        _redirect(logs / "stdout.log", logs / "stderr.log")
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        logging.basicConfig(level=logging.WARNING)
+        succeeded = run_rank(trial, folder, tasks[task])
         sys.stdout.flush()
         sys.stderr.flush()
     except Exception as error:
         if error_kind(error) != "storage":
             raise
-        os._exit(STORAGE_EXIT)  # even its record cannot be written
-    if not fine:
-        os._exit(REPORTED)  # the process group may be broken: nothing is to be gained by a tidy end
+        os._exit(STORAGE_EXIT)  # not even its record can be written
+    if not succeeded:
+        os._exit(REPORTED)  # the process group may be broken: a tidy end could wait for ever
 
 
-def _redirect(log: Path) -> None:
-    with log.open("wb") as file:
-        for descriptor in (1, 2):
+def _redirect(output: Path, errors: Path | None = None) -> None:
+    """Write standard output and standard error to files; read nothing from standard input."""
+    for descriptor, path in ((1, output), (2, errors or output)):
+        with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
-    say(f"agent started at {time.time():.3f}")

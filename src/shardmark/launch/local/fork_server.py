@@ -56,7 +56,6 @@ AGENT = "shardmark.launch.local.agent"
 PRELOADED = (
     "torch",
     "torch._dynamo",
-    "torch.distributed.elastic.agent.server",
     "torch.distributed.tensor",
     "torch.profiler",
     "torch.utils.checkpoint",

@@ -52,7 +52,6 @@ from shardmark.launch.outcome import kernel_oom_kills
 from shardmark.launch.trial_artifacts import (
     NODE_SAMPLES,
     RankSampler,
-    number_logs,
     process_ends,
 )
 from shardmark.measure.system.environment import environment
@@ -212,7 +211,6 @@ class Node:
 
     def _send_files(self, trial: Trial | None, directory: Path) -> None:
         ranks = () if trial is None else trial.layout.ranks_by_node[self.number]
-        number_logs(directory, self.number, ranks)
         if self._with_files:
             return
         for path, name in files_below(directory):

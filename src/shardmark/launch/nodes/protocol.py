@@ -228,8 +228,7 @@ def is_result(name: str, *, node: int, ranks: Collection[int]) -> bool:
         return node == 0
     patterns = (
         r"rank-(\d+)\.(?:json|progress|steps\.jsonl|capture\.npz)",
-        r"(?:joined|lost)-(\d+)\.txt",
-        r"logs/[^/]+/attempt_\d+/(\d+)/(?:stdout|stderr)\.log",
+        r"logs/(\d+)/(?:stdout|stderr)\.log",
     )
     matches = (re.fullmatch(pattern, name) for pattern in patterns)
     return any(match is not None and int(match[1]) in ranks for match in matches)

@@ -1,0 +1,94 @@
+"""The store at which the ranks of a trial exchange their addresses.
+
+PyTorch's own rendezvous listens on all interfaces and unpickles what anybody writes there.  Here
+nothing listens for a trial on one node.  For several nodes, node 0 listens on its own address, and
+no pickle is read.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Protocol
+
+from torch.distributed import (  # type: ignore[attr-defined]  # torch exports them lazily
+    Store,
+    TCPStore,
+)
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.launch.placement import MeetingPoint
+
+JOIN_SECONDS = 600.0
+POLL_SECONDS = 0.01
+WAIT_SECONDS = 0.05
+"""Time between two checks whether the ranks of other nodes have finished."""
+STORE_SECONDS = 60.0
+FAILED = "failed"
+"""Key that a node sets when its ranks have failed."""
+
+
+class RankStore(Protocol):
+    """The store of a trial's ranks, as one node's agent holds it."""
+
+    def open(self) -> str:
+        """Wait for the agents of all nodes; return the value of `STORE_VARIABLE` for the ranks."""
+
+    def close(self, *, succeeded: bool) -> None:
+        """Keep the store until the ranks of all nodes have finished; `succeeded` is this node's."""
+
+
+class FileOfRanks:
+    """A file in memory without a name.  Forked ranks inherit it, and it is gone with them."""
+
+    def open(self) -> str:
+        return f"file /proc/self/fd/{os.memfd_create('store-of-ranks')}"
+
+    def close(self, *, succeeded: bool) -> None:
+        pass
+
+
+class NodesStore:
+    """A TCP store on node 0, for trials on several nodes."""
+
+    def __init__(self, nodes: int, place: MeetingPoint) -> None:
+        self._nodes = range(nodes)
+        self._place = place
+        self._store = _tcp_store(place)
+
+    def open(self) -> str:
+        self._store.set(f"joined-{self._place.node}", "")
+        deadline = time.monotonic() + JOIN_SECONDS
+        while not self._store.check([f"joined-{node}" for node in self._nodes]):
+            if self._store.check([FAILED]):
+                raise ShardmarkError("another node has failed")
+            if time.monotonic() > deadline:
+                raise ShardmarkError(f"not all nodes have come in {JOIN_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
+        return f"tcp {self._place.host} {self._place.port} ranks"
+
+    def close(self, *, succeeded: bool) -> None:
+        with suppress(RuntimeError):  # node 0 is gone, which the controller notices
+            self._store.set(f"finished-{self._place.node}" if succeeded else FAILED, "")
+            finished = [f"finished-{node}" for node in self._nodes]
+            while succeeded and not (self._store.check(finished) or self._store.check([FAILED])):
+                time.sleep(WAIT_SECONDS)
+
+
+def _tcp_store(place: MeetingPoint) -> Store:
+    """Connect to node 0's store, which listens on its own address; torch would use all of them."""
+    listening = None
+    if place.node == 0:
+        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+        listening = socket.create_server((place.host, place.port), family=family).detach()
+    return TCPStore(
+        place.host,
+        place.port,
+        is_master=place.node == 0,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=STORE_SECONDS),
+        master_listen_fd=listening,
+    )
