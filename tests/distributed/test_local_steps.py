@@ -1,4 +1,4 @@
-"""Local SGD and DiLoCo on two ranks: proven, against their papers' lines, counted and resumed."""
+"""Local SGD and DiLoCo on two ranks: verdicts, their papers' algorithms, and traffic."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Ranked]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_they_train_what_they_define_or_are_refused(ranks: list[Ranked], name: str) -> None:
+def test_ranks_train_as_defined_or_the_fault_is_named(ranks: list[Ranked], name: str) -> None:
     captures: Captures = [rank.captures for rank in ranks]
     check_verdict(captures, name, CASES[name])
 
@@ -201,14 +201,14 @@ def by_the_paper(name: str) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "diloco"])
-def test_the_paper_s_lines_come_to_the_same(ranks: list[Ranked], name: str) -> None:
+def test_parameters_equal_those_of_the_papers_algorithm(ranks: list[Ranked], name: str) -> None:
     """After five steps: the mean of the ranks, or the outer parameters of the second meeting."""
     for rank in ranks:
         assert_same(rank.trained[name], by_the_paper(name))
 
 
 @pytest.mark.parametrize("name", ["local-sgd", "diloco"])
-def test_a_round_carries_what_one_step_of_ddp_does(ranks: list[Ranked], name: str) -> None:
+def test_a_round_sends_the_bytes_of_one_step_of_ddp(ranks: list[Ranked], name: str) -> None:
     """Counted over two rounds, and by the probe, which sees a round's end in each step."""
     elements = sum(p.numel() for p in wide(num_classes=10).parameters())
     size = ModelSize(parameters=elements, trained_parameters=elements)

@@ -125,7 +125,7 @@ def test_synchronised_norms_are_one_norm_of_all_samples(of_two_ranks: list[Any],
             torch.testing.assert_close(found, tensor, rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_held_is_what_the_strategy_shards(two_ranks: dict[str, Probed]) -> None:
+def test_ranks_hold_the_state_that_the_strategy_shards(two_ranks: dict[str, Probed]) -> None:
     """Parameters, gradients and momentum are P bytes each when whole."""
     held = {name: two_ranks[name].held for name in SHIPPED}
     whole = held["ddp"]["parameter_bytes"]
@@ -171,7 +171,7 @@ def test_bf16_parameters_are_copies_of_fp32_ones(two_ranks: dict[str, Probed]) -
         ("fsdp, bf16", "reduce_scatter", 1),
     ],
 )
-def test_collectives_carry_what_the_strategy_says(
+def test_collectives_carry_the_expected_bytes(
     two_ranks: dict[str, Probed], name: str, kind: str, parts: float
 ) -> None:
     whole = two_ranks["ddp"].held["parameter_bytes"]
@@ -195,7 +195,7 @@ def work_on_unused(context: RankContext) -> tuple[dict[str, Capture | None], str
     return captures, "nothing is said"
 
 
-def test_parameters_that_few_or_no_ranks_use(tmp_path: Path) -> None:
+def test_unused_parameters_need_the_option(tmp_path: Path) -> None:
     ranks = run_ranks(work_on_unused, world_size=2, directory=tmp_path)
     check_verdict([captures for captures, _ in ranks], "told", UNUSED["told"])
     assert all("never.weight" in said for _, said in ranks)
@@ -228,7 +228,7 @@ def work_on_models(context: RankContext) -> tuple[dict[str, Capture | None], dic
     return capture_all(context, FROZEN), said
 
 
-def test_frozen_and_scalar_parameters_and_unlike_calls(tmp_path: Path) -> None:
+def test_frozen_parameters_train_and_scalars_or_unequal_calls_are_refused(tmp_path: Path) -> None:
     ranks = run_ranks(work_on_models, world_size=2, directory=tmp_path)
     for name, case in FROZEN.items():
         check_verdict([captures for captures, _ in ranks], name, case)
