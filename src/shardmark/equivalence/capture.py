@@ -236,7 +236,7 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
         own_rates(trial.recipe.schedule, trial.recipe.optimizer.lr, trial.recipe.steps or 1)
     trial = at_constant_rate(trial)
     workload = build_workload(trial.workload, trial.recipe.seed)
-    schedule = Schedule.of(trial, workload)
+    schedule = Schedule.for_trial(trial, workload)
     report.settings = dict(trial.built_strategy.settings(trial.recipe))
     shard = trial.layout.ranks[context.rank].share
     worker = trial.built_strategy.start(workload, trial.recipe, context)

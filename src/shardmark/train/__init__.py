@@ -1,1 +1,1 @@
-"""One rank of a trial: loop, epochs, record, checkpoints."""
+"""The training of one rank: loop, epochs, evaluation, probe, record."""

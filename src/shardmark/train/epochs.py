@@ -1,4 +1,4 @@
-"""The whole training of one rank: epochs, and the evaluation between them."""
+"""The training of one rank: its epochs, and the evaluations between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class BatchSource:
-    """What a rank trains on: its own share of each step, or whatever the strategy hands out."""
+    """The batches of a rank: its own share of each step, or shares that the strategy assigns."""
 
     worker: Worker
     workload: Workload
@@ -41,22 +41,22 @@ class BatchSource:
         )
 
     def until(self, end_step: int) -> Iterator[tuple[StepShard, Batch]]:
-        """This rank's batches of the steps before `end_step`, and what each is a share of."""
-        handed_out = self.worker.step_shards(end_step)
-        if handed_out is not None:
-            return self._loaded(handed_out)
+        """Return the rank's remaining batches before `end_step`, each with its share of a step."""
+        assigned = self.worker.step_shards(end_step)
+        if assigned is not None:
+            return self._loaded(assigned)
         first, self.step = self.step, max(self.step, end_step)
         return itertools.islice(self._batches, self.step - first)
 
     def _loaded(self, step_shards: Iterator[StepShard]) -> Iterator[tuple[StepShard, Batch]]:
-        asked, loaded = itertools.tee(step_shards)  # a loader asks ahead of what it has loaded
-        for batch in self.workload.batches(self.plan, self.shard, asked):
+        requested, loaded = itertools.tee(step_shards)  # a loader reads ahead
+        for batch in self.workload.batches(self.plan, self.shard, requested):
             yield next(loaded), batch.to(self.device)
 
 
 @dataclass(slots=True, kw_only=True)
 class Training:
-    """One rank's whole training, in stretches of steps between which the ranks meet."""
+    """The training of one rank, in stretches of steps; all ranks synchronise between stretches."""
 
     schedule: Schedule
     options: LoopOptions
@@ -67,15 +67,15 @@ class Training:
     report: RankReport
     pacing: Pacing
     on_added: Callable[[int], None] = lambda total_steps: None  # noqa: ARG005
-    """Told how many steps there are with those that are added for the sake of measuring."""
+    """Called with the new number of steps when steps are added for measuring."""
     step: int = field(default=0, init=False)
-    """Of the whole training, so many have been taken."""
+    """Number of steps that have been taken."""
     source: BatchSource = field(init=False)
 
     def run(self) -> None:
-        """Train every epoch and evaluate those that the trial asks for, outside the windows.
+        """Train every epoch, and evaluate after those that the trial evaluates.
 
-        Steps that are added come last: no weight or quality is theirs.
+        Steps that are added for measuring come last, after the final weights are recorded.
         """
         worker, report, device = self.worker, self.report, self.options.devices[0]
         worker.group.barrier()
@@ -104,14 +104,16 @@ class Training:
             self._take(added)
 
     def _take(self, steps: int) -> None:
+        """Take steps, measured once the warm-up is over, and agree with all ranks on the pace."""
         self.worker.group.barrier()
         batches = self.source.until(self.step + steps)
         measured, compiled = self.pacing.warm, self.report.compile_seconds
         seconds = train(self.worker, batches, self.recorder, self.options, measured=measured)
-        seconds -= self.report.compile_seconds - compiled  # which warms nothing up
+        seconds -= self.report.compile_seconds - compiled  # compiling is no warm-up
         self.recorder.flush()
-        told = self.worker.group.gather((seconds, self.recorder.measured_seconds))
-        of_ranks = cast("list[tuple[float, float]]", told)
-        slowest_seconds = max(own for own, _ in of_ranks)
-        self.pacing.took(steps, slowest_seconds, max(measured for _, measured in of_ranks))
+        gathered = self.worker.group.gather((seconds, self.recorder.measured_seconds))
+        of_ranks = cast("list[tuple[float, float]]", gathered)
+        slowest_seconds = max(rank_seconds for rank_seconds, _ in of_ranks)
+        measured_seconds = max(rank_seconds for _, rank_seconds in of_ranks)
+        self.pacing.record(steps, slowest_seconds, measured_seconds)
         self.step += steps

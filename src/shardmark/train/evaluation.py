@@ -1,4 +1,4 @@
-"""One evaluation: on the assembled model, or on a sharded one that no rank could hold whole."""
+"""Evaluation on the full model, or on the sharded one if the full model fits on no rank."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from shardmark.workloads.base import Workload
 
 
 def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.device) -> Evaluation:
-    """The whole validation set once, on the assembled model where it fits.  Collective.
+    """Evaluate the whole validation set once.  Collective.
 
-    Each distinct share of the training ranks takes its part of the samples; the first one's
-    buffers are used.
+    Each distinct share of the training ranks evaluates its part of the samples.  All ranks use the
+    buffers of the first share.
     """
     worker.group.barrier()
     started = time.perf_counter()
@@ -83,7 +83,7 @@ def _on_shards(
                 raise
             raise InputError(
                 "the workload's evaluation",
-                "it uses a part of a model that is too large to be held whole",
+                "it uses a module of a model that is too large for one rank",
                 "call the model only by model(...)",
             ) from error
         calls.finish()
@@ -92,12 +92,13 @@ def _on_shards(
 
 @contextmanager
 def _buffers(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    own = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    """Give the model other buffers until the context ends."""
+    original = {name: buffer.clone() for name, buffer in model.named_buffers()}
     _copy(model, values)
     try:
         yield
     finally:
-        _copy(model, own)
+        _copy(model, original)
 
 
 def _copy(model: nn.Module, values: Mapping[str, Tensor]) -> None:
@@ -107,7 +108,10 @@ def _copy(model: nn.Module, values: Mapping[str, Tensor]) -> None:
 
 
 class _EqualCalls:
-    """Ranks that are done call the model again with what they called it last, for the others."""
+    """Makes all ranks call a sharded model equally often.
+
+    A rank that has finished repeats its last call until the other ranks have finished.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
@@ -117,10 +121,10 @@ class _EqualCalls:
 
     def _called(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._last = args, kwargs
-        self._somebody_calls(here=True)
+        self._any_rank_calls(calls=True)
 
-    def _somebody_calls(self, *, here: bool) -> bool:
-        flag = torch.tensor(int(here), device=self._device)
+    def _any_rank_calls(self, *, calls: bool) -> bool:
+        flag = torch.tensor(int(calls), device=self._device)
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag)
 
@@ -128,5 +132,5 @@ class _EqualCalls:
         self._hook.remove()
         args, kwargs = self._last
         with torch.no_grad():
-            while self._somebody_calls(here=False):
+            while self._any_rank_calls(calls=False):
                 self._model(*args, **kwargs)

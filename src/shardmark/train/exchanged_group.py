@@ -1,4 +1,4 @@
-"""A process group in Python, for code of a task that communicates by itself."""
+"""A process group in Python, for task code that communicates by itself."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 
 BACKEND = "exchanged"
 DEFAULT_NAME = "0"
-"""torch's name of the first group of a process."""
+"""Name that torch gives to the first group of a process."""
 
 Exchange = Callable[[str, Any], Sequence[Any]]
-"""Given the name of a collective and this rank's value, returns the values of all ranks in order.
-Raises where a rank cannot wait for the others."""
+"""Takes the name of a collective and this rank's value; returns the values of all ranks in order.
+Raises if a rank cannot wait for the other ranks."""
 
 
 class CannotPlayError(Exception):
-    """A collective that no process can play for several ranks."""
+    """A collective that one process cannot perform for several ranks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Players:
-    """Ranks that are played, and how they exchange values."""
+    """The ranks that one process plays, and the function by which they exchange values."""
 
     ranks: int
     exchange: Exchange
@@ -39,11 +39,11 @@ class Players:
 
 
 ALONE = Players(1, lambda _, value: [value], lambda: 0)
-"""One rank: what it gathers is its own."""
+"""A single rank, which gathers its own value."""
 
 
 class Done(dist.Work):
-    """A collective that has ended."""
+    """The handle of a collective that has finished."""
 
     def __init__(self, result: object) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class Done(dist.Work):
 
 
 _ProcessGroup: Any = dist.ProcessGroup
-"""Many of its methods are declared in a second form, which torch does not call in Python."""
+"""Untyped, because torch declares many methods in a form that it does not call in Python."""
 
 
 class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
-    """Collectives over the values that `exchange` brings together.
+    """Performs collectives on the values that `exchange` returns.
 
-    Method names are those by which torch's collectives call a group; some changed with versions.
+    The method names are those that torch's collectives call; some differ between versions.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -83,8 +83,8 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def group_name(self) -> str:
-        """Name by which torch's functional collectives find the default group; else unknown."""
-        return DEFAULT_NAME if self in _given else BACKEND
+        """Name by which torch's functional collectives find the default group."""
+        return DEFAULT_NAME if self in _active_groups else BACKEND
 
     def getBackendName(self) -> str:  # noqa: N802  (torch's name)
         return BACKEND
@@ -186,13 +186,19 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
         return Done(outputs)
 
     def all_to_all_single(
-        self, output: Tensor, value: Tensor, given: list[int], sent: list[int], *_: Any, **__: Any
+        self,
+        output: Tensor,
+        value: Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        *_: Any,
+        **__: Any,
     ) -> Done:
-        if given or sent:
+        if output_sizes or input_sizes:
             raise CannotPlayError("all_to_all_single with uneven parts")
         received = self._values("all_to_all_single", [value])
-        mine = [value.chunk(self._ranks)[self.rank()] for (value,) in received]
-        output.copy_(torch.cat(mine).view_as(output))
+        chunks = [value.chunk(self._ranks)[self.rank()] for (value,) in received]
+        output.copy_(torch.cat(chunks).view_as(output))
         return Done(output)
 
     alltoall_base = all_to_all_single
@@ -209,9 +215,9 @@ class ExchangedGroup(_ProcessGroup):  # type: ignore[misc]
 
 @contextmanager
 def world_of(players: Players) -> Iterator[None]:
-    """Code inside sees the players as all ranks, whatever this process belongs to.
+    """Make the players the default process group inside the context.
 
-    Equally many players always have the same process group: a task may keep it between steps.
+    The same number of players always gets the same group, because a task may keep it between steps.
     """
     group = _groups.setdefault(players.ranks, ExchangedGroup(players.ranks))
     world = dist.group.WORLD
@@ -223,20 +229,20 @@ def world_of(players: Players) -> Iterator[None]:
             dist.group.WORLD = world
         return
 
-    _given.append(group)
+    _active_groups.append(group)
     dist.init_process_group(BACKEND, rank=0, world_size=group.size(), store=HashStore())
-    group.players = players  # not before: torch asks for the rank, as only code inside may
+    group.players = players  # not earlier: torch asks for the rank, and only code inside may ask
     try:
         yield
     finally:
         group.players = ALONE
         dist.destroy_process_group()
-        _given.pop()
+        _active_groups.pop()
 
 
 @contextmanager
 def one_rank() -> Iterator[None]:
-    """Code inside sees a world of this process alone: none of its collectives waits for others."""
+    """Make this process its own default group: no collective inside waits for other ranks."""
     world = dist.group.WORLD
     if world is None:
         with world_of(ALONE):
@@ -245,9 +251,9 @@ def one_rank() -> Iterator[None]:
     if world.size() == 1:
         yield
         return
-    if not (_alone and _alone[0] is world):
-        _alone[:] = [world, _group_of_this_process()]
-    dist.group.WORLD = _alone[1]
+    if not (_single_rank_group and _single_rank_group[0] is world):
+        _single_rank_group[:] = [world, _group_of_this_process()]
+    dist.group.WORLD = _single_rank_group[1]
     try:
         yield
     finally:
@@ -255,10 +261,10 @@ def one_rank() -> Iterator[None]:
 
 
 def _group_of_this_process() -> Any:
-    """Make a group that no other process knows of.
+    """Make a group of this process without the other processes.
 
-    torch names later groups by a count of those made, which has to stay equal on all ranks: some
-    ranks, such as parameter servers, never make a group like this one.
+    torch names later groups by the number of earlier ones, which must stay equal on all ranks.
+    Some ranks, such as parameter servers, never make a group like this one.
     """
     torch_world: Any = distributed_c10d._world
     count = torch_world.group_count
@@ -269,18 +275,18 @@ def _group_of_this_process() -> Any:
         torch_world.group_count = count
 
 
-_alone: list[Any] = []
-"""The world that a group of this process alone was made in, and that group."""
+_single_rank_group: list[Any] = []
+"""A default group, and the group of this process that was made inside it."""
 _groups: dict[int, ExchangedGroup] = {}
-"""By the number of players."""
-_given: list[ExchangedGroup] = []
-"""The groups of `world_of`, the innermost last."""
+"""Groups by the number of players."""
+_active_groups: list[ExchangedGroup] = []
+"""Groups of active `world_of` contexts, the innermost last."""
 
 
 def _group_of(_: object, __: int, ranks: int, ___: timedelta) -> dist.ProcessGroup:
-    if ranks != _given[-1].size():
+    if ranks != _active_groups[-1].size():
         raise CannotPlayError("a group of some of the ranks")
-    return _given[-1]
+    return _active_groups[-1]
 
 
 dist.Backend.register_backend(BACKEND, _group_of, devices=["cpu", "cuda"])

@@ -1,4 +1,4 @@
-"""The training loop: plain and whole.  Reads no clock and no loss, writes and prints nothing."""
+"""The training loop.  It reads no clock and no loss, and writes and prints nothing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shardmark.workloads.base import Batch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopOptions:
-    """What the loop needs to know of the trial."""
+    """Parameters of the loop that come from the trial."""
 
     devices: Sequence[torch.device]
-    """Of this process, its own first."""
+    """Devices of this process; the one that it computes on comes first."""
     seed: int
     learning_rate: Callable[[int], float]
     on_step: Callable[[int], None]
-    """Told the number of steps taken; must cost nothing."""
+    """Called after every step with the number of steps so far.  Must not synchronise the device."""
     slow_rank: SlowRank | None = None
 
 
@@ -36,17 +36,17 @@ def train(
     *,
     measured: bool,
 ) -> float:
-    """Take a step for each batch, in one window where they are measured; their seconds."""
+    """Take a step for each batch, in one window if they are measured; return their seconds."""
     recorder.start_window(measured=measured)  # waits for the device
     while True:
         recorder.start_step()
         if options.slow_rank is not None:
             options.slow_rank.step_started()
         with recorder.span("data"):
-            taken = next(batches, None)
-        if taken is None:
+            following = next(batches, None)
+        if following is None:
             break
-        step_shard, batch = taken
+        step_shard, batch = following
         rate = options.learning_rate(step_shard.step)
         if not recorder.learning_rates or rate != recorder.learning_rates[-1]:
             worker.set_learning_rate(rate)
@@ -60,11 +60,11 @@ def train(
 
 
 class SlowRank:
-    """Makes each step last `factor` times what the rank computes in it.
+    """Lengthens each step to `factor` times the rank's computing time.
 
-    Computing is what the thread that trains is busy with: waiting for others does not count, else
-    a slow rank would slow itself down further.  On CUDA the thread only starts kernels, so there
-    it is the device's time between the ends of the step, waiting included.
+    On a CPU, computing time is the time for which the training thread is busy.  Waiting for other
+    ranks does not count, because a slow rank would then slow itself down further.  On CUDA it is
+    the device's time between the two ends of the step, waiting included.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Untimed steps after the training, which count what measuring would disturb."""
+"""Untimed steps after the training, which count what would disturb measured steps."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 NO_KERNELS = "the profiler recorded no kernel of the GPU"
 
 TakeStep = Callable[[Spans], object]
-"""Takes one more optimizer step, reporting its spans to the argument."""
+"""Takes one more optimizer step; the argument records its spans."""
 
 Interval = tuple[int, int]
-"""Start and end in nanoseconds; the end is outside."""
+"""Half-open interval: start and end in nanoseconds."""
 
 
 class HeldSpans:
-    """Looks at the model state where a step holds most: before backward, before the update.
+    """Records the model state before backward and before the update, where a step holds most.
 
-    Each kind keeps its larger value; storages shared between kinds count for the first of
-    parameters, gradients, optimizer state.
+    The larger value of each kind counts.  A storage that several kinds share counts for the first
+    of parameters, gradients and optimizer state.
     """
 
     def __init__(self, worker: Worker, device: torch.device) -> None:
@@ -67,9 +67,9 @@ class HeldSpans:
 
 
 def held_bytes(state: HeldState, device: torch.device) -> dict[str, Any]:
-    """Bytes by kind on that device, and of all kinds in host memory where that is another.
+    """Return the bytes of each kind on the device, and of all kinds on the host beside a GPU.
 
-    What the library hides from Python are gradients (DDP's buckets).
+    Tensors that a library hides from Python count as gradients (DDP's buckets).
     """
     kinds = {
         "parameter_bytes": state.parameters,
@@ -77,33 +77,33 @@ def held_bytes(state: HeldState, device: torch.device) -> dict[str, Any]:
         "optimizer_state_bytes": state.optimizer_state,
     }
     seen: set[int] = set()
-    held = {
+    state_bytes = {
         kind: storage_bytes((t for t in tensors if is_on(device.type, t)), seen=seen)
         for kind, tensors in kinds.items()
     }
-    held["gradient_bytes"] += state.untracked_bytes
+    state_bytes["gradient_bytes"] += state.untracked_bytes
     if device.type != "cpu":
         everything = chain.from_iterable(kinds.values())
-        held["host_state_bytes"] = storage_bytes(t for t in everything if is_on("cpu", t))
-    return held
+        state_bytes["host_state_bytes"] = storage_bytes(t for t in everything if is_on("cpu", t))
+    return state_bytes
 
 
 def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRecord:
-    """Four more steps: held state, collectives, and two under the profiler.  Collective.
+    """Take four steps: for the held state, collectives, and two under the profiler.  Collective.
 
-    Where a round of several steps communicates once, each of these ends a round, and counts and
-    seconds of communication are divided over the round's steps.
+    If the ranks communicate once in a round of several steps, each of these steps ends a round, and
+    counts and seconds of communication are divided by the steps of a round.
     """
     steps = worker.round_steps()
     worker.end_rounds()
-    held = HeldSpans(worker, device)
-    take_step(held)
+    spans = HeldSpans(worker, device)
+    take_step(spans)
     with CollectiveCounter() as counter:
         take_step(NoSpans())
     peak, exposed, reasons = _profiled(worker, take_step, device)
     return ProbeRecord(
-        **held.largest,
-        trained_matrices=(),  # `model_counts` has them
+        **spans.largest,
+        trained_matrices=(),  # `model_counts` adds them
         peak_memory_bytes=peak,
         collectives={
             kind: CollectiveRecord(
@@ -119,7 +119,7 @@ def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRec
 def _profiled(
     worker: Worker, take_step: TakeStep, device: torch.device
 ) -> tuple[int | None, float | None, dict[str, str]]:
-    """Peak bytes (CPU only), exposed communication seconds, and why either is missing."""
+    """Return peak bytes (CPU only), exposed communication seconds, and why either is missing."""
     on_cpu = device.type == "cpu"
     activities = [ProfilerActivity.CPU]
     if not on_cpu:
@@ -137,8 +137,8 @@ def _profiled(
                 torch.cuda.synchronize(device)
     except RuntimeError as error:
         logger.warning("the profiler failed", exc_info=True)
-        why = f"the profiler failed: {error}"
-        return None, None, {"peak_memory_bytes": why, "exposed_communication_seconds": why}
+        reason = f"the profiler failed: {error}"
+        return None, None, {"peak_memory_bytes": reason, "exposed_communication_seconds": reason}
     peak = level + allocator_rise_bytes(profiled, since_nanoseconds=since) if on_cpu else None
     exposed = exposed_communication_seconds(profiled, since_nanoseconds=since, on_cpu=on_cpu)
     if exposed is None:
@@ -149,11 +149,11 @@ def _profiled(
 def exposed_communication_seconds(
     profiled: profile, *, since_nanoseconds: int, on_cpu: bool
 ) -> float | None:
-    """Seconds after the instant in which communication ran and this rank computed nothing.
+    """Return the seconds since an instant in which communication ran without computation.
 
-    Communication is NCCL's kernels on the GPU and gloo's work on the host; where no NCCL kernel
-    ran, `c10d` calls are gloo's, too.  Computation is all other kernels, on a CPU all tensor
-    operators.  None where a GPU's kernels were not recorded.
+    Communication is NCCL's kernels on the GPU and gloo's work on the host.  If no NCCL kernel ran,
+    `c10d` calls are gloo's, too.  Computation is all other kernels, or all tensor operators on a
+    CPU.  Returns None if the kernels of a GPU were not recorded.
     """
     assert profiled.profiler is not None
     results = profiled.profiler.kineto_results
@@ -165,7 +165,7 @@ def exposed_communication_seconds(
             continue
         on_device = event.device_type() != DeviceType.CPU
         if on_device and not _is_work(event):
-            continue  # an annotation that spans others' work
+            continue  # an annotation that spans the work of other events
         interval = (event.start_ns(), event.start_ns() + event.duration_ns())
         (kernels if on_device else calls).append((event.name(), interval))
     if not kernels and not on_cpu:
@@ -183,14 +183,14 @@ def exposed_communication_seconds(
 
 
 def _is_work(event: _KinetoEvent) -> bool:
-    """Whether the device was busy; PyTorch before 2.12 tells annotations apart, no kinds."""
+    """Return True for work of the device; PyTorch before 2.12 names no kind of activity."""
     if hasattr(event, "activity_type"):
         return event.activity_type() in DEVICE_WORK
     return not event.is_user_annotation()
 
 
 def covered_nanoseconds(intervals: Iterable[Interval]) -> int:
-    """How long at least one of the intervals lasts."""
+    """Return the length of the union of the intervals."""
     covered = last_end = 0
     for start, end in sorted(intervals):
         covered += max(0, end - max(start, last_end))
@@ -206,7 +206,7 @@ def model_counts(
     tensor_ranks: int = 1,
     sequence_ranks: int = 1,
 ) -> dict[str, Any]:
-    """What the workload's model has and does whatever the strategy; the model is used up."""
+    """Return counts of the workload's model that no strategy changes.  Modifies the model."""
     plan: object = workload.tensor_plan(model) if tensor_ranks > 1 else None
     plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
     flops, divided = count_sample(workload, model, plan)

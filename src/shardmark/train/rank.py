@@ -1,4 +1,4 @@
-"""One rank of a trial, from its environment to the files that it leaves."""
+"""Runs one rank of a trial, from its environment to the files that it writes."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ Task = Callable[[Trial, Path, RankContext, RankReport], None]
 
 
 def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
-    """Do this process's part of the trial and leave its files in `directory`.
+    """Run a task as one rank, and write its files into `directory`.
 
-    Returns whether it went well; what went wrong stands in the rank's record, never lost.
+    Returns True if it succeeded.  Otherwise the rank's record holds the error.
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
     try:
@@ -77,14 +77,14 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
 
 
 def _message(error: Exception) -> str:
-    """Our own errors say all themselves."""
+    """Return the message of an error; errors of other libraries get the name of their class."""
     if isinstance(error, StrategyUnavailable):
         return error.reason  # its remedy is kept beside it
     return str(error) if isinstance(error, ShardmarkError) else f"{type(error).__name__}: {error}"
 
 
 def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
-    """Before there are threads and a process group."""
+    """Fork a process that builds a large model's weights, before there are threads."""
     if not trial.built_strategy.builds_in_parts():
         return None
     return InitialWeights.fork(
@@ -95,7 +95,7 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
 
 
 def workload_of(trial: Trial) -> Workload:
-    """The trial's task; a twin's models start one rounding beside those of its cell."""
+    """Build the trial's task; a twin's initial weights differ by one rounding."""
     workload = build_workload(trial.workload, trial.recipe.seed)
     if trial.twin:
         build, seed = workload.build_model, trial.recipe.seed
@@ -104,7 +104,7 @@ def workload_of(trial: Trial) -> Workload:
 
 
 def join_group(trial: Trial) -> RankContext:
-    """Set threads and device, and join the process group, from the launcher's environment."""
+    """Set threads and device, and join the process group that the environment describes."""
     rank, world_size, local_rank = (
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     )
@@ -118,15 +118,15 @@ def join_group(trial: Trial) -> RankContext:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    # A rank that waits longer than a trial may last waits for somebody dead.
-    patience = timedelta(seconds=trial.limits.trial_seconds + 60)
+    # A rank that waits longer than the trial's time limit waits for a dead rank.
+    timeout = timedelta(seconds=trial.limits.trial_seconds + 60)
     backend = strategy.backend(trial.device_type, trial.recipe)
     dist.init_process_group(
         backend,
-        store=store_of_ranks(world_size, patience),
+        store=store_of_ranks(world_size, timeout),
         rank=rank,
         world_size=world_size,
-        timeout=patience,
+        timeout=timeout,
         device_id=device if "nccl" in backend else None,
     )
     return RankContext(
@@ -142,9 +142,8 @@ def join_group(trial: Trial) -> RankContext:
     )
 
 
-def store_of_ranks(world_size: int, patience: timedelta) -> Store:
-    """Where all ranks of this attempt meet, as their launcher says: in a file that they inherit,
-    or at the launcher's own store on node 0."""
+def store_of_ranks(world_size: int, timeout: timedelta) -> Store:
+    """Open the store that the agent names: a file that the ranks inherit, or node 0's store."""
     kind, place, *rest = os.environ[STORE_VARIABLE].split()
     if kind == "file":
         store: Store = FileStore(place, world_size)
@@ -152,16 +151,16 @@ def store_of_ranks(world_size: int, patience: timedelta) -> Store:
         port, prefix = rest
         server = TCPStore(place, int(port), is_master=False, wait_for_workers=False)
         store = PrefixStore(prefix, server)
-    store.set_timeout(patience)
+    store.set_timeout(timeout)
     return store
 
 
 def measure(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
-    """Train the whole trial, measured."""
+    """Train as one rank of the trial, and measure it."""
     device, recipe = context.device, trial.recipe
     warmup_seconds, window_seconds = trial.least_seconds
     workload = workload_of(trial)
-    schedule = Schedule.of(trial, workload)
+    schedule = Schedule.for_trial(trial, workload)
     position = trial.layout.ranks[context.rank]
     report.workload = workload
     numerics = trial.built_strategy.numerics(recipe).descriptions
@@ -217,8 +216,8 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
         ).run()
     worker.group.barrier()
     report.exchange = worker.exchange()
-    report.write()  # whatever happens in the probe, the measurement is safe
-    worker.group.barrier()  # nobody changes the weights before everybody has seen them
+    report.write()  # an error in the probe loses no measurement
+    worker.group.barrier()  # no rank changes the weights before all have read them
     if trial.measure.probe:
         batches = workload.batches(schedule.plan, position.share)
         report.probe = probe(
@@ -239,7 +238,7 @@ def measure(trial: Trial, directory: Path, context: RankContext, report: RankRep
 
 
 def _compilation(recipe: Recipe, recorder: Recorder) -> AbstractContextManager[Compilation | None]:
-    """What is compiled, where anything is."""
+    """Return the observer of torch.compile, or None if the recipe compiles nothing."""
     if recipe.compile == "none":
         return nullcontext()
     from shardmark.measure.step.compilation import Compilation
@@ -267,7 +266,7 @@ def serve(server: Server, report: RankReport, device: torch.device) -> None:
 def measure_trial_links(
     trial: Trial, directory: Path, context: RankContext, report: RankReport
 ) -> None:
-    """Exchange messages with all other ranks; rank 0 leaves the timings.  Collective."""
+    """Measure the links between all ranks; rank 0 writes the timings.  Collective."""
     report.write()
     record = measure_links(
         context.device,

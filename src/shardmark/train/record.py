@@ -1,4 +1,4 @@
-"""What one rank leaves behind: its record and its raw step marks, whole or not at all."""
+"""Writes the files of one rank, its record and its step times, each atomically."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SPANS = ("step", "data", "forward", "backward", "pipeline", "optimizer")
 
 
 def weights_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Hash of names, shapes and values, given in order of name: equal for equal weights."""
+    """Return a hash of names, types, shapes and values; `named` is in order of name."""
     digest = hashlib.sha256()
     for name, value in named:
         tensor = value.detach().cpu().contiguous()
@@ -52,7 +52,7 @@ def weights_sha256(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def structure_sha256(model: nn.Module) -> str:
-    """Hash of modules with their settings, and names, types and shapes of tensors; of no value."""
+    """Return a hash of modules, their settings, and names, types and shapes of their tensors."""
     tensors = (*model.named_parameters(), *model.named_buffers())
     lines = [f"{name} {t.dtype} {tuple(t.shape)} {t.requires_grad}" for name, t in tensors]
     layers = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # where an object lies in memory
@@ -60,7 +60,7 @@ def structure_sha256(model: nn.Module) -> str:
 
 
 def sample_order_sha256(steps: Iterable[tuple[int, ...]]) -> str:
-    """Hash of the sample ids of every step, in the order trained on."""
+    """Return a hash of the sample ids of every step, in the order of training."""
     digest = hashlib.sha256()
     for sample_ids in steps:
         digest.update(np.asarray(sample_ids, dtype="<i8").tobytes())
@@ -70,14 +70,14 @@ def sample_order_sha256(steps: Iterable[tuple[int, ...]]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """One pass over the validation set."""
+    """Time and quality of an evaluation."""
 
     seconds: float
     quality: dict[str, float | None]
 
 
 class RankReport:
-    """Collects what a rank knows as it comes to know it, so that a failure loses nothing."""
+    """The results of one rank so far, which can be written at any time."""
 
     def __init__(self, directory: Path, rank: int) -> None:
         self._directory = directory
@@ -87,22 +87,22 @@ class RankReport:
         self._threads = 0
         self.role: Literal["worker", "server"] = "worker"
         self.counts_samples = True
-        """Whether no other rank counts the samples of this one's share."""
+        """False if another rank counts the samples of the same share."""
         self.recorder: Recorder | None = None
         self.worker: Worker | None = None
         self.workload: Workload | None = None
         self.compilation: Compilation | None = None
         self.cuda_peak: CudaPeak | None = None
         self.epochs: list[tuple[int, int, Evaluation | None]] = []
-        """First step, one past the last, and the evaluation after it."""
+        """First step, end step and evaluation of each epoch."""
         self.initial_sha256: str | None = None
         """Hash of the weights that the training began with."""
         self.final_sha256: str | None = None
-        """Of the weights that the recipe ended with; steps added for measuring come after it."""
+        """Hash of the weights at the end of the recipe, before steps are added for measuring."""
         self.trained_steps: int | None = None
-        """Of this rank, when the recipe had ended."""
+        """Number of this rank's steps at the end of the recipe."""
         self.skipped_steps: int | None = None
-        """By then."""
+        """Number of skipped steps at the end of the recipe."""
         self.steps_per_epoch: int | None = None
         self.settings: Mapping[str, object] = {}
         self.structure_sha256: str | None = None
@@ -112,25 +112,25 @@ class RankReport:
 
     @property
     def compile_seconds(self) -> float:
-        """So far; 0 where nothing is compiled."""
+        """Time that torch.compile has taken so far."""
         return self.compilation.seconds if self.compilation else 0.0
 
     def describe(self, devices: Sequence[torch.device], threads: int) -> None:
-        """`devices` are all of this process; a strategy of one process may have several."""
+        """Record the devices of this process, and write the record, which names the process."""
         self._threads = threads
         self._device = devices[0].type
         if self._device == "cuda":
             properties = [torch.cuda.get_device_properties(device) for device in devices]
             self._device = properties[0].name
-            self._device_uuids = tuple(str(each.uuid) for each in properties)
-        self.write()  # its process id lets the sampler find the rank
+            self._device_uuids = tuple(str(device.uuid) for device in properties)
+        self.write()  # the sampler reads the process id
 
     def end_epoch(self, end_step: int, evaluation: Evaluation | None) -> None:
         first_step = self.epochs[-1][1] if self.epochs else 0
         self.epochs.append((first_step, end_step, evaluation))
 
     def end_training(self, own_steps: int, weights_sha256: str) -> None:
-        """The recipe has ended; what follows is added for measuring."""
+        """Record the end of the recipe; later steps are added for measuring."""
         self.trained_steps, self.final_sha256 = own_steps, weights_sha256
         self.skipped_steps = self._skipped_steps()
 
@@ -139,13 +139,13 @@ class RankReport:
         return list(dict.fromkeys(self.workload.data_errors)) if self.workload else []
 
     def write(self) -> None:
-        """Leave everything known so far; a reader never sees half of it."""
+        """Write all results so far, atomically."""
         try:
             steps = self.recorder.recorded_steps() if self.recorder is not None else []
         except RuntimeError:
             if self.error is None:
                 raise
-            # A device that failed answers nothing any more; its error must not be lost.
+            # A failed device answers no more requests; the original error is the one to keep.
             steps = self.recorder.flushed_steps if self.recorder is not None else []
         if steps:
             lines = "\n".join(map(json.dumps, self._step_lines(steps)))
@@ -215,21 +215,21 @@ class RankReport:
         )
 
     def _skipped_steps(self) -> int:
-        """Of the recipe's steps, not of those that are added for measuring."""
+        """Return the number of skipped steps, without those that are added for measuring."""
         if self.skipped_steps is not None:
             return self.skipped_steps
         try:
             return self.worker.skipped_steps() if self.worker else 0
-        except RuntimeError:  # the failed device has the number
+        except RuntimeError:  # the number is on the failed device
             if self.error is None:
                 raise
             return 0
 
     def _parameter_groups(self) -> dict[str, object]:
-        """The task's own, where it has any: as many parameters, with these options."""
+        """Return the size and the options of each parameter group that the task defines."""
         groups = self.workload.parameter_groups if self.workload else ()
-        told = [{"parameters": len(group.names), **group.options} for group in groups]
-        return {"parameter_groups": told} if told else {}
+        settings = [{"parameters": len(group.names), **group.options} for group in groups]
+        return {"parameter_groups": settings} if settings else {}
 
     def _measured_steps(self) -> list[int]:
         windows = self.recorder.windows if self.recorder else []
@@ -267,6 +267,6 @@ class RankReport:
 
 
 def _kernel() -> str | None:
-    """A name of this start of the machine, which tells nothing of it."""
-    found = read_kernel_file(Path("/proc/sys/kernel/random/boot_id"))
-    return hashlib.sha256(found.encode()).hexdigest()[:12] if found else None
+    """Return a hash that identifies the running kernel."""
+    boot_id = read_kernel_file(Path("/proc/sys/kernel/random/boot_id"))
+    return hashlib.sha256(boot_id.encode()).hexdigest()[:12] if boot_id else None

@@ -1,4 +1,4 @@
-"""What belongs to each step of a training: learning rate, seed, epoch and evaluation."""
+"""The schedule of a training: learning rate, seed, epoch and evaluation of each step."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from shardmark.workloads.model_building import seed_generators, user_function
 
 
 def set_numerics(recipe: Recipe) -> None:
-    """How devices compute, the same in the ranks and in the reference.
+    """Set how devices compute, the same in the ranks and in the reference.
 
-    Called once the model is built: code of the user's that is imported for it may set the same.
-    PyTorch lets cuDNN round convolutions to TF32 unless it is told not to.
+    Call it after the model is built, because user code that is imported for it may change these
+    settings.  By default PyTorch lets cuDNN round convolutions to TF32.
     """
     torch.set_float32_matmul_precision("highest")
     torch.backends.cuda.matmul.allow_tf32 = recipe.tf32
     torch.backends.cudnn.allow_tf32 = recipe.tf32
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = False
-    if torch.are_deterministic_algorithms_enabled():  # asked first: setting it imports a compiler
+    if torch.are_deterministic_algorithms_enabled():  # setting it imports a compiler
         torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A trial's steps: how many there are, where its epochs end, which of them are evaluated."""
+    """The steps of a trial, the ends of its epochs, and the epochs that are evaluated."""
 
     plan: BatchPlan
     total_steps: int
     steps_per_epoch: int
     epoch_ends: tuple[int, ...]
-    """Steps taken at the end of each epoch; one entry where the recipe counts steps."""
+    """Number of steps at the end of each epoch; one entry if the recipe counts steps."""
     evaluated: tuple[bool, ...]
 
     @classmethod
-    def of(cls, trial: Trial, workload: Workload) -> Self:
+    def for_trial(cls, trial: Trial, workload: Workload) -> Self:
         steps_per_epoch = workload.training_samples // trial.batch_per_step
         if trial.recipe.steps is not None:
             ends: tuple[int, ...] = (trial.recipe.steps,)
@@ -64,15 +64,15 @@ class Schedule:
 
 
 def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]:
-    """Step index -> learning rate; steps after the last keep its rate.
+    """Return a function from the step index to the learning rate; later steps keep the last rate.
 
-    `cosine` (Loshchilov and Hutter, ICLR 2017, without restarts) and `linear` fall towards
-    `end_factor`, which they would reach one step after the last; `step` multiplies by gamma every
-    so many steps; `own` is the user's; all rise linearly over the warm-up first.
+    All schedules rise linearly over the warm-up.  `cosine` (Loshchilov and Hutter, ICLR 2017,
+    without restarts) and `linear` then fall towards `end_factor`, which they would reach one step
+    after the last.  `step` multiplies by gamma every `every_steps` steps.  `own` is user code.
     """
     schedule, base = recipe.schedule, recipe.optimizer.lr
     span = max(1, total_steps - schedule.warmup_steps)
-    own = own_rates(schedule, base, span) if schedule.path is not None else ()
+    user_rates = own_rates(schedule, base, span) if schedule.path is not None else ()
 
     def rate(step: int) -> float:
         step = min(step, total_steps - 1)
@@ -80,7 +80,7 @@ def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]
         if since < 0:
             return base * (step + 1) / schedule.warmup_steps
         if schedule.name == "own":
-            return own[since]
+            return user_rates[since]
         if schedule.name == "step":
             assert schedule.every_steps is not None, "the experiment's schema asks for it"
             return float(base * schedule.gamma ** (step // schedule.every_steps))
@@ -95,12 +95,12 @@ def learning_rate_of(recipe: Recipe, total_steps: int) -> Callable[[int], float]
 
 
 def own_rates(schedule: RecipeSchedule, base: float, steps: int) -> tuple[float, ...]:
-    """Learning rate of each step, from the user's scheduler over an optimizer that trains nothing.
+    """Return the learning rate of each step, from the user's scheduler on an empty optimizer.
 
-    So ranks, restarts and the reference find the same.  Raises `InputError` for a scheduler that
-    cannot be made, or that needs or changes more than the step's rate.
+    Ranks and the reference therefore use the same rates.  Raises `InputError` for a scheduler that
+    cannot be built, or that needs or changes more than the learning rate.
     """
-    assert schedule.path is not None, "only the user's own has one"
+    assert schedule.path is not None, "only a user-defined schedule has a path"
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=base)
     (group,) = optimizer.param_groups
     others = {key: group[key] for key in optimizer.defaults if key != "lr"}
@@ -115,31 +115,31 @@ def own_rates(schedule: RecipeSchedule, base: float, steps: int) -> tuple[float,
                 scheduler.step()
             rates.append(float(group["lr"]))
     except Exception as error:  # whatever the user's code raises
-        found = f"{schedule.path} fails at step {len(rates)}: {error}"
+        problem = f"{schedule.path} fails at step {len(rates)}: {error}"
         allowed = "a torch.optim.lr_scheduler with its options, whose step() takes no metric"
-        raise InputError("recipe.schedule", found, allowed) from error
+        raise InputError("recipe.schedule", problem, allowed) from error
     changed = [key for key, value in others.items() if group[key] != value]
     if changed:
-        found = f"{schedule.path} changes {' and '.join(changed)}"
+        problem = f"{schedule.path} changes {' and '.join(changed)}"
         allowed = "the learning rate alone: cycle_momentum: false"
-        raise InputError("recipe.schedule", found, allowed)
+        raise InputError("recipe.schedule", problem, allowed)
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-        found = f"{schedule.path} gives a negative or infinite rate"
-        raise InputError("recipe.schedule", found, "finite rates of at least 0")
+        problem = f"{schedule.path} gives a negative or infinite rate"
+        raise InputError("recipe.schedule", problem, "finite rates of at least 0")
     return tuple(rates)
 
 
 def step_seed(seed: int, step_shard: StepShard) -> int:
-    """The seed of what one share of one step draws (dropout masks), whoever takes it."""
+    """Return the seed of random numbers, such as dropout masks, for one share of one step."""
     text = f"{seed}/{step_shard.shard.index}/{step_shard.step}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1  # torch takes 63 bits
 
 
 def seed_step(seed: int, step_shard: StepShard, devices: Sequence[torch.device]) -> None:
-    """Seed what a model draws from that takes this share of this step.
+    """Seed the generators that the model uses for this share of this step.
 
-    Where one process shares a step out to several devices, each draws as a rank of its own would.
+    If one process divides a step among several devices, each device draws as a separate rank would.
     """
     on_gpu = devices[0].type == "cuda"
     seed_generators(step_seed(seed, step_shard), on_gpu=on_gpu)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.train.pacing import MOST_STEPS, Pacing
+from shardmark.train.pacing import MAX_STEPS, Pacing
 
 
 def trained(pacing: Pacing, step_seconds: float, recipe_steps: int) -> tuple[int, int, int]:
@@ -13,12 +13,12 @@ def trained(pacing: Pacing, step_seconds: float, recipe_steps: int) -> tuple[int
     while warmup + measured < recipe_steps or pacing.added_steps:
         left = recipe_steps - warmup - measured
         steps = min(pacing.next_steps, left) if left > 0 else pacing.added_steps
-        assert 0 < steps <= MOST_STEPS
+        assert 0 < steps <= MAX_STEPS
         warm = pacing.warm
         measured += steps * warm
         warmup += steps * (not warm)
         added += steps * (left <= 0)
-        pacing.took(steps, steps * step_seconds, measured * step_seconds)
+        pacing.record(steps, steps * step_seconds, measured * step_seconds)
     return warmup, measured, added
 
 
@@ -61,11 +61,11 @@ def test_steps_of_a_steady_device(
 def test_slow_first_steps_do_not_end_the_warm_up_early() -> None:
     """The first step loads kernels: it took a second, the next ones a thousandth."""
     pacing = Pacing(warmup_steps=1, warmup_seconds=2.0)
-    pacing.took(1, 1.0, 0.0)
+    pacing.record(1, 1.0, 0.0)
     seconds, stretches = 1.0, 1
     while not pacing.warm:
         steps = pacing.next_steps
-        pacing.took(steps, steps * 0.001, 0.0)
+        pacing.record(steps, steps * 0.001, 0.0)
         seconds, stretches = seconds + steps * 0.001, stretches + 1
     assert 2.0 <= seconds < 2.2
     assert stretches < 6
@@ -73,8 +73,8 @@ def test_slow_first_steps_do_not_end_the_warm_up_early() -> None:
 
 def test_a_restarted_training_counts_the_windows_that_it_had() -> None:
     pacing = Pacing(warmup_steps=2, window_seconds=10.0)
-    pacing.took(2, 1.0, 9.0)
+    pacing.record(2, 1.0, 9.0)
     assert pacing.warm
     assert pacing.added_steps == pytest.approx(2, abs=1)
-    pacing.took(2, 1.0, 10.0)
+    pacing.record(2, 1.0, 10.0)
     assert pacing.added_steps == 0

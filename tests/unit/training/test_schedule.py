@@ -37,7 +37,7 @@ def schedule(world_size: int = 2, evaluate: Any = "epoch", **changes: Any) -> Sc
         limits=Limits(),
         device_type="cpu",
     )
-    return Schedule.of(trial, ToyWorkload())  # 24 samples
+    return Schedule.for_trial(trial, ToyWorkload())  # 24 samples
 
 
 @pytest.mark.parametrize(
