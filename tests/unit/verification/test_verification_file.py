@@ -139,7 +139,7 @@ class Engine(FakeEngine):
         if message := self.errors.get(trial.strategy.name):
             error = RankError(kind="exception", message=message, at_seconds=1.0)
             leave_files(directory, trial.world_size, error=error.model_dump())
-            (log,) = directory.glob("logs/*/*/0/stdout.log")
+            (log,) = directory.glob("logs/0/stdout.log")
             log.with_name("stderr.log").write_text(
                 "warned\nTraceback (most recent):\n"
                 '  File "a/my_model.py", line 5, in forward\n    x @ y\n'

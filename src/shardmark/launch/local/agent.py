@@ -167,5 +167,5 @@ def _redirect(output: Path, errors: Path | None = None) -> None:
     for descriptor, path in ((1, output), (2, errors or output)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), descriptor)
-    with Path(os.devnull).open("rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
+    with Path(os.devnull).open("rb") as empty:
+        os.dup2(empty.fileno(), 0)

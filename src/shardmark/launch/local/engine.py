@@ -17,11 +17,11 @@ from shardmark.launch.trial_artifacts import process_ends
 from shardmark.trials.trial import Trial
 
 TICK_SECONDS = 0.5
-"""Between two looks at the ranks' progress; the end of a trial is told at once."""
+"""Time between two calls of `on_tick`; the end of a trial is noticed at once."""
 
 
 class LocalEngine:
-    """One machine, this one."""
+    """Runs trials on this machine."""
 
     samples = False
 
@@ -41,8 +41,8 @@ class LocalEngine:
         return None if nodes == 1 else f"{nodes} nodes are asked for, and `local` has this machine"
 
     def prepare(self, trial: Trial) -> None:  # noqa: ARG002  (no trial is another)
-        """Where the libraries have to be loaded again, the trial's clock need not see it."""
-        with suppress(ProcessDiedError):  # it is tried once more, and the trial fails of it
+        """Start a new fork server if the last one died, outside the trial's time."""
+        with suppress(ProcessDiedError):  # the trial tries again, and fails if that fails
             self._fork_server.make_ready()
 
     def run(

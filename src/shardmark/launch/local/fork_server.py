@@ -1,7 +1,7 @@
-"""A process that loads the libraries once, and from which every trial is forked.
+"""A process that loads the libraries once, and from which the agent of every trial is forked.
 
-Whoever starts it imports no torch.  Messages are one packet each, so that Ctrl-C cannot tear one.
-Why not `multiprocessing`'s forkserver: decision 009.
+The process that starts it imports no torch.  Each message is one packet, so that Ctrl-C cannot cut
+it.  Decision 009 says why this is not `multiprocessing`'s forkserver.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from shardmark.launch.engine import Task
 
 AGENT = "shardmark.launch.local.agent"
-"""Between this process and the ranks: the module whose `run_agent` starts them."""
+"""Module whose `run_agent` starts the ranks of a trial."""
 
 PRELOADED = (
     "torch",
@@ -65,10 +65,10 @@ PRELOADED = (
     "shardmark.equivalence.capture",
     "shardmark.train.rank",
 )
-"""What every rank imports, the parts that torch itself would import at a first step included."""
+"""Modules that every rank imports, including those that torch imports in a first step."""
 
 ENVIRONMENT = {
-    "GLOO_SOCKET_IFNAME": "lo",  # else gloo asks for the host's name, which may not resolve
+    "GLOO_SOCKET_IFNAME": "lo",  # otherwise gloo resolves the host name, which may fail
     "KINETO_LOG_LEVEL": "99",
     "TOKENIZERS_PARALLELISM": "false",
     "DS_SKIP_CUDA_CHECK": "1",
@@ -77,24 +77,24 @@ ENVIRONMENT = {
     "TORCH_WARM_POOL": "0",  # nor using it on a CPU, where only Triton's kernels need them
     **ALLOCATOR,
 }
-"""Set for the ranks unless the user has set them."""
+"""Environment variables of the ranks; the user's settings take precedence."""
 
 MESSAGE_BYTES = 2**17
 REAP_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 END_SECONDS = 60.0
-"""A killed process may take so long to give back the memory of a large GPU."""
-LOOK_SECONDS = 0.02
+"""Greatest time that a killed process takes to release the memory of a large GPU."""
+POLL_SECONDS = 0.02
 
 
 class ProcessDiedError(ShardmarkError):
-    """The process that trials are forked from has ended by itself."""
+    """The process that trials are forked from has died."""
 
 
 class ForkServer:
-    """Its owner's side: starts the process when first asked; one trial at a time.
+    """Controls the fork server's process, which it starts on demand; runs one trial at a time.
 
-    Where the process dies, its trial fails, and the next one has a new process.
+    If the process dies, its trial fails, and the next trial gets a new process.
     """
 
     def __init__(self) -> None:
@@ -103,26 +103,26 @@ class ForkServer:
         self._agent_pid: int | None = None
         self._directory = Path()
         self._temporary = Path()
-        """Of the trial's ranks: libraries leave files there when a rank is killed."""
+        """Folder for temporary files of the ranks, removed after each trial."""
         self._used_before: dict[str, int] = {}
-        """Of each GPU's memory, when the trial began."""
+        """Used bytes of each GPU before the trial."""
         self._scratch = ExitStack()
         self._to_load: tuple[list[str], str] | None = None
         self._loaded: tuple[list[str], str] | None = None
-        """By the process that runs now."""
+        """Modules and device type that the current process has loaded."""
 
     def machine(self, device: str) -> Machine:
-        """What `device` means on this machine.  `InputError` if it cannot be had."""
+        """Describe this machine for a `device` setting; raise `InputError` if there is none."""
         machine: Machine = self._ask("machine", device)
         return machine
 
     def load(self, modules: Sequence[str], device_type: str) -> None:
-        """Import what every rank needs, and these; `ShardmarkError` where torch cannot be had."""
+        """Import `PRELOADED` and these modules; raise `ShardmarkError` without torch."""
         self._to_load = [*dict.fromkeys((*PRELOADED, *modules))], device_type
         self.make_ready()
 
     def make_ready(self) -> None:
-        """Have the process, which may have died, and loaded in it what was asked for."""
+        """Start the process if it does not run, and load the requested modules in it."""
         if self._process is not None and self._process.failure() is not None:
             self.close()
         if self._channel is None:
@@ -132,29 +132,29 @@ class ForkServer:
             self._loaded = self._to_load
 
     def begin(self, directory: Path, task: Task, variables: Mapping[str, str]) -> None:
-        """Fork the agent of a trial, with these environment variables on top."""
+        """Fork the agent of a trial, with additional environment variables."""
         self._directory = directory
         try:
             self.make_ready()
             self._temporary.mkdir(parents=True, exist_ok=True)
-            told = {"TMPDIR": str(self._temporary), **self._compiler_caches(), **variables}
+            added = {"TMPDIR": str(self._temporary), **self._compiler_caches(), **variables}
             on_gpu = self._to_load is not None and self._to_load[1] == "cuda"
             self._used_before = used_memory() if on_gpu else {}
-            self._agent_pid = self._ask("fork", AGENT, str(directory), task, told)
+            self._agent_pid = self._ask("fork", AGENT, str(directory), task, added)
         except ProcessDiedError as died:
             self._note(died)
         except KeyboardInterrupt:
-            self.close()  # which ends what may have been started without our knowing
+            self.close()  # it also ends an agent whose process id has not arrived
             raise
 
     def _compiler_caches(self) -> dict[str, str]:
-        """Empty when a trial begins, so that each compiles all that it needs, and gone with it."""
+        """Return empty cache folders for each trial, so that every trial compiles everything."""
         names = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
         return {name: str(self._temporary / folder) for name, folder in names.items()}
 
     def ended(self, timeout_seconds: float) -> int | None:
-        """The trial's exit code; None if it has not ended within that time."""
-        exit_code = -signal.SIGKILL  # as of all that was forked from a process that died
+        """Return the agent's exit code, or None if the trial has not ended within that time."""
+        exit_code = -signal.SIGKILL  # the agent dies with the fork server
         try:
             if self._channel is not None:
                 exit_code = int(self._receive(timeout_seconds))
@@ -162,7 +162,7 @@ class ForkServer:
             return None
         except ProcessDiedError as died:
             self._note(died)
-        self._end_group()  # a rank may have left children of its own
+        self._end_group()  # ranks may have left child processes
         self._agent_pid = None
         if exit_code != 0 and self._used_before:
             await_memory(self._used_before)
@@ -170,21 +170,21 @@ class ForkServer:
         return exit_code
 
     def reap(self) -> int:
-        """End the trial's processes; the agent's exit code."""
+        """Kill the trial's processes, and return the agent's exit code."""
         if self._agent_pid is None:
             return -signal.SIGKILL  # it has ended already
         self._end_group()
         exit_code = self.ended(REAP_SECONDS)
         if exit_code is None:
-            self.close()  # it must not answer later, in the place of another trial
+            self.close()  # a late answer would be taken for that of another trial
             return -signal.SIGKILL
         return exit_code
 
     def close(self) -> str | None:
-        """End the process and whatever runs; its last words.  Asked again, it is started again."""
+        """End the process and its trial, and return how it ended.  A request starts a new one."""
         process, channel = self._process, self._channel
         if process is None or channel is None:
-            self._scratch.close()  # of a process that could not be started
+            self._scratch.close()  # the process may have failed to start
             return None
         self._process = self._channel = self._loaded = None
         channel.close()
@@ -195,23 +195,23 @@ class ForkServer:
 
     def _start(self) -> socket.socket:
         self._temporary = self._scratch.enter_context(scratch_folder()) / "trial"
-        own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The user's own model may live where a script has found it.  A file of the current folder
-        # could stand for any library: that is looked at for such a model alone, when it is built.
+        channel, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A script's `sys.path` is passed on, because it may lead to the user's model.  The current
+        # folder is not: a file in it could shadow a library.
         installed = (sys.prefix, sys.base_prefix)
-        places = [
-            p for p in sys.path if not any(Path(p).is_relative_to(place) for place in installed)
+        folders = [
+            p for p in sys.path if not any(Path(p).is_relative_to(prefix) for prefix in installed)
         ]
-        path = filter(None, [os.environ.get("PYTHONPATH", ""), *places])
+        path = filter(None, [os.environ.get("PYTHONPATH", ""), *folders])
         variables = {"PYTHONPATH": os.pathsep.join(path)}
-        with its:
+        with server_end:
             self._process = StartedCommand(
-                [sys.executable, "-P", "-m", __name__, str(its.fileno()), str(os.getpid())],
+                [sys.executable, "-P", "-m", __name__, str(server_end.fileno()), str(os.getpid())],
                 option="engine",
                 environment={**ENVIRONMENT, **os.environ, **variables},
-                descriptors=[its.fileno()],
+                descriptors=[server_end.fileno()],
             )
-        return own
+        return channel
 
     def _ask(self, work: str, *arguments: Any) -> Any:
         if self._channel is None:
@@ -226,8 +226,8 @@ class ForkServer:
         return answer
 
     def _receive(self, timeout_seconds: float | None) -> Any:
-        """The next answer; `TimeoutError` if none came in time."""
-        assert self._channel is not None, "something was asked"
+        """Return the next answer; raise `TimeoutError` if none comes in time."""
+        assert self._channel is not None, "a request was sent"
         self._channel.settimeout(timeout_seconds)
         try:
             packet = self._channel.recv(MESSAGE_BYTES)
@@ -235,18 +235,18 @@ class ForkServer:
             packet = b""
         if not packet:
             raise self._died()
-        return pickle.loads(packet)  # a pair of sockets without a name: nobody else writes there
+        return pickle.loads(packet)  # no other process can write to an unnamed socket pair
 
     def _died(self) -> ProcessDiedError:
         return ProcessDiedError(f"the process that ranks are forked from has died: {self.close()}")
 
     def _note(self, died: ProcessDiedError) -> None:
-        """Where the trial's user will look."""
+        """Write the error into the trial's log."""
         with (self._directory / AGENT_LOG).open("a") as log:
             print(died, file=log)
 
     def _end_group(self) -> None:
-        """Kill the trial's processes and wait until none is left."""
+        """Kill the trial's processes, and wait until all have ended."""
         if self._agent_pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._agent_pid, signal.SIGKILL)
@@ -254,7 +254,7 @@ class ForkServer:
 
 
 class _Server:
-    """The process itself.  When its owner is gone, it ends its trial and itself."""
+    """The fork server's process.  It ends with its owner, and ends its trial before."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
@@ -274,86 +274,89 @@ class _Server:
                     self._waiting = threading.Thread(target=self._wait, daemon=True)
                     self._waiting.start()
         except ConnectionError:
-            pass  # the owner is gone, with an answer on its way
+            pass  # the owner ended before it received an answer
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # an owner's death is told twice
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the owner's death is signalled twice
             if self._waiting is not None and self._waiting.is_alive():
                 os.killpg(self._agent_pid, signal.SIGKILL)
                 await_end(self._agent_pid)
             self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
-        """What a killed owner has left is removed at once: nobody may come here again."""
+        """Remove temporary files of a killed owner, because no later command may run here."""
         with suppress(ShardmarkError):
             remove_abandoned_scratch(temporary_folder())
 
     def machine(self, device: str) -> Machine:
-        """What torch can use.  A child asks, since asking CUDA spoils a process for forking."""
+        """Describe torch's devices.  A child asks, because CUDA breaks later forks."""
         try:
             importlib.import_module("torch")
             with ProcessPoolExecutor(
                 1, get_context("fork"), initializer=die_with_parent, initargs=(os.getpid(),)
             ) as child:
                 return child.submit(_machine, device).result()
-        except Exception as error:  # nobody can foresee what importing torch or asking CUDA raises
+        except Exception as error:  # importing torch and asking CUDA may raise anything
             raise InputError(
-                "device", _in_words(error), "set device: cpu, or see `doctor`"
+                "device", _describe(error), "set device: cpu, or see `doctor`"
             ) from None
 
     def load(self, modules: list[str], device_type: str) -> None:
-        """Import what ranks will import; what fails, the rank that needs it reports."""
+        """Import modules for the ranks; a rank that needs a module reports a failed import."""
         os.environ[DEVICE_TYPE_VARIABLE] = device_type
         for name in modules:
             try:
                 importlib.import_module(name)
             except Exception as error:
                 if name == "torch":
-                    reason = f"torch cannot be imported: {_in_words(error)}"
+                    reason = f"torch cannot be imported: {_describe(error)}"
                     raise ShardmarkError(f"{reason}; see `shardmark doctor`") from None
-        # Children then neither copy nor search the libraries' own objects: DeepSpeed's start
-        # collects garbage many times, at 0.3 s each over 2 million objects.
+        # Children then neither copy nor collect the libraries' objects.  DeepSpeed's start collects
+        # garbage many times, which takes 0.3 s each for 2 million objects.
         gc.collect()
         gc.freeze()
 
     def fork(self, agent: str, directory: str, task: str, variables: dict[str, str]) -> int:
-        """Start a trial in a process group of its own, which one signal ends."""
+        """Fork the agent of a trial in a new process group, which one signal can end."""
         if self._waiting is not None:
-            self._waiting.join()  # its trial is over; a process forks best with one thread
-        own_pid = os.getpid()
+            self._waiting.join()  # the trial is over; a fork needs a single thread
+        server_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
                 os.setpgid(0, 0)
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                die_with_parent(own_pid)
+                die_with_parent(server_pid)
                 self._channel.close()
                 os.environ.update(variables)
-                tempfile.tempdir = None  # as the variables say
+                tempfile.tempdir = None  # TMPDIR has changed
                 code = importlib.import_module(agent).run_agent(directory, task)
             except BaseException as error:
                 if error_kind(error) == "storage":
                     code = STORAGE_EXIT
                 with suppress(OSError):  # a disk may be full
-                    traceback.print_exc()  # into the trial's log: `os._exit` would swallow it
+                    traceback.print_exc()  # into the trial's log: `os._exit` prints nothing
             finally:
                 with suppress(OSError):
                     sys.stdout.flush()
                 os._exit(code)
-        with suppress(PermissionError, ProcessLookupError):  # also here: whoever comes first
+        with suppress(
+            PermissionError, ProcessLookupError
+        ):  # the child does the same; either may be first
             os.setpgid(pid, pid)
         self._agent_pid = pid
         return pid
 
     def _wait(self) -> None:
         _, status = os.waitpid(self._agent_pid, 0)
-        with suppress(OSError):  # the owner is gone
+        with suppress(OSError):  # the owner has ended
             self._channel.send(pickle.dumps(os.waitstatus_to_exitcode(status)))
 
 
-def _in_words(error: Exception) -> str:
-    own = isinstance(error, ShardmarkError)
-    return str(error) if own else f"{type(error).__name__}: {error}"
+def _describe(error: Exception) -> str:
+    if isinstance(error, ShardmarkError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _machine(device: str) -> Machine:
@@ -381,21 +384,21 @@ def _machine(device: str) -> Machine:
 
 
 def await_end(group: int, *, proc: Path = Path("/proc")) -> None:
-    """Wait until no process of the group lives: until then it holds memory, also of a GPU.
+    """Wait until no process of the group lives, because living processes hold memory, also of GPUs.
 
-    One that has died and was not collected by its parent holds nothing.
+    A zombie holds no memory.
     """
     deadline = time.monotonic() + END_SECONDS
     while living(group, proc) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def living(group: int, proc: Path) -> list[int]:
-    """Processes of that group which have not died."""
+    """Return the process ids of the group, without zombies."""
     pids = []
     for file in proc.glob("[0-9]*/stat"):
         with suppress(OSError):
-            # The name before it may hold anything, a closing bracket too.
+            # The name before the last bracket may contain any character, brackets included.
             state, _, process_group = file.read_text().rpartition(")")[2].split()[:3]
             if int(process_group) == group and state not in "ZX":
                 pids.append(int(file.parent.name))
@@ -403,7 +406,7 @@ def living(group: int, proc: Path) -> list[int]:
 
 
 def show_stacks(directory: Path) -> None:
-    """Have each rank of this machine write to its log where it stands."""
+    """Make each rank of this machine write its stack to its log."""
     for file in directory.glob("rank-*.json"):
         with suppress(OSError, ValueError, KeyError):
             os.kill(json.loads(file.read_text())["pid"], signal.SIGUSR1)
@@ -411,9 +414,9 @@ def show_stacks(directory: Path) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to decide on
-    # Also while it loads libraries, when it would not see the end of its channel.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
+    # SIGTERM also ends the process while it loads libraries and does not read its channel.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     die_with_parent(int(sys.argv[2]), signal.SIGTERM)
-    with socket.socket(fileno=int(sys.argv[1])) as given:
-        _Server(given).serve()
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        _Server(channel).serve()
