@@ -9,7 +9,7 @@ STORE_VARIABLE = "SHARDMARK_STORE"
 """Store for the process groups of the ranks: `file PATH`, or `tcp HOST PORT PREFIX`."""
 
 RENDEZVOUS_VARIABLE = "SHARDMARK_RENDEZVOUS"
-"""Tells a node's launcher where those of all nodes meet, as JSON; unset with one node."""
+"""Address of the store of several nodes, for a node's agent, as JSON; unset for one node."""
 
 SECRET_VARIABLE = "SHARDMARK_SECRET"
 """Secret key that the nodes of a run share."""
