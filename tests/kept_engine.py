@@ -10,18 +10,11 @@ import pytest
 
 from shardmark.launch.local.engine import LocalEngine
 
-DEATHS = "SHARDMARK_TEST_DEATHS"
-"""Names the file in which `tests.distributed.dying` looks for who is to die."""
 REPOSITORY = Path(__file__).parents[1]
 
 
 class KeptEngine(LocalEngine):
     """Outlives a run."""
-
-    def __init__(self, deaths: Path) -> None:
-        super().__init__()
-        self.deaths = deaths
-        """What its ranks find at `DEATHS`; not there unless a test writes it."""
 
     def close(self) -> None:
         """Ended by `end`."""
@@ -41,12 +34,11 @@ class KeptEngine(LocalEngine):
 
 
 @pytest.fixture(scope="session")
-def kept_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KeptEngine]:
+def kept_engine() -> Iterator[KeptEngine]:
     before = set(psutil.Process().children(recursive=True))
-    made = KeptEngine(tmp_path_factory.mktemp("kept") / "deaths.txt")
+    made = KeptEngine()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(REPOSITORY)  # where the user's models are
-        patch.setenv(DEATHS, str(made.deaths))
         made.machine("cpu")
     yield made
     made.end()

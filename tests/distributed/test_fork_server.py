@@ -56,7 +56,7 @@ def gone(*pids: int) -> bool:
     return not psutil.wait_procs(processes, timeout=5)[1]
 
 
-def test_trials_share_what_is_loaded_and_nothing_else(server: ForkServer, tmp_path: Path) -> None:
+def test_trials_share_loaded_modules_only(server: ForkServer, tmp_path: Path) -> None:
     server.load(["colorsys", "no_such_module"], "cpu")
     told = []
     for number in (1, 2):
@@ -71,7 +71,7 @@ def test_trials_share_what_is_loaded_and_nothing_else(server: ForkServer, tmp_pa
 
 
 @pytest.mark.parametrize("how", ["reaped", "closed", "killed"])
-def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str) -> None:
+def test_processes_of_a_trial_end(server: ForkServer, tmp_path: Path, how: str) -> None:
     """However it ends, the next one runs."""
     server.load(["colorsys"], "cpu")
     server.begin(tmp_path, "links", {})
@@ -98,7 +98,7 @@ def test_trial_and_its_children_end(server: ForkServer, tmp_path: Path, how: str
     assert how == "reaped" or gone(told["server"])
 
 
-def test_loading_asks_the_cuda_runtime_nothing(
+def test_loading_makes_no_call_to_the_cuda_runtime(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a MIG slice, counting devices asks the runtime, and forked ranks could not use it."""
@@ -110,7 +110,7 @@ def test_loading_asks_the_cuda_runtime_nothing(
     assert told_in(tmp_path)["bad_fork"] is False
 
 
-def test_a_trial_is_over_when_none_of_its_processes_lives(tmp_path: Path) -> None:
+def test_zombies_are_not_living_processes(tmp_path: Path) -> None:
     """One that has died and was not collected holds no memory: state Z."""
     states = {11: "R", 12: "D", 13: "Z", 14: "S"}
     for pid, state in states.items():
@@ -122,7 +122,7 @@ def test_a_trial_is_over_when_none_of_its_processes_lives(tmp_path: Path) -> Non
     assert living(9, tmp_path) == []
 
 
-def test_the_end_of_a_killed_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_await_end_waits_for_the_last_process(monkeypatch: pytest.MonkeyPatch) -> None:
     alive = [[11, 12], [12], []]
     monkeypatch.setattr(fork_server, "living", lambda *_: alive.pop(0))
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -130,7 +130,7 @@ def test_the_end_of_a_killed_trial_is_waited_for(monkeypatch: pytest.MonkeyPatch
     assert alive == []
 
 
-def test_a_parent_that_was_faster_to_die_is_noticed() -> None:
+def test_process_dies_if_its_parent_died_first() -> None:
     """Before the kernel could be asked to tell."""
     here = "from shardmark.core.processes import die_with_parent"
     words = [sys.executable, "-c", f"{here}; die_with_parent(1); print('lives on')"]

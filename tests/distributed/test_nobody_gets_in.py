@@ -59,7 +59,7 @@ def test_verification_and_links_listen_on_loopback_alone(
 
 
 @pytest.mark.timeout(300)
-def test_one_node_of_an_engine_for_several_is_no_more_open(
+def test_single_node_of_a_torchrun_engine_listens_on_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its controller and node process speak on the loopback, and the settings yield."""
@@ -119,7 +119,7 @@ def test_pickles_in_the_store_of_several_nodes_are_not_read(tmp_path: Path) -> N
         ending.result(timeout=10)
 
 
-def test_a_node_that_has_failed_keeps_no_other_waiting() -> None:
+def test_failed_node_ends_the_wait_of_other_nodes() -> None:
     with ThreadPoolExecutor() as threads:
         first, second = threads.map(lambda place: NodesStore(2, place), meeting_points(2))
         ending = threads.submit(first.close, succeeded=True)
@@ -129,7 +129,7 @@ def test_a_node_that_has_failed_keeps_no_other_waiting() -> None:
             first.open()
 
 
-def test_ranks_of_one_node_meet_in_a_file_that_has_no_name() -> None:
+def test_store_of_one_node_is_an_unnamed_file() -> None:
     """Nothing is left of it, however the trial ends."""
     before = of_this_process()
     kind, path = FileOfRanks().open().split()

@@ -81,7 +81,7 @@ def ended(
 
 
 @pytest.mark.parametrize("model", REASONS)
-def test_each_end_has_its_outcome(ended: dict[str, TrialResult], model: str) -> None:
+def test_outcomes_of_failures(ended: dict[str, TrialResult], model: str) -> None:
     if model not in ended:
         pytest.skip("making a memory control group needs root and cgroup v1")
     result, (outcome, reason) = ended[model], REASONS[model]
@@ -115,7 +115,9 @@ def wait_for_progress(out: Path, *, trials: int) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_interrupted_and_killed_runs_are_finished(tmp_path: Path, kept_engine: KeptEngine) -> None:
+def test_same_command_finishes_interrupted_and_killed_runs(
+    tmp_path: Path, kept_engine: KeptEngine
+) -> None:
     """Ctrl-C at a slow step of the second trial; the first one's result is cut in half, as by a
     power failure; the command that goes on is killed; a third one finishes."""
     out, before = tmp_path / "run", descendants()
@@ -160,7 +162,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(place)], check=True)
 
 
-def test_a_full_disk_is_told_and_blames_no_strategy(disk: Path, kept_engine: KeptEngine) -> None:
+def test_full_disk_is_reported_as_a_storage_error(disk: Path, kept_engine: KeptEngine) -> None:
     """The ranks' own files do not fit; with room, the same command finishes."""
     mapping = experiment(recipe={"steps": 2})
     status, filler = os.statvfs(disk), disk / "filler"

@@ -29,18 +29,18 @@ def ended(kept_engine: KeptEngine, tmp_path_factory: pytest.TempPathFactory) -> 
     everyone = {"strategy": ["ps-sync", *ASYNCHRONOUS]}
     alone = {"strategy": ["ps-async"]}
     slow: dict[str, Any] = {"measure": {"repeats": 1, "evaluate": "end"}, "slow_ranks": {1: 3.0}}
-    told = {
+    mappings = {
         "killed": experiment("misbehaving:killed", matrix={"strategy": ["ps-sync", "ps-async"]}),
         "server_dies": experiment("misbehaving:server_dies", matrix=alone, recipe={"steps": 200}),
         "dies_at_start": experiment("misbehaving:dies_at_start", matrix=alone),
         "slow": experiment("models:wide", matrix=everyone, recipe={"steps": 24}, **slow),
     }
-    for name, mapping in told.items():
+    for name, mapping in mappings.items():
         run_experiment(from_mapping(mapping), out / name, engine=kept_engine)
     assert not descendants() - before
     return {
         (name, result.strategy): result
-        for name in told
+        for name in mappings
         for result in shardmark.load(out / name).trials
     }
 
@@ -81,7 +81,7 @@ def value(result: TrialResult, name: str) -> float:
     return metric.value
 
 
-def test_staleness_is_bounded_and_every_gradient_and_parameter_is_counted(ended: Ended) -> None:
+def test_staleness_is_bounded_and_traffic_is_counted(ended: Ended) -> None:
     assert value(ended["slow", "ps-sync"], "staleness_max") == 0
     # Within one step of each other, at most three gradients come between a pull and its push.
     assert value(ended["slow", "ps-bounded"], "staleness_max") <= 3
@@ -94,8 +94,8 @@ def test_staleness_is_bounded_and_every_gradient_and_parameter_is_counted(ended:
 
 
 def test_guarantees_are_verified(kept_engine: KeptEngine, tmp_path: Path) -> None:
-    told = experiment(matrix={"strategy": ASYNCHRONOUS}, workload={"validation_samples": 64})
-    made = verify_experiment(from_mapping(told), tmp_path / "verification", engine=kept_engine)
+    mapping = experiment(matrix={"strategy": ASYNCHRONOUS}, workload={"validation_samples": 64})
+    made = verify_experiment(from_mapping(mapping), tmp_path / "verification", engine=kept_engine)
     for verdict in made.verdicts:
         assert verdict.equivalent is None, verdict.cause
         assert verdict.guarantee is not None

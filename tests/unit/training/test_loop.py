@@ -86,7 +86,7 @@ def test_window_is_the_wall_time_of_its_steps_with_the_device_idle_at_both_ends(
     assert loop.clock.calls == ["wait", *("wait", "wall") * 4]
 
 
-def test_a_step_without_a_batch_leaves_nothing() -> None:
+def test_end_of_the_batches_records_no_step() -> None:
     loop = Loop()
     loop.until(2)
     loop.until(3)
@@ -95,7 +95,7 @@ def test_a_step_without_a_batch_leaves_nothing() -> None:
     assert loop.slept == [4.0] * 3
 
 
-def test_rate_and_seed_are_those_of_the_step_and_share_that_is_taken() -> None:
+def test_rate_and_seed_follow_the_step_and_the_share() -> None:
     """This rank's third step is another's share of the fourth step of the training."""
     loop = Loop(rates=(0.5, 0.4, 0.3, 0.2, 0.1))
     taken = (share(0, 1), share(0, 0), share(3, 1), share(4, 0))
@@ -108,7 +108,7 @@ def test_rate_and_seed_are_those_of_the_step_and_share_that_is_taken() -> None:
 
 
 @pytest.mark.parametrize(("factor", "slept"), [(1.5, [1.0, 2.0]), (3.0, [4.0, 8.0])])
-def test_a_slow_rank_sleeps_in_proportion_to_what_it_computes(
+def test_slow_rank_sleeps_in_proportion_to_its_computing_time(
     factor: float, slept: list[float]
 ) -> None:
     busy, sleeps = [0.0], list[float]()
@@ -121,7 +121,7 @@ def test_a_slow_rank_sleeps_in_proportion_to_what_it_computes(
     assert sleeps == slept
 
 
-def test_waiting_is_not_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_time_is_no_computing_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread's own time is taken on a CPU: a wait for others makes nothing slower."""
     own_seconds, slept = iter((1.0, 3.0)), list[float]()
     monkeypatch.setattr(time, "thread_time", lambda: next(own_seconds))

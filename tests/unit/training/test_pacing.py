@@ -71,7 +71,7 @@ def test_slow_first_steps_do_not_end_the_warm_up_early() -> None:
     assert stretches < 6
 
 
-def test_a_restarted_training_counts_the_windows_that_it_had() -> None:
+def test_time_in_earlier_windows_counts() -> None:
     pacing = Pacing(warmup_steps=2, window_seconds=10.0)
     pacing.record(2, 1.0, 9.0)
     assert pacing.warm

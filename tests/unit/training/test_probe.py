@@ -108,13 +108,13 @@ SERVER_EVENTS = (
         ((*SERVER_EVENTS,), 90, False, None),
     ],
 )
-def test_communication_is_exposed_where_the_device_computes_nothing(
+def test_communication_without_computation_is_exposed(
     events: tuple[Event, ...], since: int, on_cpu: bool, exposed: float | None
 ) -> None:
     assert exposed_milliseconds(*events, since=since, on_cpu=on_cpu) == exposed
 
 
-def test_kernels_are_known_without_kinds_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_are_recognised_without_activity_types(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch 2.11 has no `activity_type`: on an H100, every trial failed."""
     monkeypatch.delattr(Event, "activity_type")
     annotates = lambda event: "annotation" in event.kind  # noqa: E731
@@ -168,7 +168,7 @@ class Holding(FakeWorker):
         return self.states.pop(0)
 
 
-def test_held_spans_keep_the_larger_value_of_each_kind() -> None:
+def test_held_spans_record_the_largest_value_of_each_kind() -> None:
     spans = HeldSpans(Holding(), CPU)
     for name in ("forward", "backward", "optimizer"):
         with spans.span(name):
@@ -192,7 +192,7 @@ class Held:
         return SimpleNamespace(data_ptr=lambda: id(self), nbytes=lambda: self.nbytes)
 
 
-def test_what_the_host_holds_for_a_gpu_is_counted_by_itself() -> None:
+def test_host_state_of_a_gpu_is_counted_separately() -> None:
     """Offloaded state and a server's pinned boxes are not in the GPU's memory."""
     gpu = torch.device("cuda", 1)
     held: Any = HeldState(

@@ -47,7 +47,7 @@ def read(directory: Path) -> tuple[RankRecord, list[dict[str, Any]]]:
     return record, [json.loads(line, parse_constant=pytest.fail) for line in lines]
 
 
-def test_record_and_lines_of_a_whole_training(tmp_path: Path) -> None:
+def test_record_and_step_lines_of_a_training(tmp_path: Path) -> None:
     report = report_of(tmp_path, [4.0, 2.0, 1.0])
     report.initial_sha256 = weights_sha256([("w", torch.ones(2))])
     report.final_sha256 = weights_sha256([("w", torch.zeros(2))])
@@ -86,7 +86,7 @@ def test_record_and_lines_of_a_whole_training(tmp_path: Path) -> None:
 ERROR = RankError(kind="exception", message="ValueError: x", at_seconds=1.0)
 
 
-def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
+def test_nonfinite_losses_are_counted_and_stored_as_null(tmp_path: Path) -> None:
     """And an error keeps what was measured before."""
     report = report_of(tmp_path, [4.0, float("nan"), float("inf"), 1.0])
     report.end_epoch(1, None)
@@ -100,7 +100,7 @@ def test_losses_that_are_no_number_are_counted_and_null(tmp_path: Path) -> None:
     assert [epoch.train_loss for epoch in record.epochs] == [4.0, None]
 
 
-def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
+def test_error_is_stored_if_losses_cannot_be_read(tmp_path: Path) -> None:
     """As after a CUDA error, when every later use of the device fails."""
     report = report_of(tmp_path, [4.0])
     assert report.recorder is not None
@@ -112,7 +112,7 @@ def test_error_is_told_though_losses_cannot_be_read(tmp_path: Path) -> None:
     assert (record.error, len(lines)) == (ERROR, 1)  # what was in numbers by then is kept
 
 
-def test_weights_hash_knows_names_shapes_types_and_values() -> None:
+def test_weights_hash_depends_on_names_shapes_types_and_values() -> None:
     weight, half = torch.arange(6.0).view(2, 3), torch.ones(3, dtype=torch.bfloat16)
     tensors = {"weight": weight, "half": half, "none": torch.empty(0)}
     original = weights_sha256(tensors.items())
@@ -129,13 +129,13 @@ def test_weights_hash_knows_names_shapes_types_and_values() -> None:
     assert weights_sha256({**tensors, "weight": transposed}.items()) == original
 
 
-def test_sample_order_knows_samples_order_and_steps() -> None:
+def test_sample_order_hash_depends_on_samples_order_and_steps() -> None:
     orders = [((1, 2), (3,)), ((1,), (2, 3)), ((2, 1), (3,)), ((1, 2, 3),), ((1, 2), (3,), ()), ()]
     assert len({sample_order_sha256(order) for order in orders}) == len(orders)
     assert sample_order_sha256(((1, 2), (3,))) == sample_order_sha256([(1, 2), (3,)])
 
 
-def test_steps_that_were_added_belong_to_no_epoch_and_no_hash(tmp_path: Path) -> None:
+def test_added_steps_are_in_no_epoch_and_no_hash(tmp_path: Path) -> None:
     """They are measured, and a trial with more of them trained the same."""
     report = report_of(tmp_path, [4.0, 2.0, 1.0, 0.5])
     report.end_epoch(2, None)
@@ -157,7 +157,7 @@ def test_steps_that_were_added_belong_to_no_epoch_and_no_hash(tmp_path: Path) ->
     ]
 
 
-def test_every_device_of_a_process_is_named(
+def test_record_names_every_device_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whose UUIDs power, memory and the peak are found."""

@@ -106,7 +106,9 @@ def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
         (own("ExponentialLR", gamma=-1.0), "negative"),
     ],
 )
-def test_a_schedule_that_needs_more_than_the_step(settings: dict[str, Any], message: str) -> None:
+def test_schedule_that_needs_more_than_the_step_is_refused(
+    settings: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
         learning_rate_of(recipe(schedule=settings), 4)
 
@@ -123,7 +125,7 @@ def test_step_seeds_differ_by_everything_and_are_stable() -> None:
     assert seed_of(2**32 - 1, 10**6, 7) == 2041553208312166561
 
 
-def test_numerics_are_the_recipe_s_whatever_imported_code_set(
+def test_numerics_override_settings_of_imported_code(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     deterministic: list[bool] = []
@@ -141,7 +143,7 @@ def test_numerics_are_the_recipe_s_whatever_imported_code_set(
     assert deterministic == [False, False]
 
 
-def test_each_device_of_a_process_draws_as_a_rank_of_its_own(
+def test_devices_of_a_process_draw_as_separate_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """DataParallel's replicas had one mask; the reference plays a share for each device."""

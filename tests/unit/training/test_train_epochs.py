@@ -121,7 +121,7 @@ EPOCHS = ((step_shard(0, 1), step_shard(1, 0)), (), (step_shard(4, 0),))
         ((), (2, 2, 3), [(2, 3), (6, 7), (10, 11)], [1, 2, 3]),
     ],
 )
-def test_each_epoch_s_step_shards_are_taken(
+def test_step_shards_of_each_epoch_are_trained_on(
     tmp_path: Path,
     handed_out: tuple[tuple[StepShard, ...], ...],
     ends: tuple[int, ...],
@@ -150,7 +150,7 @@ THEIRS = {"1.running_mean": torch.full((8,), 5.0)}
         ([THEIRS, THEIRS, None, None], [*[(0, "another's")] * 2, "mine", "mine"]),
     ],
 )
-def test_the_validation_set_is_evaluated_once(answers: tuple[list[object], ...]) -> None:
+def test_validation_set_is_evaluated_once(answers: tuple[list[object], ...]) -> None:
     """With the buffers of the first share's worker."""
     worker, task = Taker(), Task()
     worker.group = Group([], *answers)
@@ -187,7 +187,7 @@ def trained_for(
     return worker, report, announced, windows
 
 
-def test_added_steps_change_nothing_that_was_trained(tmp_path: Path) -> None:
+def test_added_steps_do_not_change_the_training(tmp_path: Path) -> None:
     """Samples, seeds, rates and weights of the recipe are those of a training without any."""
     alone, plain, unannounced, windows = trained_for(tmp_path / "a")
     worker, report, announced, more = trained_for(tmp_path / "b", window_seconds=100.0)
@@ -207,14 +207,14 @@ def test_added_steps_change_nothing_that_was_trained(tmp_path: Path) -> None:
     assert sum(window.window_seconds for window in recorder.windows) >= 100
 
 
-def test_a_recipe_inside_the_warm_up_is_measured_after_it(tmp_path: Path) -> None:
+def test_short_recipe_is_measured_in_added_steps(tmp_path: Path) -> None:
     _, report, _, windows = trained_for(tmp_path, warmup_seconds=200.0, window_seconds=50.0)
     assert windows[0][0] > 4
     assert report.trained_steps == 4
     assert len(report.epochs) == 2
 
 
-def test_the_slowest_rank_decides_for_all(tmp_path: Path) -> None:
+def test_slowest_rank_sets_the_pace(tmp_path: Path) -> None:
     """This one would add steps for 100 s; another has measured so long already."""
     clock = CountingClock()
     answers: list[list[object]] = [[(20.0, seconds), "mine"] for seconds in (0.0, 99.0, 120.0)]
