@@ -1,4 +1,4 @@
-"""What a strategy is: it lays out ranks, sets one up, and takes steps.  Imports no torch."""
+"""Interfaces of strategies, of training ranks and of servers.  Importing it imports no torch."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ LOSS_SCALE = {
     "backoff_factor": 0.5,
     "growth_interval": 2000,
 }
-"""fp16, in every strategy: the scale falls after a step that is not finite, which is skipped, and
-grows after so many good ones in a row."""
+"""Loss scaling of every strategy in fp16: the scale falls after a step with a gradient that is not
+finite, which is skipped, and grows after an interval of finite steps."""
 
 MixedPrecision = Literal["autocast", "native"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankContext:
-    """The place of one started rank.  Its process group exists already."""
+    """Place of a started rank.  Its process group exists already."""
 
     rank: int
     world_size: int
-    """Started processes, servers included."""
+    """Number of processes, servers included."""
     local_rank: int
     local_world_size: int
     device: torch.device
     devices: int = 1
-    """CUDA devices of this process; more than one only for a strategy of one process."""
+    """CUDA devices of this process; DataParallel alone uses more than one."""
     threads: int = 1
-    """Of torch's operators on the CPU."""
+    """Threads of torch's operators on the CPU."""
     node: int = 0
     nodes: int = 1
     initial_weights: InitialWeights | None = None
-    """Where a strategy that `builds_in_parts` finds the weights of a large model."""
+    """Weights of a large model, for a strategy that `builds_in_parts`."""
 
     @property
     def all_devices(self) -> tuple[torch.device, ...]:
-        """Those that this process computes on, its own first."""
+        """Devices that this process computes on, `device` first."""
         import torch
 
         others = (torch.device("cuda", index) for index in range(1, self.devices))
@@ -70,7 +70,7 @@ class RankContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldState:
-    """The tensors of the model state that one rank holds right now, by kind.
+    """Tensors of the model state that a rank holds at the moment.
 
     Tensors may share storage; bytes are counted once per storage.
     """
@@ -79,21 +79,24 @@ class HeldState:
     gradients: tuple[Tensor, ...]
     optimizer_state: tuple[Tensor, ...]
     untracked_bytes: int = 0
-    """Bytes of gradients that the library holds where Python sees no tensor (DDP's buckets)."""
+    """Bytes of gradients in buffers of the library that no Python tensor refers to."""
 
 
 WORD_BYTES = 8
 PIECE_ELEMENTS = 2**14
-"""Gloo's threads copy tensors of 2**15 elements and more by an OpenMP team of their own.  A process
-with more OpenMP threads than cores lets none of them wait actively any more: after one large tensor
-every later step of a rank with all cores is slower, by 5 % to 45 %."""
+"""Largest number of elements in one message.
+
+Gloo's threads copy tensors of 2**15 elements or more with an OpenMP team of their own.  In a
+process with more OpenMP threads than cores no thread waits actively any more: after one large
+tensor every later step of a rank that uses all cores is slower, by 5 % to 45 %.
+"""
 
 
 class TrainingGroup:
-    """All training ranks, which meet outside of their steps: every one of them calls."""
+    """Collectives of all training ranks outside of steps.  Every training rank must call them."""
 
     def barrier(self) -> None:
-        """Wait until every training rank is here."""
+        """Wait until every training rank has called."""
         import torch.distributed as dist
 
         dist.barrier()
@@ -125,18 +128,18 @@ def _all_gathered(tensor: Tensor) -> list[Tensor]:
 
 
 class Worker(Protocol):
-    """One rank that trains, set up and ready.  Defaults: nobody but workers, in lockstep."""
+    """A training rank.  Defaults are those of synchronous ranks without servers."""
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         """Take one optimizer step; return the rank's loss, shape (), on its device.
 
-        The mean over all ranks is the step's: the sum over its batch by the whole weight.
-
-        Must not copy to the host: a copy waits for the device, and the wait would be measured.
+        The mean over all ranks is the loss of the step: the sum over its batch divided by the
+        batch's weight.  Must not copy to the host: a copy waits for the device, and the wait would
+        be measured.
         """
 
     def set_learning_rate(self, learning_rate: float) -> None:
-        """Use this learning rate from the next step on."""
+        """Set the learning rate of the next steps."""
 
     def share_weight(self, batch: Batch) -> float:
         """Return the weight of the rank's samples in the last step, which took this batch."""
@@ -147,27 +150,27 @@ class Worker(Protocol):
         return {}
 
     def skipped_steps(self) -> int:
-        """Optimizer steps left out so far because a loss-scaled gradient was not finite."""
+        """Number of optimizer steps skipped because a loss-scaled gradient was not finite."""
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Unsharded fp32 parameters by name, on the CPU.  Collective over training ranks."""
 
     def each_parameter(self) -> Iterable[tuple[str, Tensor]]:
-        """The same one after the other, by name: a rank may not have the memory for all."""
+        """Iterate over `full_parameters` by name: a rank may not have the memory for all."""
         return sorted(self.full_parameters().items())
 
     def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
-        """The model as it trains, sharded, in evaluation mode; None: it fits into a rank whole.
+        """The sharded model in evaluation mode; None if a rank can hold the full model.
 
-        Every rank has to call it equally often.
+        Every rank must call it equally often.
         """
         return None
 
     def full_gradients(self) -> dict[str, Tensor]:
         """Unsharded, averaged, unscaled fp32 gradients by parameter name, on the CPU.
 
-        Collective.  Only between backward and update, that is on entering the span `optimizer`;
-        not clipped yet.
+        Collective.  May only be called between the backward pass and the update, that is on
+        entering the span `optimizer`.  Gradients are not clipped yet.
         """
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -177,131 +180,130 @@ class Worker(Protocol):
         """This rank's buffers by name, on the CPU."""
 
     def held_state(self) -> HeldState:
-        """What this rank holds now, as references: the caller must not keep them."""
+        """References to the state that this rank holds now; the caller must not keep them."""
 
     @cached_property
     def group(self) -> TrainingGroup:
         return TrainingGroup()
 
     def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
-        """What this rank takes next, until all shares of the steps before `end_step` are taken.
+        """Iterate over the shares that this rank trains, up to the step before `end_step`.
 
-        None where every rank takes its own share of every step.
+        None if every rank trains its own share of every step.
         """
         return None
 
     def round_steps(self) -> int:
-        """Steps in which its communication comes round: each measurement takes whole rounds."""
+        """Number of steps in a round of communication; measured windows contain full rounds."""
         return 1
 
     def end_rounds(self) -> None:
-        """Have each further step communicate as the last of a round; nothing trains after it."""
+        """Make each further step communicate like the last one of a round.  No training follows."""
         return
 
     def exchange(self) -> ExchangeRecord | None:
-        """What passed between this rank and parameter servers so far; None without any."""
+        """Traffic between this rank and the parameter servers so far; None without servers."""
         return None
 
     def between_stages(self) -> Mapping[str, int]:
-        """Of `ModelSize`: what passes between a pipeline's stages, and what two of them hold."""
+        """Fields of `ModelSize` about the stages of a pipeline."""
         return {}
 
     def close(self) -> None:
-        """The training is over: nothing else is called any more."""
+        """End the training: no other method is called afterwards."""
         return
 
 
 @runtime_checkable
 class Server(Protocol):
-    """One rank that holds parameters for others and does not train."""
+    """A rank that holds parameters for other ranks and does not train."""
 
     def serve(self) -> None:
         """Answer the workers until the last one has closed; raise if one dies before that."""
 
     def held_state(self) -> HeldState:
-        """What this rank holds now, as references: the caller must not keep them."""
+        """References to the state that this rank holds now; the caller must not keep them."""
 
     def held_bytes(self) -> int:
-        """Bytes of all tensors that it holds on its device, those under way included."""
+        """Bytes of all tensors on the server's device, messages included."""
 
     def exchange(self) -> ExchangeRecord:
-        """What passed between it and the workers so far."""
+        """Traffic between the server and the workers so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(ABC):
-    """A way of sharing the training among ranks.  Its data-class fields are its options.
+    """A way to distribute training over ranks.  Fields of the data class are its options.
 
-    Defaults are those of replicas: each process trains on a device of its own, gradients are
-    all-reduced, none can be missed.
+    Defaults are those of replicas: each process trains a full copy on its own device.
     """
 
     name: str
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
-        """None, or why no machines could run it on so many ranks: such a cell is left out."""
+        """Reason why no machine could run it on this number of ranks; None if some could."""
         return None if world_size > 1 else "one rank has nobody to share the work with"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        """Raise `StrategyUnavailable` if it cannot run so.  Starts nothing, imports no torch."""
+        """Raise `StrategyUnavailable` if it cannot run here.  Starts nothing, imports no torch."""
         check_machine(self.name, world_size, machine, recipe)
 
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        """Raise `StrategyUnavailable` for a model that it cannot train; changes nothing.
+        """Raise `StrategyUnavailable` for a model that it cannot train.  Must not change the model.
 
         The model may be without data.
         """
         return
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """How so many training ranks are factored, and what each process sees and holds."""
+        """Layout of the ranks: the samples and the fraction of the state of each process."""
         return data_parallel(world_size, nodes=nodes)
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
-        """What a training rank holds, by the layout."""
+        """Fractions of the state that a training rank holds by the layout."""
         return self.layout(world_size, nodes).ranks[0].holds
 
     def for_workload(self, options: WorkloadOptions) -> Self:
-        """Itself, or with what suits the workload in place of options that are left open."""
+        """Return the strategy with defaults that suit the workload."""
         return self
 
     def numerics(self, recipe: Recipe) -> Numerics:
-        """What its steps compute; one device's mathematics unless it promises other ones."""
+        """Numerics that its steps promise, by default those of one device."""
         return ONE_DEVICE
 
     def proof_options(self) -> Mapping[str, Any]:
-        """Options that a verification changes, so that its few steps hold all of `numerics`."""
+        """Options that a verification sets, so that its few steps cover all of `numerics`."""
         return {}
 
     def guarantee(self) -> str | None:
-        """What holds instead of the reference's mathematics; None where those hold."""
+        """Guarantee in place of the reference's numerics; None if those hold."""
         return None
 
     def backend(self, device_type: str, recipe: Recipe) -> str:
-        """The process group's, as `torch.distributed` names it."""
+        """Backend of the process group, as `torch.distributed` names it."""
         return "nccl" if device_type == "cuda" else "gloo"
 
     def builds_in_parts(self) -> bool:
-        """Whether its ranks can train a model that none of them could hold whole."""
+        """True if its ranks can train a model that is too large for a single one."""
         return False
 
     def loads(self) -> tuple[str, ...]:
-        """Modules that the ranks will import, so that they can be loaded before the first trial."""
+        """Modules that the ranks import, so that they can be loaded before the first trial."""
         return ()
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        """The mathematics that the library would otherwise default: recorded with every trial."""
+        """Numerics that the library would otherwise set by default; stored with every trial."""
         return common_settings(recipe)
 
     @abstractmethod
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> Worker | Server:
-        """Set up this process: a `Server` exactly where the layout gives it no share."""
+        """Set up this process; return a `Server` exactly if the layout gives it no share."""
 
 
 def common_settings(recipe: Recipe) -> dict[str, object]:
-    """The mathematics of a step as every strategy sets it, to which one adds its own."""
+    """Settings of a step that are common to all strategies."""
     return {
         "gradient_reduction": "sum over the step divided by its whole weight",
         "gradient_reduction_precision": "fp32",
@@ -325,7 +327,7 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
 
 
 def is_native(mixed_precision: MixedPrecision | None, recipe: Recipe) -> bool:
-    """Whether the library casts parameters; left open, in bf16: its documentation says so."""
+    """True if the library casts parameters; by default in bf16, as its documentation recommends."""
     default = "native" if recipe.precision == "bf16" else "autocast"
     return recipe.precision != "fp32" and (mixed_precision or default) == "native"
 

@@ -115,7 +115,7 @@ class FSDP(Strategy):
 
     def start_as(
         self,
-        kind: Callable[..., EagerWorker],
+        worker_class: Callable[..., EagerWorker],
         workload: Workload,
         recipe: Recipe,
         context: RankContext,
@@ -162,7 +162,7 @@ class FSDP(Strategy):
         if native:
             allow_mixed_dtype_batch_norm(model)
             widen_outputs(model)
-        return kind(
+        return worker_class(
             model,
             workload=workload,
             recipe=recipe,

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import (
     PowerSGDState,
     powerSGD_hook,
 )
 
+from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.numerics import PowerSGD
 
 if TYPE_CHECKING:
@@ -23,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def first_factor(power_sgd: PowerSGD, name: str, rows: int, columns: int) -> Tensor:
-    """What the right factor of a parameter's gradient begins with, (columns, thin) on the CPU.
+    """Initial right factor of a parameter's gradient, of shape (columns, rank) on the CPU.
 
-    By its name, and not by its place in a bucket: the same whatever `bucket_mb` is.
+    It is drawn by the parameter's name, so it does not depend on `bucket_mb`.
     """
     draws = torch.Generator().manual_seed(zlib.crc32(f"{power_sgd.seed}/{name}".encode()))
     return torch.randn(columns, power_sgd.factor_rank(rows, columns), generator=draws)
 
 
 class InOrder(dist.ProcessGroup):
-    """The group, whose reductions have ended when they return.
+    """Process group whose all-reduces are complete when they return.
 
-    torch's hook begins the next of a bucket's three reductions when the one before has ended, which
-    gloo tells on threads of its own.  Those of several buckets would begin in another order on each
-    rank, and the two threads could wait for each other's.
+    torch's hook starts the next of a bucket's three all-reduces when the previous one is complete,
+    which gloo reports on its own threads.  All-reduces of several buckets would start in a
+    different order on each rank, and the threads could wait for each other.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -50,24 +51,31 @@ class InOrder(dist.ProcessGroup):
 
 
 class PowerSGDReduction:
-    """Registers torch's hook, and begins what the hook keeps from step to step.
+    """Registers torch's hook, and sets the first factors in the hook's state.
 
-    The hook keeps that by the number of a bucket.  DDP fills its buckets anew after the first
-    step, which is never compressed.
+    The state is indexed by bucket.  DDP rebuilds its buckets after the first step, which is never
+    compressed.
     """
 
     def __init__(
         self,
         ddp: DistributedDataParallel,
-        named: Mapping[str, nn.Parameter],
         power_sgd: PowerSGD,
         options: Mapping[str, Any],
+        device: torch.device,
     ) -> None:
+        """Raises `StrategyUnavailable` on a CPU beside visible GPUs."""
+        if device.type == "cpu" and torch.cuda.is_available():
+            raise StrategyUnavailable(
+                "ddp",
+                "torch's PowerSGD makes a visible GPU wait for the CPU",
+                "hide the GPUs: CUDA_VISIBLE_DEVICES=''",
+            )
         group = ddp.process_group
         if dist.get_backend(group) == "gloo":
             group = InOrder(group)
         self._power_sgd = power_sgd
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in named.items()}
+        self._names: dict[Tensor, str] = {p: name for name, p in ddp.module.named_parameters()}
         self.state = PowerSGDState(group, **options)
         ddp.register_comm_hook(self.state, lambda _, bucket: self._reduce(bucket))
 
@@ -79,7 +87,7 @@ class PowerSGDReduction:
         return powerSGD_hook(state, bucket)
 
     def _begin(self, index: int, parameters: Sequence[Tensor]) -> None:
-        """Give the hook the factors that a bucket's parameters begin with."""
+        """Set the first factors of a bucket's parameters in the hook's state."""
         device = parameters[0].device
         lefts, rights = [torch.empty(0, device=device)], [torch.empty(0, device=device)]
         for parameter, rows, columns in self._compressed(parameters):
@@ -90,7 +98,7 @@ class PowerSGDReduction:
         self.state.q_memory_dict[index] = torch.cat(rights)
 
     def _compressed(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, int, int]]:
-        """The bucket's compressed parameters, rows and columns, in the hook's order: by shape."""
+        """Compressed parameters of a bucket with rows and columns, in the hook's order."""
         by_shape: dict[tuple[int, int], list[tuple[Tensor, int, int]]] = {}
         for parameter in parameters:
             rows, columns = parameter.shape[0], parameter.numel() // parameter.shape[0]
@@ -99,5 +107,5 @@ class PowerSGDReduction:
         return [entry for same_shape in by_shape.values() for entry in same_shape]
 
     def tensors(self) -> list[Tensor]:
-        """Each bucket's compression error, as many elements as its gradients, and right factors."""
+        """Compression errors and right factors of all buckets."""
         return [*self.state.error_dict.values(), *self.state.q_memory_dict.values()]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from shardmark.core.errors import InputError
@@ -94,6 +95,33 @@ def moved(value: Any, device: int | torch.device) -> Any:
 
 class DistributedReplicas(DistributedDataParallel):
     """DDP whose error about unused parameters names them, and which counts its buckets' bytes."""
+
+    def __init__(self, module: nn.Module, **arguments: Any) -> None:
+        super().__init__(module, **arguments)
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        self._seen_gradients: list[Tensor] = []
+
+    def synchronise(self, last: bool) -> None:
+        """Reduce the gradients of the next backward pass if it is the last one of the step."""
+        self.require_backward_grad_sync = last  # what `no_sync` sets
+
+    def cast_gradients(self, precision: str) -> None:
+        """Cast gradients to `bf16` or `fp16` for their reduction, by torch's hook."""
+        hook = getattr(default_hooks, f"{precision}_compress_hook")
+        # DDP refuses bf16's hook by its name except for NCCL; gloo also adds bf16.
+        self.register_comm_hook(None, lambda state, bucket: hook(state, bucket))  # noqa: PLW0108
+
+    def untracked_bytes(self) -> int:
+        """Bytes of gradients in the reducer's buckets, until Python has seen tensors of them.
+
+        Gradients are views of the buckets.  References to them are kept here, so that Python
+        continues to see them after they are dropped.
+        """
+        if gradients := [p.grad for p in self._trained if p.grad is not None]:
+            self._seen_gradients[:] = gradients
+        if self._seen_gradients:
+            return 0
+        return sum(p.numel() * p.element_size() for p in self._trained)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         try:

@@ -84,7 +84,7 @@ def test_a_gradient_of_the_rank_is_reduced_whole() -> None:
 @pytest.mark.parametrize(
     ("options", "changes", "told"),
     [
-        ({}, {"precision": "fp16"}, "a step that overflows fp16"),
+        ({}, {"precision": "fp16"}, "overflows fp16"),
         ({"find_unused_parameters": True}, {}, "norm of a gradient, which is 0"),
     ],
 )
