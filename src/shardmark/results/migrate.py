@@ -20,14 +20,14 @@ def without_restarts(stored: Any) -> Any:
         return stored
     trial = {key: value for key, value in stored.items() if key != "restarts"}
     for key in ("metrics", "missing"):
-        if isinstance(held := trial.get(key), Mapping):
-            trial[key] = {name: held[name] for name in held if name not in REMOVED_METRICS}
+        if isinstance(values := trial.get(key), Mapping):
+            trial[key] = {name: values[name] for name in values if name not in REMOVED_METRICS}
     if isinstance(ranks := trial.get("ranks"), list | tuple):
         trial["ranks"] = [_rank_without_restarts(rank) for rank in ranks]
         for rank in ranks:
-            lost = rank.get("lost") if isinstance(rank, Mapping) else None
-            if lost is not None and trial.get("outcome") == "ok":
-                trial |= {"outcome": "failed", "failure": {"reason": f"a worker {lost}"}}
+            death = rank.get("lost") if isinstance(rank, Mapping) else None
+            if death is not None and trial.get("outcome") == "ok":
+                trial |= {"outcome": "failed", "failure": {"reason": f"a worker {death}"}}
     return trial
 
 
