@@ -25,7 +25,7 @@ from typing import Any
 
 from harness import Table, experiment_of, json_lines, options_of, store, surroundings
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.verdicts import FASTER, LEAST_GAIN, METRIC, NOT_DECIDED, SLOWER, TIE
+from shardmark.analysis.compare.verdicts import FASTER, METRIC, MIN_GAIN, NOT_DECIDED, SLOWER, TIE
 from shardmark.analysis.statistics.intervals import Estimate, estimate_ratio
 from shardmark.config.load import from_mapping
 from shardmark.core.strict_yaml import format_yaml
@@ -75,7 +75,7 @@ def truth_of(runs: list[dict[str, Any]]) -> tuple[str, Estimate]:
     """True verdict of `ddp` against `single`, and the ratio over the pairs of all idle runs."""
     rates = {name: [r for run in runs for r in run["rates"][name]] for name in (BASE, OTHER)}
     ratio = estimate_ratio(rates[OTHER], rates[BASE])
-    if abs(ratio.value - 1) < LEAST_GAIN:
+    if abs(ratio.value - 1) < MIN_GAIN:
         return TIE, ratio
     return FASTER if ratio.value > 1 else SLOWER, ratio
 

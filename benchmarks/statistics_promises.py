@@ -18,7 +18,7 @@ from statistics import NormalDist, fmean, median, stdev
 
 from harness import Table, options_of, store, surroundings
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
-from shardmark.analysis.statistics.effects import holm, paired_effect, with_one_row
+from shardmark.analysis.statistics.effects import holm, paired_effect, with_shared_noise
 from shardmark.analysis.statistics.intervals import (
     ROBUST_FROM,
     Estimate,
@@ -155,7 +155,7 @@ def verdicts(families: int) -> Iterator[tuple[int, int, float, float]]:
             for _ in range(families):
                 base = [law(draw) for _ in range(count)]
                 pairs = [paired_effect([law(draw) for _ in base], base) for _ in range(comparisons)]
-                effects = holm(with_one_row([one for one in pairs if one is not None]))
+                effects = holm(with_shared_noise([one for one in pairs if one is not None]))
                 wrong += any(one.p_corrected <= FAMILY_ERROR_RATE for one in effects)
                 uncorrected += any(one.p_value <= FAMILY_ERROR_RATE for one in effects)
             yield count, comparisons, wrong / families, uncorrected / families
@@ -172,7 +172,7 @@ def power(families: int) -> Iterator[tuple[int, float, float]]:
                 base = [law(draw) for _ in range(count)]
                 scales = [ratio] + [1.0] * 7
                 pairs = [paired_effect([s * law(draw) for _ in base], base) for s in scales]
-                first = holm(with_one_row([one for one in pairs if one is not None]))[0]
+                first = holm(with_shared_noise([one for one in pairs if one is not None]))[0]
                 shown += first.p_corrected <= FAMILY_ERROR_RATE and first.ratio.value > 1
             yield count, ratio, shown / families
 

@@ -15,12 +15,12 @@ from benchmarks.cluster.bench import UNLIMITED, bits_per_second
 from benchmarks.harness import Table, surroundings_in, surroundings_line
 
 from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.analysis.compare.rows import EXECUTION_KEYS, OWN_COLUMNS, Row, plain
+from shardmark.analysis.compare.rows import EXECUTION_KEYS, FIXED_COLUMNS, Row, plain
 from shardmark.analysis.compare.verdicts import is_different
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.network.traffic import traffic_of
 from shardmark.analysis.network.wire import WireOfRow, wires_of
-from shardmark.analysis.statistics.effects import Effect, between_all, holm
+from shardmark.analysis.statistics.effects import Effect, holm, pairwise_effects
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
@@ -178,7 +178,7 @@ def name_of(row: Row, among: Sequence[Row]) -> str:
     parts += (
         f"{key.rpartition('.')[2]} {plain(value)}"
         for key, value in row.varied.items()
-        if key not in OWN_COLUMNS and key != NODES
+        if key not in FIXED_COLUMNS and key != NODES
     )
     return ", ".join(parts)
 
@@ -212,7 +212,7 @@ def _speed(name: str, run: StoredRun, comparison: Comparison, among: Sequence[Ro
     effects: dict[tuple[str, str], Effect] = {}
     for group in dict.fromkeys(group_of(cells[label].row) for label in labels):
         members = [label for label in labels if group_of(cells[label].row) == group]
-        pairs = between_all([cells[label].step_seconds for label in members])
+        pairs = pairwise_effects([cells[label].step_seconds for label in members])
         effects |= {(members[one], members[other]): of for (one, other), of in pairs.items()}
     return Speed(
         name=name,

@@ -17,7 +17,7 @@ from shardmark.analysis.statistics.intervals import (
     estimate_difference,
     estimate_mean,
     estimate_ratio,
-    middle_of,
+    trimmed_mean,
 )
 
 DRAWS = 600
@@ -110,7 +110,7 @@ def test_intervals_are_tukey_and_mclaughlins_and_student_s(count: int, left_out:
     assert estimate.half_width == pytest.approx(stdtrit(left - 1, 0.975) * error * longer)
     if left_out == 0:
         known = 2 * stdtr(count - 1, (90 - fmean(values)) / error)
-        assert middle_of([value - 90 for value in values]).p_value == pytest.approx(known)
+        assert trimmed_mean([value - 90 for value in values]).p_value == pytest.approx(known)
 
 
 def test_positive_quantities_have_their_interval_on_the_log_scale() -> None:

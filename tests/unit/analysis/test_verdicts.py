@@ -22,12 +22,12 @@ from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_shown
 from shardmark.analysis.statistics.effects import (
     Effect,
     Spread,
-    between_all,
     holm,
     moderated,
     paired_effect,
+    pairwise_effects,
     prior_of,
-    with_one_row,
+    with_shared_noise,
 )
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.results.store import StoredRun
@@ -48,7 +48,7 @@ def wrong_share(table: Callable[[], Sequence[Effect]], families: int = FAMILIES)
 def against_first(rows: Sequence[Sequence[float]]) -> list[Effect]:
     """Of strategies that are all held against the same baseline."""
     effects = [paired_effect(row, rows[0]) for row in rows[1:]]
-    return list(holm(with_one_row([effect for effect in effects if effect is not None])))
+    return list(holm(with_shared_noise([effect for effect in effects if effect is not None])))
 
 
 def drawn_effects(draw: random.Random, repeats: int, true_ratios: Sequence[float]) -> list[Effect]:
@@ -117,7 +117,7 @@ def test_false_differences_among_all_pairs() -> None:
     def table() -> Sequence[Effect]:
         spreads = (0.03, 0.15, 0.03, 0.03, 0.03)
         values = [{n: draw.lognormvariate(0, spread) for n in range(3)} for spread in spreads]
-        return holm(list(between_all(values).values()))
+        return holm(list(pairwise_effects(values).values()))
 
     assert wrong_share(table, families=200) <= most_wrong(200)
 

@@ -18,7 +18,7 @@ from tests.unit.figures.runs import (
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.series import MOST_POINTS, loss_curve, sampled, thinned
+from shardmark.analysis.compare.series import MAX_POINTS, loss_curve, sampled, thinned
 from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.report.figures.drawing import _x_channel
@@ -269,7 +269,7 @@ def test_thinning_keeps_ends_and_extremes() -> None:
     points[4321] = (4321.0, 99.0)
     points[7654] = (7654.0, -99.0)
     found = thinned(points)
-    assert len(found.x) <= MOST_POINTS
+    assert len(found.x) <= MAX_POINTS
     assert (found.x[0], found.x[-1]) == (0.0, 9999.0)
     assert {99.0, -99.0} <= set(found.y)
     assert list(found.x) == sorted(found.x)

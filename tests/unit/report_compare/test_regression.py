@@ -181,7 +181,7 @@ def test_what_would_decide_a_noisy_cell(
     before: tuple[float, ...], after: tuple[float, ...], said: str
 ) -> None:
     """The advice holds: the named threshold decides, and so do repeats that scatter as much."""
-    surer = regression({"ddp": before}, {"ddp": after}).surer()
+    surer = regression({"ddp": before}, {"ddp": after}).advice()
     assert surer is not None
     assert said in surer
     if (threshold := re.search(r"--threshold (\d+)", surer)) is not None:
@@ -191,7 +191,7 @@ def test_what_would_decide_a_noisy_cell(
     if (repeats := re.search(r"about (\d+) repeats", surer)) is not None:
         times = -(-int(repeats[1]) // len(before))
         assert regression({"ddp": before * times}, {"ddp": after * times}).decided
-    assert regression({"ddp": STEADY}, {"ddp": STEADY}).surer() is None
+    assert regression({"ddp": STEADY}, {"ddp": STEADY}).advice() is None
 
 
 def test_changed_code_is_named() -> None:

@@ -103,7 +103,7 @@ def test_raw_lines_and_logs(tmp_path: Path, make: Make) -> None:
 
 
 def test_raw_lines_are_bounded_in_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raw_files, "_MOST_VALUES", 1000)
+    monkeypatch.setattr(raw_files, "_MAX_VALUES", 1000)
     path = tmp_path / "steps.jsonl"
     path.write_text("{}\n" * 500)
     assert len(list(raw_lines(path))) == 1000 // 6

@@ -9,7 +9,7 @@ from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row, rate_of
 from shardmark.analysis.compare.verdicts import BASELINE, METRIC
-from shardmark.analysis.statistics.effects import between_all, holm
+from shardmark.analysis.statistics.effects import holm, pairwise_effects
 from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun
@@ -43,7 +43,7 @@ def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
     undecided: list[Row] = []
     for group in groups_of(rows):
         measured = [row for row in group.rows if row.values.get(METRIC) and not row.diverged]
-        effects = between_all([{} if r.disturbed else r.values[METRIC] for r in measured])
+        effects = pairwise_effects([{} if r.disturbed else r.values[METRIC] for r in measured])
         corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
         shown = {pair for pair, e in corrected.items() if e.p_corrected <= STOPPING_LEVEL}
         anchors = {at for at, row in enumerate(measured) if row.verdict == BASELINE}

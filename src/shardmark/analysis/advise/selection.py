@@ -10,7 +10,7 @@ from typing import Literal
 from shardmark.analysis.compare.comparison import ratio_between
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.verdicts import METRIC, is_different, verdict_between
-from shardmark.analysis.statistics.effects import Effect, between_all, holm
+from shardmark.analysis.statistics.effects import Effect, holm, pairwise_effects
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.core.metrics import METRICS
 
@@ -64,7 +64,7 @@ def select(rows: Sequence[Row], metric: str) -> Selection | None:
     means = [(row, estimate_mean(list(row.values[metric].values())).value) for row in known]
     means.sort(key=lambda pair: sign * pair[1])
     ordered = [row for row, _ in means]
-    effects = between_all([row.values[metric] for row in ordered])
+    effects = pairwise_effects([row.values[metric] for row in ordered])
     left = [at for at in range(1, len(ordered)) if not _is_out(ordered, effects, at, metric, sign)]
     ties = tuple(ordered[at] for at in left if (0, at) in effects)
     state: State = "not shown"

@@ -1,4 +1,4 @@
-"""Sets the rows of one or more runs in relation: speed-up, scaling efficiency, memory ratio."""
+"""Comparison of the rows of runs: speed-up, scaling efficiency, memory ratio and verdicts."""
 
 from __future__ import annotations
 
@@ -17,46 +17,47 @@ from shardmark.core.errors import InputError
 from shardmark.results.store import Damaged, StoredRun
 from shardmark.trials.trial import DEFAULT_BASELINE
 
-MOST_EFFICIENCY = 1.5
-"""Of perfect scaling: caches give a little more than 1, and never as much as this."""
+MAX_EFFICIENCY = 1.5
+"""Scaling efficiency above which a measurement must have been disturbed: caches give less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Every cell of the compared runs, set in relation to its baseline."""
+    """The rows of the compared runs, with their relation to the baseline."""
 
     rows: tuple[Row, ...]
     baseline: str
-    """Strategy that `speedup` and `memory_ratio` refer to."""
+    """Strategy to which `speedup` and `memory_ratio` refer."""
     notes: tuple[str, ...]
-    """Relations that could not be computed, and why."""
+    """Relations that could not be computed, with the reasons."""
     damaged: tuple[Damaged, ...]
-    """Stored trials that were not believed."""
+    """Stored trials whose results cannot be used."""
     missing: tuple[str, ...]
-    """Trials that were begun and left no result."""
+    """Identifiers of trials that started and have no result."""
     rounding: tuple[Rounding, ...] = ()
     """The effect of rounding alone on the quality, for each run that measured it."""
 
 
 def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Comparison:
-    """Relate every row to the baseline strategy under the same conditions.
+    """Compare every row with the baseline strategy under the same conditions.
 
-    The default baseline is `single` on one rank, or the matrix's first strategy without it; another
-    one is taken at the row's world size where that was measured, else at its smallest.  Runs are
-    never related to one another.  Raises `InputError` for a baseline that no run measured.
+    The default baseline is `single` on one rank, or the first strategy of a matrix without it.
+    Another baseline is used at the row's world size if it was measured there, otherwise at its
+    smallest world size.  Rows of different runs are not compared.  Raises `InputError` for a
+    baseline that no run measured.
     """
     rows = rows_of(runs)
     if baseline is not None:
         _check_baseline(baseline, rows)
     strategy = baseline or _default_baseline(runs, rows)
-    rows = [_doubted(row, scaling_reference(row, rows)) for row in rows]
+    rows = [_with_disturbance(row, scaling_reference(row, rows)) for row in rows]
     bases = [_baseline_of(row, rows, strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     judged = with_verdicts([row for row, _ in related], bases)
     return Comparison(
         rows=judged,
         baseline=strategy,
-        notes=(*_other_contents(runs), *_by_text(chain(*(notes for _, notes in related)))),
+        notes=(*_content_changes(runs), *_by_text(chain(*(notes for _, notes in related)))),
         damaged=tuple(damaged for run in runs for damaged in run.damaged),
         missing=tuple(trial_id for run in runs for trial_id in run.missing),
         rounding=rounding_of(runs, judged),
@@ -64,17 +65,19 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
 
 
 def _default_baseline(runs: Sequence[StoredRun], rows: Sequence[Row]) -> str:
-    """`single` where it is a row, or nothing has a rival; else the first measured in a matrix."""
+    """Return `single` if it is a row or there is one strategy, else the matrix's first strategy."""
     measured = {row.strategy for row in rows if row.ok_trials}
     rivals = len(measured) > 1 and all(row.strategy != DEFAULT_BASELINE for row in rows)
     ordered = [name for run in runs for name in run.strategies if name in measured]
     return ordered[0] if rivals and ordered else DEFAULT_BASELINE
 
 
-def _other_contents(runs: Sequence[StoredRun]) -> Iterator[str]:
-    """Code and data of the user's that two runs name alike, and that are not the same."""
-    known = [(run, run.fingerprint.user_content()) for run in runs if run.fingerprint is not None]
-    for (first, before), (second, now) in combinations(known, 2):
+def _content_changes(runs: Sequence[StoredRun]) -> Iterator[str]:
+    """Describe the user's code and data that differ between runs."""
+    contents = [
+        (run, run.fingerprint.user_content()) for run in runs if run.fingerprint is not None
+    ]
+    for (first, before), (second, now) in combinations(contents, 2):
         if changes := sorted(before.changes(now)):
             yield f"between {first.path} and {second.path} changed: {', '.join(changes)}"
 
@@ -88,33 +91,33 @@ def _check_baseline(baseline: str, rows: Sequence[Row]) -> None:
         raise InputError("--baseline", f"no trial used strategy {baseline!r}", allowed)
 
 
-def _doubted(row: Row, reference: Row | None) -> Row:
-    """Marked as disturbed where it is faster than its devices can be: one of the two was."""
+def _with_disturbance(row: Row, reference: Row | None) -> Row:
+    """Mark a row as disturbed if it scales better than possible: it or its reference was."""
     if reference is None or row.disturbed or not row.differing(reference) <= {NODES}:
         return row
     efficiency = ratio_between(row, reference, METRIC, per_device=True)
-    if efficiency is None or (efficiency.low or efficiency.value) <= MOST_EFFICIENCY:
+    if efficiency is None or (efficiency.low or efficiency.value) <= MAX_EFFICIENCY:
         return row
-    doubt = f"{row.place} has {efficiency.value:.1f} times the rate of perfect scaling"
-    return replace(row, disturbed=doubt)
+    reason = f"{row.place} has {efficiency.value:.1f} times the rate of perfect scaling"
+    return replace(row, disturbed=reason)
 
 
 def _by_text(notes: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Yield each text once, behind the places that it is said of; "" is no place."""
+    """Yield each text once, after the places to which it applies; an empty place is omitted."""
     places: dict[str, dict[str, None]] = {}
     for place, text in notes:
         places.setdefault(text, {})[place] = None
-    for text, known in places.items():
-        named = "; ".join(filter(None, known))
+    for text, text_places in places.items():
+        named = "; ".join(filter(None, text_places))
         yield f"{named}: {text}" if named else text
 
 
 def _relate(
     row: Row, base: Row | None, rows: Sequence[Row], baseline: str
 ) -> tuple[Row, list[tuple[str, str]]]:
-    """The row with the metrics that only a comparison has, and notes where one is partial.
+    """Return the row with the metrics of a comparison, and notes on missing or partial ones.
 
-    A note is a place, or "", and a text.
+    A note consists of a place, which can be empty, and a text.
     """
     missing = dict(row.missing)
     metrics = dict(row.metrics)
@@ -122,10 +125,10 @@ def _relate(
         missing["speedup"] = missing["memory_ratio"] = _no_baseline(row, baseline)
         notes = [("", f"no speed-up where `{baseline}` has no trial under the same conditions")]
     else:
-        for name, of in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
-            metrics[name] = ratio_between(row, base, of)
+        for name, metric in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
+            metrics[name] = ratio_between(row, base, metric)
             if metrics[name] is None:
-                missing[name] = _no_ratio(row, base, of)
+                missing[name] = _no_ratio(row, base, metric)
         notes = _about_baseline(row, base, missing.get("speedup"))
     reference = scaling_reference(row, rows)
     if reference is not None:
@@ -141,9 +144,9 @@ def _relate(
 
 
 def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[tuple[str, str]]:
-    """Other conditions than the baseline's, and repeats that only one of the two has."""
+    """Return notes on conditions that differ from the baseline's, and on repeats not shared."""
     if row.disturbed or base.disturbed:
-        return []  # the answers say so, once for all
+        return []  # the answers have a note for all rows
     if no_speedup is not None:
         return [] if _value(row, METRIC) is None else [("", f"no speed-up: {no_speedup}")]
     notes = [f"compared with {base.place}"] if row.differing(base) else []
@@ -156,7 +159,7 @@ def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[tuple[s
 
 
 def _baseline_of(row: Row, rows: Sequence[Row], baseline: str) -> Row | None:
-    """The baseline's row: the same conditions first, then the same world size, then the fewest."""
+    """Return the row's baseline: by equal conditions, equal world size, fewest ranks."""
     candidates = (
         other
         for other in rows
@@ -178,13 +181,13 @@ def _baseline_of(row: Row, rows: Sequence[Row], baseline: str) -> Row | None:
 
 
 def scaling_reference(row: Row, rows: Sequence[Row]) -> Row | None:
-    """What the row's efficiency refers to: its strategy on the fewest ranks, else `single`."""
+    """Return the reference of the scaling efficiency: the strategy on fewest ranks or `single`."""
     fewer = [
         other
         for other in rows
         if other.label == row.label
         and other.world_size < row.world_size
-        and row.differing(other) <= {NODES}  # more ranks may be more nodes
+        and row.differing(other) <= {NODES}  # more ranks can need more nodes
         and row.comparable(other)
         and _value(other, METRIC) is not None
     ]
@@ -194,18 +197,18 @@ def scaling_reference(row: Row, rows: Sequence[Row]) -> Row | None:
 
 
 def single_baseline(row: Row, rows: Sequence[Row]) -> Row | None:
-    """`single` on one rank under the row's conditions."""
+    """Return the row of `single` on one rank under the row's conditions."""
     return _baseline_of(row, rows, DEFAULT_BASELINE)
 
 
 def ratio_between(
     row: Row, other: Row, metric: str, *, per_device: bool = False
 ) -> Estimate | None:
-    """The row's metric over the other's, with a 95 % interval from the repeats that both have.
+    """Return the ratio of a metric to the other row's, with a 95 % interval from common repeats.
 
-    With fewer than two common repeats the ratio of the means, without interval; None where one of
-    the two was not measured, or disturbed (its throughput), or the other is zero.  `per_device`
-    divides each by its devices first.
+    With fewer than two common repeats it is the ratio of the means, without an interval.  None if
+    a value is missing, the throughput was disturbed, or the other value is zero.  `per_device`
+    first divides each value by the number of devices.
     """
     if metric == METRIC and row is not other and (row.disturbed or other.disturbed):
         return None
@@ -223,7 +226,7 @@ def ratio_between(
 
 
 def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
-    """The row's metric minus the other's, in its unit; intervals and None as `ratio_between`."""
+    """Return the difference of a metric to the other row's, in the same way as `ratio_between`."""
     above, below = row.values.get(metric), other.values.get(metric)
     if not above or not below:
         return None

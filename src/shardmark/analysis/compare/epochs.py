@@ -1,4 +1,4 @@
-"""A row epoch by epoch: seconds of training, loss and quality, over the repeats that ended ok."""
+"""Metrics of a row's epochs: training time, loss and quality."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from shardmark.results.schema import EpochRecord, RankRecord, TrialResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One epoch of a row."""
+    """An epoch of a row."""
 
     number: int
-    """Counted from 1, as people do."""
+    """Number of the epoch, from 1."""
     metrics: Mapping[str, Estimate | None]
     """`epoch_seconds`, `elapsed_seconds`, `train_loss`, `evaluation_seconds` and every quality."""
     missing: Mapping[str, str]
-    """Metric -> why it is None."""
+    """Reasons for metrics that are None, by metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochsOfRow:
-    """All epochs of a row; none where the recipe counts steps."""
+    """The epochs of a row; empty if the recipe sets the number of steps."""
 
     row: Row
     epochs: tuple[Epoch, ...] = ()
     warmup_steps: int = 0
-    """First steps of the first epoch: they are in its seconds, and in no other metric."""
+    """Number of warm-up steps, which count in the time of the first epoch."""
     reason: str | None = None
-    """Why there is no epoch."""
+    """Reason for a row without epochs."""
 
 
 def epochs_of(row: Row) -> EpochsOfRow:
-    """The row's epochs, each a mean over the repeats."""
+    """Return the row's epochs as means over the repeats."""
     trials = row.ok_trials
     if not trials:
         return EpochsOfRow(row=row, reason="no trial ended ok")
@@ -56,27 +56,27 @@ def epochs_of(row: Row) -> EpochsOfRow:
 
 
 def training_seconds(trial: TrialResult, number: int) -> Value:
-    """Seconds of one epoch's training on the slowest rank, evaluation left out; or why not known.
+    """Return the training time of an epoch on the slowest rank without evaluation, or a reason.
 
-    An epoch of measured steps consists of windows, with the device idle at their ends.  The first
-    epoch begins with the warm-up, which belongs to no window: the time from the first step of the
-    training to the first window (Unix time, noted while the device was idle) is added.
+    An epoch consists of measured windows, with the device idle at their ends.  The first epoch also
+    has the warm-up, which has no window: the time from the first step of the training to the first
+    window (Unix time, with an idle device) is added.
     """
     seconds = [_rank_seconds(rank, number) for rank in workers_of(trial)]
-    none = "no rank that trains left a record"
-    return derived(lambda *each: max(each), *seconds) if seconds else none
+    no_record = "no rank that trains left a record"
+    return derived(lambda *values: max(values), *seconds) if seconds else no_record
 
 
 def epoch_values(trial: TrialResult, number: int) -> dict[str, Value]:
-    """Seconds, losses and qualities of one epoch by metric, or why one is not known.
+    """Return the metrics of an epoch, or the reasons for missing ones.
 
-    The elapsed seconds are those of training, from the first step, evaluations left out.
+    The elapsed time is the training time from the first step, without evaluations.
     """
     record = _record(workers_of(trial)[0], number)
     until = [training_seconds(trial, earlier) for earlier in range(number + 1)]
     values = {
         "epoch_seconds": until[-1],
-        "elapsed_seconds": derived(lambda *each: sum(each), *until),
+        "elapsed_seconds": derived(lambda *seconds: sum(seconds), *until),
     }
     if record is None:
         return values

@@ -1,4 +1,4 @@
-"""One experiment run twice: what became slower, and what differs between the two runs."""
+"""Comparison of two runs of an experiment: regressions, and differences between the runs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from enum import StrEnum
 from typing import Any
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.rows import Row, plain, refuse_other_texts
+from shardmark.analysis.compare.rows import Row, check_corpora, plain
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, METRIC
 from shardmark.analysis.statistics.effects import Effect, holm
 from shardmark.analysis.statistics.intervals import (
     Estimate,
-    Middle,
-    middle_of,
+    TrimmedMean,
     ratio_of,
     t_quantile,
+    trimmed_mean,
 )
 from shardmark.core.errors import InputError
 from shardmark.results.schema import Outcome
@@ -27,25 +27,25 @@ BROKEN_OUTCOMES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY)
 MACHINE_KEYS = ("host", "os", "kernel", "architecture", "python", "cpu.model", "cpu.usable_cores",
                 "memory.limit_bytes", "cuda.driver_version", "cuda.cuda_version", "shardmark",
                 "libraries", "packages", "variables", "git.commit", "git.dirty")  # fmt: skip
-"""Of `environment.json`: what can change a speed."""
+"""Keys of `environment.json` whose values can affect the speed."""
 FEW_REPEATS = "fewer than two repeats"
-MOST_REPEATS = 50
-"""The largest number of repeats that is proposed in order to decide a cell."""
-MOST_PERCENT = 100
-"""`--threshold` must be smaller, in percent."""
-PLACES = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")
-"""Keys of a trial in which two runs of one experiment may differ."""
+MAX_REPEATS = 50
+"""Maximum number of repeats that is proposed for deciding a cell."""
+MAX_PERCENT = 100
+"""Upper limit of `--threshold`, in percent."""
+IGNORED_KEYS = ("workload.data_dir", "workload.loader_workers", "limits", "measure", "recipe.seed")
+"""Keys of a trial in which two runs of the same experiment can differ."""
 
 
 class Change(StrEnum):
-    """How a cell changed from one run to the other."""
+    """The change of a cell between two runs."""
 
     BROKEN = "fails now"
     SLOWER = "slower"
     OPEN = "not decided"
     SAME = "same"
     FASTER = "faster"
-    MENDED = "works now"
+    FIXED = "works now"
 
     @property
     def is_regression(self) -> bool:
@@ -54,15 +54,15 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedCell:
-    """A cell that both runs have, and how it changed."""
+    """A cell that both runs have, with its change."""
 
     before: Row
     after: Row
     ratio: Estimate | None
-    """Samples per second after over before, with a single 95 % interval."""
+    """Ratio of the throughput after to that before, with an uncorrected 95 % interval."""
     change: Change
     reason: str | None = None
-    """Why it is not decided, or how it fails."""
+    """Reason for a failure or an undecided change."""
 
     @property
     def memory_ratio(self) -> float | None:
@@ -72,19 +72,19 @@ class ChangedCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regression:
-    """Two runs of one experiment."""
+    """The comparison of two runs of an experiment."""
 
     before: StoredRun
     after: StoredRun
     threshold: float
-    """Smallest relative change that counts."""
+    """Smallest relative change that is a regression."""
     cells: tuple[ChangedCell, ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
     differences: Mapping[str, tuple[str, str]]
-    """Key of `environment.json` -> before, after."""
+    """Values before and after of keys of `environment.json` that differ."""
     content: tuple[str, ...] | None
-    """Changed code, data and models, in words; None where a run has no fingerprint."""
+    """Descriptions of changed code, data and models; None if a run has no fingerprint."""
 
     @property
     def regressions(self) -> tuple[ChangedCell, ...]:
@@ -95,32 +95,32 @@ class Regression:
         """True if at least one cell is decided."""
         return any(cell.change is not Change.OPEN for cell in self.cells)
 
-    def surer(self) -> str | None:
-        """Return what would decide the cells that are too noisy; None where none is."""
+    def advice(self) -> str | None:
+        """Return advice for deciding cells that are too noisy; None if there are none."""
         noisy = [cell for cell in self.cells if cell.change is Change.OPEN and cell.ratio]
         if not noisy:
             return None
         needs = [_repeats_for(cell, self.threshold) for cell in noisy]
         shown, repeats = max((_half_width(cell, n), n) for cell in noisy for n in [_fewest(cell)])
         widest = max(map(_threshold_for, noisy))
-        percent = math.ceil(100 * widest) if widest < 1 else MOST_PERCENT
+        percent = math.ceil(100 * widest) if widest < 1 else MAX_PERCENT
         ways = [f"about {max(n for n in needs if n)} repeats"] if all(needs) else []
-        if percent < MOST_PERCENT:
+        if percent < MAX_PERCENT:
             ways.append(f"--threshold {percent}")
-        here = f"{repeats} repeats show changes from about {math.ceil(100 * shown)} % on here"
-        return f"{here}: {' or '.join(ways or ['quieter machines'])} would decide"
+        resolution = f"{repeats} repeats show changes from about {math.ceil(100 * shown)} % on here"
+        return f"{resolution}: {' or '.join(ways or ['quieter machines'])} would decide"
 
 
 def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -> Regression:
-    """Hold every cell of the second run against the same cell of the first.
+    """Compare every cell of the second run with the same cell of the first.
 
-    A cell is slower where a change beyond the threshold is shown: one family of Welch's t tests on
-    logarithms, corrected by Holm's procedure.  It is the same where its 95 % interval lies within
-    the threshold.  Repeats of two runs share no disturbance, so nothing is paired.
+    A cell is slower if a change beyond the threshold is significant: one family of Welch's t tests
+    on logarithms, corrected by Holm's procedure.  It is the same if its 95 % interval lies within
+    the threshold.  Repeats of different runs share no disturbance, so they are not paired.
 
-    Raises `InputError` for runs of two experiments, and where no cell could show anything.
+    Raises `InputError` for runs of different experiments, and if no cell can be decided.
     """
-    refuse_other_texts((before, after))
+    check_corpora((before, after))
     rows = [{_key(row): row for row in compare([run]).rows} for run in (before, after)]
     pairs = [(rows[0][key], rows[1][key]) for key in rows[0] if key in rows[1]]
     for pair in pairs:
@@ -135,14 +135,14 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
     content: tuple[str, ...] | None = None
     was, now = before.fingerprint, after.fingerprint
     if was is not None and now is not None:
-        same = {"versions": was.versions}  # the environment has them
+        same = {"versions": was.versions}  # compared as part of the environment
         content = (
             *sorted(was.changes(now.model_copy(update=same))),
             *(f"{text} (new)" for text in sorted(was.added(now))),
             *(f"{text} (gone)" for text in sorted(now.added(was))),
         )
-    told = [_environment(run) for run in (before, after)]
-    said = {key: [each.get(key, "none") for each in told] for key in (*told[0], *told[1])}
+    old, new = (_environment(run) for run in (before, after))
+    values = {key: (old.get(key, "none"), new.get(key, "none")) for key in (*old, *new)}
     return Regression(
         before=before,
         after=after,
@@ -150,7 +150,7 @@ def find_regressions(before: StoredRun, after: StoredRun, *, threshold: float) -
         cells=cells,
         only_before=tuple(row.place for key, row in rows[0].items() if key not in rows[1]),
         only_after=tuple(row.place for key, row in rows[1].items() if key not in rows[0]),
-        differences={key: (old, new) for key, (old, new) in said.items() if old != new},
+        differences={key: pair for key, pair in values.items() if pair[0] != pair[1]},
         content=content,
     )
 
@@ -161,28 +161,28 @@ def _fewest(cell: ChangedCell) -> int:
 
 
 def _half_width(cell: ChangedCell, repeats: int) -> float:
-    """Return half of the ratio's 95 % interval with so many repeats of each run, as a change."""
+    """Return half the width of the ratio's 95 % interval with this many repeats of each run."""
     logs = [_logs(row) for row in (cell.before, cell.after)]
-    variance = sum(middle_of(each).standard_error ** 2 * len(each) for each in logs)
+    variance = sum(trimmed_mean(values).standard_error ** 2 * len(values) for values in logs)
     return math.expm1(t_quantile(2 * repeats - 2) * math.sqrt(variance / repeats))
 
 
 def _repeats_for(cell: ChangedCell, threshold: float) -> int | None:
-    """Return the fewest repeats that decide if the change stays what it is; None for too many.
+    """Return the number of repeats that would decide the present change; None for too many.
 
-    The interval must end before the threshold, or begin behind it.  A change near the threshold
-    counts as half of the threshold away from it: that change is uncertain itself.
+    The interval must lie on one side of the threshold.  A change near the threshold is uncertain,
+    so it is taken to be at least half of the threshold away.
     """
-    assert cell.ratio is not None, "the caller looked"
+    assert cell.ratio is not None, "checked by the caller"
     distance = abs(abs(math.log(cell.ratio.value)) - math.log1p(threshold))
     limit = math.expm1(max(distance, math.log1p(threshold) / 2))
-    counts = range(_fewest(cell) + 1, MOST_REPEATS + 1)
+    counts = range(_fewest(cell) + 1, MAX_REPEATS + 1)
     return next((n for n in counts if _half_width(cell, n) <= limit), None)
 
 
 def _threshold_for(cell: ChangedCell) -> float:
-    """Return the smallest threshold within which the interval lies: the cell is the same then."""
-    assert cell.ratio is not None, "the caller looked"
+    """Return the smallest threshold that contains the interval, so that the cell is the same."""
+    assert cell.ratio is not None, "checked by the caller"
     low, high = cell.ratio.low, cell.ratio.high
     return math.inf if low is None or high is None else max(high, 1 / low) - 1
 
@@ -193,12 +193,12 @@ def _key(row: Row) -> tuple[object, ...]:
 
 
 def _check_same_training(before: Row, after: Row, run: StoredRun) -> None:
-    """Compare what the trials were told, apart from `PLACES`."""
-    told = [dict(_flat(row.trials[0].trial)) for row in (before, after)]
+    """Raise `InputError` if the trials' descriptions differ, except in `IGNORED_KEYS`."""
+    trials = [dict(_flat(row.trials[0].trial)) for row in (before, after)]
     parts = ("workload.", "recipe.", "strategy.", "device_type", "slow_ranks")
-    for key in sorted(told[0].keys() | told[1].keys()):
-        values = [plain(each.get(key)) for each in told]
-        if key.startswith(parts) and not key.startswith(PLACES) and values[0] != values[1]:
+    for key in sorted(trials[0].keys() | trials[1].keys()):
+        values = [plain(trial.get(key)) for trial in trials]
+        if key.startswith(parts) and not key.startswith(IGNORED_KEYS) and values[0] != values[1]:
             raise InputError(
                 str(run.path),
                 f"{after.place} has {key} {values[1]}, and before it was {values[0]}",
@@ -222,7 +222,7 @@ def _cells(pairs: Sequence[tuple[Row, Row]], threshold: float) -> tuple[ChangedC
 
 
 def _without_times(before: Row, after: Row) -> tuple[Change, str | None]:
-    """What shows without a look at times, or why these cannot tell; open where they may."""
+    """Return the change without regard to times; `OPEN` without a reason if times decide."""
     broken = [
         [failed for failed in row.failed if failed.outcome in BROKEN_OUTCOMES]
         for row in (before, after)
@@ -234,7 +234,7 @@ def _without_times(before: Row, after: Row) -> tuple[Change, str | None]:
     if after.diverged and not before.diverged:
         return Change.BROKEN, after.diverged
     if after.ok_trials and not before.ok_trials:
-        return Change.MENDED, None
+        return Change.FIXED, None
     if not before.ok_trials or not after.ok_trials:
         return Change.OPEN, "no trial ended ok"
     few = FEW_REPEATS if min(len(_logs(before)), len(_logs(after))) < 2 else None
@@ -246,17 +246,17 @@ def _logs(row: Row) -> list[float]:
 
 
 def _effect(before: Row, after: Row, threshold: float) -> Effect:
-    """Of independent values, tested for a change that is larger than the threshold.
+    """Test independent values for a change that is larger than the threshold.
 
-    Source: Welch, Biometrika 34 (1947), 28-35; degrees rounded down.
+    Source: Welch, Biometrika 34 (1947), 28-35; degrees of freedom rounded down.
     """
     logs = [_logs(before), _logs(after)]
-    old, new = map(middle_of, logs)
-    variances = [each.standard_error**2 for each in (old, new)]
+    old, new = map(trimmed_mean, logs)
+    variances = [mean.standard_error**2 for mean in (old, new)]
     total = sum(variances)
     parts = zip(variances, (old.degrees, new.degrees), strict=True)
     degrees = int(total**2 / sum(v**2 / d for v, d in parts)) if total else old.degrees
-    change = Middle(new.value - old.value, math.sqrt(total), degrees)
+    change = TrimmedMean(new.value - old.value, math.sqrt(total), degrees)
     beyond = abs(change.value) - math.log1p(threshold)
     p_value = replace(change, value=beyond).p_value if beyond > 0 else 1.0
     ratio = ratio_of(change, min(map(len, logs)))
@@ -273,7 +273,7 @@ def _decided(effect: Effect, threshold: float) -> tuple[Change, str | None]:
 
 
 def _environment(run: StoredRun) -> dict[str, str]:
-    """What can change a speed, by dotted key."""
+    """Return values of the environment that can affect the speed, by dotted key."""
     environment = RunFolder(run.path).read_environment()
     wanted = tuple(f"{key}." for key in MACHINE_KEYS)
     chosen = {

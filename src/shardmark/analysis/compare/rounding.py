@@ -1,4 +1,4 @@
-"""Measures what rounding alone does to a quality: a twin starts one rounding beside its cell."""
+"""Effect of rounding on a quality, measured by a twin with slightly different initial weights."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from shardmark.trials.trial import cell_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """A quality of trainings that differ by rounding alone, and the rows that lie as close."""
+    """The spread of a quality that rounding alone causes, and the rows within it."""
 
     metric: str
     distance: float
     """Largest difference between the twin and the repeats of its cell."""
     cell: str
-    """The cell that has the twin, by its strategy where that is enough."""
+    """Name of the twin's cell: its strategy if that is unique, else its description."""
     same: tuple[str, ...]
-    """Verified rows whose mean differs from the cell's by no more than the distance."""
+    """Verified rows whose mean differs from the cell's mean by at most the distance."""
 
 
 def rounding_of(runs: Sequence[StoredRun], rows: Sequence[Row]) -> tuple[Rounding, ...]:
-    """Return the result of each run's twin; none for a twin that failed or has no quality."""
+    """Return the results of the runs' twins, without twins that failed or have no quality."""
     return tuple(
         rounding
         for run in runs
@@ -59,7 +59,7 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
         and row.equivalent
         and other.equivalent
         and not (row.weak_scaling and row.world_size != other.world_size)
-        and (known := other.values.get(metric))
-        and abs(fmean(known.values()) - fmean(values)) <= distance
+        and (other_values := other.values.get(metric))
+        and abs(fmean(other_values.values()) - fmean(values)) <= distance
     )
     return Rounding(metric=metric, distance=distance, cell=names[id(row)], same=tuple(close))

@@ -1,4 +1,4 @@
-"""Groups stored trials into the rows of a comparison: the repeats of one cell together."""
+"""Rows of a comparison, each of which has the repeats of a cell."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from shardmark.trials.trial import cell_id, ranks_and_nodes
 
 NO_REASON = "no reason was recorded"
 RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")
-"""Matches the rank in the reason of a failure."""
+"""Pattern of the rank in the reason of a failure."""
 LAUNCHER = re.compile(r"\s*\[launcher\]")
-"""Begins a line of torch's launcher, which is no reason."""
-OWN_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
-"""Axes that every row shows in a column of its own, so that they are no other varied key."""
+"""Pattern of the beginning of a line by torch's launcher."""
+FIXED_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
+"""Axes that have a column in every table, and are therefore not among a row's varied keys."""
 
 EXECUTION_KEYS = frozenset(
     {
@@ -49,98 +49,98 @@ EXECUTION_KEYS = frozenset(
         NODES,
     }
 )
-"""Axes that change how a step is computed and not what is trained.  A strategy's entry may set them
-for itself (`{name: fsdp, cpu_offload: true}`), and is then still compared with the others."""
+"""Axes that change the execution of a step and not the training.  A strategy's entry that sets them
+(`{name: fsdp, cpu_offload: true}`) is still compared with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Trials of one row that ended alike in another outcome than `ok`."""
+    """Trials of a row that failed with the same outcome and reason."""
 
     outcome: Outcome
     reason: str
-    """With the remedy, where one is known."""
+    """Reason, with the remedy if there is one."""
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """All repeats of one cell of an experiment."""
+    """A row of a comparison: all repeats of a cell."""
 
     experiment: str
-    """Name of the experiment, with the folder's where two runs share it."""
+    """Name of the experiment, with the folder if several runs have the same name."""
     workload: str
     strategy: str
     strategy_options: Mapping[str, Any]
     world_size: int
     precision: str
     varied: Mapping[str, Any]
-    """The other axes' values by dotted key."""
+    """Values of the other axes, by dotted key."""
     synthetic: bool
-    """Made-up data: its quality metrics mean nothing."""
+    """True for generated data, whose quality metrics have no meaning."""
     weak_scaling: bool
-    """`per_rank_batch`: more ranks do more work in a step, and train something else."""
+    """True with `per_rank_batch`: the training then depends on the number of ranks."""
     outcomes: Mapping[str, int]
     failed: tuple[Failed, ...]
     metrics: Mapping[str, Estimate | None]
-    """Over the trials that ended `ok`; every metric of the catalogue."""
+    """Estimates of every metric over the trials that ended `ok`."""
     missing: Mapping[str, str]
-    """Metric -> why it is None."""
+    """Reasons for metrics that are None, by metric."""
     values: Mapping[str, Mapping[int, float]] = field(repr=False)
-    """Metric -> repeat -> value, of the trials that ended `ok`."""
+    """Values of the trials that ended `ok`, by metric and repeat."""
     trials: tuple[TrialResult, ...] = field(default=(), repr=False)
-    """All of the cell, by repeat."""
+    """Trials of the cell, in order of repeat."""
     folder: Path | None = field(default=None, repr=False)
-    """Of the run."""
+    """Folder of the run."""
     baseline: str | None = None
-    """What `speedup` and `memory_ratio` compare with."""
+    """Title of the row to which `speedup` and `memory_ratio` refer."""
     equivalent: bool | None = None
-    """Whether it trains what the reference trains; None where that was not verified."""
+    """True if the training is equivalent to the reference; None if that was not verified."""
     inherits: str | None = None
-    """The sizes that were verified in its place, where others were."""
+    """Description of the cell that was verified in place of this one, if any."""
     deviation: str | None = None
-    """The cause where it is not equivalent."""
+    """Cause of a deviation from the reference."""
     guarantee: str | None = None
-    """What was shown of a strategy that is not meant to be equivalent."""
+    """Verified guarantee of a strategy that is not intended to be equivalent."""
     disturbed: str | None = None
-    """What else took so much of the machine that the row's times decide nothing."""
+    """Description of a disturbance that makes the times of the row unusable."""
     verdict: str | None = None
-    """One of `analysis.compare.verdicts`; None without two common repeats."""
+    """A verdict of `analysis.compare.verdicts`; None without two common repeats."""
     effect: Effect | None = None
-    """Throughput beside the baseline's, on which the verdict rests."""
+    """Effect on the throughput relative to the baseline, on which the verdict is based."""
 
     @property
     def label(self) -> str:
-        """The strategy with its own options."""
+        """The strategy with its options."""
         return with_options(self.strategy, self.strategy_options)
 
     @property
     def nodes(self) -> int:
-        """Machines of each trial; one in results that do not tell."""
+        """Number of machines of each trial; 1 in results of earlier versions."""
         return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
 
     @property
     def mathematics(self) -> tuple[str, ...]:
-        """What its strategy computes on purpose and one device would not, in plain words."""
+        """Descriptions of intended differences from a single device's numerics."""
         return tuple(map(str, self.setting("mathematics") or ()))
 
     def setting(self, name: str) -> Any:
-        """The first that one of its ranks has stored; None where none has."""
+        """Return the first non-empty value of a setting that a rank stored, or None."""
         stored = (rank.settings.get(name) for trial in self.ok_trials for rank in trial.ranks)
         return next(filter(None, stored), None)
 
     @property
     def devices(self) -> int:
-        """Devices that train, by the strategy's layout."""
+        """Number of devices that train."""
         return self.trials[0].layout.devices
 
     @property
     def servers(self) -> int:
-        """Ranks that hold parameters for the others."""
+        """Number of parameter servers."""
         return len(self.trials[0].layout.server_ranks)
 
     def better(self, metric: str) -> Better | None:
-        """Which of its values are better; of the user's own, as the task declares."""
+        """Return the direction of improvement; for the user's metrics, the task defines it."""
         if metric in METRICS:
             return METRICS[metric].better
         ranks = (rank for trial in self.ok_trials for rank in trial.ranks)
@@ -148,8 +148,8 @@ class Row:
 
     @property
     def place(self) -> str:
-        """The row in words, for a note."""
-        bare = ("workload.model", "workload.dataset")  # such a name tells by itself what it is
+        """Description of the row for notes."""
+        bare = ("workload.model", "workload.dataset")  # their values are clear without the key
         keys = {key: "" if key in bare else f"{title_of(key)}=" for key in self.varied}
         varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
@@ -158,12 +158,12 @@ class Row:
 
     @property
     def varies_precision(self) -> bool:
-        """Whether the precision is an axis of the experiment."""
+        """True if the precision is an axis of the experiment."""
         return any("recipe.precision" in trial.varied for trial in self.trials)
 
     @property
     def ok_trials(self) -> tuple[TrialResult, ...]:
-        """Trials that ended ok and count: a disturbed one only where all were disturbed."""
+        """Trials that ended ok; disturbed trials only if all of them were disturbed."""
         return _counted(self.trials)
 
     @property
@@ -172,16 +172,16 @@ class Row:
 
     @property
     def diverged(self) -> str | None:
-        """Since when a trial's loss is not finite: such a row never wins."""
-        return next((told for result in self.ok_trials if (told := result.diverged)), None)
+        """Description of a trial's non-finite loss; such a row is never the best."""
+        return next((text for result in self.ok_trials if (text := result.diverged)), None)
 
     @property
     def seeds(self) -> int:
-        """Different seeds of the trials that ended ok; repeats of one share their luck."""
+        """Number of different seeds of the trials that ended ok."""
         return len({trial.trial.get("recipe", {}).get("seed") for trial in self.ok_trials})
 
     def comparable(self, other: Row) -> bool:
-        """Whether both trained the same thing in the same experiment."""
+        """Return whether both rows have the same training in the same experiment."""
         return (self.experiment, self.workload, self.precision) == (
             other.experiment,
             other.workload,
@@ -189,18 +189,18 @@ class Row:
         ) and self.differing(other) <= EXECUTION_KEYS
 
     def differing(self, other: Row) -> frozenset[str]:
-        """The varied keys in which the two differ."""
+        """Return the varied keys in which the rows differ."""
         keys = self.varied.keys() | other.varied.keys()
         return frozenset(key for key in keys if self.varied.get(key) != other.varied.get(key))
 
 
 def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
-    """The runs' trials by cell, in a fixed order.  Raises as `refuse_other_texts` does."""
-    refuse_other_texts(runs)
+    """Return the rows of the runs in a fixed order.  Raises the error of `check_corpora`."""
+    check_corpora(runs)
     names = Counter(run.name for run in runs)
     rows = []
     for run in runs:
-        # Two runs of one experiment are kept apart: they may come from two machines.
+        # Rows of two runs of the same experiment are not merged: the machines can differ.
         label = run.name if names[run.name] == 1 else f"{run.name} ({run.path})"
         cells: dict[tuple[object, ...], list[TrialResult]] = {}
         for result in run.trials:
@@ -210,13 +210,13 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
     return rows
 
 
-def refuse_other_texts(runs: Iterable[StoredRun]) -> None:
-    """Raise `InputError` where text that comes with the installation is another in two runs."""
-    known: dict[str, tuple[str, StoredRun]] = {}
+def check_corpora(runs: Iterable[StoredRun]) -> None:
+    """Raise `InputError` if two runs used different versions of an installed text corpus."""
+    first_use: dict[str, tuple[str, StoredRun]] = {}
     for run in runs:
         records = (rank for result in run.trials for rank in result.ranks)
         for name, digest in (item for record in records for item in record.corpora.items()):
-            before, first = known.setdefault(name, (digest, run))
+            before, first = first_use.setdefault(name, (digest, run))
             if before != digest:
                 raise InputError(
                     str(run.path),
@@ -227,21 +227,21 @@ def refuse_other_texts(runs: Iterable[StoredRun]) -> None:
 
 
 def task_of(row: Row) -> tuple[str, str, str]:
-    """What the row trains: experiment, workload, and the workload's keys that vary."""
+    """Return what identifies the row's task: experiment, workload, and varied workload keys."""
     varied = {key: value for key, value in row.varied.items() if key.startswith("workload")}
     return row.experiment, row.workload, plain(varied)
 
 
 def rate_of(row: Row) -> float:
-    """Samples per second over the repeats; 0 where it was not measured."""
+    """Return the mean throughput of the repeats; 0 if it was not measured."""
     values = row.values.get("samples_per_second", {}).values()
     return fmean(values) if values else 0.0
 
 
 def main_rate(rows: Sequence[Row]) -> str:
-    """The first of `RATES` that every measured row has.
+    """Return the first of `RATES` that every measured row has.
 
-    Rows of one workload stand in the same order by each of them.
+    Rows of the same workload have the same order by any of these metrics.
     """
     measured = [row for row in rows if row.values.get(RATES[-1])]
     return next(
@@ -250,26 +250,28 @@ def main_rate(rows: Sequence[Row]) -> str:
 
 
 def main_quality(rows: Sequence[Row]) -> str | None:
-    """The quality that most rows have; of several, the user's own, then as in `QUALITIES`."""
+    """Return the quality metric that most rows have: first the user's, then as in `QUALITIES`."""
     if any(row.synthetic for row in rows):
         return None
-    own = (name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name))
-    names = tuple(dict.fromkeys((*sorted(own), *QUALITIES)))
+    user_defined = (
+        name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name)
+    )
+    names = tuple(dict.fromkeys((*sorted(user_defined), *QUALITIES)))
     counts = {name: sum(bool(row.values.get(name)) for row in rows) for name in names}
     best = max(names, key=lambda name: counts[name])
     return best if counts[best] else None
 
 
 def plain(value: object) -> str:
-    """A value of the experiment file as short text, the same for the same content."""
+    """Format a value of the experiment file as text, with sorted keys."""
     if isinstance(value, str):
         return value
     return json.dumps(value, sort_keys=True, default=str)
 
 
 def other_varied(result: TrialResult) -> dict[str, Any]:
-    """The trial's varied keys that have no column of their own."""
-    return {key: value for key, value in result.varied.items() if key not in OWN_COLUMNS}
+    """Return the trial's varied keys that have no fixed column."""
+    return {key: value for key, value in result.varied.items() if key not in FIXED_COLUMNS}
 
 
 def _cell(result: TrialResult) -> tuple[object, ...]:
@@ -284,7 +286,7 @@ def _cell(result: TrialResult) -> tuple[object, ...]:
 
 
 def _order(result: TrialResult) -> tuple[object, ...]:
-    """Comparable pairs first, the baseline before the rest, few ranks before many."""
+    """Return the sort key: comparable rows together, the baseline first, then by ranks."""
     return (
         _workload_label(result),
         tuple(_sortable(value) for value in other_varied(result).values()),
@@ -297,9 +299,9 @@ def _order(result: TrialResult) -> tuple[object, ...]:
 
 
 def _sortable(value: object) -> tuple[bool, float, str]:
-    """Numbers by size, before everything else by its text."""
+    """Return a sort key: numbers by value, then everything else by its text."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return (False, value, "")  # a whole number may be too large for a float
+        return (False, value, "")  # an integer can be too large for a float
     return (True, 0.0, plain(value))
 
 
@@ -367,10 +369,10 @@ def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
 
 
 def _estimate(name: str, values: Sequence[float]) -> Estimate:
-    """A fraction's interval ends at 1."""
+    """Estimate the mean of a metric; the interval of a fraction is cut at 1."""
     estimate = estimate_mean(values)
-    whole = name in METRICS and METRICS[name].unit == "fraction" and max(values) <= 1
-    if not whole or estimate.high is None:
+    is_fraction = name in METRICS and METRICS[name].unit == "fraction" and max(values) <= 1
+    if not is_fraction or estimate.high is None:
         return estimate
     return replace(estimate, high=min(estimate.high, 1.0))
 
@@ -396,7 +398,7 @@ def failures_of(
 ) -> list[tuple[Outcome, Failure, list[TrialResult]]]:
     """Group the trials that did not end ok by outcome and reason.
 
-    A reason that differs in its rank alone is the same, and names no rank then.
+    Reasons that differ only in their rank are merged, without the rank.
     """
     groups: dict[object, list[tuple[Failure, TrialResult]]] = {}
     for result in trials:
@@ -406,14 +408,14 @@ def failures_of(
             failure = failure.model_copy(update={"reason": " ".join(lines) or NO_REASON})
             key = result.outcome, RANK.sub("", failure.reason), failure.remedy
             groups.setdefault(key, []).append((failure, result))
-    found = []
-    for known in groups.values():
-        failure, first = known[0]
-        if any(other != failure for other, _ in known):
+    merged = []
+    for group in groups.values():
+        failure, first = group[0]
+        if any(other != failure for other, _ in group):
             update = {"reason": RANK.sub("", failure.reason), "rank": None, "node": None}
             failure = failure.model_copy(update=update)
-        found.append((first.outcome, failure, [result for _, result in known]))
-    return found
+        merged.append((first.outcome, failure, [result for _, result in group]))
+    return merged
 
 
 def _failed(trials: Sequence[TrialResult]) -> tuple[Failed, ...]:

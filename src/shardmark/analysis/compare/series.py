@@ -1,4 +1,4 @@
-"""What was read over time in one trial, thinned to what a figure can show."""
+"""Time series of a trial, reduced to the number of points that a figure can show."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ from shardmark.analysis.trial.sampled_metrics import Point, network_points, valu
 from shardmark.core.run_files import STEPS_FILE
 from shardmark.results.store import RunFolder
 
-MOST_POINTS = 300
-"""Of one series: more than a screen's figure can tell apart."""
-SHORTEST_SECONDS = 0.1
-"""Between two readings of a counter: CPU time comes in hundredths of a second."""
+MAX_POINTS = 300
+"""Maximum number of points of a series."""
+MIN_INTERVAL_SECONDS = 0.1
+"""Minimum time between two readings of a counter: CPU time has a resolution of 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverTime:
-    """One quantity of one trial; empty where nothing was read."""
+    """A series of a trial; empty without readings."""
 
     x: tuple[float, ...] = ()
-    """Seconds since the first training step, or number of steps."""
+    """Seconds since the first training step, or numbers of steps."""
     y: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """From the first training step to the end of the last window, evaluations included."""
+    """System metrics from the first training step to the end of the last window."""
 
     network_bytes_per_second: OverTime
-    """Sent over all interfaces of all nodes, as network_sent_bytes."""
+    """Bytes sent over all interfaces of all nodes."""
     cpu_percent: OverTime
-    """All ranks and their children together; 100 is one busy core."""
+    """CPU time of all ranks and their children; 100 is one busy core."""
     gpu_percent: OverTime
-    """Share of time in which some kernel ran, mean over the GPUs in use."""
+    """Fraction of the time in which a kernel ran, mean over the GPUs in use."""
     power_watts: OverTime
-    """All GPUs in use together."""
+    """Power of all GPUs in use."""
 
 
 def sampled(row: Row) -> Sampled | None:
-    """The samples of the first repeat that counts; None without one, or without its file."""
+    """Return the system metrics of the row's first repeat, or None if it has no samples."""
     if not row.ok_trials or row.folder is None:
         return None
     trial = row.ok_trials[0]
@@ -71,30 +71,30 @@ def sampled(row: Row) -> Sampled | None:
     with_gpus = sum(bool(_gpu_points(node, "utilization_percent", fmean)) for node in nodes)
     return Sampled(
         network_bytes_per_second=series(
-            lambda own: rates_between(network_points(own, "bytes_sent"))
+            lambda lines: rates_between(network_points(lines, "bytes_sent"))
         ),
-        cpu_percent=series(lambda own: rates_between(_cpu_points(own)), scale=100),
+        cpu_percent=series(lambda lines: rates_between(_cpu_points(lines)), scale=100),
         gpu_percent=series(
-            lambda own: _gpu_points(own, "utilization_percent", fmean),
+            lambda lines: _gpu_points(lines, "utilization_percent", fmean),
             scale=1 / max(1, with_gpus),
         ),
-        power_watts=series(lambda own: _gpu_points(own, "power_watts", math.fsum)),
+        power_watts=series(lambda lines: _gpu_points(lines, "power_watts", math.fsum)),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossCurve:
-    """Training loss of one trial, and where each of these steps ended."""
+    """Training loss of a trial by step, time and tokens."""
 
     by_step: OverTime = OverTime()
     seconds: tuple[float, ...] = ()
-    """Since the first step began; empty where that was not recorded."""
+    """Time from the start of the first step to the end of each step; empty if not recorded."""
     tokens: tuple[float, ...] = ()
-    """Trained on by then, of all ranks, each step as the mean; empty where there are none."""
+    """Number of tokens of all ranks up to each step; empty for tasks without tokens."""
 
 
 def loss_curve(row: Row) -> LossCurve:
-    """Of the first repeat that counts, mean over the samples of all ranks."""
+    """Return the training loss of the row's first repeat, as the mean over all ranks' samples."""
     if not row.ok_trials or row.folder is None:
         return LossCurve()
     trial = row.ok_trials[0]
@@ -105,16 +105,17 @@ def loss_curve(row: Row) -> LossCurve:
     for line in raw_lines(folder / STEPS_FILE):
         step, loss = number(line.get("step")), number(line.get("loss"))
         if line.get("epoch", 0) is None:
-            continue  # added for measuring, after the recipe's last
+            continue  # a step after the end of the recipe, added for the measurement
         if step is None or loss is None or not math.isfinite(loss):
             continue
         weight = number(line.get("samples")) or 1.0
         total, samples = sums.get(int(step), (0.0, 0.0))
         sums[int(step)] = (total + loss * weight, samples + weight)
-        began, took = number(line.get("started_at_seconds")), number(line.get("step_seconds"))
-        if began is not None and took is not None:
-            begins.append(began)
-            ends[int(step)] = max(began + took, ends.get(int(step), began))
+        start = number(line.get("started_at_seconds"))
+        duration = number(line.get("step_seconds"))
+        if start is not None and duration is not None:
+            begins.append(start)
+            ends[int(step)] = max(start + duration, ends.get(int(step), start))
     curve = thinned([(step + 1, total / weight) for step, (total, weight) in sorted(sums.items())])
     steps = [int(x) - 1 for x in curve.x]
     measured = max(map(measured_steps, trial.ranks), default=0)
@@ -126,36 +127,36 @@ def loss_curve(row: Row) -> LossCurve:
     )
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> OverTime:
-    """At most so many of the points, in order of x: the ends, and each stretch's extremes.
+def thinned(points: Sequence[Point], max_points: int = MAX_POINTS) -> OverTime:
+    """Reduce a series to its ends and the extremes of equal parts.
 
-    A peak of one reading stays visible, which a mean or every n-th point would hide.
+    Unlike a mean or every n-th point, the extremes keep short peaks visible.
     """
-    kept: Sequence[int] = range(len(points))
-    if len(points) > most:
-        stretches = most // 2 - 1
-        edges = [1 + (len(points) - 2) * index // stretches for index in range(stretches + 1)]
-        chosen = {0, len(points) - 1}
-        for stretch in pairwise(edges):
-            chosen.add(min(range(*stretch), key=lambda index: points[index][1]))
-            chosen.add(max(range(*stretch), key=lambda index: points[index][1]))
-        kept = sorted(chosen)
-    return OverTime(x=tuple(points[n][0] for n in kept), y=tuple(points[n][1] for n in kept))
+    indices: Sequence[int] = range(len(points))
+    if len(points) > max_points:
+        parts = max_points // 2 - 1
+        edges = [1 + (len(points) - 2) * index // parts for index in range(parts + 1)]
+        selected = {0, len(points) - 1}
+        for part in pairwise(edges):
+            selected.add(min(range(*part), key=lambda index: points[index][1]))
+            selected.add(max(range(*part), key=lambda index: points[index][1]))
+        indices = sorted(selected)
+    return OverTime(x=tuple(points[n][0] for n in indices), y=tuple(points[n][1] for n in indices))
 
 
 def rates_between(points: Sequence[Point]) -> list[Point]:
-    """A counter's increase per second, at the middle of readings that are not too close for it."""
+    """Return a counter's rate between readings that are at least the minimum interval apart."""
     rates: list[Point] = []
     before, old = points[0] if points else (0.0, 0.0)
     for at, value in points[1:]:
-        if (seconds := at - before) >= SHORTEST_SECONDS:
+        if (seconds := at - before) >= MIN_INTERVAL_SECONDS:
             rates.append(((before + at) / 2, max(0.0, value - old) / seconds))
             before, old = at, value
     return rates
 
 
 def _summed(nodes: Sequence[Sequence[Point]]) -> Sequence[Point]:
-    """The nodes' values together where all are known, at the times of the first node's readings."""
+    """Return the sum over nodes at the times of the first node, where all nodes have values."""
     if len(nodes) < 2:
         return nodes[0] if nodes else []
     first = max(points[0][0] for points in nodes)
@@ -165,7 +166,7 @@ def _summed(nodes: Sequence[Sequence[Point]]) -> Sequence[Point]:
 
 
 def _cpu_points(samples: Sequence[Line]) -> list[Point]:
-    """CPU seconds of all processes, as far as each is in two samples that follow one another."""
+    """Return the CPU seconds of all processes that are in two consecutive samples."""
     points: list[Point] = []
     before: dict[object, float] = {}
     total = 0.0
@@ -185,10 +186,10 @@ def _cpu_points(samples: Sequence[Line]) -> list[Point]:
 def _gpu_points(
     samples: Sequence[Line], field: str, combine: Callable[[list[float]], float]
 ) -> list[Point]:
-    """A value of a node's GPUs together at each sampling."""
+    """Return a combined value of a node's GPUs for each sample."""
     points: list[Point] = []
     for sample in samples:
-        read = [number(gpu.get(field)) for gpu in objects(sample, "gpus")]
-        if known := [value for value in read if value is not None]:
-            points.append((at_seconds(sample), combine(known)))
+        readings = [number(gpu.get(field)) for gpu in objects(sample, "gpus")]
+        if values := [value for value in readings if value is not None]:
+            points.append((at_seconds(sample), combine(values)))
     return points

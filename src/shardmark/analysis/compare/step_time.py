@@ -1,4 +1,4 @@
-"""Where the time of a row's steps goes."""
+"""Breakdown of a row's step time."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.results.schema import TrialResult
 
 WORK = ("forward", "backward", "optimizer")
-"""Spans in which a rank computes or communicates."""
+"""Spans in which a rank computes and communicates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds for the samples of one step, or of another's: means over ranks and repeats.
+    """Seconds of a step by span: means over ranks and repeats.
 
-    A span is a rank's median over the measured steps.  Of ranks the mean counts, not the maximum:
-    maxima of different ranks do not add up to anybody's step.
+    A span is a rank's median over the measured steps.  Ranks are averaged, because maxima of
+    different ranks do not add up to the step of any rank.
     """
 
     median: float
-    """Of the steps."""
+    """Median time of a step."""
     at_rate: float | None
-    """As samples_per_second has it, so that it agrees with the headline."""
+    """Time of a step that follows from samples_per_second."""
     spans: Mapping[str, float | None]
-    """`data` and `WORK`; None where the strategy marks no such span."""
+    """Seconds of `data` and `WORK`; None for a span that the strategy does not have."""
     exposed: float | None
-    """Communication that nothing hid, at most the spans of `WORK` and what is between, which hold
-    it."""
+    """Communication that no computation hides, which is part of `WORK` and `between`."""
     between: float = 0.0
-    """A pipeline's waiting between its passes."""
+    """Time in which a pipeline stage waits between its passes."""
 
     @property
     def work(self) -> float:
         return sum(self.spans[name] or 0.0 for name in WORK)
 
     def parts(self) -> dict[str, float | None]:
-        """Each second counted once: exposed communication is taken out of the spans, in proportion.
+        """Return disjoint parts of the step, with exposed communication subtracted from the spans.
 
-        It comes from a profiled step and is known for the step as a whole alone.  The rest is what
-        no span marks, for example a sleep of `slow_ranks`; at least 0, as medians need not add up.
+        It is subtracted in proportion, because it is measured only for the full step.  The rest is
+        time without a span, such as the delays of `slow_ranks`; medians need not add up, so the
+        rest is at least 0.
         """
         data = self.spans["data"]
         waiting = min(self.exposed or 0.0, self.between)
@@ -49,14 +49,17 @@ class StepTime:
         spans = {name: self.spans[name] for name in WORK}
         return {
             "data": data,
-            **{name: None if s is None else s * computing for name, s in spans.items()},
+            **{
+                name: None if seconds is None else seconds * computing
+                for name, seconds in spans.items()
+            },
             "exposed communication": self.exposed,
             "rest": max(0.0, self.median - self.work - waiting - (data or 0.0)),
         }
 
 
 def samples_per_step(row: Row) -> float | None:
-    """As the recipe declares them, all ranks together."""
+    """Return the global batch of the recipe, or None."""
     recipe = row.trials[0].trial.get("recipe", {})
     total, per_rank = recipe.get("global_batch"), recipe.get("per_rank_batch")
     if total is not None:
@@ -67,12 +70,12 @@ def samples_per_step(row: Row) -> float | None:
 def step_time(
     row: Row, samples: float | None = None, repeats: Collection[int] | None = None
 ) -> StepTime | None:
-    """The time of a step, or for so many samples; None where no trial marked its steps."""
-    own = samples_per_step(row)
+    """Return the time of a step, or of `samples` samples; None if no trial has spans."""
+    batch = samples_per_step(row)
     trials = [t for t in row.ok_trials if repeats is None or t.repeat in repeats]
-    if samples is not None and own is None:
+    if samples is not None and batch is None:
         return None
-    scale = 1.0 if samples is None or own is None else samples / own
+    scale = 1.0 if samples is None or batch is None else samples / batch
     median = _mean(trials, "step_seconds")
     exposed = _mean(trials, "exposed_communication_seconds")
     means = {name: _mean(trials, f"{name}_seconds") for name in ("data", *WORK)}
@@ -83,10 +86,10 @@ def step_time(
     passes = (means["forward"] or 0.0) + (means["backward"] or 0.0)
     between = passes * bubble / (1 - bubble) if bubble < 1 else 0.0
     rates = [summary.value for t in trials if (summary := t.metrics.get("samples_per_second"))]
-    known = own is not None and len(rates) == len(trials) and min(rates) > 0
+    has_rates = len(rates) == len(trials) and min(rates) > 0
     return StepTime(
         median=scale * median,
-        at_rate=scale * own * fmean(1 / rate for rate in rates) if own and known else None,
+        at_rate=scale * batch * fmean(1 / rate for rate in rates) if batch and has_rates else None,
         spans={name: None if mean is None else scale * mean for name, mean in means.items()},
         exposed=None if exposed is None else scale * min(exposed, work + between),
         between=scale * between,
@@ -94,8 +97,8 @@ def step_time(
 
 
 def _mean(trials: Sequence[TrialResult], name: str) -> float | None:
-    """Over the repeats that have it, of the mean over ranks."""
+    """Return the mean of a metric over ranks, and over the repeats that have it."""
     summaries = [summary for trial in trials if (summary := trial.metrics.get(name)) is not None]
     if not summaries:
         return None
-    return fmean(each.value if each.mean is None else each.mean for each in summaries)
+    return fmean(summary.value if summary.mean is None else summary.mean for summary in summaries)

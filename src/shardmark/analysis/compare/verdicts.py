@@ -1,4 +1,4 @@
-"""Which rows differ from their baseline: one family of moderated tests over the comparison."""
+"""Verdicts on rows relative to their baseline, from one family of moderated tests."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from dataclasses import replace
 from operator import attrgetter
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, with_one_row
+from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, with_shared_noise
 
 BASELINE = "baseline"
 FASTER = "faster"
 SLOWER = "slower"
 TIE = "tie"
-"""A difference that is shown, and too small to matter."""
+"""A significant difference that is too small to matter."""
 NO_DIFFERENCE = "no difference shown"
 NOT_DECIDED = "not decided"
-"""Other work disturbed one of the two."""
+"""Other work disturbed the row or its baseline."""
 
 FAMILY_ERROR_RATE = 0.05
-"""Highest probability of one or more false `faster` or `slower` in the whole comparison."""
-LEAST_GAIN = 0.02
-"""A smaller relative difference of speed or memory is a tie, however well it is shown."""
+"""Maximum probability of one or more false `faster` or `slower` in a comparison."""
+MIN_GAIN = 0.02
+"""Smaller relative differences of speed or memory are ties, even if they are significant."""
 METRIC = "samples_per_second"
 
 
 def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
-    """The rows with verdict and effect beside their baselines, None where there is none.
+    """Return the rows with verdicts and effects relative to their baselines.
 
-    All are one family; the noise is shared by those with the same baseline.  A row whose baseline
-    has the same place is the baseline itself.
+    All tests are one family; the noise is moderated over rows with the same baseline.  A row of
+    the same place as its baseline is the baseline itself.
     """
     effects: dict[int, Effect] = {}
     by_baseline: dict[int, list[int]] = {}
@@ -40,7 +40,7 @@ def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple
             effects[place] = effect
             by_baseline.setdefault(id(base), []).append(place)
     for places in by_baseline.values():
-        shared = with_one_row([effects[place] for place in places])
+        shared = with_shared_noise([effects[place] for place in places])
         effects |= zip(places, shared, strict=True)
     effects = dict(zip(effects, holm(list(effects.values())), strict=True))
     return tuple(
@@ -50,9 +50,9 @@ def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple
 
 
 def _effect_between(row: Row, base: Row) -> Effect | None:
-    """Of the throughput, over the repeats that both have.
+    """Return the effect on the throughput over common repeats.
 
-    None for fewer than two of them, and where other work disturbed one of the two.
+    None for fewer than two common repeats, and if one of the rows was disturbed.
     """
     if row.disturbed or base.disturbed:
         return None
@@ -64,31 +64,31 @@ def _effect_between(row: Row, base: Row) -> Effect | None:
 
 
 def common_repeats(row: Row, other: Row, metric: str) -> tuple[int, ...]:
-    """Repeats in which both have a value."""
+    """Return the repeats in which both rows have a value."""
     above, below = row.values.get(metric, {}), other.values.get(metric, {})
     return tuple(sorted(above.keys() & below.keys()))
 
 
 def _same(row: Row, base: Row) -> bool:
-    """Two runs of one experiment have rows of equal place."""
+    """Return whether two rows are the same row of the same experiment."""
     key = attrgetter("experiment", "workload", "precision", "place")
     return bool(key(row) == key(base))
 
 
 def verdict_between(row: Row, other: Row) -> Effect | None:
-    """The effect on which the row's verdict rests, where the other is its baseline."""
+    """Return the effect on which the row's verdict is based, if the other is its baseline."""
     is_baseline = other.verdict == BASELINE and row.baseline == other.place
     return row.effect if is_baseline and row is not other else None
 
 
 def is_shown(effect: Effect) -> bool:
-    """Whether there is any difference, however small."""
+    """Return whether the difference is significant."""
     return effect.p_corrected <= FAMILY_ERROR_RATE
 
 
 def is_different(effect: Effect) -> bool:
-    """Whether a difference that matters is shown: the one rule for verdicts and selections."""
-    return is_shown(effect) and abs(math.log(effect.ratio.value)) >= math.log1p(LEAST_GAIN)
+    """Return whether the difference is significant and large enough to matter."""
+    return is_shown(effect) and abs(math.log(effect.ratio.value)) >= math.log1p(MIN_GAIN)
 
 
 def _verdict(row: Row, base: Row | None, effect: Effect | None) -> str | None:

@@ -12,8 +12,8 @@ from shardmark.analysis.advise.selection import times_better
 from shardmark.analysis.compare.rows import Row, rate_of
 from shardmark.analysis.compare.step_time import samples_per_step, step_time
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
-from shardmark.analysis.statistics.effects import between_all, holm
-from shardmark.analysis.statistics.intervals import middle_of
+from shardmark.analysis.statistics.effects import holm, pairwise_effects
+from shardmark.analysis.statistics.intervals import trimmed_mean
 from shardmark.trials.trial import DEFAULT_BASELINE
 
 Kind = Literal["slower", "little memory saved", "waits for a rank"]
@@ -57,7 +57,7 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
     All pairs of the group are one family, since the fastest was chosen by looking.
     """
     rows = _timed(group)
-    effects = between_all([row.values[RATE] for row in rows])
+    effects = pairwise_effects([row.values[RATE] for row in rows])
     corrected = dict(zip(effects, holm(list(effects.values())), strict=True))
     places = {id(row): place for place, row in enumerate(rows)}
     for row in rows:
@@ -215,7 +215,7 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
             continue
         late = min(exposed[0], key=lambda rank: fmean(each[rank] for each in exposed))
         waits = [fmean(each[r] for r in each if r != late) - each[late] for each in exposed]
-        wait = middle_of(waits)
+        wait = trimmed_mean(waits)
         if wait.value < NOTEWORTHY * step.value:
             continue
         if wait.p_value * len(exposed[0]) <= FAMILY_ERROR_RATE:

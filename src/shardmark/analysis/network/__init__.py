@@ -1,1 +1,1 @@
-"""Network."""
+"""Network links and traffic."""

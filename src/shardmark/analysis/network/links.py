@@ -1,9 +1,9 @@
 """Latency and bandwidth of links from timed operations: the alpha-beta model.
 
-An operation of so many messages one after the other, in which a rank sends so many bytes in all,
-takes `messages * latency + bytes / bandwidth`.  Source: Hockney, Parallel Computing 20 (1994),
-389-398; for the collectives, Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing
-Applications 19 (2005), 49-66.
+An operation of consecutive messages takes `messages * latency + bytes / bandwidth`, where `bytes`
+is all that a rank sends.  Source: Hockney, Parallel Computing 20 (1994), 389-398; for the
+collectives, Thakur, Rabenseifner and Gropp, Int. J. High Performance Computing Applications 19
+(2005), 49-66.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LEAST_SIZES = 3
+MIN_SIZES = 3
 NEGLIGIBLE = 1e-10
-"""Sum of squared shares of the timings: 1 where one timing is all latency, or all bandwidth."""
-LARGEST_LOG_ERROR = 20.0
-"""An interval wider than a factor of e to this bounds nothing."""
+"""Sum of squared fractions of the timings below which a parameter has no effect on them."""
+MAX_LOG_ERROR = 20.0
+"""Half width on the log scale above which an interval is omitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What one operation costs each of n ranks in a ring (two, point to point)."""
+    """Cost of an operation for each of n ranks in a ring; two ranks for point to point."""
 
     messages: Callable[[int], int]
-    """One after the other."""
+    """Number of consecutive messages."""
     share: Callable[[int], float]
-    """Bytes that a rank sends, of each byte of the payload."""
+    """Bytes that a rank sends for each byte of the payload."""
     model: str
 
 
@@ -60,11 +60,12 @@ COSTS: Mapping[Operation, Cost] = {
     "all_gather": _HALF_RING,
     "reduce_scatter": _HALF_RING,
 }
-"""`a` is the latency of a message, `b` the bandwidth of one link one way, `m` the payload."""
+"""Costs by operation.  In the models `a` is the latency of a message, `b` the bandwidth of a link
+in one direction, `m` the payload."""
 
 
 class Timing(NamedTuple):
-    """One size of an operation."""
+    """The time of an operation for a message size."""
 
     messages: float
     sent_bytes: float
@@ -72,13 +73,13 @@ class Timing(NamedTuple):
 
 
 def with_fits(record: NetworkRecord) -> NetworkRecord:
-    """The record with each operation's fit, or the reason why there is none."""
+    """Return the record with a fit for each operation, or the reason why there is none."""
     operations = tuple(_fitted(operation) for operation in record.operations)
     return record.model_copy(update={"operations": operations})
 
 
 def link_summary(record: NetworkRecord) -> str:
-    """One line: what a message between ranks costs, over the farthest reach that was measured."""
+    """Describe latency and bandwidth of point-to-point messages, between hosts if measured."""
     start = f"links between {record.world_size} ranks, {record.backend}"
     for reach, words in (("between_hosts", "between hosts"), ("same_host", "on one host")):
         for operation in record.operations:
@@ -108,15 +109,15 @@ def _fitted(operation: MeasuredOperation) -> MeasuredOperation:
 
 
 def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
-    """Latency and bandwidth with 95 % intervals, or why they cannot be told.
+    """Fit latency and bandwidth with 95 % intervals, or return the reason why it is not possible.
 
-    Least squares of log(measured / model) over the sizes: a relative error counts alike for short
-    and long messages, and both values stay positive.  `seconds` should be medians, which single
-    disturbed calls do not move.  The intervals (Student's t, sizes less two degrees of freedom)
-    contain what the model does not explain.
+    Least squares of log(measured / model) over the sizes: relative errors count equally for short
+    and long messages, and both values stay positive.  `seconds` should be medians, which are robust
+    against single disturbed calls.  The intervals (Student's t, two degrees of freedom fewer than
+    sizes) include the model's error.
     """
-    if len({timing.sent_bytes for timing in timings}) < LEAST_SIZES:
-        return f"fewer than {LEAST_SIZES} sizes were measured"
+    if len({timing.sent_bytes for timing in timings}) < MIN_SIZES:
+        return f"fewer than {MIN_SIZES} sizes were measured"
     if any(timing.seconds <= 0 for timing in timings):
         return "a timing is not above zero"
     import numpy as np
@@ -125,13 +126,13 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
     messages, sent_bytes, seconds = np.array(timings, float).T
 
     def parts(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(2, sizes): seconds of latency and of sending; `logs` of latency and seconds per byte."""
+        """Return the seconds of latency and of transfer, (2, sizes), from the log parameters."""
         return np.stack((messages * np.exp(logs[0]), sent_bytes * np.exp(logs[1])))
 
     def shares(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(sizes, 2): derivative of the logarithm of the model."""
-        each = parts(logs)
-        return np.asarray((each / each.sum(0)).T)
+        """Return the derivative of the logarithm of the model, (sizes, 2)."""
+        seconds_by_part = parts(logs)
+        return np.asarray((seconds_by_part / seconds_by_part.sum(0)).T)
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.asarray(np.log(parts(logs).sum(0) / seconds))
@@ -147,11 +148,11 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
     (aa, ab), (_, bb) = (jacobian.T @ jacobian).tolist()
     quantile = t_quantile(degrees)
 
-    def half(own: float, other: float) -> float:
-        """Half an interval of a logarithm; a part in no timing does not widen the other's."""
-        if own < NEGLIGIBLE:
+    def half(diagonal: float, other: float) -> float:
+        """Return half an interval's width on the log scale; a negligible parameter is ignored."""
+        if diagonal < NEGLIGIBLE:
             return math.inf
-        information = own - ab * ab / other if other >= NEGLIGIBLE else own
+        information = diagonal - ab * ab / other if other >= NEGLIGIBLE else diagonal
         return quantile * math.sqrt(variance / information) if information > 0 else math.inf
 
     return LinkFit(
@@ -163,6 +164,6 @@ def fit_link(timings: Sequence[Timing]) -> LinkFit | str:
 
 def _bounds(log_value: float, half: float) -> Bounds:
     value = math.exp(log_value)
-    if half > LARGEST_LOG_ERROR:
+    if half > MAX_LOG_ERROR:
         return Bounds(value=value, low=None, high=None)
     return Bounds(value=value, low=math.exp(log_value - half), high=math.exp(log_value + half))

@@ -1,4 +1,4 @@
-"""What passed over each interface of each node while a row trained."""
+"""Traffic over each network interface of each node during the training of a row."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from shardmark.analysis.trial.sampled_metrics import Windows, counter_increase, 
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder
 
-FEWEST_READINGS = 10
-"""In a repeat's windows, for a peak: fewer miss what goes on between them."""
+MIN_READINGS = 10
+"""Minimum number of samples in a repeat's windows for a peak rate."""
 IDLE_SHARE = 1e-3
-"""An interface that carried less than this of what the busiest one did is not shown."""
+"""Interfaces with less than this fraction of the busiest one's traffic are not shown."""
 Way = Literal["bytes_sent", "bytes_received"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWay:
-    """What passed over an interface in one direction; means over the repeats."""
+    """Traffic over an interface in one direction, as means over the repeats."""
 
     step_bytes: Estimate | None
-    """In the time of a step, of all ranks there; None where the row's `missing` says why."""
+    """Bytes of all the node's ranks in a step; None if `missing` has a reason."""
     mean_bytes_per_second: float | None
-    """In the measured windows."""
+    """Mean rate in the measured windows."""
     peak_bytes_per_second: float | None
-    """Between two samplings in the windows; the largest of the repeats with enough of them."""
+    """Largest rate between two samples in the windows, over repeats with enough samples."""
     over_time: OverTime
-    """Bytes per second over seconds since the first step, of the first repeat."""
+    """Bytes per second of the first repeat, by seconds since the first step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """One interface of one node."""
+    """A network interface of a node."""
 
     node: int
     name: str
@@ -47,35 +47,35 @@ class Interface:
     received: OneWay
 
     @property
-    def carried_bytes_per_second(self) -> float:
-        """Of the busier direction."""
+    def busier_bytes_per_second(self) -> float:
+        """Mean rate in the busier direction."""
         return max(way.mean_bytes_per_second or 0.0 for way in (self.sent, self.received))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficOfRow:
-    """One row's interfaces."""
+    """The traffic of a row."""
 
     row: Row
     interfaces: tuple[Interface, ...] = ()
-    """Without those that carried next to nothing."""
+    """Interfaces that are not idle."""
     missing: Mapping[str, str]
-    """`interfaces`, `peaks`: why there are none, or some are not known."""
+    """Reasons for missing values, under `interfaces` and `peaks`."""
 
 
 class _Node(NamedTuple):
-    """What one trial left on one node.  Nodes' clocks need not agree."""
+    """Samples of a trial on a node.  The clocks of nodes can differ."""
 
     samples: Sequence[Line]
     windows: Windows
-    """Of the slowest worker there, by that node's clock; of all where none trains there."""
+    """Windows of the node's slowest worker, or of the trial's if the node has no worker."""
     first_step_at_seconds: float
     steps: float
-    """That a worker took in its windows, mean over all workers."""
+    """Mean number of steps of a worker in its windows."""
 
 
 def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
-    """From the raw samples of the trials that count, or of the first `repeats` of them."""
+    """Return the traffic from the samples of the row's trials, or of the first `repeats` trials."""
     trials = [nodes for trial in row.ok_trials[:repeats] if (nodes := _read(row, trial))]
     if not trials:
         return TrafficOfRow(row=row, missing={"interfaces": "no samples were stored"})
@@ -93,13 +93,14 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         sent = _one_way(repeated, name, "bytes_sent", missing)
         received = _one_way(repeated, name, "bytes_received", missing)
         interfaces.append(Interface(node=number, name=name, sent=sent, received=received))
-    least = IDLE_SHARE * max((each.carried_bytes_per_second for each in interfaces), default=0.0)
-    shown = tuple(each for each in interfaces if each.carried_bytes_per_second > least)
+    rates = [interface.busier_bytes_per_second for interface in interfaces]
+    least = IDLE_SHARE * max(rates, default=0.0)
+    shown = tuple(i for i, rate in zip(interfaces, rates, strict=True) if rate > least)
     return TrafficOfRow(row=row, interfaces=shown, missing=missing)
 
 
 def _read(row: Row, result: TrialResult) -> dict[int, _Node]:
-    """By number; none where there are no samples, or nothing was measured."""
+    """Return the samples by node; empty if there are no samples or no measured steps."""
     workers = workers_of(result)
     steps = sum(map(measured_steps, workers))
     if row.folder is None or not steps:
@@ -107,17 +108,17 @@ def _read(row: Row, result: TrialResult) -> dict[int, _Node]:
     samples = samples_by_node(RunFolder(row.folder).trial_folder(result.id))
     nodes = {}
     for number in {*samples, *(rank.node for rank in result.ranks)} if samples else ():
-        there = [rank for rank in workers if rank.node == number] or workers
-        windows = windows_of(slowest(there))
-        began = min((rank.first_step_at_seconds or 0.0 for rank in there), default=0.0)
-        if not windows.spans or not began:
+        local_workers = [rank for rank in workers if rank.node == number] or workers
+        windows = windows_of(slowest(local_workers))
+        start = min((rank.first_step_at_seconds or 0.0 for rank in local_workers), default=0.0)
+        if not windows.spans or not start:
             return {}
-        nodes[number] = _Node(samples.get(number, ()), windows, began, steps / len(workers))
+        nodes[number] = _Node(samples.get(number, ()), windows, start, steps / len(workers))
     return nodes
 
 
 def _one_way(nodes: Sequence[_Node], name: str, way: Way, missing: dict[str, str]) -> OneWay:
-    """On one node, over the repeats."""
+    """Return the traffic of an interface of a node in one direction."""
     points = [interface_points(node.samples, name, way) for node in nodes]
     step_bytes: list[float] = []
     means: list[float] = []
@@ -130,16 +131,16 @@ def _one_way(nodes: Sequence[_Node], name: str, way: Way, missing: dict[str, str
         else:
             step_bytes.append(increase / node.steps)
             means.append(increase / node.windows.seconds)
-        within = [speed for middle, speed in rates_between(read) if node.windows.hold(middle)]
+        within = [speed for middle, speed in rates_between(read) if node.windows.contain(middle)]
         most_readings = max(most_readings, len(within))
-        if len(within) >= FEWEST_READINGS:
+        if len(within) >= MIN_READINGS:
             peaks.append(max(within))
     if not peaks:
         missing["peaks"] = (
             f"at most {most_readings} samples in the windows of a repeat, and a peak needs"
-            f" {FEWEST_READINGS}: train longer, or shorten measure.sample_seconds"
+            f" {MIN_READINGS}: train longer, or shorten measure.sample_seconds"
         )
-    # To the end of the last window, evaluations included.
+    # Up to the end of the last window, including evaluations.
     start, stop = nodes[0].first_step_at_seconds, nodes[0].windows.spans[-1][1]
     rates = [(at - start, speed) for at, speed in rates_between(points[0]) if start <= at <= stop]
     return OneWay(

@@ -1,4 +1,4 @@
-"""Whether values change over time: rank tests, which no single disturbed value can fool."""
+"""Rank tests for changes of values over time, which are robust against single outliers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from itertools import combinations
 from statistics import NormalDist, median
 
 TREND_POINTS = 20
-"""A longer series is taken together to at least so many and less than twice as many medians."""
+"""Minimum number of medians to which a longer series is reduced; it has less than twice as many."""
 JUMP_POINTS = 40
-"""Medians in which a jump is looked for: more than for a trend, as it is larger than noise."""
-SHORTEST_SHARE = 0.1
-"""Of a series: what a jump must last, and have taken to come."""
+"""The same number for jumps: more than for trends, because jumps are larger than the noise."""
+MIN_SIDE_FRACTION = 0.1
+"""Minimum fraction of the series on either side of a jump."""
 
 Point = tuple[float, float]
 """Time and value."""
@@ -21,31 +21,31 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """How values change over time, and how often chance alone would show as much."""
+    """A monotonic trend of values over time."""
 
     slope: float
-    """Median change a unit of time, over all pairs of one series."""
+    """Median change per unit of time, over all pairs of values of a series."""
     p_value: float
-    """Two-sided."""
+    """Two-sided p-value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A moment after which all values lie apart from all before."""
+    """A time that separates all earlier values from all later values."""
 
     time: float
-    """Of the first value after it."""
+    """Time of the first value after the jump."""
     size: float
-    """Median after it minus median before it."""
+    """Median after the jump minus the median before it."""
     p_value: float
-    """How often values in random order have such a moment, with as many on the shorter side."""
+    """Probability of such a separation, with as long a shorter side, in random order."""
 
 
 def trend_of(series: Sequence[Sequence[Point]]) -> Trend | None:
-    """One trend that several series share, each with a level of its own.
+    """Return the common trend of several series with different levels.
 
-    Kendall's test, summed over series as over seasons; Sen's slope.  Takes the values of a series
-    as independent; slightly cautious with few.  None where no series has two times.  Sources: Mann,
+    Kendall's test, summed over the series as over seasons, and Sen's slope.  Assumes independent
+    values; slightly conservative for few values.  None if no series has two times.  Sources: Mann,
     Econometrica 13 (1945), 245-259; Sen, J. American Statistical Association 63 (1968), 1379-1389;
     Hirsch, Slack and Smith, Water Resources Research 18 (1982), 107-121.
     """
@@ -60,18 +60,18 @@ def trend_of(series: Sequence[Sequence[Point]]) -> Trend | None:
         variance += count * (count - 1) * (2 * count + 5) / 18
     if not slopes:
         return None
-    # One off, because the score is a whole number: the correction for continuity.
+    # The continuity correction: the score is an integer.
     deviation = max(0, abs(score) - 1) / math.sqrt(variance)
     return Trend(median(slopes), 2 * NormalDist().cdf(-deviation))
 
 
 def jump_of(points: Sequence[Point]) -> Jump | None:
-    """The jump that parts the series best; None where none does, with a tenth on either side.
+    """Return the jump that separates the series best, or None if there is none.
 
-    The gap between the two sides is at least half of the change, unlike in a steady drift.  The
-    value during which the change happened may lie between them, and is then of neither side.  Of
-    all orders of n values, 2 / C(n, k) have the k least or the k largest ones first; the p-value
-    is the sum over all k on which neither side is shorter, with and without a value between.
+    The gap between the sides is at least half of the change, unlike in a steady drift, and either
+    side has at least a tenth of the values.  A value during the change belongs to neither side.  Of
+    all orders of n values, 2 / C(n, k) begin with the k smallest or largest values; the p-value is
+    the sum over all k for which neither side is shorter, with and without a value between.
     """
     ordered = sorted(points)
     values = [value for _, value in ordered]
@@ -86,15 +86,15 @@ def jump_of(points: Sequence[Point]) -> Jump | None:
 
 
 def medians(points: Sequence[Point], most_points: int = TREND_POINTS) -> list[Point]:
-    """Medians of consecutive points, so that neighbours depend less on one another."""
+    """Return medians of consecutive points, which are less correlated than the points."""
     size = max(1, len(points) // most_points)
     blocks = [points[start : start + size] for start in range(0, len(points) - size + 1, size)]
     return [(median(t for t, _ in block), median(v for _, v in block)) for block in blocks]
 
 
 def _best_split(values: Sequence[float], between: int) -> int | None:
-    """How many values lie before the jump, if `between` values lie in it."""
-    shortest = max(2, math.ceil(SHORTEST_SHARE * len(values)))
+    """Return the number of values before the jump, if `between` values lie in it."""
+    shortest = max(2, math.ceil(MIN_SIDE_FRACTION * len(values)))
     gaps = {
         split: max(
             min(values[split + between :]) - max(values[:split]),
@@ -110,8 +110,8 @@ def _best_split(values: Sequence[float], between: int) -> int | None:
 
 
 def _share_of_orders(count: int, side: int) -> float:
-    """Of random orders, those that are parted with at least so many values on either side."""
-    parted = math.fsum(
+    """Return the fraction of random orders that separate with this many values on either side."""
+    fraction = math.fsum(
         2 / math.comb(n, split) for n in (count, count - 1) for split in range(side, n - side + 1)
     )
-    return min(1.0, parted)
+    return min(1.0, fraction)

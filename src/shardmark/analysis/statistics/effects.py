@@ -1,4 +1,4 @@
-"""Paired differences: how large, how sure, and how sure where many are looked at together."""
+"""Paired differences with p-values, moderated variances and correction for multiple tests."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import NamedTuple
 from shardmark.analysis.statistics.intervals import (
     Estimate,
     log_ratios,
-    middle_of,
     ratio_of,
     t_probability,
+    trimmed_mean,
 )
 
-ALONE = 2
-"""The ordinary test of the pair alone must show the difference, too, at half the family's level."""
+MIN_SINGLE_FACTOR = 2
+"""A corrected p-value is at least this many times the ordinary p-value of the pair."""
 _SHARED = 1 / 4
-"""Squared correlation of the variances of two comparisons with one row, if all rows vary alike."""
-_USED_UP = 3
-"""Comparisons: two for the fit of the prior's variance and degrees, one for what does not fit."""
-_LARGEST_HALF = 1e7
-"""Half the prior's degrees, beyond which a prior is as good as exact."""
+"""Squared correlation of the variances of two comparisons with the same row."""
+_FIT_DEGREES = 3
+"""Comparisons used by the fit: two for the prior's parameters, one for its lack of fit."""
+_MAX_HALF_DEGREES = 1e7
+"""Half of the prior's degrees of freedom above which the prior is treated as exact."""
 
 
 class Spread(NamedTuple):
-    """Variance of one comparison's log ratios, with its degrees of freedom."""
+    """The variance of log ratios, with its degrees of freedom."""
 
     variance: float
     degrees: float
@@ -36,18 +36,18 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:
-    """A paired difference of one metric: how large, and how sure."""
+    """The paired difference of a metric between two rows."""
 
     ratio: Estimate
-    """With a single 95 % interval, not corrected for the number of comparisons."""
+    """Ratio with a 95 % interval that is not corrected for the number of comparisons."""
     p_value: float
-    """Two-sided, of this comparison alone, with no more than its own repeats."""
+    """Two-sided p-value from the repeats of this comparison alone."""
     p_moderated: float | None = None
-    """With what comparisons with the same row say of the noise; None where there are none."""
+    """P-value with a variance from all comparisons with the same row; None if there are none."""
     p_corrected: float
-    """Corrected for all verdicts of the comparison: what decides."""
+    """P-value corrected for all verdicts of the comparison, on which the verdict is based."""
     spread: Spread | None = None
-    """Of the log ratios, as far as their middle depends on it; None where they do not vary."""
+    """Variance of the log ratios' location estimate; None if the log ratios do not vary."""
 
     @property
     def percent(self) -> float:
@@ -57,33 +57,33 @@ class Effect:
 def paired_effect(
     numerators: Sequence[float], denominators: Sequence[float], *, exact: bool = True
 ) -> Effect | None:
-    """How the first values differ from the second ones of the same pairs; all above zero.
+    """Test the ratio of paired positive values.
 
-    Student's t test of the log ratios, Yuen's from ten pairs on.  None for fewer than two pairs and
-    for values that are not above zero.  A difference that is the same in all pairs is sure where
-    the quantity is `exact`, as a number of bytes is; of a quality it says only that the repeats
-    share a seed.  Source: Yuen, Biometrika 61 (1974), 165-170, for pairs as in Wilcox, Introduction
-    to Robust Estimation and Hypothesis Testing, 3rd ed. (2012), section 4.3.
+    Student's t test of the log ratios; Yuen's test from ten pairs on.  None for fewer than two
+    pairs and for values that are not positive.  An equal ratio in all pairs is significant for
+    `exact` quantities such as bytes; for a quality it only shows that the repeats share a seed.
+    Source: Yuen, Biometrika 61 (1974), 165-170, for pairs as in Wilcox, Introduction to Robust
+    Estimation and Hypothesis Testing, 3rd ed. (2012), section 4.3.
     """
     count = len(numerators)
     if count < 2 or min(*numerators, *denominators) <= 0:
         return None
-    middle = middle_of(log_ratios(numerators, denominators))
-    noisy = middle.standard_error > 0
-    spread = Spread(count * middle.standard_error**2, middle.degrees) if noisy else None
-    p_value = middle.p_value if noisy or exact else 1.0
-    ratio = ratio_of(middle, count)
+    mean = trimmed_mean(log_ratios(numerators, denominators))
+    noisy = mean.standard_error > 0
+    spread = Spread(count * mean.standard_error**2, mean.degrees) if noisy else None
+    p_value = mean.p_value if noisy or exact else 1.0
+    ratio = ratio_of(mean, count)
     return Effect(ratio=ratio, p_value=p_value, p_corrected=p_value, spread=spread)
 
 
-def with_one_row(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The effects of comparisons that share a row, each with the noise that they see together."""
+def with_shared_noise(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+    """Add moderated p-values to effects that share a row, from their common variance."""
     prior = prior_of([effect.spread for effect in effects if effect.spread is not None])
     return tuple(replace(effect, p_moderated=_moderated(effect, prior)) for effect in effects)
 
 
 def _moderated(effect: Effect, prior: Spread | None) -> float:
-    """The p value with the variance of `moderated`."""
+    """Return the p-value with the variance of `moderated`."""
     if effect.spread is None or prior is None:
         return effect.p_value
     spread = moderated(effect.spread, prior)
@@ -91,46 +91,46 @@ def _moderated(effect: Effect, prior: Spread | None) -> float:
     return t_probability(math.log(effect.ratio.value) / error, spread.degrees)
 
 
-def moderated(own: Spread, prior: Spread) -> Spread:
-    """The variance to test with, and how well it is known; cautious where the two disagree.
+def moderated(spread: Spread, prior: Spread) -> Spread:
+    """Return the moderated variance of a comparison, with its degrees of freedom.
 
-    Smyth's mean of both, weighted by their degrees, but never less than the comparison's own: one
-    noisy row among quiet ones would else be called different much too often.
+    Smyth's mean of both, weighted by the degrees of freedom, but at least the comparison's
+    variance: otherwise a noisy row among quiet rows would too often be called different.
     """
-    degrees = own.degrees + prior.degrees
-    mean = (own.degrees * own.variance + prior.degrees * prior.variance) / degrees
-    return Spread(max(mean, own.variance), degrees)
+    degrees = spread.degrees + prior.degrees
+    mean = (spread.degrees * spread.variance + prior.degrees * prior.variance) / degrees
+    return Spread(max(mean, spread.variance), degrees)
 
 
 def prior_of(spreads: Sequence[Spread]) -> Spread | None:
-    """What comparisons that share a row say together of the variance of one; None for up to three.
+    """Fit the prior of the variance to comparisons that share a row; None for up to three.
 
-    From the variances' logarithms: how far they differ beyond what their degrees explain.  Where
-    that is not at all, the prior's degrees would be infinite; they end at those that the mean
-    variance has.  With n comparisons these are 4 n / (n + 3) times those of one, because the shared
-    row's noise is in all of them, and not n times.  Three of n comparisons count as used up by the
-    fit.  Source: Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004),
-    article 3, sections 4 to 6.2.
+    The fit uses how far the logarithms of the variances differ beyond what their degrees of freedom
+    explain.  If they do not, the prior's degrees would be infinite; they are limited to those of
+    the mean variance.  With n comparisons these are 4 n / (n + 3) times those of one, because the
+    noise of the shared row is in all of them.  The fit uses up three of the n comparisons.  Source:
+    Smyth, Statistical Applications in Genetics and Molecular Biology 3 (2004), article 3,
+    sections 4 to 6.2.
     """
-    known = [spread for spread in spreads if spread.variance > 0]
-    count = len(known)
-    if count <= _USED_UP:
+    nonzero = [spread for spread in spreads if spread.variance > 0]
+    count = len(nonzero)
+    if count <= _FIT_DEGREES:
         return None
-    # Slow to import.  zeta(2, x) is many times as fast as polygamma(1, x), which calls it.
+    # Slow to import.  zeta(2, x) is much faster than polygamma(1, x), which calls it.
     from scipy.special import digamma, zeta
 
     def bias(half: float) -> float:
-        """Of the logarithm of a variance with twice so many degrees."""
+        """Return the bias of the logarithm of a variance, for half its degrees of freedom."""
         return float(digamma(half)) - math.log(half)
 
-    halves = [spread.degrees / 2 for spread in known]
-    logs = [math.log(s.variance) - bias(half) for s, half in zip(known, halves, strict=True)]
+    halves = [spread.degrees / 2 for spread in nonzero]
+    logs = [math.log(s.variance) - bias(half) for s, half in zip(nonzero, halves, strict=True)]
     middle = fmean(logs)
     variance = math.fsum((log - middle) ** 2 for log in logs) / (count - 1)
     beyond = variance / (1 - _SHARED) - fmean(float(zeta(2, half)) for half in halves)
-    mean_degrees = fmean(spread.degrees for spread in known)
+    mean_degrees = fmean(spread.degrees for spread in nonzero)
     degrees = mean_degrees * (count / (1 + _SHARED * (count - 1)) - 1)
-    if beyond > 1 / _LARGEST_HALF:
+    if beyond > 1 / _MAX_HALF_DEGREES:
         from scipy.optimize import brentq
 
         # 1/x + 1/(2 x^2) < zeta(2, x) < 1/x + 1/x^2
@@ -138,16 +138,16 @@ def prior_of(spreads: Sequence[Spread]) -> Spread | None:
         half = float(brentq(lambda x: zeta(2, x) - beyond, low, high, rtol=1e-12))
         middle += bias(half)
         degrees = min(2 * half, degrees)
-    return Spread(math.exp(middle), degrees * (1 - _USED_UP / count))
+    return Spread(math.exp(middle), degrees * (1 - _FIT_DEGREES / count))
 
 
-def between_all(
+def pairwise_effects(
     values: Sequence[Mapping[int, float]], *, exact: bool = True
 ) -> dict[tuple[int, int], Effect]:
-    """Of each pair of rows, from their values by repeat, the first over the second.
+    """Return the effects of all pairs of rows, the first over the second, from values by repeat.
 
-    Each row is seen as the one that all others are held against; of a pair's two p values that
-    follow the larger one counts.  Pairs without two common repeats are left out.
+    The noise is moderated over the comparisons with either row of the pair, and the larger of the
+    two p-values counts.  Pairs with fewer than two common repeats are omitted.
     """
     effects = {}
     for pair in combinations(range(len(values)), 2):
@@ -159,21 +159,21 @@ def between_all(
     largest: dict[tuple[int, int], float] = {}
     for place in range(len(values)):
         pairs = [pair for pair in effects if place in pair]
-        seen = with_one_row([effects[pair] for pair in pairs])
-        for pair, effect in zip(pairs, seen, strict=True):
+        moderated_effects = with_shared_noise([effects[pair] for pair in pairs])
+        for pair, effect in zip(pairs, moderated_effects, strict=True):
             largest[pair] = max(largest.get(pair, 0.0), effect.p_moderated or 0.0)
     return {pair: replace(effects[pair], p_moderated=largest[pair]) for pair in effects}
 
 
 def holm(effects: Sequence[Effect]) -> tuple[Effect, ...]:
-    """The effects with p values corrected as one family, in their order.
+    """Correct the p-values of one family of effects, which keep their order.
 
-    Whoever calls an effect shown where `p_corrected` is at most a, is wrong about any of them with
-    a probability of at most a, however they depend on one another, if the moderated p values are
-    right.  Where noise is too unequal for that, the ordinary p value bounds what one row can do: no
-    corrected one is below twice that.  Source: Holm, Scandinavian J. Statistics 6 (1979), 65-70.
+    If effects with `p_corrected` of at most a are called significant, the probability of one or
+    more errors is at most a, whatever the dependence of the effects, if the moderated p-values are
+    correct.  Unequal noise can make them too small; therefore a corrected p-value is at least twice
+    the ordinary one.  Source: Holm, Scandinavian J. Statistics 6 (1979), 65-70.
     """
-    least = ALONE if len(effects) > 1 else 1
+    least = MIN_SINGLE_FACTOR if len(effects) > 1 else 1
     p_values = [
         effect.p_value if effect.p_moderated is None else effect.p_moderated for effect in effects
     ]

@@ -1,1 +1,1 @@
-"""Trial."""
+"""Metrics of a trial."""

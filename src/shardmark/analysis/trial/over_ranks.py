@@ -1,4 +1,4 @@
-"""One number of a trial from the numbers of its ranks, or the reason why there is none."""
+"""Aggregation of a metric's values over ranks, or the reason for a missing value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardmark.core.metrics import METRICS
 from shardmark.results.schema import RankRecord, Summary
 
 Value = float | str
-"""A number, or why there is none."""
+"""A number, or the reason why it is missing."""
 Result = Summary | str
 OfRank = Callable[[RankRecord], Value]
 
@@ -17,13 +17,13 @@ ON_CPU = "the device is a CPU"
 
 
 def derived(function: Callable[..., Value], *values: Value) -> Value:
-    """The function of the values, or the reason of the first that is missing."""
+    """Apply the function to the values, or return the reason of the first missing value."""
     reasons = [value for value in values if isinstance(value, str)]
     return reasons[0] if reasons else function(*values)
 
 
 def trial_value(value: Value | None, otherwise: str = "it was not recorded") -> Result:
-    """A metric that was never a rank's."""
+    """Summarise a metric that is not computed for each rank."""
     if value is None or isinstance(value, str):
         return otherwise if value is None else value
     return (
@@ -32,7 +32,7 @@ def trial_value(value: Value | None, otherwise: str = "it was not recorded") -> 
 
 
 def over_all(name: str, values: Sequence[Value]) -> Result:
-    """The metric's own way over ranks or devices; a reason as soon as one value is missing."""
+    """Aggregate a metric's values over ranks or devices; any missing value gives its reason."""
     numbers = [value for value in values if not isinstance(value, str)]
     if len(numbers) < len(values):
         return next(value for value in values if isinstance(value, str))
@@ -54,19 +54,21 @@ def over_all(name: str, values: Sequence[Value]) -> Result:
 
 
 def over_ranks(ranks: Sequence[RankRecord], **value_of: OfRank) -> dict[str, Result]:
-    """Each metric from its value of a rank.
+    """Aggregate metrics over ranks, from functions that return the value of a rank.
 
-    Every worker must have one; a rank that only holds parameters counts where it has one.
+    Every worker must have a value; a parameter server counts only if it has one.
     """
     results = {}
     for name, of_rank in value_of.items():
         values = [(rank.role == "worker", of_rank(rank)) for rank in ranks]
-        results[name] = over_all(name, [v for must, v in values if must or not isinstance(v, str)])
+        results[name] = over_all(
+            name, [value for required, value in values if required or not isinstance(value, str)]
+        )
     return results
 
 
 def split(results: Mapping[str, Result]) -> tuple[dict[str, Summary | None], dict[str, str]]:
-    """Values with None for the missing, and the reasons of those."""
+    """Return the metrics, with None for missing ones, and the reasons of the missing ones."""
     metrics = {
         name: None if isinstance(result, str) else result for name, result in results.items()
     }

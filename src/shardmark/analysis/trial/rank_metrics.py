@@ -1,4 +1,4 @@
-"""Metrics that the ranks measured themselves: time, rate, memory, collectives, quality, errors."""
+"""Metrics from the ranks' records: time, rate, memory, collectives, quality, errors."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ _RATES = (
     *("model_flops_per_second", "mfu", "hfu"),
 )
 _STATE = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
-_OF_SERVERS = tuple(name for name, metric in METRICS.items() if metric.group == "servers")
+_SERVER_METRICS = tuple(name for name, metric in METRICS.items() if metric.group == "servers")
 _EVALUATED = tuple(
     name for name, metric in METRICS.items() if metric.group == "quality" and name != "train_loss"
 )
-"""Metrics that a workload's evaluation gives, each workload some of them."""
+"""Metrics of evaluations; a workload has some of them."""
 
 _PIPELINE = "pipeline_seconds"
-"""Span of all passes of a step, with the forward and backward passes inside."""
+"""Span of all passes of a pipeline step, which contains the forward and backward spans."""
 
 SpanSeconds = Mapping[tuple[int, str], Sequence[float]]
-"""Rank and span -> seconds of each measured step."""
+"""Seconds of each measured step, by rank and span."""
 
 
 def read_steps(lines: Iterable[Line]) -> tuple[int, SpanSeconds]:
-    """Steps of the whole training, warm-up included, and seconds of the measured ones."""
+    """Return the number of steps with the warm-up, and the seconds of the measured steps."""
     spans = {_PIPELINE, *(span for span, _ in _QUANTILES.values())}
     steps_taken = 0
     seconds: dict[tuple[int, str], list[float]] = defaultdict(list)
@@ -72,9 +72,9 @@ def read_steps(lines: Iterable[Line]) -> tuple[int, SpanSeconds]:
         assert rank is not None, "a line of steps without its rank"
         steps_taken = max(steps_taken, int(step) + 1)
         for span in spans if line["measured"] is True else ():
-            took = number(line.get(span))
-            if took is not None:
-                seconds[int(rank), span].append(took)
+            duration = number(line.get(span))
+            if duration is not None:
+                seconds[int(rank), span].append(duration)
     return steps_taken, seconds
 
 
@@ -93,14 +93,14 @@ def measured_steps(rank: RankRecord) -> int:
 
 
 def slowest(workers: Sequence[RankRecord]) -> RankRecord | None:
-    """The worker that measured longest; None where some worker measured nothing."""
+    """Return the worker with the longest windows; None if a worker has no window."""
     if not workers or not all(window_seconds(rank) > 0 for rank in workers):
         return None
     return max(workers, key=window_seconds)
 
 
 def windows_of(rank: RankRecord | None) -> Windows:
-    """In Unix time."""
+    """Return the measured windows of a rank."""
     windows = () if rank is None else rank.windows
     return Windows(
         tuple((w.started_at_seconds, w.started_at_seconds + w.window_seconds) for w in windows)
@@ -113,7 +113,7 @@ def time_metrics(
     launched_at_seconds: float,
     no_window: str,
 ) -> dict[str, Result]:
-    """`no_window` says why nothing was measured, for the case that nothing was."""
+    """Time metrics; `no_window` is the reason for missing values if nothing was measured."""
     has_window = slowest(workers) is not None
 
     def startup(rank: RankRecord) -> Value:
@@ -126,7 +126,7 @@ def time_metrics(
         return NOT_COMPILED if value is None else value
 
     def quantile(rank: RankRecord, span: str, share: float) -> Value:
-        """Interpolated linearly between the two nearest values."""
+        """Return a quantile of a span, interpolated linearly between the nearest values."""
         if not has_window:
             return no_window
         seconds = sorted(measured.get((rank.rank, span), ()))
@@ -141,7 +141,7 @@ def time_metrics(
             return no_window
         passes = sum(measured.get((rank.rank, _PIPELINE), ()))
         computing = (
-            measured.get((rank.rank, f"{of}_seconds"), ()) for of in ("forward", "backward")
+            measured.get((rank.rank, f"{span}_seconds"), ()) for span in ("forward", "backward")
         )
         return max(0.0, 1 - sum(map(sum, computing)) / passes) if passes else NO_PIPELINE
 
@@ -166,7 +166,10 @@ def epoch_seconds(
     layout: Layout,
     samples_per_step: int | None = None,
 ) -> Result:
-    """Of the slowest rank, from the measured steps; from samples, where ranks take what is left."""
+    """Return the time of an epoch, from the slowest rank's measured steps.
+
+    `samples_per_step` counts steps by the ranks' samples, for ranks that take unequal numbers.
+    """
     rank = slowest(workers)
     if rank is None:
         return no_window
@@ -182,14 +185,17 @@ def epoch_seconds(
 
 
 def counted_samples(workers: Sequence[RankRecord], layout: Layout) -> int:
-    """In the windows; ranks that saw the same samples count once."""
+    """Return the number of samples in the windows; ranks of one share count once."""
     return sum(rank.samples for rank in workers if layout.ranks[rank.rank].counts_loss)
 
 
 def rate_metrics(
     workers: Sequence[RankRecord], layout: Layout, peak: Value, no_window: str
 ) -> dict[str, Result]:
-    """And measured_steps.  `peak` is the FLOP/s of all devices together, or why it is not known."""
+    """Rate metrics and measured_steps.
+
+    `peak` is the FLOP/s of all devices together, or the reason why it is unknown.
+    """
     longest = slowest(workers)
     if longest is None:
         return dict.fromkeys(_RATES, no_window)
@@ -198,15 +204,15 @@ def rate_metrics(
     # Workers that died have left their devices.
     devices = layout.devices * len(workers) / len(layout.training_ranks)
     tokens = [rank.tokens for rank in workers if layout.ranks[rank.rank].counts_loss]
-    known = [count for count in tokens if count is not None]
-    token_rate: Value = sum(known) / seconds if known else NO_SUCH_METRIC
+    counts = [count for count in tokens if count is not None]
+    token_rate: Value = sum(counts) / seconds if counts else NO_SUCH_METRIC
     model_flops, hardware_flops = (
         derived(lambda flops: flops * rate, from_probe(workers[0], name))
         for name in ("flops_per_sample", "hardware_flops_per_sample")
     )
-    # Why the peak is not known is told first: it holds for every recipe on that device.
+    # The reason for an unknown peak comes first: it holds for every recipe on that device.
     mfu, hfu = (
-        derived(lambda most, own: own / most if own <= most else TOO_FAST, peak, flops)
+        derived(lambda peak, flops: flops / peak if flops <= peak else TOO_FAST, peak, flops)
         for flops in (model_flops, hardware_flops)
     )
     values = (
@@ -218,7 +224,7 @@ def rate_metrics(
 
 
 def peak_of_all(workers: Sequence[RankRecord], precision: str, *, tf32: bool) -> Value:
-    """Dense peak FLOP/s; ranks on one device share it, and one rank may use several."""
+    """Return the dense peak FLOP/s of the distinct devices of all workers."""
     names = {
         uuid: rank.device
         for rank in workers
@@ -234,7 +240,7 @@ def peak_of_all(workers: Sequence[RankRecord], precision: str, *, tf32: bool) ->
 
 
 def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, Result]:
-    """Held by tensors, from the allocator or the probe: on GPUs, and what the host has for them."""
+    """Memory of tensors, from the allocator or the probe."""
     on_device = [rank for rank in ranks if device_type == "cpu" or rank.device != "cpu"]
 
     def peak(rank: RankRecord) -> Value:
@@ -250,13 +256,13 @@ def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, R
 
     def activations(rank: RankRecord) -> Value:
         state = (from_probe(rank, name) for name in _STATE)
-        return derived(lambda most, *held: max(0.0, most - sum(held)), peak(rank), *state)
+        return derived(lambda peak, *state: max(0.0, peak - sum(state)), peak(rank), *state)
 
     def on_host(rank: RankRecord) -> Value:
         if device_type != "cuda":
             return ON_CPU
         names = _STATE if rank.device == "cpu" else ("host_state_bytes",)
-        return derived(lambda *held: sum(held), *(from_probe(rank, name) for name in names))
+        return derived(lambda *state: sum(state), *(from_probe(rank, name) for name in names))
 
     return over_ranks(
         on_device,
@@ -268,7 +274,7 @@ def memory_metrics(ranks: Sequence[RankRecord], device_type: str) -> dict[str, R
 
 
 def communication_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
-    """Per step, all kinds of collectives together."""
+    """Metrics of all collectives of a step."""
 
     def total(rank: RankRecord, count: str) -> Value:
         collectives = None if rank.probe is None else rank.probe.collectives
@@ -297,23 +303,23 @@ def _not_probed(rank: RankRecord, name: str) -> str:
 
 
 def server_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
-    """From the parameter servers' records; counts and bytes are per step of a worker."""
+    """Metrics from the parameter servers' records; bytes are those of a worker's step."""
     servers = [r.exchange for r in ranks if r.role == "server" and r.exchange is not None]
     if not servers:
-        return dict.fromkeys(_OF_SERVERS, NO_SERVERS)
+        return dict.fromkeys(_SERVER_METRICS, NO_SERVERS)
     workers = [rank for rank in ranks if rank.role == "worker"]
-    own = [rank.exchange for rank in workers if rank.exchange is not None]
-    pushes = sum(exchange.pushes for exchange in own)
-    sent = sum(sum(exchange.sent_bytes.values()) for exchange in own)
-    received = sum(sum(exchange.received_bytes.values()) for exchange in own)
-    stale: Counter[int] = Counter()
+    exchanges = [rank.exchange for rank in workers if rank.exchange is not None]
+    pushes = sum(exchange.pushes for exchange in exchanges)
+    sent = sum(sum(exchange.sent_bytes.values()) for exchange in exchanges)
+    received = sum(sum(exchange.received_bytes.values()) for exchange in exchanges)
+    counts: Counter[int] = Counter()
     for server in servers:
-        stale.update({int(steps): count for steps, count in server.staleness.items()})
-    gradients = stale.total()
+        counts.update({int(steps): count for steps, count in server.staleness.items()})
+    gradients = counts.total()
     first = servers[0]
     values: dict[str, Value | None] = {
-        "staleness_mean": sum(s * n for s, n in stale.items()) / gradients if gradients else None,
-        "staleness_max": max(stale, default=None),
+        "staleness_mean": sum(s * n for s, n in counts.items()) / gradients if gradients else None,
+        "staleness_max": max(counts, default=None),
         "push_count": first.pushes,
         "pull_count": first.pulls,
         "push_bytes": sent / pushes if pushes else None,
@@ -326,18 +332,18 @@ def server_metrics(ranks: Sequence[RankRecord]) -> dict[str, Result]:
 
 
 def _updates_per_second(workers: Sequence[RankRecord]) -> Value:
-    """Gradients used in the windows of the workers, over the slowest one's time."""
+    """Return the number of updates in the workers' windows over the slowest worker's time."""
     seconds = max(map(window_seconds, workers), default=0.0)
     if not seconds or all(rank.exchange is None for rank in workers):
         return "no window was measured"
-    together = workers[0].settings.get("staleness_bound") == 0
-    return sum(map(measured_steps, workers)) / (len(workers) if together else 1) / seconds
+    synchronous = workers[0].settings.get("staleness_bound") == 0
+    return sum(map(measured_steps, workers)) / (len(workers) if synchronous else 1) / seconds
 
 
 def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
-    """Of the last epoch that has each; all ranks store the same quality, so the first's counts.
+    """Quality metrics of the last epoch that has each, from the first rank's record.
 
-    A task of the user's has metrics of its own, which the catalogue does not know.
+    The user's task can have metrics that are not in the catalogue.
     """
     epochs = workers[0].epochs if workers else ()
     evaluated = [epoch.quality for epoch in epochs if epoch.quality is not None]
@@ -352,25 +358,25 @@ def quality_metrics(workers: Sequence[RankRecord]) -> dict[str, Result]:
             return NO_SUCH_METRIC
         return "the evaluation gave no finite number" if values[-1] is None else values[-1]
 
-    own = dict.fromkeys(name for quality in evaluated for name in quality)
+    recorded = dict.fromkeys(name for quality in evaluated for name in quality)
     return {
         "train_loss": trial_value(train_loss(workers, len(epochs) - 1)),
-        **{name: trial_value(last(name)) for name in dict.fromkeys((*_EVALUATED, *own))},
+        **{name: trial_value(last(name)) for name in dict.fromkeys((*_EVALUATED, *recorded))},
     }
 
 
 def train_loss(workers: Sequence[RankRecord], epoch: int) -> Value:
-    """Mean over the epoch's steps on all workers, each with the samples that it trained on."""
+    """Return the mean loss of an epoch's steps over all workers."""
     total = steps = 0.0
     for rank in workers:
         record = rank.epochs[epoch] if 0 <= epoch < len(rank.epochs) else None
-        taken = record.end_step - record.first_step if record is not None else 0
-        if record is None or taken == 0:
-            continue  # faster workers may have taken all shares of an epoch
+        count = record.end_step - record.first_step if record is not None else 0
+        if record is None or count == 0:
+            continue  # faster workers can process all shares of an epoch
         if record.train_loss is None:
             return "a loss was not a finite number"
-        total += record.train_loss * taken
-        steps += taken
+        total += record.train_loss * count
+        steps += count
     return total / steps if steps else "no epoch ended"
 
 

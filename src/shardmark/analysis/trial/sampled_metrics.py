@@ -1,4 +1,4 @@
-"""Metrics that were sampled from outside, in the measured windows: network, processes, devices."""
+"""Metrics from samples in the measured windows: network, processes, devices."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from shardmark.measure.network.interfaces import NVLINK
 from shardmark.results.schema import RankRecord
 
 Point = tuple[float, float]
-"""Unix time, and a value read then; in order of time."""
+"""Unix time and the value at that time."""
 
 _COUNTERS = ("cpu_seconds", "context_switches")
-"""Of a process, since it began."""
+"""Counters of a process, which begin at 0."""
 Reduce = Callable[[list[float]], float]
-_OF_DEVICE: dict[str, tuple[str, Reduce | None]] = {
+_DEVICE_FIELDS: dict[str, tuple[str, Reduce | None]] = {
     "device_used_bytes": ("memory_used_bytes", max),
     "temperature_celsius": ("temperature_celsius", max),
     "gpu_utilization": ("utilization_percent", fmean),
     "power_watts": ("power_watts", fmean),
     "energy_joules": ("energy_joules", None),
 }
-"""Metric -> field of a sample, and how the values in the windows become one; None of a counter."""
+"""Field of a sample and the aggregation over the windows, by metric; None for a counter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Spans of Unix time in which the slowest rank's steps were measured."""
+    """Intervals of Unix time in which the steps of the slowest rank were measured."""
 
     spans: tuple[tuple[float, float], ...]
 
@@ -53,14 +53,14 @@ class Windows:
     def seconds(self) -> float:
         return sum(end - start for start, end in self.spans)
 
-    def hold(self, time: float) -> bool:
+    def contain(self, time: float) -> bool:
         return any(start <= time <= end for start, end in self.spans)
 
 
 def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
-    """How much a cumulative counter rose in the windows, interpolated linearly; or why not known.
+    """Return the linearly interpolated increase of a counter in the windows, or a reason.
 
-    Samples must lie before each window's start and after its end.
+    There must be samples before the start of the first window and after the end of the last one.
     """
     if not points:
         return "no sample was taken"
@@ -75,7 +75,7 @@ def counter_increase(points: Sequence[Point], windows: Windows) -> float | str:
 
 
 def value_at(points: Sequence[Point], time: float) -> float:
-    """Interpolated linearly; the first or last value outside of the points."""
+    """Interpolate linearly; outside of the points, return the first or last value."""
     after = bisect_left(points, time, key=lambda point: point[0])
     if after in (0, len(points)):
         return points[min(after, len(points) - 1)][1]
@@ -84,7 +84,7 @@ def value_at(points: Sequence[Point], time: float) -> float:
 
 
 def levels(points: Sequence[Point], windows: Windows) -> list[float]:
-    """Values sampled in the windows; for a window without any, those right before and after it."""
+    """Return the values in the windows; for an empty window, the values just around it."""
     times = [time for time, _ in points]
     values: list[float] = []
     for start, end in windows.spans:
@@ -96,7 +96,7 @@ def levels(points: Sequence[Point], windows: Windows) -> list[float]:
 
 
 def network_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Result]:
-    """Bytes that all interfaces of all nodes carried in the windows, and bytes per second."""
+    """Bytes over all interfaces of all nodes in the windows, in total and per second."""
     sent = _over_nodes(samples, "bytes_sent", windows)
     rate = sent if isinstance(sent, str) else sent / windows.seconds
     return {
@@ -109,8 +109,8 @@ def network_metrics(samples: Sequence[Line], windows: Windows) -> dict[str, Resu
 def _over_nodes(samples: Sequence[Line], field: str, windows: Windows) -> Value:
     nodes = by_node(samples) or {0: []}
     total = 0.0
-    for node, own in nodes.items():
-        increase = counter_increase(network_points(own, field), windows)
+    for node, lines in nodes.items():
+        increase = counter_increase(network_points(lines, field), windows)
         if isinstance(increase, str):
             return f"node {node}: {increase}" if len(nodes) > 1 else increase
         total += increase
@@ -120,7 +120,7 @@ def _over_nodes(samples: Sequence[Line], field: str, windows: Windows) -> Value:
 def process_metrics(
     samples: Sequence[Line], ranks: Sequence[RankRecord], windows: Windows
 ) -> dict[str, Result]:
-    """Of each rank's process and its descendants."""
+    """Metrics of the ranks' processes and their descendants."""
 
     def increase(rank: RankRecord, field: str, scale: float = 1.0) -> Value:
         rise = counter_increase(process_points(samples, rank, field), windows)
@@ -142,11 +142,11 @@ def process_metrics(
 def device_metrics(
     samples: Sequence[Line], windows: Windows, device_type: str
 ) -> dict[str, Result]:
-    """Of each CUDA device in use."""
+    """Metrics of the CUDA devices in use."""
     uuids = device_uuids(samples)
     if device_type != "cuda" or not uuids:
         reason = "NVML gave no sample of a device" if device_type == "cuda" else ON_CPU
-        return dict.fromkeys(_OF_DEVICE, reason)
+        return dict.fromkeys(_DEVICE_FIELDS, reason)
 
     def of_device(uuid: str, field: str, reduce: Reduce | None) -> Value:
         points = device_points(samples, uuid, field)
@@ -155,35 +155,35 @@ def device_metrics(
         return reduce(levels(points, windows)) if reduce else counter_increase(points, windows)
 
     return {
-        name: over_all(name, [of_device(uuid, *how) for uuid in uuids])
-        for name, how in _OF_DEVICE.items()
+        name: over_all(name, [of_device(uuid, field, reduce) for uuid in uuids])
+        for name, (field, reduce) in _DEVICE_FIELDS.items()
     }
 
 
 def device_uuids(samples: Iterable[Line]) -> tuple[str, ...]:
-    """Every CUDA device that was sampled."""
+    """Return the UUIDs of all sampled CUDA devices."""
     return tuple(sorted({str(gpu["uuid"]) for line in samples for gpu in objects(line, "gpus")}))
 
 
 def network_points(samples: Sequence[Line], field: str) -> list[Point]:
-    """What a node carried over those interfaces that are in every sample.
+    """Return the sum of a node's interfaces that are in every sample.
 
-    NVLink is counted from when the ranks' devices are known.
+    NVLink counts from the first sample that has the ranks' devices.
     """
     names = mapping(samples[0].get("network")) if samples else {}
-    each = [interface_points(samples, name, field) for name in names if name != NVLINK]
-    steady = [points for points in each if len(points) == len(samples)]
+    interfaces = [interface_points(samples, name, field) for name in names if name != NVLINK]
+    complete = [points for points in interfaces if len(points) == len(samples)]
     if nvlink := interface_points(samples, NVLINK, field):
-        steady.append(
+        complete.append(
             [(at_seconds(sample), value_at(nvlink, at_seconds(sample))) for sample in samples]
         )
     return [
-        (points[0][0], sum(value for _, value in points)) for points in zip(*steady, strict=True)
+        (points[0][0], sum(value for _, value in points)) for points in zip(*complete, strict=True)
     ]
 
 
 def interface_points(samples: Sequence[Line], name: str, field: str) -> list[Point]:
-    """The cumulative counter of one interface, in order of time."""
+    """Return the cumulative counter of an interface, in order of time."""
     counts = (mapping(mapping(sample.get("network")).get(name)).get(field) for sample in samples)
     pairs = zip(samples, map(number, counts), strict=True)
     return [(at_seconds(sample), count) for sample, count in pairs if count is not None]

@@ -1,4 +1,4 @@
-"""A trial's metrics from its ranks' records and raw files, as often as one likes."""
+"""Computation of a trial's metrics from its ranks' records and raw files."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def summarise(
     samples_per_step: int | None = None,
     timed_by: Sequence[RankRecord] = (),
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
-    """`metrics` and `missing` of a `TrialResult`: each metric that is None has its reason there.
+    """Return `metrics` and `missing` of a `TrialResult`.
 
     `steps` are the lines of `steps.jsonl`, `samples` those of `samples.jsonl` in order of time.
-    `launched_at_seconds` is Unix time.  What was sampled from outside is cut to the slowest rank's
-    windows; where no rank trains, to those of the slowest of `timed_by`.
+    `launched_at_seconds` is Unix time.  Samples are restricted to the windows of the slowest
+    worker, or of the slowest rank of `timed_by` if there are no workers.
     """
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
     steps_taken, measured = read_steps(steps)
-    no_window = _why_no_window(workers, steps_taken)
+    no_window = _no_window_reason(workers, steps_taken)
     peak = peak_of_all(workers, precision, tf32=tf32)
     results: dict[str, Result] = {
         "total_seconds": trial_value(total_seconds),
@@ -83,7 +83,7 @@ def summarise(
     return split({name: results.get(name, no_window) for name in names})
 
 
-def _why_no_window(workers: Sequence[RankRecord], steps_taken: int) -> str:
+def _no_window_reason(workers: Sequence[RankRecord], steps_taken: int) -> str:
     if not workers:
         return "no rank that trains left a record"
     empty = [str(rank.rank) for rank in workers if not rank.windows]

@@ -14,7 +14,7 @@ from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rounding import Rounding
 from shardmark.analysis.compare.rows import Row, main_rate, plain
-from shardmark.analysis.compare.verdicts import LEAST_GAIN, common_repeats
+from shardmark.analysis.compare.verdicts import MIN_GAIN, common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed, name, rate, rounding_text, size
@@ -186,7 +186,7 @@ def _who(chosen: Selection, group: ComparableGroup) -> str:
 def _alike(chosen: Selection) -> str:
     """What several best ones are: close, or too few or too unsteady repeats to tell them apart."""
     best = chosen.value_of(chosen.best)
-    close = all(abs(chosen.value_of(row) / best - 1) <= LEAST_GAIN for row in chosen.ties)
+    close = all(abs(chosen.value_of(row) / best - 1) <= MIN_GAIN for row in chosen.ties)
     return "tie" if close else "not told apart"
 
 

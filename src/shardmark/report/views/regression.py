@@ -39,7 +39,7 @@ def regression_lines(regression: Regression) -> list[str]:
     if open_:
         reasons = "; ".join(dict.fromkeys(cell.reason for cell in open_ if cell.reason))
         lines.append(f"Not decided: {len(open_)} of {len(cells)} ({reasons}).")
-    surer = regression.surer()
+    surer = regression.advice()
     if surer is not None:
         lines.append(f"{surer}.")
     return lines
@@ -103,7 +103,7 @@ def regression_json(regression: Regression) -> dict[str, Any]:
     return {
         "regression": bool(regression.regressions),
         "decided": regression.decided,
-        "surer": regression.surer(),
+        "surer": regression.advice(),
         "content": None if regression.content is None else list(regression.content),
         "threshold": regression.threshold,
         "cells": records(regression_table(regression)),
