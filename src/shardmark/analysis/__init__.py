@@ -1,1 +1,1 @@
-"""What the stored numbers say: summaries, intervals, comparisons.  Imports no torch."""
+"""Analysis of stored results: summaries, intervals, comparisons.  Imports no torch."""

@@ -120,9 +120,9 @@ class SlurmOptions(NodeOptions):
     @model_validator(mode="before")
     @classmethod
     def _no_job_options(cls, options: Any) -> Any:
-        if isinstance(options, Mapping) and (given := sorted(JOB_OPTIONS & options.keys())):
+        if isinstance(options, Mapping) and (job_options := sorted(JOB_OPTIONS & options.keys())):
             raise ValueError(
-                f"found {', '.join(given)}; Shardmark no longer submits jobs: write them as "
+                f"found {', '.join(job_options)}; Shardmark no longer submits jobs: write them as "
                 "#SBATCH lines of a job script, as `shardmark init --sbatch` makes one"
             )
         return options

@@ -42,10 +42,10 @@ class Experiment(Model):
     @classmethod
     def _no_restarts(cls, limits: Any) -> Any:
         if isinstance(limits, Mapping) and (restarts := limits.get("max_restarts")):
-            found = f"found {show(restarts)}, and restarts inside a trial were removed"
+            problem = f"found {show(restarts)}, and restarts inside a trial were removed"
             instead = "remove this key; after a failure, run the same command with the same --out"
             instead += " again to go on trial by trial"
-            refuse([mistake(("max_restarts",), found, instead, restarts)])
+            refuse([mistake(("max_restarts",), problem, instead, restarts)])
         return limits
 
     @field_validator("matrix")

@@ -1,4 +1,4 @@
-"""Which cells need no more repeats: narrow intervals, or comparisons that are decided."""
+"""Cells that need no more repeats: narrow intervals, or comparisons that are decided."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from shardmark.results.store import StoredRun
 from shardmark.trials.trial import cell_id
 
 STOPPING_LEVEL = 0.001
-"""Of differences, which are looked at after each repeat: so strict that the verdicts, which come
-after the last one, keep their own level.  Sources: Haybittle, British J. Radiology 44 (1971),
+"""Significance level of the tests after each repeat, so strict that the verdicts after the last
+repeat keep their level.  Sources: Haybittle, British J. Radiology 44 (1971),
 793-797; Peto and others, British J. Cancer 34 (1976), 585-612."""
 
 
 def decided_cells(
     trials: Sequence[TrialResult], until: float, strategies: tuple[str, ...] = ()
 ) -> frozenset[str]:
-    """`cell_id` of those that need no more repeats; disturbed trials do not count.
+    """Return the `cell_id` of cells that need no more repeats; disturbed trials do not count.
 
-    A cell that never ended ok is decided, too.  `strategies` are in the order of the matrix.
+    A cell without a trial that ended ok is decided, too.  `strategies` is in the matrix's order.
     """
     rows = compare([StoredRun(path=Path(), trials=tuple(trials), strategies=strategies)]).rows
     undecided = [id(row) for row in undecided_rows(rows, until)]
@@ -34,11 +34,11 @@ def decided_cells(
 
 
 def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
-    """Measured rows that need more repeats; some may come twice.
+    """Return the measured rows that need more repeats, some of them twice.
 
-    A row is decided where its interval's half width is at most `until` of its value, or where its
-    differences to its baseline and to its group's fastest are shown.  As repeats are paired, these
-    two go on as long as a row that is compared with them.
+    A row is decided if its interval's half width is at most `until` of its value, or if its
+    differences to its baseline and to its group's fastest row are significant.  Repeats are paired,
+    so these two rows are repeated as long as a row that is compared with them.
     """
     undecided: list[Row] = []
     for group in groups_of(rows):

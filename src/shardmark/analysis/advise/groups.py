@@ -35,7 +35,7 @@ class ComparableGroup:
 
 
 def groups_of(rows: Sequence[Row]) -> tuple[ComparableGroup, ...]:
-    """The rows by what they train, in the order of the comparison."""
+    """Group the rows by their training, in the order of the comparison."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         key = (row.experiment, row.workload, row.precision, plain(conditions_of(row)))
@@ -44,7 +44,7 @@ def groups_of(rows: Sequence[Row]) -> tuple[ComparableGroup, ...]:
 
 
 def conditions_of(row: Row) -> dict[str, Any]:
-    """The varied keys that change what is trained, not only how."""
+    """Return the varied keys that change the training, and not only its execution."""
     return {key: value for key, value in row.varied.items() if key not in EXECUTION_KEYS}
 
 

@@ -22,7 +22,7 @@ class Selection:
     """The outcome of one competition."""
 
     best: Row
-    """With the best mean: a winner only where `state` is `shown`."""
+    """The row with the best mean, which is the winner only if `state` is `shown`."""
     state: State
     """`shown`: better than every row that can be judged.  `tie`: `ties` may be as good.
     `not shown`: repeats are too few for any test.  `alone`: nobody competed.
@@ -48,27 +48,27 @@ class Selection:
 
 
 def select(rows: Sequence[Row], metric: str) -> Selection | None:
-    """The row with the best mean, and those that may be as good; None where none has a value.
+    """Select the row with the best mean and those that may be as good; None if none has a value.
 
-    A row is out where a better one is shown to be better, by the test of the verdicts: as if the
-    row were the baseline of all others.  What is a verdict already is not judged again.
+    A row is excluded if another row is significantly better, by the test of the verdicts with the
+    row as the baseline of all others.  Existing verdicts are used as they are.
 
-    The rows that are not out hold the truly best one with 95 % confidence, although the best was
-    chosen by looking: of all comparisons, only the k - 1 with the truly best can leave it out.
+    The remaining rows contain the truly best one with 95 % confidence, although the best was
+    selected from the data: only the k - 1 comparisons with the truly best row can exclude it.
     Source: Gupta, Technometrics 7 (1965), 225-245, here with Holm's procedure.
     """
-    known = [row for row in rows if row.values.get(metric)]
-    if not known:
+    measured = [row for row in rows if row.values.get(metric)]
+    if not measured:
         return None
     sign = -1 if METRICS[metric].better == "higher" else 1
-    means = [(row, estimate_mean(list(row.values[metric].values())).value) for row in known]
+    means = [(row, estimate_mean(list(row.values[metric].values())).value) for row in measured]
     means.sort(key=lambda pair: sign * pair[1])
     ordered = [row for row, _ in means]
     effects = pairwise_effects([row.values[metric] for row in ordered])
     left = [at for at in range(1, len(ordered)) if not _is_out(ordered, effects, at, metric, sign)]
     ties = tuple(ordered[at] for at in left if (0, at) in effects)
     state: State = "not shown"
-    if metric == METRIC and any(row.disturbed for row in known):
+    if metric == METRIC and any(row.disturbed for row in measured):
         state = "disturbed"
     elif len(ordered) == 1:
         state = "alone"
@@ -80,7 +80,7 @@ def select(rows: Sequence[Row], metric: str) -> Selection | None:
 
 
 def times_better(row: Row, other: Row, metric: str) -> Estimate | None:
-    """How many times better the first row is: 2 is twice the throughput, or half the memory."""
+    """Return how many times better the first row is: 2 is twice the throughput, half the memory."""
     higher = METRICS[metric].better == "higher"
     return ratio_between(row, other, metric) if higher else ratio_between(other, row, metric)
 
@@ -92,7 +92,7 @@ def _is_out(
     metric: str,
     sign: int,
 ) -> bool:
-    """Whether some row before it, in the order of the means, is shown to be better."""
+    """Return whether a row with a better mean is significantly better."""
     pairs = [pair for pair in effects if place in pair]
     corrected = holm([effects[pair] for pair in pairs])
     return any(
@@ -104,7 +104,7 @@ def _is_out(
 
 
 def _verdict(rows: Sequence[Row], pair: tuple[int, int], metric: str) -> Effect | None:
-    """The effect on which a verdict rests, where one of the two is the other's baseline."""
+    """Return the effect on which a verdict is based, if one row is the other's baseline."""
     if metric != METRIC:
         return None
     better, worse = (rows[place] for place in pair)

@@ -24,26 +24,26 @@ ACTIVATIONS = "activation_peak_bytes"
 
 NOTEWORTHY = 0.05
 """A smaller relative difference needs no explanation."""
-HOPED_SHARE = 0.5
-"""Saving less of the peak than this part of what a rank gives away of its state is little."""
+EXPECTED_SAVING = 0.5
+"""Expected relative saving of peak memory, as a fraction of the state that sharding removes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """One surprise and what the records say of it."""
+    """A surprising difference between rows, with its explanation from the records."""
 
     kind: Kind
     row: Row
     other: Row | None
-    """What it was held against."""
+    """The row with which it is compared."""
     size: float
-    """How far they differ, relative: the more, the more striking."""
+    """Relative difference, by which explanations are ordered."""
     difference: float = 0.0
-    """Seconds a step, bytes, or the quality's own unit."""
+    """Difference in seconds per step or bytes."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the difference consists of, none counted twice, in its unit; the largest first."""
+    """Disjoint parts of the difference in its unit, the largest first."""
     facts: Mapping[str, float] = field(default_factory=dict)
-    """Further numbers for the sentence, in base units."""
+    """Further numbers for the text, in base units."""
 
 
 def explain(group: ComparableGroup) -> list[Explanation]:
@@ -52,7 +52,7 @@ def explain(group: ComparableGroup) -> list[Explanation]:
 
 
 def _slower(group: ComparableGroup) -> Iterator[Explanation]:
-    """More ranks that are slower than fewer, and strategies slower than the fastest of a size.
+    """Yield rows that are slower than fewer ranks, or than the fastest row of the same size.
 
     All pairs of the group are one family, since the fastest was chosen by looking.
     """
@@ -69,19 +69,21 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
             if ratio is None or ratio.value <= 1 + NOTEWORTHY:
                 continue
             if verdict is not None and is_different(verdict):
-                yield _where_the_time_went(row, other, ratio.value)
+                yield _explain_time(row, other, ratio.value)
 
 
 def _faster_rivals(row: Row, rows: Sequence[Row], candidates: Sequence[Row]) -> Iterator[Row]:
-    """The fastest candidate on as many ranks, and the same strategy (or the baseline) on fewer."""
-    measured = [other for other in rows if any(other is each for each in candidates)]
+    """Yield the fastest candidate on as many ranks, and the strategy or the baseline on fewer."""
+    measured = [other for other in rows if any(other is candidate for candidate in candidates)]
     same_size = [other for other in measured if other.world_size == row.world_size]
     fastest = max(same_size, key=rate_of, default=row)
     if fastest is not row:
         yield fastest
     fewer = [other for other in rows if other.world_size < row.world_size]
     same = [other for other in fewer if other.label == row.label and not row.differing(other)]
-    alone = [each for each in fewer if each.strategy == DEFAULT_BASELINE and each.world_size == 1]
+    alone = [
+        other for other in fewer if other.strategy == DEFAULT_BASELINE and other.world_size == 1
+    ]
     if same:
         yield max(same, key=lambda other: other.world_size)
     elif alone:
@@ -89,77 +91,77 @@ def _faster_rivals(row: Row, rows: Sequence[Row], candidates: Sequence[Row]) -> 
 
 
 def _timed(group: ComparableGroup) -> list[Row]:
-    """The rows whose times count."""
+    """Return the measured rows that were not disturbed."""
     rows = (*group.candidates, *group.by_design)
     return [row for row in rows if row.values.get(RATE) and not row.disturbed]
 
 
-def _where_the_time_went(row: Row, other: Row, ratio: float) -> Explanation:
-    """The parts add up to the extra time but for what no span holds.
+def _explain_time(row: Row, other: Row, ratio: float) -> Explanation:
+    """Split the additional time of a row's step into parts.
 
-    Exposed communication lies within forward, backward and optimizer, so it is taken out of them.
-    Which of the three held it is not recorded: the optimizer counts only with that growth which the
-    growth of the communication cannot be.
+    Exposed communication is part of forward, backward and optimizer, so it is subtracted from them.
+    It is not recorded which of the three contains it: the optimizer counts only with the growth
+    that exceeds the growth of the communication.
     """
     unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
     samples = samples_per_step(other)
-    own_repeats, others = ({trial.repeat for trial in each.ok_trials} for each in (row, other))
-    # Those of both, so that what disturbed both cancels; all where there is no common one.
-    repeats = own_repeats & others or own_repeats | others
+    row_repeats, others = ({t.repeat for t in either.ok_trials} for either in (row, other))
+    # Common repeats, so that common disturbances cancel; all repeats if there are none.
+    repeats = row_repeats & others or row_repeats | others
     times = [None if samples is None else step_time(r, samples, repeats) for r in (row, other)]
-    known = [time for time in times if time is not None and None not in time.spans.values()]
-    if len(known) < 2:
+    complete = [time for time in times if time is not None and None not in time.spans.values()]
+    if len(complete) < 2:
         return unexplained
-    own, base = known
-    if own.at_rate is None or base.at_rate is None or own.at_rate <= base.at_rate:
+    slow, base = complete
+    if slow.at_rate is None or base.at_rate is None or slow.at_rate <= base.at_rate:
         return unexplained
-    grown = {name: (own.spans[name] or 0.0) - (base.spans[name] or 0.0) for name in own.spans}
-    extra = own.at_rate - base.at_rate
+    grown = {name: (slow.spans[name] or 0.0) - (base.spans[name] or 0.0) for name in slow.spans}
+    extra = slow.at_rate - base.at_rate
     exposed = 0.0
-    if own.exposed is not None and base.exposed is not None:
-        exposed = own.exposed - base.exposed
+    if slow.exposed is not None and base.exposed is not None:
+        exposed = slow.exposed - base.exposed
     optimizer = max(0.0, grown["optimizer"] - max(0.0, exposed))
     parts = {
         "waiting for data": grown["data"],
         "exposed communication": exposed,
         "the optimizer": optimizer,
-        "computation": own.work - base.work - exposed - optimizer,
-        "slow steps": extra - (own.median - base.median),
+        "computation": slow.work - base.work - exposed - optimizer,
+        "slow steps": extra - (slow.median - base.median),
     }
     largest_first = dict(sorted(parts.items(), key=lambda item: -item[1]))
     return replace(unexplained, difference=extra, parts=largest_first)
 
 
 def _memory(group: ComparableGroup) -> Iterator[Explanation]:
-    """Rows that shard model state, and yet save little against one that holds all of it."""
-    known = [
+    """Yield rows that shard model state and save little memory compared with a replicated row."""
+    measured = [
         row
         for row in group.candidates
         if row.world_size > 1 and all(row.metrics.get(n) for n in (*STATE, ACTIVATIONS, PEAK))
     ]
-    for row in known:
-        held = _least_held_share(row)
-        wholes = [
+    for row in measured:
+        fraction = _least_state_fraction(row)
+        replicated = [
             other
-            for other in known
+            for other in measured
             if other.world_size == row.world_size
             and not other.differing(row)
-            and _least_held_share(other) == 1
+            and _least_state_fraction(other) == 1
         ]
-        if held == 1 or not wholes:
+        if fraction == 1 or not replicated:
             continue
-        whole = min(wholes, key=lambda other: (len(other.strategy_options), _value(other, PEAK)))
-        ratio = times_better(row, whole, PEAK)
-        most = 1 / (1 - HOPED_SHARE * (1 - held))
+        full = min(replicated, key=lambda other: (len(other.strategy_options), _value(other, PEAK)))
+        ratio = times_better(row, full, PEAK)
+        most = 1 / (1 - EXPECTED_SAVING * (1 - fraction))
         if ratio is None or (ratio.high or ratio.value) >= most:
             continue
-        saved = _value(whole, PEAK) - _value(row, PEAK)
-        state = _state(whole) - _state(row)
-        activations = _value(whole, ACTIVATIONS) - _value(row, ACTIVATIONS)
+        saved = _value(full, PEAK) - _value(row, PEAK)
+        state = _state(full) - _state(row)
+        activations = _value(full, ACTIVATIONS) - _value(row, ACTIVATIONS)
         yield Explanation(
             kind="little memory saved",
             row=row,
-            other=whole,
+            other=full,
             size=1 / ratio.value,
             difference=saved,
             parts={
@@ -168,14 +170,14 @@ def _memory(group: ComparableGroup) -> Iterator[Explanation]:
                 "other memory": saved - state - activations,
             },
             facts={
-                "peak_bytes": _value(whole, PEAK),
-                "activation_share": _value(whole, ACTIVATIONS) / _value(whole, PEAK),
+                "peak_bytes": _value(full, PEAK),
+                "activation_share": _value(full, ACTIVATIONS) / _value(full, PEAK),
             },
         )
 
 
-def _least_held_share(row: Row) -> float:
-    """Of parameters, gradients or optimizer state, by the layout of the first rank that trains."""
+def _least_state_fraction(row: Row) -> float:
+    """Return the least fraction of parameters, gradients or optimizer state that a rank holds."""
     layout = row.trials[0].layout
     holds = layout.ranks[layout.training_ranks[0]].holds
     return min(holds.parameters, holds.gradients, holds.optimizer_state)
@@ -183,7 +185,7 @@ def _least_held_share(row: Row) -> float:
 
 def _value(row: Row, name: str) -> float:
     estimate = row.metrics[name]
-    assert estimate is not None, "the caller looked"
+    assert estimate is not None, "checked by the caller"
     return estimate.value
 
 
@@ -192,10 +194,10 @@ def _state(row: Row) -> float:
 
 
 def _waits(group: ComparableGroup) -> Iterator[Explanation]:
-    """Rows in which one rank communicates shown less than the rest: the rest waits for it.
+    """Yield rows in which one rank has significantly less exposed communication than the others.
 
-    The rank that has the least exposed communication comes last.  All ranks could have been the
-    one, so the error is shared among them.  Some rank is always last: one repeat shows nothing.
+    The others wait for that rank.  The error rate is divided by the number of ranks, because each
+    of them could have been selected.  A single repeat is not enough for the test.
     """
     for row in _timed(group):
         exposed = [
@@ -211,10 +213,10 @@ def _waits(group: ComparableGroup) -> Iterator[Explanation]:
         step = row.metrics.get("step_seconds")
         if step is None or len(exposed) < 2 or len(exposed[0]) < 2:
             continue
-        if any(each.keys() != exposed[0].keys() for each in exposed):
+        if any(seconds.keys() != exposed[0].keys() for seconds in exposed):
             continue
-        late = min(exposed[0], key=lambda rank: fmean(each[rank] for each in exposed))
-        waits = [fmean(each[r] for r in each if r != late) - each[late] for each in exposed]
+        late = min(exposed[0], key=lambda rank: fmean(by_rank[rank] for by_rank in exposed))
+        waits = [fmean(by[r] for r in by if r != late) - by[late] for by in exposed]
         wait = trimmed_mean(waits)
         if wait.value < NOTEWORTHY * step.value:
             continue

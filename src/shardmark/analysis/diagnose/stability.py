@@ -1,4 +1,4 @@
-"""Warns of disturbed measurements, with the remedy: a number can be precise and still be wrong.
+"""Warnings about disturbed measurements, with remedies.
 
 `docs/method/statistics.md` has the thresholds and their evidence.
 """
@@ -20,7 +20,7 @@ from shardmark.analysis.statistics.intervals import t_probability
 from shardmark.results.schema import StabilityKind, TrialResult
 
 OUTLYING = 0.1
-"""Distance of a repeat from the others of its row."""
+"""Minimum relative distance of an outlying repeat from the others of its row."""
 
 REMEDIES = {
     StabilityKind.TRIAL_DRIFT: "raise measure.warmup_seconds if steps became shorter; else look for"
@@ -38,14 +38,14 @@ REMEDIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instability:
-    """One disturbance, and what to do."""
+    """A disturbance of a measurement, with its remedy."""
 
     kind: StabilityKind
     place: str
-    """The row and the repeat; of the run, its folder."""
+    """The row and the repeat, or the folder of the run."""
     text: str
     severity: float
-    """For the order within the kind."""
+    """Sort key within the kind."""
 
     @property
     def remedy(self) -> str:
@@ -53,7 +53,7 @@ class Instability:
 
 
 def warnings_of(comparison: Comparison) -> tuple[Instability, ...]:
-    """By kind, the worst first, of the trials that ended `ok`."""
+    """Return the disturbances of the trials that ended `ok`, by kind, the most severe first."""
     rows = comparison.rows
     trials = [(row, trial) for row in rows for trial in row.ok_trials]
     warnings = [*_run_drifts(rows), *_outlying_repeats(rows)]
@@ -68,7 +68,7 @@ def _place(row: Row, repeat: int) -> str:
 
 
 def _of_trial(trial: TrialResult, place: str, num_trials: int) -> Iterator[Instability]:
-    """What was stored; of a tested kind the first finding that all trials together allow."""
+    """Yield the stored findings; of a tested kind the first that is significant over all trials."""
     tested = set()
     for finding in trial.stability:
         if finding.p_value is not None:
@@ -88,12 +88,12 @@ def _by_folder(rows: Sequence[Row]) -> dict[Path | None, list[Row]]:
 
 
 def _run_drifts(rows: Sequence[Row]) -> Iterator[Instability]:
-    """A trend that the rows of a run share, from one repeat to the next."""
+    """Yield trends over the repeats that the rows of a run share."""
     runs = _by_folder(rows)
     for folder, of_run in runs.items():
         series = [_log_rates(row) for row in of_run]
-        trend = trend_of([[(float(at), rate) for at, rate in each.items()] for each in series])
-        repeats = [repeat for each in series for repeat in each]
+        trend = trend_of([[(float(n), rate) for n, rate in rates.items()] for rates in series])
+        repeats = [repeat for rates in series for repeat in rates]
         if trend is None:
             continue
         change = math.expm1(trend.slope * (max(repeats) - min(repeats)))
@@ -107,9 +107,9 @@ def _run_drifts(rows: Sequence[Row]) -> Iterator[Instability]:
 
 
 def _outlying_repeats(rows: Sequence[Row]) -> Iterator[Instability]:
-    """A repeat far from the others of its row, beside the spread of all rows of its run.
+    """Yield repeats that differ from the others of their row by far more than the run's spread.
 
-    The externally studentised residual, tested as the largest of all.  Source: Cook and Weisberg,
+    Tests the externally studentised residual as the largest of all.  Source: Cook and Weisberg,
     Residuals and Influence in Regression (1982), section 2.2.2.
     """
     for of_run in _by_folder(rows).values():

@@ -1,7 +1,7 @@
-"""What disturbed one trial, from its raw files when it ends: drifts, pauses, other work.
+"""Detection of disturbances in a trial's raw files: drifts, pauses, other processes.
 
-Every kind has a practical threshold, below which nobody need care, and where chance could reach it
-also a test, whose p value is stored: a comparison corrects it for the number of its trials.
+Every kind has a practical threshold.  If chance can exceed it, there is also a test, whose p-value
+is stored; a comparison corrects it for the number of its trials.
 """
 
 from __future__ import annotations
@@ -26,34 +26,34 @@ from shardmark.measure.system.gpus import CLOCK_LIMITS
 from shardmark.results.schema import RankRecord, StabilityFinding, StabilityKind
 
 FALSE_ALARM_RATE = 0.01
-"""Of all trials of a comparison together, for each kind that is tested."""
+"""Probability of a false alarm over all trials of a comparison, for each tested kind."""
 DRIFT = 0.05
-"""Relative change from the first step, or repeat, to the last."""
+"""Minimum relative change from the first step or repeat to the last."""
 LEAST_JUMP = 1.5
-"""Factor between the steps before and after a lasting change."""
+"""Minimum factor between the step times before and after a jump."""
 SLOW_FACTOR = 2.0
-"""A step that takes so many times the median is slow."""
+"""Multiple of the median step time from which a step is slow."""
 SLOW_SHARE = 0.05
-"""Of the measured time, that slow steps took beyond the median."""
+"""Minimum fraction of the measured time that slow steps take beyond the median."""
 OTHERS_SHARE = 0.1
-"""Of the cores' time, or of a device's samples, that other programs may use."""
+"""Fraction of the cores' time, or of a device's samples, from which other programs disturb."""
 WAITING_SHARE = 0.1
-"""Of the time: where tasks waited for a core no longer than this, others took none away."""
+"""Fraction of the time with tasks waiting for a core, below which others do not disturb."""
 FULL_SHARE = 0.8
-"""Of the cores' time: the same where the kernel does not tell who waited."""
+"""Fraction of busy cores that replaces it if the kernel does not report waiting tasks."""
 MEMORY_SHARE = 0.05
-"""Of the time, in which some task waited for memory."""
+"""Minimum fraction of the time in which a task waited for memory."""
 SLOWED_SHARE = 0.1
-"""Of the time in which a device was slowed down."""
-SHORTEST_SECONDS = 0.2
-"""Of windows: in less, the kernel's ticks of 10 ms are too coarse for a share."""
+"""Minimum fraction of the time in which a device was slowed down."""
+MIN_WINDOW_SECONDS = 0.2
+"""Minimum duration of windows, for which the kernel's resolution of 10 ms is fine enough."""
 FEWEST_STEPS = 12
 
 
 def stability_of_trial(
     ranks: Sequence[RankRecord], steps: Iterable[Line], samples: Sequence[Line]
 ) -> tuple[StabilityFinding, ...]:
-    """Steps of the first rank that measured; `steps` and `samples` are lines of the raw files."""
+    """Return the disturbances of a trial; `steps` and `samples` are lines of the raw files."""
     rank = next((rank for rank in ranks if rank.windows), None)
     if rank is None:
         return ()
@@ -67,23 +67,23 @@ def stability_of_trial(
         and seconds > 0
     ]
     findings: list[StabilityFinding] = []
-    stopped = (why for line in samples if isinstance(why := line.get("failure"), str))
-    if (why := next(stopped, None)) is not None:
-        text = f"other work would not have been seen any more: {why}"
+    failures = (text for line in samples if isinstance(text := line.get("failure"), str))
+    if (failure := next(failures, None)) is not None:
+        text = f"other work would not have been seen any more: {failure}"
         findings += _finding(StabilityKind.UNWATCHED, text, 1.0)
     if len(points) >= FEWEST_STEPS:
         findings += _drift(points)
         findings += _slow_steps([seconds for _, seconds in points])
     machines: dict[str, list[RankRecord]] = {}
-    for each in ranks:
-        machines.setdefault(each.kernel or each.host, []).append(each)
-    for own in machines.values():
-        findings += _of_machine(own, samples)
+    for record in ranks:
+        machines.setdefault(record.kernel or record.host, []).append(record)
+    for local_ranks in machines.values():
+        findings += _of_machine(local_ranks, samples)
     return (*findings, *_of_devices(samples, windows_of(rank)))
 
 
 def _drift(points: Sequence[tuple[float, float]]) -> Iterator[StabilityFinding]:
-    """Of the logarithm: a share of the step's time, whatever the step's time is."""
+    """Yield jumps and trends of the logarithm of the step time."""
     logs = sorted((step, math.log(seconds)) for step, seconds in points)
     jump = jump_of(medians(logs, JUMP_POINTS))
     if jump is not None and abs(jump.size) >= math.log(LEAST_JUMP):
@@ -107,8 +107,8 @@ def _longer(change: float) -> str:
 
 def _slow_steps(seconds: Sequence[float]) -> Iterator[StabilityFinding]:
     middle = median(seconds)
-    slow = [each for each in seconds if each > SLOW_FACTOR * middle]
-    share = sum(each - middle for each in slow) / sum(seconds)
+    slow = [step for step in seconds if step > SLOW_FACTOR * middle]
+    share = sum(step - middle for step in slow) / sum(seconds)
     if share >= SLOW_SHARE:
         counts = f"{len(slow)} of {len(seconds)} steps took over {SLOW_FACTOR:g} times the median"
         yield from _finding(
@@ -119,29 +119,29 @@ def _slow_steps(seconds: Sequence[float]) -> Iterator[StabilityFinding]:
 def _finding(
     kind: StabilityKind, text: str, severity: float, p_value: float | None = None
 ) -> Iterator[StabilityFinding]:
-    """None where chance would show as much too often in a single trial already."""
+    """Yield a finding unless its p-value is too large for a single trial."""
     if p_value is None or p_value <= FALSE_ALARM_RATE:
         yield StabilityFinding(kind=kind, text=text, severity=severity, p_value=p_value)
 
 
 def _of_machine(ranks: Sequence[RankRecord], samples: Sequence[Line]) -> Iterator[StabilityFinding]:
-    """Other work on one machine, in the windows of the ranks there."""
+    """Yield disturbances by other work on a machine in the windows of its ranks."""
     nodes = {rank.node for rank in ranks}  # several on one machine read the same counters
-    here = [line for node, own in by_node(samples).items() if node in nodes for line in own]
-    here.sort(key=lambda line: number(line.get("at_seconds")) or 0.0)
+    lines = [line for node, group in by_node(samples).items() if node in nodes for line in group]
+    lines.sort(key=lambda line: number(line.get("at_seconds")) or 0.0)
     windows = windows_of(next((rank for rank in ranks if rank.windows), None))
 
     def share_of_time(counter: str) -> float | None:
-        points = _machine_points(here, counter)
+        points = _machine_points(lines, counter)
         if any(before - after > 1 for (_, before), (_, after) in pairwise(points)):
             return None  # two machines of one name: a counter never falls
         seconds = counter_increase(points, windows)
         return None if isinstance(seconds, str) else seconds / windows.seconds
 
-    cores = max((cores for _, cores in _machine_points(here, "cores")), default=1.0)
-    busy, ours = share_of_time("cpu_seconds"), _cores_of(ranks, here, windows)
-    if busy is not None and ours is not None and windows.seconds >= SHORTEST_SECONDS:
-        others, waiting = max(0.0, busy - ours) / cores, share_of_time("cpu_pressure_seconds")
+    cores = max((cores for _, cores in _machine_points(lines, "cores")), default=1.0)
+    busy, used = share_of_time("cpu_seconds"), _cores_of(ranks, lines, windows)
+    if busy is not None and used is not None and windows.seconds >= MIN_WINDOW_SECONDS:
+        others, waiting = max(0.0, busy - used) / cores, share_of_time("cpu_pressure_seconds")
         in_the_way = busy / cores >= FULL_SHARE if waiting is None else waiting >= WAITING_SHARE
         if others >= OTHERS_SHARE and in_the_way:
             text = f"other programs used {percent(others)} of the CPU"
@@ -168,7 +168,7 @@ def _machine_points(samples: Sequence[Line], counter: str) -> list[tuple[float, 
 def _cores_of(
     ranks: Sequence[RankRecord], samples: Sequence[Line], windows: Windows
 ) -> float | None:
-    """Cores that the ranks kept busy, mean over the windows; None where one is not known."""
+    """Return the mean number of cores that the ranks kept busy; None if a rank has no samples."""
     total = 0.0
     for rank in ranks:
         seconds = counter_increase(process_points(samples, rank, "cpu_seconds"), windows)
@@ -179,7 +179,7 @@ def _cores_of(
 
 
 def _of_devices(samples: Sequence[Line], windows: Windows) -> Iterator[StabilityFinding]:
-    """What else ran on CUDA devices, and what held their clocks down."""
+    """Yield other processes on CUDA devices, and reasons for reduced clocks."""
     for uuid in device_uuids(samples):
         others = levels(device_points(samples, uuid, "other_processes"), windows)
         share = fmean(count > 0 for count in others) if others else 0.0

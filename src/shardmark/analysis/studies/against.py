@@ -1,4 +1,4 @@
-"""Sets measured rows beside what a published study states of the same trainings."""
+"""Comparison of measured rows with the figures of a published study."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ RATE = "samples_per_second"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One training: published, measured or both."""
+    """A training with published figures, measured values, or both."""
 
     title: str
     world_size: int
     conditions: str
-    """What tells trainings of one strategy and number of ranks apart."""
+    """Values that distinguish trainings of the same strategy and number of ranks."""
     figures: Figures | None = None
     row: Row | None = None
     published: Mapping[str, float] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimPair:
-    """One claim and one measured row that it is about; no row where nothing was measured."""
+    """A claim and a measured row to which it applies; None if there is no such row."""
 
     claim: Claim
     row: Row | None = None
@@ -58,7 +58,7 @@ class Against:
     @property
     def metrics(self) -> tuple[str, ...]:
         """The study's headline metrics, the time of an epoch first."""
-        names = dict.fromkeys(name for each in self.study.figures for name in each.headline)
+        names = dict.fromkeys(name for figures in self.study.figures for name in figures.headline)
         return tuple(sorted(names, key=lambda name: name != "epoch_seconds"))
 
     @property
@@ -81,10 +81,10 @@ class Against:
 
     @property
     def same_hardware(self) -> bool:
-        """Whether every device measured on is of a kind published on."""
+        """True if the study used all kinds of devices on which the rows were measured."""
         names = [name.lower() for name in self.study.device_names]
-        known = [any(name in device.lower() for name in names) for device in self.devices]
-        return bool(known) and all(known)
+        matches = [any(name in device.lower() for name in names) for device in self.devices]
+        return bool(matches) and all(matches)
 
     @property
     def differences(self) -> list[tuple[str, str]]:
@@ -113,7 +113,7 @@ def set_against(comparison: Comparison, study: Study) -> Against:
         pairs += [_published(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
     pairs += [_measured_alone(row) for row in rows if id(row) not in matched]
-    claims = [each for claim in study.claims for each in _claim_pairs(claim, rows)]
+    claims = [pair for claim in study.claims for pair in _claim_pairs(claim, rows)]
     return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
 
@@ -199,7 +199,7 @@ def _find(
 
 
 def _ratio(above: Row | None, below: Row | None) -> Estimate | None:
-    """Of the rates; one row over itself is 1 by definition, and has no interval."""
+    """Return the ratio of the rates; the ratio of a row to itself is 1 without an interval."""
     if above is None or below is None:
         return None
     if above is below:
@@ -208,7 +208,7 @@ def _ratio(above: Row | None, below: Row | None) -> Estimate | None:
 
 
 def _claim_pairs(claim: Claim, rows: Sequence[Row]) -> list[ClaimPair]:
-    """One for each measured row that the claim is about and each strategy it may be relative to."""
+    """Return a pair for each row of the claim and each strategy to which it is relative."""
     about = [row for row in rows if row.ok_trials and row.strategy in claim.strategies]
     if claim.nodes is not None:
         about = [row for row in about if row.nodes == claim.nodes]
@@ -228,8 +228,8 @@ def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
         return difference_between(row, base, claim.metric)
     if claim.metric == "epoch_seconds":
         return ratio_between(base, row, RATE)
-    of = {"speedup": RATE, "memory_ratio": "peak_memory_bytes"}
-    return ratio_between(row, base, of.get(claim.metric, claim.metric))
+    metrics = {"speedup": RATE, "memory_ratio": "peak_memory_bytes"}
+    return ratio_between(row, base, metrics.get(claim.metric, claim.metric))
 
 
 def _cpu_text(environment: Mapping[str, Any]) -> str:
@@ -244,8 +244,8 @@ def _differing(study: Study, pair: Pair) -> Iterable[tuple[str, str, str]]:
     row = pair.row
     if row is None:
         return
-    own = {} if pair.figures is None else pair.figures.conditions
-    conditions = {**study.conditions, **own}
+    specific = {} if pair.figures is None else pair.figures.conditions
+    conditions = {**study.conditions, **specific}
     same_task = _value_of(row, "workload.name") == conditions.get("workload.name")
     for key, published in conditions.items():
         measured = _value_of(row, key)
@@ -266,15 +266,15 @@ def _text(key: str, value: object) -> str:
 
 
 def _batch_difference(batch: Batch, row: Row) -> Iterable[tuple[str, str, str]]:
-    """As the study counts its batch; either way where it does not say."""
+    """Yield a difference of the batch size, counted as in the study, or in either way."""
     per_rank, total = (
         _value_of(row, f"recipe.{key}") for key in ("per_rank_batch", "global_batch")
     )
     factor = {"per rank": row.world_size, "all ranks": 1 / row.world_size, "not stated": 1}[
         batch.of
     ]
-    own, other = (total, per_rank) if batch.of == "all ranks" else (per_rank, total)
-    if own != batch.size and other != batch.size * factor:
-        of = "per GPU or in total is not stated" if batch.of == "not stated" else batch.of
+    batch_size, other = (total, per_rank) if batch.of == "all ranks" else (per_rank, total)
+    if batch_size != batch.size and other != batch.size * factor:
+        scope = "per GPU or in total is not stated" if batch.of == "not stated" else batch.of
         measured = f"{per_rank} per rank" if per_rank is not None else f"{total} over all ranks"
-        yield "batch", f"{batch.size} ({of})", measured
+        yield "batch", f"{batch.size} ({scope})", measured

@@ -32,7 +32,7 @@ class Batch(_Stated):
 
 
 class Figures(_Stated):
-    """What the study states of one training."""
+    """Figures that the study states for a training."""
 
     strategy: str | None
     """In this package's names; None where the study does not say which technique it was."""
@@ -54,7 +54,7 @@ class Figures(_Stated):
 
     @property
     def headline(self) -> dict[str, float]:
-        """As stated, else from the epochs: the mean of their times, the last of all others."""
+        """Stated values, or values of the epochs: the mean time, and the last of other metrics."""
         from_epochs = {
             name: fmean(values) if name == "epoch_seconds" else values[-1]
             for name, values in self.epochs.items()
@@ -69,7 +69,7 @@ class Claim(_Stated):
     strategies: tuple[str, ...] = Field(min_length=1)
     """Several where the study leaves open which it was."""
     over: tuple[str, ...] = ()
-    """What it is relative to; empty where the study does not say."""
+    """Strategies to which it is relative; empty if the study does not state them."""
     relation: Literal["ratio", "difference"] = "ratio"
     value: float | None = None
     low: float | None = None
@@ -81,7 +81,7 @@ class Claim(_Stated):
 
 
 class Study(_Stated):
-    """One study; what it leaves open, and what arithmetic says of it, is in `docs/studies/`."""
+    """A published study; `docs/studies/` discusses its gaps and its arithmetic."""
 
     name: str
     title: str
@@ -90,7 +90,7 @@ class Study(_Stated):
     cited: str
     """In short, with the year: `Lamsal (2025)`."""
     compares: str
-    """What was compared on what task, in a few words."""
+    """Short description of the comparison and its task."""
     preset: str
     """The experiment of this package that repeats it."""
     conditions: Mapping[str, Any]
@@ -99,7 +99,7 @@ class Study(_Stated):
     """Dotted key -> values, where the study does not say which claim is of which."""
     batch: Batch | None
     hardware: str
-    """As the study states it, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
+    """Hardware as the study states it, e.g. `4 x NVIDIA A6000 (Lambda Labs)`."""
     device_names: tuple[str, ...] = ()
     """Parts of the names of such devices, as a driver reports them, e.g. `A6000`."""
     reference: str
@@ -115,15 +115,17 @@ class Study(_Stated):
     def fewest_ranks(self, figures: Figures) -> Figures:
         """The same strategy under the same conditions on the fewest ranks."""
         key = figures.title, figures.conditions
-        same = [each for each in self.figures if (each.title, each.conditions) == key]
-        return min(same, key=lambda each: each.world_size)
+        same = [other for other in self.figures if (other.title, other.conditions) == key]
+        return min(same, key=lambda other: other.world_size)
 
     def reference_of(self, figures: Figures) -> Figures | None:
         """The reference under the same conditions: at as many ranks, else on the fewest."""
         key = self.reference, figures.conditions
-        same = [each for each in self.figures if (each.strategy, each.conditions) == key]
+        same = [other for other in self.figures if (other.strategy, other.conditions) == key]
         size = figures.world_size
-        return min(same, key=lambda each: (each.world_size != size, each.world_size), default=None)
+        return min(
+            same, key=lambda other: (other.world_size != size, other.world_size), default=None
+        )
 
 
 def study_names() -> tuple[str, ...]:
