@@ -27,6 +27,12 @@ BANNED_NAMES = frozenset(
 )
 """Everyday words that would stand for a different thing in every file."""
 
+STORED_FIELDS = {
+    "results/verification.py": {"found", "where"},  # of `Check` in verification.json
+    "analysis/studies/study.py": {"of"},  # of `batch` in the YAML files of studies
+}
+"""Banned names that stay, by file, because files are stored with them."""
+
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_the_first_line_of_a_docstring_can_be_understood_alone(room: str) -> None:
@@ -46,6 +52,7 @@ def test_a_name_says_what_it_holds(room: str) -> None:
         for path in sorted((SOURCE / room).rglob("*.py"))
         for place, name in defined_names(path)
         if name.strip("_").lower() in BANNED_NAMES
+        and name not in STORED_FIELDS.get(str(path.relative_to(SOURCE)), ())
     ]
     assert not offenders, "\n".join([f"{len(offenders)} names", *offenders])
 
