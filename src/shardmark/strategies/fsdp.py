@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`): parameters, gradients and optimizer state sharded."""
+"""FSDP2 (`fully_shard`): sharded parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class FSDP(Strategy):
     name: str = "fsdp"
     reshard_after_forward: bool = True
     wrap: Literal["blocks", "layers", "root"] = "blocks"
-    """What is gathered together: repeated blocks, single layers, or the whole model at once."""
+    """Units that are gathered together: repeated blocks, single layers, or the full model."""
     mixed_precision: MixedPrecision | None = None
     """`native`: parameters are gathered in 16 bits, gradients reduced in fp32.  `autocast` is what
     `ddp` does.  null: `native` in bf16, `autocast` in fp16 and for detection."""
@@ -56,7 +56,7 @@ class FSDP(Strategy):
         return self
 
     def group(self, world_size: int, nodes: int) -> int:
-        """Ranks that share one copy, neighbours in rank order."""
+        """Number of consecutive ranks that share one copy of the model."""
         return world_size
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
@@ -93,8 +93,8 @@ class FSDP(Strategy):
         return Strategy.backend(self, device_type, recipe)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        own = {"mixed_precision": "native"} if is_native(self.mixed_precision, recipe) else {}
-        return common_settings(recipe) | own
+        native = {"mixed_precision": "native"} if is_native(self.mixed_precision, recipe) else {}
+        return common_settings(recipe) | native
 
     def numerics(self, recipe: Recipe) -> Numerics:
         if recipe.precision == "fp32" or not is_native(self.mixed_precision, recipe):
@@ -195,10 +195,10 @@ class HybridFSDP(FSDP):
             return "one rank on each node has nobody there to shard the model with"
         if world_size % group or world_size <= group:
             return f"{world_size} ranks do not make two or more groups of shard_group {group}"
-        each = world_size // nodes
-        if each % group and group % each:
+        node_ranks = world_size // nodes
+        if node_ranks % group and group % node_ranks:
             return (
-                f"nodes of {each} ranks do not hold whole groups of shard_group {group}: "
+                f"nodes of {node_ranks} ranks do not hold whole groups of shard_group {group}: "
                 "some would lie in a node and others across nodes"
             )
         return None

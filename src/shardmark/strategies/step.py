@@ -1,4 +1,4 @@
-"""The step: micro-batches once for all strategies, and the worker that most of them share."""
+"""The training step: the micro-batches of all strategies, and the worker that most of them use."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from shardmark.workloads.model_building import user_function
 AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 RATE_FACTOR = "rate_factor"
-"""Key of a group of the optimizer: its learning rate by the recipe's."""
+"""Key of an optimizer group for the ratio of its learning rate to the recipe's."""
 
 WEIGHT_TOLERANCE = 1e-5
-"""Relative: a sum of many weights in fp32."""
+"""Relative tolerance of a sum of many weights in fp32."""
 
 AnyTensor = TypeVar("AnyTensor", bound=Tensor)
 Synchronise = Callable[[bool], object]
-"""Told before each micro-batch whether it is the step's last, which alone reduces gradients."""
+"""Called before each micro-batch; True for the last one of a step, which reduces gradients."""
 
 
 def share_of_step(loss: LossSum, step_weight: Tensor | float, shares: int) -> Tensor:
-    """What a micro-batch adds to its rank's loss, shape ().
+    """Return the contribution of a micro-batch to its rank's loss, shape ().
 
     The mean over the `shares` of all ranks, as libraries take it of gradients, is then the step's
     sum over the step's weight, whatever each share weighs.
@@ -46,7 +46,7 @@ def share_of_step(loss: LossSum, step_weight: Tensor | float, shares: int) -> Te
 
 
 def check_weight(loss: LossSum, batch: Batch) -> None:
-    """Raise `InputError` where the loss weighs its samples otherwise than the batch does."""
+    """Raise `InputError` if the weights of the loss and of the batch differ."""
     weight = float(loss.weight)
     if not math.isclose(weight, batch.weight, rel_tol=WEIGHT_TOLERANCE):
         raise InputError(
@@ -59,30 +59,30 @@ def check_weight(loss: LossSum, batch: Batch) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class StepWorker(Worker):
-    """Passes micro-batches through a model, and counts the updates that follow."""
+    """Runs micro-batches through a model, and counts the updates."""
 
     module: nn.Module = field(kw_only=False)
-    """The model whose names count."""
+    """Model whose parameter names are reported."""
     workload: Workload
     recipe: Recipe
     device: torch.device
     shares: int
-    """Ranks of whose gradients the library takes the mean."""
+    """Number of ranks over whose gradients the library takes the mean."""
     wrapped_model: nn.Module | None = None
-    """What wraps the model, where a library does."""
+    """Module of the library that wraps the model; None without a wrapper."""
     synchronise: Synchronise | None = None
     casts_of: str | None = None
-    """The strategy whose library casts parameters to the recipe's precision; None: autocast."""
+    """Strategy whose library casts parameters to the recipe's precision; None under autocast."""
     large: bool = False
-    """No rank could hold the model whole."""
+    """True if the model is too large for a single rank."""
     accumulates_alone: bool = False
-    """Before the last backward pass of a step, gradients are sums of this rank's alone."""
+    """True if gradients are not reduced before the last backward pass of a step."""
     sample_ranks: dist.ProcessGroup | None = None
-    """Ranks that have the distinct shares of a step; None: all ranks."""
+    """Ranks with the distinct shares of a step; None for all ranks."""
     weighs_alone: bool = False
-    """Divides by a weight that the loss alone knows without the other ranks': no step waits."""
+    """True if a weight that only the loss knows is not summed over the ranks."""
     sharded_by: str | None = None
-    """The strategy whose library shards what is called; None: replicas."""
+    """Strategy whose library shards the wrapped model; None for replicas."""
 
     def __post_init__(self) -> None:
         self._model = self.module if self.wrapped_model is None else self.wrapped_model
@@ -92,7 +92,7 @@ class StepWorker(Worker):
         self._adds_weights: bool | None = False if self.workload.weights_known else None
         """True if ranks add up the weights that losses return; the first loss decides it."""
         self._weights: list[Tensor] = []
-        """Weights of the micro-batches of the step under way."""
+        """Weights of the micro-batches of the current step."""
         self._divisor = self._share_weight = torch.zeros(())
         self._steps_called = 0
         self._steps_taken = 0
@@ -108,26 +108,26 @@ class StepWorker(Worker):
             if (refusal := refusal_of(error, self.sharded_by)) is None:
                 raise
             raise refusal from error
-        told = self._tell(loss)
+        pending = self._tell(loss)
         with recorder.span("optimizer"):
             self._update()
-        if told is not None:
-            told.wait()
+        if pending is not None:
+            pending.wait()
         return loss
 
     def _sharded_units(self) -> dict[str, nn.Module]:
-        """Modules, by name, that all ranks have to call alike."""
+        """Modules by name that all ranks must call in the same order."""
         return {}
 
     def _comparing(self, units: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
         return equal_calls(self.sharded_by or "", self.module, units, self.group.gather)
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
-        """Have all ranks of the same samples know their loss; awaited after the update."""
+        """Start sending the loss to all ranks with the same samples; awaited after the update."""
         return None
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
-        """Both passes of each micro-batch; what they add to the step's loss, shape ()."""
+        """Run both passes of each micro-batch; return their contribution to the loss, shape ()."""
         count = self.recipe.gradient_accumulation
         parts: list[Tensor] = []
         for index, micro_batch in enumerate(batch.split(count), start=1):
@@ -148,7 +148,7 @@ class StepWorker(Worker):
         return parts[0] if count == 1 else torch.stack(parts).sum()
 
     def _corrected(self, parts: list[Tensor]) -> list[Tensor]:
-        """Divide losses, and the gradients that are there, by the weight of the whole step."""
+        """Divide losses and existing gradients by the weight of the step."""
         factor = self._correction()
         if factor is None:
             return parts
@@ -178,7 +178,7 @@ class StepWorker(Worker):
         return share_of_step(loss, self._divisor, self.shares)
 
     def _correction(self) -> Tensor | None:
-        """The factor that turns what the step was divided by into its weight, shape ()."""
+        """Factor from the divisor used so far to the weight of the step, shape ()."""
         weights, self._weights = self._weights, []
         if not weights:
             return None
@@ -190,7 +190,7 @@ class StepWorker(Worker):
         return self._divisor / torch.where(total == 0, self._divisor, total)
 
     def _over_shares(self, value: Tensor) -> Tensor:
-        """The sum over the shares of the step, in place.  Collective."""
+        """Sum over the shares of the step, in place.  Collective."""
         if self.weighs_alone:
             value *= self.shares  # as if all weighed as much
         elif self.shares > 1:
@@ -198,26 +198,26 @@ class StepWorker(Worker):
         return value
 
     def _refuse_nothing(self, step_weight: Tensor) -> None:
-        """Raise `DataError` for a step that weighs 0.  On a GPU a look would wait: it trains on."""
+        """Raise `DataError` for a step of weight 0; a GPU does not check, as that would wait."""
         if step_weight.device.type == "cpu" and not (step_weight or self.weighs_alone):
-            found = "the samples of a step weigh 0 together, as the loss returns it"
+            reason = "the samples of a step weigh 0 together, as the loss returns it"
             remedy = "leave out samples that weigh nothing, or use a larger batch"
-            raise DataError("training set", found, remedy)
+            raise DataError("training set", reason, remedy)
 
     @abstractmethod
     def _scale_gradients(self, factor: Tensor) -> None:
-        """Multiply the gradients of the step so far."""
+        """Multiply the existing gradients of the step."""
 
     def share_weight(self, batch: Batch) -> float:
         return float(self._share_weight) if self._adds_weights else batch.weight
 
     def settings(self) -> dict[str, object]:
         alone = "each rank divides by the weight that its loss returns"
-        told = alone if self.weighs_alone else "the ranks add up the weights that losses return"
-        return {"weights": told} if self._adds_weights else {}
+        weights = alone if self.weighs_alone else "the ranks add up the weights that losses return"
+        return {"weights": weights} if self._adds_weights else {}
 
     def _check_weight(self, loss: LossSum, batch: Batch) -> None:
-        """In every step on the host; once where a look would wait for the device."""
+        """Check every step on the host, and once if the check would wait for the device."""
         on_device = isinstance(loss.weight, Tensor) and loss.weight.device.type != "cpu"
         if not (on_device and self._weight_checked):
             check_weight(loss, batch)
@@ -235,7 +235,7 @@ class StepWorker(Worker):
 
     @abstractmethod
     def _update(self) -> None:
-        """Bring the parameters up to date: the gradients of the step are complete."""
+        """Update the parameters: the gradients of the step are complete."""
 
     def _count_updates_of(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.register_step_post_hook(self._count_step)
@@ -274,15 +274,15 @@ class StepWorker(Worker):
             self._shard_again()
 
     def _shard_again(self) -> None:
-        """An evaluation may have left parameters whole."""
+        """Reshard: an evaluation may have left parameters gathered."""
 
 
 @dataclass(kw_only=True, eq=False)
 class EagerWorker(StepWorker):
-    """One of torch's optimizers steps on a model whose gradients reduce themselves."""
+    """Updates a model, whose gradients the library reduces, by an optimizer of torch."""
 
     untracked_bytes: Callable[[], int] = lambda: 0
-    """See `HeldState`."""
+    """Bytes of gradients as in `HeldState.untracked_bytes`."""
     error_feedback: Callable[[], Iterable[Tensor]] = tuple
     """Returns the tensors that the reduction of gradients keeps from step to step."""
 
@@ -306,7 +306,7 @@ class EagerWorker(StepWorker):
         return {n: m for n, m in self.module.named_modules() if n and sharded(m)}
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those that this rank holds, by the names that count."""
+        """Parameters that this rank holds, by their reported names."""
         return self.module.named_parameters()
 
     def _built_optimizer(self) -> torch.optim.Optimizer:
@@ -347,12 +347,12 @@ class EagerWorker(StepWorker):
         if isinstance(self.wrapped_model, DistributedReplicas):
             self.wrapped_model.check_reduced()
         for name, parameter in sorted(self._named_parameters()):
-            yield name, lossless_copy(whole(parameter))
+            yield name, lossless_copy(unsharded(parameter))
 
     def full_gradients(self) -> dict[str, Tensor]:
         scale = self._scaler.get_scale()
         return {
-            name: lossless_copy(whole(p.grad)) / scale
+            name: lossless_copy(unsharded(p.grad)) / scale
             for name, p in self._named_parameters()
             if p.grad is not None
         }
@@ -360,7 +360,7 @@ class EagerWorker(StepWorker):
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         return {
             name: {
-                key: lossless_copy(whole(value))
+                key: lossless_copy(unsharded(value))
                 for key, value in self._optimizer.state.get(parameter, {}).items()
                 if isinstance(value, Tensor)
             }
@@ -388,18 +388,22 @@ def build_optimizer(
     groups: Sequence[ParameterGroup] = (),
     made: Callable[[list[dict[str, Any]], Optimizer], torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
-    """The recipe's optimizer, with no default left to torch; without groups, over one of all.
+    """Build the recipe's optimizer with every default set; without groups, all parameters are one.
 
     Raises `InputError` for a group with an option that the optimizer does not have.
     """
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
-    filled = [{"params": alike, **options} for part, options in parts for alike in by_mesh(part)]
+    filled = [
+        {"params": group_tensors, **options}
+        for part, options in parts
+        for group_tensors in by_mesh(part)
+    ]
     optimizer = (made or create_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
-        found = f"{type(optimizer).__name__} has no {' and no '.join(sorted(unknown))}"
-        raise InputError("parameter_groups", found, "leave it out, or take another optimizer")
+        reason = f"{type(optimizer).__name__} has no {' and no '.join(sorted(unknown))}"
+        raise InputError("parameter_groups", reason, "leave it out, or take another optimizer")
     for group in optimizer.param_groups:
         group[RATE_FACTOR] = group["lr"] / recipe.optimizer.lr
     return optimizer
@@ -407,20 +411,20 @@ def build_optimizer(
 
 def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply tensors in place; all are on one device."""
-    if held := [*tensors]:
-        torch._foreach_mul_(held, factor.to(held[0].device))
+    if tensors := [*tensors]:
+        torch._foreach_mul_(tensors, factor.to(tensors[0].device))
 
 
 def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:
-    """Those together of which torch computes many at once: of one device mesh, and of none."""
-    alike: dict[object, list[AnyTensor]] = {}
+    """Group tensors by device mesh: torch's multi-tensor operators take only one mesh at once."""
+    group_tensors: dict[object, list[AnyTensor]] = {}
     for tensor in tensors:
-        alike.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
-    return [*alike.values()]
+        group_tensors.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return [*group_tensors.values()]
 
 
 def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
-    """Set the groups' learning rates, in proportion where a group has a rate of its own."""
+    """Set the groups' learning rates, scaled by the groups' own factors."""
     for group in groups:
         group["lr"] = learning_rate * group.get(RATE_FACTOR, 1.0)
 
@@ -428,18 +432,18 @@ def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -
 def create_optimizer(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer
 ) -> torch.optim.Optimizer:
-    """Raises `InputError` for a class of the user's that cannot be made."""
+    """Create the optimizer.  Raises `InputError` for a user's class that cannot be created."""
     if spec.path is not None:
         made = user_function(spec.path, "recipe.optimizer.path")
         try:
-            own = made(parameters, lr=spec.lr, **spec.options)
+            optimizer = made(parameters, lr=spec.lr, **spec.options)
         except TypeError as error:
-            found = f"{spec.path} cannot be made: {error}"
-            raise InputError("recipe.optimizer.options", found, "its keyword arguments") from error
-        if not isinstance(own, torch.optim.Optimizer):
-            found = f"{spec.path} made a {type(own).__name__}"
-            raise InputError("recipe.optimizer.path", found, "a torch.optim.Optimizer")
-        return own
+            reason = f"{spec.path} cannot be made: {error}"
+            raise InputError("recipe.optimizer.options", reason, "its keyword arguments") from error
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            reason = f"{spec.path} made a {type(optimizer).__name__}"
+            raise InputError("recipe.optimizer.path", reason, "a torch.optim.Optimizer")
+        return optimizer
     settings = spec.model_dump(exclude={"name", "implementation"})  # of its kind, as torch's
     if spec.implementation != "default":
         settings[spec.implementation] = True
@@ -449,7 +453,7 @@ def create_optimizer(
 
 
 def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
-    """Computation in the recipe's precision over fp32 parameters; nothing for fp32."""
+    """Context of computation in the recipe's precision with fp32 parameters."""
     if recipe.precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
@@ -458,7 +462,7 @@ def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[obj
 def loss_scaler(
     recipe: Recipe, device: torch.device, kind: type[torch.amp.GradScaler] = torch.amp.GradScaler
 ) -> torch.amp.GradScaler:
-    """Scales losses by `LOSS_SCALE` in fp16, and leaves out steps that are not finite.
+    """Return a scaler of losses by `LOSS_SCALE` in fp16 that skips steps which are not finite.
 
     `device` is that of the gradients, which offloading takes to the host: from a GPU the scale
     would be copied there without waiting, and read too early.
@@ -476,7 +480,7 @@ def loss_scaler(
 
 
 def state_keys(spec: Optimizer) -> tuple[str, ...]:
-    """Keys of the optimizer's state that have their parameter's shape."""
+    """Keys of the optimizer's state whose tensors have the parameter's shape."""
     tried = nn.Parameter(torch.ones(2, 3))
     tried.grad = torch.ones(2, 3)
     optimizer = create_optimizer([tried], spec)
@@ -485,8 +489,8 @@ def state_keys(spec: Optimizer) -> tuple[str, ...]:
     return tuple(k for k, v in state if isinstance(v, Tensor) and v.shape == tried.shape)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The unsharded value of a parameter, sharing nothing with it.  Collective for a shard."""
+def unsharded(tensor: Tensor) -> Tensor:
+    """Return an unsharded copy of a parameter.  Collective for a shard."""
     from torch.distributed.tensor import DTensor
 
     detached = tensor.detach()
@@ -502,5 +506,5 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    held = [value for state in optimizer.state.values() for value in state.values()]
-    return [value for value in held if isinstance(value, Tensor)]
+    tensors = [value for state in optimizer.state.values() for value in state.values()]
+    return [value for value in tensors if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""What passes between ranks inside of a model's layers, counted without a rank."""
+"""Activations that ranks exchange inside a model's layers, counted without any rank."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def count_activation_traffic(
     workload: Workload, model: nn.Module, recipe: Recipe, plan: TensorPlan | SequencePlan
 ) -> dict[str, Any]:
-    """`divided` and `divided_again` of `ModelSize`; the model is used up."""
+    """Count `divided` and `divided_again` of `ModelSize`.  The model cannot be used afterwards."""
     divided, again = count_sample(workload, model, plan)[1] or {}, dict[str, int]()
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, workload.blocks(model))
@@ -31,7 +31,7 @@ def count_activation_traffic(
 def count_sample(
     workload: Workload, model: nn.Module, plan: object
 ) -> tuple[int | None, dict[str, int] | None]:
-    """Operations of a sample, and its elements that pass where the plan has ranks meet."""
+    """Count the operations of a sample, and the elements that the plan's ranks exchange."""
     if isinstance(plan, TensorPlan):
         counting = counting_divided(model, plan)
     elif isinstance(plan, SequencePlan):

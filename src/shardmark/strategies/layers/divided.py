@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from shardmark.strategies.step import EagerWorker, by_mesh, local_shard, loss_scaler, whole
+from shardmark.strategies.step import EagerWorker, by_mesh, local_shard, loss_scaler, unsharded
 from shardmark.workloads.base import Batch, CannotShard, TensorPlan
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shardmark.measure.step.recorder import Spans
 
 DIVIDED = {"column": (nn.Linear,), "row": (nn.Linear, nn.Embedding), "gathered": (nn.Linear,)}
-"""How a layer may be divided, and which layers torch divides so."""
+"""Ways to divide a layer, and the layers that torch can divide in this way."""
 STYLES = (*DIVIDED, "summed")
 OTHER_STRATEGY = "use fsdp, or ddp"
 SEQUENCE_DIM = 1
@@ -46,14 +46,14 @@ def problems_with(
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
 ) -> Iterator[CannotShard]:
-    """Why the model cannot be divided over so many ranks by the plan; nothing where it can."""
+    """Yield the reasons why the plan cannot divide the model over this number of ranks."""
     if isinstance(plan, CannotShard):
         yield plan
         return
     styles = styled_modules(model, plan)
     yield from _unclear(plan, styles)
-    for what, count in plan.units.items():
-        yield from _uneven(f"{count} {what}", count, ranks)
+    for quantity, count in plan.units.items():
+        yield from _uneven(f"{count} {quantity}", count, ranks)
     for name, (module, style) in styles.items():
         if style in DIVIDED and not isinstance(module, DIVIDED[style]):
             kind = type(module).__name__
@@ -67,8 +67,8 @@ def problems_with(
             > 1
         ):
             names = [name for name, (module, _) in styles.items() if (module, "weight") in tied]
-            found = f"tied weights of {' and '.join(names)} are divided in two ways"
-            yield CannotShard(found, "untie them, or let the plan divide all of them by tokens")
+            reason = f"tied weights of {' and '.join(names)} are divided in two ways"
+            yield CannotShard(reason, "untie them, or let the plan divide all of them by tokens")
     if loss_parallel and "gathered" not in plan.styles.values():
         yield CannotShard(
             "its plan does not say which layer gives logits", "set loss_parallel: false"
@@ -78,7 +78,7 @@ def problems_with(
 
 
 def _unclear(plan: TensorPlan, styles: Mapping[str, object]) -> Iterator[CannotShard]:
-    """Where its patterns say nothing, or two things: which one counts would be their order."""
+    """Yield patterns that match nothing, and modules that match two different styles."""
     for pattern, style in plan.styles.items():
         if style not in STYLES:
             yield CannotShard(f"its plan divides {pattern} as {style!r}", OTHER_STRATEGY)
@@ -92,25 +92,25 @@ def _unclear(plan: TensorPlan, styles: Mapping[str, object]) -> Iterator[CannotS
             yield CannotShard(f"its plan divides {name} as {' and '.join(sorted(ways))}", remedy)
 
 
-def _uneven(what: str, count: int, ranks: int) -> Iterator[CannotShard]:
+def _uneven(quantity: str, count: int, ranks: int) -> Iterator[CannotShard]:
     if count % ranks:
         fitting = [str(size) for size in range(2, count + 1) if count % size == 0][:4]
         remedy = f"use {' or '.join(fitting)} tensor ranks" if fitting else OTHER_STRATEGY
-        yield CannotShard(f"{what} cannot be divided over {ranks} tensor ranks", remedy)
+        yield CannotShard(f"{quantity} cannot be divided over {ranks} tensor ranks", remedy)
 
 
 def _sequence_problem(plan: TensorPlan, ranks: int) -> Iterator[CannotShard]:
     length, remedy = plan.sequence_length, "set sequence_parallel: false"
     if length is None:
-        found = "this model needs whole sequences between its divided layers"
-        yield CannotShard(found, remedy)
+        reason = "this model needs whole sequences between its divided layers"
+        yield CannotShard(reason, remedy)
     elif length % ranks:
-        found = f"sequences of {length} cannot be divided over {ranks} tensor ranks"
-        yield CannotShard(found, remedy)
+        reason = f"sequences of {length} cannot be divided over {ranks} tensor ranks"
+        yield CannotShard(reason, remedy)
 
 
 def styled_modules(model: nn.Module, plan: TensorPlan) -> dict[str, tuple[nn.Module, str]]:
-    """The plan's modules and styles by name, in the model's own order: the same on every rank."""
+    """Modules and styles of the plan by name, in the model's order, equal on every rank."""
     return {
         name: (module, style)
         for name, module in model.named_modules()
@@ -124,7 +124,7 @@ def _style_of(styles: dict[str, tuple[nn.Module, str]], module: nn.Module) -> st
 
 
 def placement_of(module: nn.Module, parameter: str, style: str | None) -> Placement:
-    """How the plan lays out a parameter."""
+    """Placement of a parameter by the plan."""
     if style in {"column", "gathered"} or (style == "row" and isinstance(module, nn.Embedding)):
         return Shard(0)
     return Shard(1) if style == "row" and parameter == "weight" else Replicate()
@@ -139,23 +139,23 @@ def divide(
     sequence_parallel: bool = False,
     loss_parallel: bool = False,
 ) -> None:
-    """Leave each rank its part of the divided layers, and all of the others.
+    """Replace the parameters of divided layers by this rank's shards.
 
-    Every rank has the same model.  `parts` are other modules with some of its parameters.
+    Every rank has the same model.  `parts` are other modules that share some of its parameters.
     Collective.
     """
     styles, ties = styled_modules(model, plan), _tied(model, *parts)
     for module in _modules(model, *parts):
         style = _style_of(styles, module)
-        own = dict(module.named_parameters(recurse=False))
+        parameters = dict(module.named_parameters(recurse=False))
         if style in DIVIDED:
-            for parameter_name, parameter in own.items():
-                # `parallelize_module` takes the parts as they are.
+            for parameter_name, parameter in parameters.items():
+                # `parallelize_module` leaves existing shards unchanged.
                 placement = placement_of(module, parameter_name, style)
                 module.register_parameter(parameter_name, _part(parameter, mesh, placement))
             torch_style = _torch_style(module, style, sequence_parallel, loss_parallel)
             parallelize_module(module, mesh, torch_style)
-        elif own and (sequence_parallel or style == "summed"):
+        elif parameters and (sequence_parallel or style == "summed"):
             _sum_gradients(module, mesh)
     for (first, first_name), *others in ties:
         for module, name in others:
@@ -163,14 +163,14 @@ def divide(
 
 
 def _keep_part(parameter: Tensor) -> None:
-    """torch leaves an embedding's gradient of all tokens on every rank."""
+    """Shard an embedding's gradient, which torch leaves unsharded on every rank."""
     assert isinstance(parameter, DTensor)
     assert isinstance(parameter.grad, DTensor)
     parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
 
 
 def _part(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-    """The same parameter on the mesh, of which this rank holds its part alone."""
+    """Return the parameter as a DTensor with this rank's shard."""
     placed = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
     return nn.Parameter(placed, requires_grad=parameter.requires_grad)
 
@@ -191,9 +191,9 @@ def _torch_style(
 
 
 def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Add up the gradients of a whole layer to which each rank passes a part of the activations."""
+    """Sum the gradients of a replicated layer whose activations are sharded over the ranks."""
     forward, group = module.forward, mesh.get_group()
-    # Attention of torch's takes the weights of its last layer, and does not call it.
+    # torch's attention uses the weights of its last layer without calling it.
     owners = [module, *(module.children() if isinstance(module, nn.MultiheadAttention) else ())]
 
     def add_up(gradient: Tensor) -> Tensor:
@@ -204,40 +204,40 @@ def _sum_gradients(module: nn.Module, mesh: DeviceMesh) -> None:
     def summed(parameter: nn.Parameter | None) -> Tensor | None:
         if parameter is None or not parameter.requires_grad:
             return parameter
-        used = parameter.view_as(parameter)  # FSDP2 looks at no hook of the parameter's own
+        used = parameter.view_as(parameter)  # FSDP2 ignores hooks of the parameter itself
         used.register_hook(add_up)  # type: ignore[no-untyped-call]  # torch's
         return used
 
     def summing(*args: Any, **kwargs: Any) -> Any:
-        held = [dict(owner._parameters) for owner in owners]
-        for owner, parameters in zip(owners, held, strict=True):
+        originals = [dict(owner._parameters) for owner in owners]
+        for owner, parameters in zip(owners, originals, strict=True):
             owner._parameters.update({name: summed(p) for name, p in parameters.items()})
         try:
             return forward(*args, **kwargs)
         finally:
-            for owner, parameters in zip(owners, held, strict=True):
+            for owner, parameters in zip(owners, originals, strict=True):
                 owner._parameters.update(parameters)
 
     module.forward = summing
 
 
 def _modules(*models: nn.Module) -> list[nn.Module]:
-    """Each once, in the order of the first that has it."""
+    """Modules of the models, without duplicates, in order."""
     return list(dict.fromkeys(chain.from_iterable(model.modules() for model in models)))
 
 
 def _tied(*models: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Modules and names of each parameter that several have."""
+    """Modules and names of each parameter that several modules share."""
     owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = defaultdict(list)
     for module in _modules(*models):
         for name, parameter in module.named_parameters(recurse=False):
             owners[parameter].append((module, name))
-    return [found for found in owners.values() if len(found) > 1]
+    return [uses for uses in owners.values() if len(uses) > 1]
 
 
 @contextmanager
 def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str]]:
-    """Elements of a sample that pass the sides of divided layers on which ranks meet.
+    """Count the elements of a sample that tensor-parallel ranks communicate, by position.
 
     `in`: into layers that divide their outputs; `out`: of those that divide their inputs; `rows`:
     of embeddings that divide their tokens; `logits`: of layers whose outputs are gathered.  Calls
@@ -273,42 +273,42 @@ def counting_divided(model: nn.Module, plan: TensorPlan) -> Iterator[Counter[str
 
 
 def total_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Of the gradients of all ranks of each parameter's mesh, shape ()."""
+    """Norm of the gradients over all ranks of each parameter's mesh, shape ()."""
     gradients = [p.grad for p in parameters if p.grad is not None]
-    norms = [whole(nn.utils.get_total_norm(alike)) for alike in by_mesh(gradients)]
+    norms = [unsharded(nn.utils.get_total_norm(group)) for group in by_mesh(gradients)]
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 
 def clip(parameters: Iterable[nn.Parameter], largest_norm: float, norm: Tensor) -> None:
-    for alike in by_mesh(parameters):
-        nn.utils.clip_grads_with_norm_(alike, largest_norm, norm)
+    for group in by_mesh(parameters):
+        nn.utils.clip_grads_with_norm_(group, largest_norm, norm)
 
 
 class MeshesScaler(torch.amp.GradScaler):
-    """Takes gradients mesh by mesh: torch's looks for infinite ones in all at once."""
+    """Unscales gradients mesh by mesh: torch's scaler checks all of them in a single call."""
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, *args: Any
     ) -> dict[torch.device, Tensor]:
-        found: dict[torch.device, Tensor] = {}
+        infinite_of: dict[torch.device, Tensor] = {}
         unscale: Any = super()._unscale_grads_
-        for alike in by_mesh(p for group in optimizer.param_groups for p in group["params"]):
-            of_mesh = SimpleNamespace(param_groups=[{"params": alike}])
+        for parameters in by_mesh(p for group in optimizer.param_groups for p in group["params"]):
+            of_mesh = SimpleNamespace(param_groups=[{"params": parameters}])
             for device, infinite in unscale(of_mesh, *args).items():
-                found[device] = torch.maximum(found.get(device, infinite), infinite)
-        return found
+                infinite_of[device] = torch.maximum(infinite_of.get(device, infinite), infinite)
+        return infinite_of
 
 
 @dataclass(kw_only=True, eq=False)
 class DividedWorker(EagerWorker):
-    """Trains divided layers; the loss too is computed on divided logits where that is asked."""
+    """Trains divided layers, with `loss_parallel` also the loss on divided logits."""
 
     loss_parallel: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Not earlier: a module that is moved to a device loses its hooks.
+        # Hooks are registered last: a module loses them when it is moved to a device.
         for module in self.module.modules():
             weight = module.weight if isinstance(module, nn.Embedding) else None
             if isinstance(weight, DTensor) and weight.requires_grad:

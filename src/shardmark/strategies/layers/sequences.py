@@ -1,4 +1,4 @@
-"""Ranks with parts of the same sequences, which they exchange for heads around attention."""
+"""Sequence parallelism: ranks exchange parts of sequences for attention heads around attention."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Divides one axis over the ranks, and puts another one together; the gradient goes back."""
+    """Shards one axis over the ranks and gathers another one; backward does the reverse."""
 
     @staticmethod
     def forward(
         ctx: Any, tensor: Tensor, divided: int, joined: int, group: dist.ProcessGroup
     ) -> Tensor:
         ctx.back = (joined, divided, group)
-        return _passed(tensor, divided, joined, group)
+        return _exchange_axes(tensor, divided, joined, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _passed(gradient, *ctx.back), None, None, None
+        return _exchange_axes(gradient, *ctx.back), None, None, None
 
 
-def _passed(tensor: Tensor, divided: int, joined: int, group: dist.ProcessGroup) -> Tensor:
+def _exchange_axes(tensor: Tensor, divided: int, joined: int, group: dist.ProcessGroup) -> Tensor:
     sent = torch.stack(tensor.chunk(group.size(), divided)).contiguous()
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
@@ -44,7 +44,7 @@ def _passed(tensor: Tensor, divided: int, joined: int, group: dist.ProcessGroup)
 
 
 class SequenceExchange:
-    """Among the ranks of a group while `parts` are computed; whole sequences pass as they are."""
+    """Exchange among the ranks of a group while `parts` is True; otherwise inputs are unchanged."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group, self.parts = group, False
@@ -52,8 +52,8 @@ class SequenceExchange:
     def to_heads(self, part: Tensor, *, positions: int, heads: int) -> Tensor:
         return self._exchanged(part, heads, positions)
 
-    def to_positions(self, whole: Tensor, *, positions: int, heads: int) -> Tensor:
-        return self._exchanged(whole, positions, heads)
+    def to_positions(self, full: Tensor, *, positions: int, heads: int) -> Tensor:
+        return self._exchanged(full, positions, heads)
 
     def _exchanged(self, tensor: Tensor, divided: int, joined: int) -> Tensor:
         if not self.parts:
@@ -62,11 +62,11 @@ class SequenceExchange:
 
 
 class _Counting:
-    """Counts what would be exchanged of whole sequences."""
+    """Counts the elements that ranks would exchange, on full sequences."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
-        """Positions, and elements of a sample."""
+        """Positions and elements of a sample for each call."""
 
     def to_heads(self, part: Tensor, *, positions: int, heads: int) -> Tensor:
         self.calls.append((part.shape[positions], part.numel() // part.shape[0]))
@@ -77,7 +77,7 @@ class _Counting:
 
 @contextmanager
 def counting_exchanged(plan: SequencePlan) -> Iterator[Counter[str]]:
-    """`exchanged`: elements of a sample that attention takes and gives; of the longest samples."""
+    """Count `exchanged` elements of the longest samples, and `calls` of the exchange."""
     counting, counted = _Counting(), Counter[str]()
     plan.attend(counting)
     yield counted
@@ -89,35 +89,35 @@ def counting_exchanged(plan: SequencePlan) -> Iterator[Counter[str]]:
 def problems_with(
     plan: SequencePlan | CannotShard, model: nn.Module, ranks: int
 ) -> Iterator[CannotShard]:
-    """Why so many ranks cannot share its sequences and train the same; nothing where they can."""
+    """Yield the reasons why this number of ranks cannot divide the sequences."""
     if isinstance(plan, CannotShard):
         yield plan
         return
-    for what, count in plan.units.items():
+    for quantity, count in plan.units.items():
         if count % ranks:
             fitting = [str(size) for size in range(2, count + 1) if count % size == 0][:4]
             remedy = f"use {' or '.join(fitting)} ranks of sequence, or fsdp"
-            yield CannotShard(f"{count} {what} cannot be divided over {ranks} ranks", remedy)
+            yield CannotShard(f"{count} {quantity} cannot be divided over {ranks} ranks", remedy)
     for name, module in model.named_modules():
         if isinstance(module, _DropoutNd) and module.p:
-            found = f"{name}, a dropout, would draw other masks for parts of sequences"
-            yield CannotShard(found, "set dropout to 0")
+            reason = f"{name}, a dropout, would draw other masks for parts of sequences"
+            yield CannotShard(reason, "set dropout to 0")
         if isinstance(module, _BatchNorm):
-            found = f"{name}, a batch norm, would take the statistics of a part"
-            yield CannotShard(found, "use another norm, or ddp")
+            reason = f"{name}, a batch norm, would take the statistics of a part"
+            yield CannotShard(reason, "use another norm, or ddp")
 
 
 @dataclass(kw_only=True, eq=False)
 class SequenceWorker(EagerWorker):
-    """Trains on one part of each sequence; the other ranks of its group have the others.
+    """Trains on a part of each sequence; other ranks of its group have the other parts.
 
-    Gradients reduce over all ranks, whatever they have parts of.
+    Gradients are reduced over all ranks.
     """
 
     plan_of: Callable[[nn.Module], SequencePlan]
-    """How ranks share the sequences of the model; raises where they cannot."""
+    """Returns the plan that divides the sequences; raises if they cannot be divided."""
     sequence: dist.ProcessGroup
-    """Ranks with the same samples."""
+    """Ranks that process the same samples."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,7 +127,7 @@ class SequenceWorker(EagerWorker):
         plan.attend(self._exchange)
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        """The loss of the whole sequences, which all ranks of the group tell."""
+        """Return the loss of the full sequences, summed over the group."""
         part = self._part(batch, self.sequence.rank(), self.sequence.size())
         self._exchange.parts = True  # evaluation calls the model with whole sequences
         try:
@@ -140,7 +140,7 @@ class SequenceWorker(EagerWorker):
         return dist.all_reduce(loss, group=self.sequence, async_op=True)
 
     def _over_shares(self, value: Tensor) -> Tensor:
-        """The sum over parts of sequences, too, which each have a part of the weight."""
+        """Sum over shares and over parts of sequences, each with a part of the weight."""
         dist.all_reduce(value)
         return value
 
@@ -150,7 +150,7 @@ class SequenceWorker(EagerWorker):
         return super().share_weight(batch)
 
     def _check_weight(self, loss: LossSum, batch: Batch) -> None:
-        """Once: parts together must weigh what their samples do."""
+        """Check once that the parts together have the weight of their samples."""
         if not self._weight_checked:
             weight = torch.as_tensor(loss.weight, dtype=torch.float32, device=self.device).clone()
             dist.all_reduce(weight, group=self.sequence)

@@ -1,4 +1,4 @@
-"""Cuts a model into the stages of a pipeline, and trains those of one rank."""
+"""Cuts a model into the stages of a pipeline, and trains the stages of one rank."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from shardmark.workloads.base import Batch, BatchPlan, CannotShard, Workload
 
 Parts = Sequence[nn.Module]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""What the model is called with."""
-Held = TypeVar("Held")
+"""Positional and keyword arguments of a call of the model."""
+Value = TypeVar("Value")
 
 
 def problems_of(
     parts: Parts | CannotShard, model: nn.Module, workload: Workload, stages: int
 ) -> Iterator[CannotShard]:
-    """Why the model cannot be cut into so many stages; nothing where it can."""
+    """Yield the reasons why the model cannot be cut into this number of stages."""
     if isinstance(parts, CannotShard):
         yield parts
         return
@@ -53,31 +53,31 @@ def problems_of(
 
 
 def _of_micro_batches(model: nn.Module, workload: Workload) -> Iterator[CannotShard]:
-    """Where they would train another thing than the whole batch."""
+    """Yield the reasons why training in micro-batches would differ from the full batch."""
     if workload.not_additive is not None:
-        found = f"micro-batches cannot have the loss of the whole: {workload.not_additive}"
-        yield CannotShard(found, OTHER_STRATEGY)
+        reason = f"micro-batches cannot have the loss of the whole: {workload.not_additive}"
+        yield CannotShard(reason, OTHER_STRATEGY)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
-            found = f"{name}, a batch norm, would take the statistics of each micro-batch"
-            yield CannotShard(found, "use another norm, or ddp")
+            reason = f"{name}, a batch norm, would take the statistics of each micro-batch"
+            yield CannotShard(reason, "use another norm, or ddp")
         drawn = isinstance(module, _DropoutNd) and module.p
         if drawn or (isinstance(module, nn.MultiheadAttention) and module.dropout):
-            found = f"{name}, a dropout, would draw masks in another order than one device"
-            yield CannotShard(found, "set dropout to 0")
+            reason = f"{name}, a dropout, would draw masks in another order than one device"
+            yield CannotShard(reason, "set dropout to 0")
 
 
 def _of_parts(parts: Parts, model: nn.Module, stages: int) -> Iterator[CannotShard]:
     inside = {id(parameter) for part in parts for parameter in part.parameters()}
     missing = [name for name, p in model.named_parameters() if id(p) not in inside]
     if missing:
-        found = f"its pipeline_parts leave out {', '.join(missing[:3])}"
-        yield CannotShard(found, "have every parameter in a part")
+        reason = f"its pipeline_parts leave out {', '.join(missing[:3])}"
+        yield CannotShard(reason, "have every parameter in a part")
     count = len(_with_parameters(parts))
     if count < stages:
-        found = f"{count} parts with parameters do not make {stages} stages"
+        reason = f"{count} parts with parameters do not make {stages} stages"
         yield CannotShard(
-            found, "use fewer ranks, a schedule with one stage a rank, or a deeper model"
+            reason, "use fewer ranks, a schedule with one stage a rank, or a deeper model"
         )
 
 
@@ -128,18 +128,18 @@ def _cost(part: nn.Module) -> int:
 
 
 def chained(parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
-    """The output of the last part, each called with that of the one before; can be sent."""
+    """Call the parts one after the other; return the last output as contiguous tensors."""
     first, *others = parts
     value = first(*args, **kwargs)
     for part in others:
         value = part(*value) if isinstance(value, tuple) else part(value)
-    if isinstance(value, Tensor):  # the general way takes a tenth of a millisecond
+    if isinstance(value, Tensor):  # tree_map takes a tenth of a millisecond
         return value.contiguous()
     return tree_map_only(Tensor, Tensor.contiguous, value)
 
 
 class _Called(Exception):  # noqa: N818  (no error)
-    """Leaves a loss at its call of the model."""
+    """Leaves the loss at its call of the model."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
@@ -147,14 +147,14 @@ class _Called(Exception):  # noqa: N818  (no error)
 
 
 class _Asking(nn.Module):
-    """In the place of a model whose inputs are wanted."""
+    """Stands for the model to find the arguments of its call."""
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
         raise _Called((args, kwargs))
 
 
 class _Answering(nn.Module):
-    """In the place of a model whose output is known, and asked for once."""
+    """Stands for the model, and returns its computed output once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ class _Answering(nn.Module):
 
 
 def call_of(workload: Workload, batch: Batch) -> Call:
-    """What the loss of the batch calls the model with."""
+    """Return the arguments with which the loss of the batch calls the model."""
     try:
         workload.loss(_Asking(), batch)
     except _Called as called:
@@ -180,7 +180,7 @@ def call_of(workload: Workload, batch: Batch) -> Call:
 
 
 class Stage(nn.Module):
-    """Consecutive parts of the model; the first stage is given the number of a micro-batch."""
+    """Consecutive parts of the model.  The first stage takes the number of a micro-batch."""
 
     def __init__(
         self,
@@ -202,33 +202,33 @@ class Stage(nn.Module):
 
 
 class _MarkedStage(PipelineStage):
-    """Marks the backward passes, which a schedule calls when it is their turn."""
+    """Marks the spans of backward passes, which the schedule calls."""
 
     spans: Callable[[], Spans]
     types: Sequence[torch.dtype]
-    """Of what the next stage makes room for."""
+    """Types of the tensors for which the next stage allocates buffers."""
 
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
-        given = super().forward_one_chunk(*args, **kwargs)
-        found = [tensor.dtype for tensor in (given if isinstance(given, tuple) else (given,))]
-        if not self.is_last and found != self.types:
-            kinds = " and ".join(str(dtype) for dtype in found)
+        output = super().forward_one_chunk(*args, **kwargs)
+        types = [tensor.dtype for tensor in (output if isinstance(output, tuple) else (output,))]
+        if not self.is_last and types != self.types:
+            kinds = " and ".join(str(dtype) for dtype in types)
             raise InputError(
                 "recipe.precision",
                 f"stage {self.stage_index} ends in {kinds} on this device, and on no CPU",
                 "use fp32, or another number of stages",
             )
-        return given
+        return output
 
     def backward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
         with self.spans().span("backward"):
             return super().backward_maybe_with_nosync(*args, **kwargs)
 
 
-class HollowStages:
-    """A copy of the whole stages without data, which tells the shapes of what they pass on.
+class MetaStages:
+    """Copy of the unsharded stages without data, from which shapes of their outputs are known.
 
-    Activations are divided by position over `sequence_ranks`.
+    Activations are sharded by position over `sequence_ranks`.
     """
 
     def __init__(self, stages: Sequence[Parts], sequence_ranks: int = 1) -> None:
@@ -238,50 +238,49 @@ class HollowStages:
             self._stages = [list(parts) for parts in copy.deepcopy(stages)]
 
     def outputs(self, call: Call, recipe: Recipe) -> list[tuple[Tensor, ...]]:
-        """What each stage gives for such a call."""
+        """Outputs of each stage for the call, without data."""
         outputs: list[tuple[Tensor, ...]] = []
-        # On the host whatever the device: shapes and types are the same.
+        # Shapes and types on the host are those of every device.
         with self._mode, autocast(recipe, torch.device("cpu")):
             args, kwargs = tree_map_only(
-                Tensor, lambda given: torch.empty_like(given, device="cpu"), call
+                Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), call
             )
             for parts in self._stages:
-                given = chained(parts, *args, **kwargs)
-                args, kwargs = given if isinstance(given, tuple) else (given,), {}
+                output = chained(parts, *args, **kwargs)
+                args, kwargs = output if isinstance(output, tuple) else (output,), {}
                 outputs.append(tuple(map(self._part, args)))
         return outputs
 
-    def _part(self, passed: Tensor) -> Tensor:
-        if self._sequence_ranks == 1 or not passed.requires_grad:
-            return passed
-        part = passed.chunk(self._sequence_ranks, dim=SEQUENCE_DIM)[0]
+    def _part(self, activation: Tensor) -> Tensor:
+        if self._sequence_ranks == 1 or not activation.requires_grad:
+            return activation
+        part = activation.chunk(self._sequence_ranks, dim=SEQUENCE_DIM)[0]
         return torch.empty_like(part, requires_grad=True)
 
 
 def pipeline_sends(stages: Sequence[Parts], workload: Workload, ranks: int) -> dict[str, float]:
-    """Bytes of a sample between stages, both ways, tied elements, and how uneven ranks are, as
-    `ModelSize` has them.
+    """Fields of `ModelSize` about stages: bytes sent, tied parameters, and imbalance of the ranks.
 
-    Found on a copy without data, in the precision of the parameters: what autocast narrows on its
-    way through a block is widened where it is added up.
+    They are computed on a copy without data, in the precision of the parameters: residual sums
+    widen activations that autocast narrows inside a block.
     """
     plan = BatchPlan(global_batch=1, seed=0)
     batch = next(iter(workload.batches(plan, Shard(index=0, count=1))))
     call = call_of(workload, batch)
-    hollow = [nn.ModuleList(parts).to("meta") for parts in copy.deepcopy(stages)]
+    meta_parts = [nn.ModuleList(parts).to("meta") for parts in copy.deepcopy(stages)]
     sent = 0
-    # Masks of transformers ask for values of what is on the meta device, but not of fake tensors.
+    # Masks of transformers read values of meta tensors, but not of fake tensors.
     with FakeTensorMode(allow_non_fake_inputs=True):
         args, kwargs = tree_map_only(
-            Tensor, lambda given: torch.empty_like(given, device="meta"), call
+            Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), call
         )
-        for parts in hollow[:-1]:
-            given = chained([*parts], *args, **kwargs)
-            args, kwargs = given if isinstance(given, tuple) else (given,), {}
+        for parts in meta_parts[:-1]:
+            output = chained([*parts], *args, **kwargs)
+            args, kwargs = output if isinstance(output, tuple) else (output,), {}
             sent += sum(tensor.nbytes * (2 if tensor.requires_grad else 1) for tensor in args)
-    holders = Counter(p for parts in hollow for p in {*parts.parameters()} if p.requires_grad)
+    holders = Counter(p for parts in meta_parts for p in {*parts.parameters()} if p.requires_grad)
     tied = sum(parameter.numel() for parameter, count in holders.items() if count > 1)
-    of_ranks = [[*chain(*hollow[rank::ranks])] for rank in range(ranks)]
+    of_ranks = [[*chain(*meta_parts[rank::ranks])] for rank in range(ranks)]
     costs = [sum(map(_cost, parts)) for parts in of_ranks]
     sizes = [sum(p.numel() for p in nn.ModuleList(parts).parameters()) for parts in of_ranks]
     return {
@@ -294,23 +293,23 @@ def pipeline_sends(stages: Sequence[Parts], workload: Workload, ranks: int) -> d
 
 @dataclass(kw_only=True, eq=False)
 class PipelineWorker(DividedWorker):
-    """Trains one rank's stages; all ranks of its pipeline have the same samples.
+    """Trains the stages of one rank; all ranks of its pipeline process the same samples.
 
-    Parameters of other ranks' stages are taken out of the model; all keep their names.
+    Parameters of other ranks' stages are removed from the model; parameter names stay the same.
     """
 
     stages: list[list[nn.Module]]
-    """Parts of all stages, which go round over the ranks."""
-    hollow: HollowStages
+    """Parts of all stages; stages are assigned to the ranks in turn."""
+    meta_stages: MetaStages
     pipeline: dist.ProcessGroup
-    """The pipeline's ranks."""
+    """Ranks of this pipeline."""
     pipelines: Sequence[Sequence[int]]
-    """The ranks of each pipeline there is, stage by stage."""
+    """Ranks of every pipeline, in the order of stages."""
     schedule: str
-    """Class in `torch.distributed.pipelining`."""
+    """Name of the class in `torch.distributed.pipelining`."""
     micro_batches: int
     replicate: Callable[[Stage], nn.Module] = lambda stage: stage
-    """Has a stage share its gradients with the ranks that have it for other samples."""
+    """Wraps a stage to reduce its gradients over the ranks with other samples."""
 
     def __post_init__(self) -> None:
         ranks, rank = self.pipeline.size(), self.pipeline.rank()
@@ -320,14 +319,14 @@ class PipelineWorker(DividedWorker):
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
-        self._untold = torch.zeros(())
-        """The step's loss, 0 but on the last stage, until all stages know it."""
+        self._unsent_loss = torch.zeros(())
+        """Loss of the step until it is sent to all stages; 0 except on the last stage."""
         first_names: dict[nn.Parameter, str] = {}
         self._names = {
             path: first_names.setdefault(parameter, path)
             for path, parameter in self.module.named_parameters(remove_duplicate=False)
         }
-        """As the whole model has it, by the place of a parameter: a tied one has several places."""
+        """Names in the full model by the path of a parameter; a tied one has several paths."""
         holders = {
             name: sorted(
                 {
@@ -338,11 +337,11 @@ class PipelineWorker(DividedWorker):
             )
             for parameter, name in first_names.items()
         }
-        self._own = range(rank, len(self.stages), ranks)
-        self._keep([part for index in self._own for part in self.stages[index]])
+        self._stage_indices = range(rank, len(self.stages), ranks)
+        self._keep([part for index in self._stage_indices for part in self.stages[index]])
         self.module.to(self.device)
         self._counted = {name for name, held_by in holders.items() if held_by[0] == rank}
-        """Parameters that this rank answers for: one rank does for each."""
+        """Parameters that this rank counts in norms; each counts on one rank."""
         self.modules = [
             self.replicate(
                 Stage(
@@ -351,7 +350,7 @@ class PipelineWorker(DividedWorker):
                     call_of=self._call_of if index == 0 else None,
                 )
             )
-            for index in self._own
+            for index in self._stage_indices
         ]
         super().__post_init__()
         shared = sorted({tuple(held_by) for held_by in holders.values() if len(held_by) > 1})
@@ -363,30 +362,30 @@ class PipelineWorker(DividedWorker):
         }
 
     def _keep(self, parts: Parts) -> None:
-        """Let go of all parameters that are in none of the parts, and of tied ones' other places.
+        """Remove all parameters outside of the parts, and other uses of tied parameters.
 
-        A part may hold what is not in a module of its own, but in the model's.
+        A part may also use parameters that are registered in other modules of the model.
         """
         inside = {module for part in parts for module in part.modules()}
-        kept = {id(p) for module in inside for p in module.parameters(recurse=False)}
+        used = {id(p) for module in inside for p in module.parameters(recurse=False)}
         modules = [*self.module.modules()]
         placed = {id(p) for m in modules if m in inside for p in m.parameters(recurse=False)}
         for module in modules:
             for name, parameter in list(module.named_parameters(recurse=False)):
-                if id(parameter) not in kept or (id(parameter) in placed and module not in inside):
+                if id(parameter) not in used or (id(parameter) in placed and module not in inside):
                     module.register_parameter(name, None)
 
     def _group_of(self, places: Sequence[int]) -> Any:
-        """Of those places of this rank's pipeline; all ranks call, as NCCL needs them to."""
+        """Group of some ranks of this pipeline.  All ranks must call, as NCCL requires."""
         if len(places) == self.pipeline.size():
             return self.pipeline
         lines = ([line[place] for place in places] for line in self.pipelines)
-        own, _ = dist.new_subgroups_by_enumeration([*lines])
-        return own
+        group, _ = dist.new_subgroups_by_enumeration([*lines])
+        return group
 
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        held = self.module.named_parameters(remove_duplicate=False)
-        return iter({self._names[path]: parameter for path, parameter in held}.items())
+        paths = self.module.named_parameters(remove_duplicate=False)
+        return iter({self._names[path]: parameter for path, parameter in paths}.items())
 
     @contextmanager
     def _marked_forward(self) -> Iterator[None]:
@@ -407,12 +406,12 @@ class PipelineWorker(DividedWorker):
             return self._part_of_step(loss, batch, parts)
 
     def _forward_backward(self, batch: Batch, recorder: Spans) -> Tensor:
-        """Both passes of all micro-batches; the step's loss, which the last stage knows."""
+        """Run both passes of all micro-batches; return the loss, which only the last stage has."""
         self._spans = recorder
         losses: list[Tensor] = []
         with recorder.span("pipeline"):
-            for passed in batch.split(self.recipe.gradient_accumulation):
-                losses += self._passed(passed.split(self.micro_batches))
+            for part in batch.split(self.recipe.gradient_accumulation):
+                losses += self._run_schedule(part.split(self.micro_batches))
             for name, group in self._tied.items():
                 self._sum_up(self._trained[name], group)
         self._spans = NoSpans()
@@ -421,7 +420,7 @@ class PipelineWorker(DividedWorker):
         return torch.stack(losses).sum() if losses else torch.zeros((), device=self.device)
 
     def _correction(self) -> Tensor | None:
-        """The last stage, which alone has losses, gives it to the others."""
+        """Broadcast the correction from the last stage, which alone has losses."""
         last = self.pipeline.size() - 1
         if not (self._weight_checked or self.workload.weights_known):
             adds = torch.tensor(float(self._adds_weights or False), device=self.device)
@@ -437,58 +436,61 @@ class PipelineWorker(DividedWorker):
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
         if self.recipe.gradient_clipping is not None:
-            self._untold = loss  # goes with the norm: a message less
+            self._unsent_loss = loss  # is sent with the norm, to save a message
             return None
         last = self.pipeline.size() - 1
         return dist.broadcast(loss, group=self.pipeline, group_src=last, async_op=True)
 
-    def _passed(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
-        """One turn of the schedule; losses where the last stage is."""
+    def _run_schedule(self, micro_batches: Sequence[Batch]) -> list[Tensor]:
+        """Run the schedule once; return losses on the rank of the last stage."""
         self._micro_batches = micro_batches
         schedule = self._schedule_for(self._call_of(0))
-        numbers = torch.arange(len(micro_batches))  # micro-batches are split by what they are
+        numbers = torch.arange(len(micro_batches))  # stages look micro-batches up by number
         losses: list[Tensor] = []
         try:
             schedule.step(
-                *([numbers] if 0 in self._own else []),
-                target=numbers if len(self.stages) - 1 in self._own else None,
+                *([numbers] if 0 in self._stage_indices else []),
+                target=numbers if len(self.stages) - 1 in self._stage_indices else None,
                 losses=losses,
                 return_outputs=False,
             )
         except RuntimeError as error:
-            raise error.__cause__ or error from None  # a stage wraps what it meets
+            raise error.__cause__ or error from None  # a stage wraps errors
         self._micro_batches = ()
         self._calls.clear()
         return [local_shard(loss).detach() for loss in losses]
 
     def _schedule_for(self, call: Call) -> Any:
-        """Made once for each size of a micro-batch: every stage has to know what it will receive.
+        """Return the schedule for a size of micro-batch; every stage must know its input shapes.
 
-        Found out without data, as a pass with data would move torch's generators.
+        Shapes are computed without data, since a pass with data would advance random generators.
         """
         tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
         sizes = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
         if sizes not in self._schedules:
-            passed = [(torch.zeros(1, dtype=torch.int64),), *self.hollow.outputs(call, self.recipe)]
+            shapes = [
+                (torch.zeros(1, dtype=torch.int64),),
+                *self.meta_stages.outputs(call, self.recipe),
+            ]
             samples = len(self._micro_batches[0])
             self._between_stages_bytes = sum(
                 tensor.nbytes * (2 if tensor.requires_grad else 1) // samples
-                for tensors in passed[1:-1]
+                for tensors in shapes[1:-1]
                 for tensor in tensors
             )
             stages = []
-            for index, module in zip(self._own, self.modules, strict=True):
+            for index, module in zip(self._stage_indices, self.modules, strict=True):
                 stage = _MarkedStage(
                     module,
                     index,
                     len(self.stages),
                     self.device,
-                    input_args=passed[index],
-                    output_args=passed[index + 1],
+                    input_args=shapes[index],
+                    output_args=shapes[index + 1],
                     group=self.pipeline,
                 )
                 stage.spans = lambda: self._spans
-                stage.types = [tensor.dtype for tensor in passed[index + 1]]
+                stage.types = [tensor.dtype for tensor in shapes[index + 1]]
                 stages.append(stage)
             made = getattr(pipelining, self.schedule)
             self._schedules[sizes] = made(
@@ -501,17 +503,17 @@ class PipelineWorker(DividedWorker):
 
     @staticmethod
     def _sum_up(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:
-        """A tied parameter's gradient is that of all its places."""
+        """Sum the gradients of a tied parameter over the stages that use it."""
         gradient = parameter.grad
         assert gradient is not None, "every place of a tied weight is used"
         dist.all_reduce(local_shard(gradient), group=group)
 
     def _clip(self, largest_norm: float) -> None:
-        """By the norm of all stages together, with which the last stage's loss goes round."""
-        own = [p for name, p in self._trained.items() if name in self._counted]
-        both = torch.stack([total_norm(own).square().to(self.device), self._untold])
+        """Clip by the norm over all stages, which is sent together with the last stage's loss."""
+        counted = [p for name, p in self._trained.items() if name in self._counted]
+        both = torch.stack([total_norm(counted).square().to(self.device), self._unsent_loss])
         dist.all_reduce(both, group=self.pipeline)
-        self._untold.copy_(both[1])
+        self._unsent_loss.copy_(both[1])
         clip(self._parameters, largest_norm, both[0].sqrt())
 
     def between_stages(self) -> Mapping[str, int]:
@@ -530,14 +532,14 @@ class PipelineWorker(DividedWorker):
         return self._of_all(super().full_optimizer_state())
 
     def buffers(self) -> dict[str, Tensor]:
-        """All stages'.  Collective over the pipeline."""
-        own = {id(b) for stage in self.modules for b in stage.buffers()}
-        mine = {n for n, buffer in self.module.named_buffers() if id(buffer) in own}
-        known = super().buffers()
-        return known | self._of_all({name: known[name] for name in mine})
+        """Buffers of all stages.  Collective over the pipeline."""
+        ids = {id(b) for stage in self.modules for b in stage.buffers()}
+        names = {n for n, buffer in self.module.named_buffers() if id(buffer) in ids}
+        buffers = super().buffers()
+        return buffers | self._of_all({name: buffers[name] for name in names})
 
-    def _of_all(self, held: Mapping[str, Held]) -> dict[str, Held]:
-        """What the pipeline's ranks hold, together.  Collective over them."""
-        everybody: list[Any] = [None] * self.pipeline.size()
-        dist.all_gather_object(everybody, dict(held), group=self.pipeline)
-        return {name: value for part in reversed(everybody) for name, value in part.items()}
+    def _of_all(self, values: Mapping[str, Value]) -> dict[str, Value]:
+        """Merge the mappings of all ranks of the pipeline.  Collective."""
+        rank_values: list[Any] = [None] * self.pipeline.size()
+        dist.all_gather_object(rank_values, dict(values), group=self.pipeline)
+        return {name: value for part in reversed(rank_values) for name, value in part.items()}

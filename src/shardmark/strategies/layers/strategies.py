@@ -1,6 +1,6 @@
-"""Layers divided over ranks that see the same samples: tensor parallelism, pipelines, products.
+"""Tensor parallelism, pipelines, and their products with DDP or FSDP2.
 
-`Layered` is all of it on one mesh; each class below it is a name for some axes and options.
+`Layered` implements all of them on one mesh; each of its subclasses names some axes and options.
 """
 
 from __future__ import annotations
@@ -55,35 +55,34 @@ SCHEDULES: dict[Schedule, ScheduleClass] = {
 MICRO_BATCHES_A_RANK = 2
 MicroBatches = Annotated[int, Field(ge=1)] | None
 AXES = ("data", "shard", "pipeline", "tensor")
-"""Of a mesh, neighbours last."""
+"""Axes of a mesh; ranks that are neighbours on the last axis have consecutive numbers."""
 ANY_MESH = "fsdp-tp-pp"
 
 
 class Layered(Strategy):
-    """Not a data class: each name says which of these are its options."""
+    """Base of all strategies on a mesh.  Its subclasses declare which attributes are options."""
 
     axes: ClassVar[tuple[str, ...]]
-    """Those with two or more ranks each; the first has what the others leave."""
+    """Axes with two or more ranks; the first one takes the ranks that the others leave."""
     any_axes: ClassVar[bool] = False
-    """A mesh that is given may have other axes than those."""
+    """True if an explicit mesh may have other axes."""
     mesh: Mesh | None = None
-    """Ranks by axis, e.g. {shard: 2, tensor: 2, pipeline: 2}; null: 2 of each axis and the rest
-    of the first one.  `fsdp-tp` has the ranks of a node for `tensor` where there are several."""
+    """Ranks by axis, e.g. {shard: 2, tensor: 2, pipeline: 2}; null: 2 for each axis, and the rest
+    for the first one.  On several nodes, `tensor` of `fsdp-tp` has the ranks of a node."""
     sequence_parallel: bool = False
-    """Between divided layers each rank has a part of every sequence (Korthikanti et al., 2022)."""
+    """Shard activations between divided layers by sequence (Korthikanti et al., 2022)."""
     loss_parallel: bool = False
-    """The loss is computed on divided logits, which are never gathered."""
+    """Compute the loss on sharded logits, which are never gathered."""
     schedule: Schedule = "1f1b"
-    """Who computes what when; `interleaved` and `zero-bubble` have two stages on each rank."""
+    """Order of the computations; `interleaved` and `zero-bubble` have two stages on each rank."""
     micro_batches: MicroBatches = None
-    """Of a rank's samples (of one pass, with gradient accumulation); null: twice as many as ranks
-    of the pipeline."""
+    """Number of micro-batches of a pass; null: twice the number of pipeline ranks."""
     reshard_after_forward: bool = True
-    """Free the gathered parameters of a block after its forward pass; a pipeline's stages are kept
-    for all micro-batches."""
+    """Free the gathered parameters of a block after its forward pass; a pipeline's stages stay
+    gathered for all micro-batches."""
 
     def factors(self, world_size: int, nodes: int = 1) -> Mesh:
-        """How so many ranks are factored."""
+        """Return the mesh of this number of ranks."""
         if self.mesh is not None:
             return self.mesh
         first, *others = self.axes
@@ -93,10 +92,13 @@ class Layered(Strategy):
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         factors = self.factors(world_size, nodes)
-        sizes, known = dict(factors), {*self.axes, *(["data"] if "shard" in self.axes else [])}
-        known |= {*AXES} if self.any_axes else set()
-        other = [axis for axis, size in factors if size > 1 and axis not in known]
-        each = world_size // nodes
+        sizes, allowed_axes = (
+            dict(factors),
+            {*self.axes, *(["data"] if "shard" in self.axes else [])},
+        )
+        allowed_axes |= {*AXES} if self.any_axes else set()
+        other = [axis for axis, size in factors if size > 1 and axis not in allowed_axes]
+        node_ranks = world_size // nodes
         if world_size == 1:
             return Strategy.unsupported_reason(self, world_size, nodes)
         if other:
@@ -108,20 +110,20 @@ class Layered(Strategy):
             return f"mesh {factors} has {factors.ranks} ranks, not {world_size}: {remedy}"
         if not self.any_axes and any(sizes[axis] == 1 for axis in self.axes):
             return f"mesh {factors} needs 2 or more for {' and for '.join(self.axes)}"
-        if each % factors.tensor and factors.tensor % each:
-            remedy = f"use a size of tensor that divides {each}"
-            return f"nodes of {each} ranks do not hold whole groups of {factors}: {remedy}"
+        if node_ranks % factors.tensor and factors.tensor % node_ranks:
+            remedy = f"use a size of tensor that divides {node_ranks}"
+            return f"nodes of {node_ranks} ranks do not hold whole groups of {factors}: {remedy}"
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        def unless(fine: bool, found: str, remedy: str) -> None:
+        def unless(fine: bool, reason: str, remedy: str) -> None:
             if not fine:
-                raise StrategyUnavailable(self.name, found, remedy)
+                raise StrategyUnavailable(self.name, reason, remedy)
 
         factors = self.factors(world_size)
         ranks, schedule = factors.pipeline, self.schedule
-        apart = "ranks that share layers have the same samples, or other norms"
-        check_machine(self.name, world_size, machine, recipe, no_sync_batch_norm=apart)
+        reason = "ranks that share layers have the same samples, or other norms"
+        check_machine(self.name, world_size, machine, recipe, no_sync_batch_norm=reason)
         unless(
             recipe.compile == "none",
             "layers communicate inside of what would be compiled, and schedules take it apart",
@@ -153,15 +155,15 @@ class Layered(Strategy):
             f"set micro_batches to a multiple of {ranks}",
         )
         samples = samples_of_share(recipe, factors.data * factors.shard)
-        passed = samples // recipe.gradient_accumulation
+        pass_samples = samples // recipe.gradient_accumulation
         unless(
-            passed % count == 0,
-            f"{passed} samples of a pass cannot be split into {count} equal micro-batches",
+            pass_samples % count == 0,
+            f"{pass_samples} samples of a pass cannot be split into {count} equal micro-batches",
             "set micro_batches to a number that divides them, or another batch",
         )
 
     def is_sharded(self, factors: Mesh) -> bool:
-        """Whether FSDP2 shares what each rank has with those of other samples, and not DDP."""
+        """True if FSDP2, and not DDP, distributes samples over the ranks."""
         return factors.data * factors.shard > 1 and "data" not in self.axes
 
     def num_microbatches(self, pipeline: int) -> int:
@@ -172,9 +174,9 @@ class Layered(Strategy):
         return on_mesh(factors, nodes=nodes, holds=self.holds(world_size, nodes))
 
     def holds(self, world_size: int, nodes: int = 1) -> Fractions:
-        """Stages are balanced, not equal: a rank's fraction is that of equal ones.
+        """Fractions of equal stages, although stages are only balanced.
 
-        Gradients of a stage add up whole on each rank until its last micro-batch.
+        Gradients of a stage accumulate unsharded on each rank until its last micro-batch.
         """
         factors = self.factors(world_size, nodes)
         part = 1 / factors.ranks_per_share
@@ -218,7 +220,7 @@ class Layered(Strategy):
     def partition(
         self, workload: Workload, model: nn.Module, factors: Mesh
     ) -> tuple[TensorPlan | None, list[list[nn.Module]]]:
-        """How layers are divided, and the parts of each stage; none of either where it is whole."""
+        """Return the tensor plan, None without one, and the parts of each stage, if any."""
         from shardmark.strategies.layers.divided import problems_with
         from shardmark.strategies.layers.stages import problems_of, staged
         from shardmark.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
@@ -240,19 +242,19 @@ class Layered(Strategy):
             count = SCHEDULES[self.schedule].stages_of_rank * factors.pipeline
             parts = workload.pipeline_parts(model)
             refuse(problems_of(parts, model, workload, count))
-            assert not isinstance(parts, CannotShard), "which is a problem"
+            assert not isinstance(parts, CannotShard), "a problem was raised"
             stages = staged(parts, count)
         assert plan is None or isinstance(plan, TensorPlan)
         return plan, stages
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> DividedWorker:
-        """Every rank builds the whole model, and keeps its part."""
+        """Build the full model on every rank, and keep the rank's part."""
         from torch.distributed.device_mesh import init_device_mesh
 
         from shardmark.strategies.blocks import sharding_units
         from shardmark.strategies.execution import prepare
         from shardmark.strategies.layers.divided import DividedWorker, divide
-        from shardmark.strategies.layers.stages import HollowStages, PipelineWorker
+        from shardmark.strategies.layers.stages import MetaStages, PipelineWorker
 
         factors = self.factors(context.world_size, context.nodes)
         model = workload.build_model()
@@ -262,7 +264,7 @@ class Layered(Strategy):
         sizes = tuple(getattr(factors, name) for name in names)
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=tuple(names))
         sequence_ranks = factors.tensor if self.sequence_parallel else 1
-        hollow = HollowStages(stages, sequence_ranks)  # while all of it is whole
+        meta_stages = MetaStages(stages, sequence_ranks)  # before the layers are divided
         if plan is not None:
             parts = list(chain.from_iterable(stages))
             divide(model, plan, mesh["tensor"], parts=parts, **self.plan_options())
@@ -280,7 +282,7 @@ class Layered(Strategy):
             return PipelineWorker(
                 model,
                 stages=stages,
-                hollow=hollow,
+                meta_stages=meta_stages,
                 pipeline=mesh.get_group("pipeline"),
                 pipelines=mesh.mesh.movedim(names.index("pipeline"), -1)
                 .reshape(-1, factors.pipeline)
@@ -303,7 +305,7 @@ class Layered(Strategy):
     def _share(
         self, mesh: DeviceMesh, factors: Mesh, *, gathered: bool
     ) -> Callable[[nn.Module, list[nn.Module]], nn.Module]:
-        """Wraps a module, part by part, to share gradients with the ranks of other samples."""
+        """Return a function that wraps a module by FSDP2 or DDP over ranks with other samples."""
         import torch
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -327,7 +329,7 @@ class Layered(Strategy):
 
 
 def _sample_ranks(mesh: DeviceMesh) -> Any:
-    """The group of ranks that hold the same part of the model and see distinct samples."""
+    """Group of ranks with the same part of the model and distinct samples."""
     import torch.distributed as dist
 
     names = mesh.mesh_dim_names or ()
@@ -350,7 +352,7 @@ class TensorParallel(Layered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensorParallel(TensorParallel):
-    """Layers divided over tensor ranks, and what each of those holds sharded by FSDP2."""
+    """Layers are divided over tensor ranks, whose parts are sharded by FSDP2."""
 
     axes: ClassVar[tuple[str, ...]] = ("shard", "tensor")
     name: str = "fsdp-tp"
@@ -360,7 +362,7 @@ class ShardedTensorParallel(TensorParallel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineParallel(Layered):
-    """Each rank computes some consecutive layers, for one micro-batch after the other.
+    """Each rank computes some consecutive layers, one micro-batch after the other.
 
     GPipe: Huang et al., NeurIPS 2019; 1F1B and interleaved: Narayanan et al., SC 2021; zero bubble:
     Qi et al., ICLR 2024.
@@ -374,7 +376,7 @@ class PipelineParallel(Layered):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedPipeline(PipelineParallel):
-    """Pipelines with samples of their own; ranks of one stage share its gradients by DDP."""
+    """Several pipelines with different samples; DDP reduces the gradients of each stage."""
 
     axes: ClassVar[tuple[str, ...]] = ("data", "pipeline")
     name: str = "ddp-pp"
@@ -383,9 +385,9 @@ class ReplicatedPipeline(PipelineParallel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedPipeline(PipelineParallel):
-    """Pipelines with samples of their own; ranks of one stage shard it by FSDP2.
+    """Several pipelines with different samples; FSDP2 shards each stage over its ranks.
 
-    It is gathered once a step, and kept for all micro-batches (ZeRO-2's mathematics).
+    A stage is gathered once a step, and stays gathered for all micro-batches, as in ZeRO-2.
     """
 
     axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline")
@@ -395,7 +397,7 @@ class ShardedPipeline(PipelineParallel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensorPipeline(ShardedTensorParallel):
-    """Pipelines of divided layers, sharded by FSDP2: any mesh of copies, shards, layers, stages."""
+    """Pipelines of divided layers, sharded by FSDP2, on any mesh of these axes."""
 
     axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline", "tensor")
     any_axes: ClassVar[bool] = True

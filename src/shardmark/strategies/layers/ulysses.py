@@ -1,4 +1,4 @@
-"""DeepSpeed-Ulysses: ranks share every sequence, and for attention the heads."""
+"""DeepSpeed-Ulysses: ranks divide sequences, and attention heads in attention."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ulysses(Strategy):
-    """Each rank has a part of every sequence; all-to-all around attention gives it whole sequences
-    of some heads (Jacobs et al., 2023).
+    """Each rank has a part of every sequence, and in attention full sequences of some heads.
 
-    Gradients are reduced over all ranks by DDP, or the state is sharded over them by FSDP2.
+    All-to-all exchanges surround attention (Jacobs et al., 2023).  Gradients are reduced over all
+    ranks by DDP, or the state is sharded over them by FSDP2.
     """
 
     name: str = "ulysses"
@@ -42,7 +42,7 @@ class Ulysses(Strategy):
     """Ranks by axis, e.g. {data: 2, sequence: 4}; null: `sequence` are those of a node."""
 
     def factors(self, world_size: int, nodes: int) -> Mesh:
-        """How so many ranks are factored."""
+        """Return the mesh of this number of ranks."""
         if self.mesh is not None:
             return self.mesh
         others = nodes if world_size > nodes else 1
@@ -53,8 +53,8 @@ class Ulysses(Strategy):
         if world_size == 1:
             return Strategy.unsupported_reason(self, world_size, nodes)
         factors = self.factors(world_size, nodes)
-        known = {"data", "sequence", *(["shard"] if self.sharded else [])}
-        other = [axis for axis, size in factors if size > 1 and axis not in known]
+        allowed_axes = {"data", "sequence", *(["shard"] if self.sharded else [])}
+        other = [axis for axis, size in factors if size > 1 and axis not in allowed_axes]
         if other:
             remedy = f"leave out {' and '.join(other)}"
             return f"mesh {factors} has an axis that {self.name} does not have: {remedy}"
@@ -82,13 +82,13 @@ class Ulysses(Strategy):
             refuse_fused_sgd(self.name, recipe)
 
     def reduction(self, factors: Mesh) -> DDP | HybridFSDP:
-        """What reduces gradients over all ranks, as if each had samples of its own."""
+        """Strategy that reduces gradients over all ranks, as if each had its own samples."""
         if self.sharded:
             return HybridFSDP(name=self.name, shard_group=factors.shard * factors.sequence)
         return DDP(name=self.name)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """State is replicated over `sequence`, or sharded over it, too."""
+        """Layout with the state replicated over `sequence`, or also sharded over it."""
         factors = self.factors(world_size, nodes)
         part = 1 / (factors.shard * factors.sequence) if self.sharded else 1.0
         holds = Fractions(parameters=part, gradients=part, optimizer_state=part)
@@ -123,7 +123,7 @@ class Ulysses(Strategy):
         plan = workload.sequence_plan(model)
         for problem in problems_with(plan, model, factors.sequence):
             raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
-        assert not isinstance(plan, CannotShard), "which is a problem"
+        assert not isinstance(plan, CannotShard), "a problem was raised"
         return plan
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> EagerWorker:
