@@ -30,8 +30,6 @@ from shardmark.results.schema import RankRecord
 Point = tuple[float, float]
 """Unix time and the value at that time."""
 
-_COUNTERS = ("cpu_seconds", "context_switches")
-"""Counters of a process, which begin at 0."""
 Reduce = Callable[[list[float]], float]
 _DEVICE_FIELDS: dict[str, tuple[str, Reduce | None]] = {
     "device_used_bytes": ("memory_used_bytes", max),

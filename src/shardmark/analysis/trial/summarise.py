@@ -43,13 +43,12 @@ def summarise(
     layout: Layout,
     steps_per_epoch: int | None,
     samples_per_step: int | None = None,
-    timed_by: Sequence[RankRecord] = (),
 ) -> tuple[dict[str, Summary | None], dict[str, str]]:
     """Return `metrics` and `missing` of a `TrialResult`.
 
     `steps` are the lines of `steps.jsonl`, `samples` those of `samples.jsonl` in order of time.
     `launched_at_seconds` is Unix time.  Samples are restricted to the windows of the slowest
-    worker, or of the slowest rank of `timed_by` if there are no workers.
+    worker.
     """
     ranks = sorted(ranks, key=lambda rank: rank.rank)
     workers = [rank for rank in ranks if rank.role == "worker"]
@@ -74,7 +73,7 @@ def summarise(
         **quality_metrics(workers),
         **error_metrics(ranks),
     }
-    windows = windows_of(slowest(workers or timed_by))
+    windows = windows_of(slowest(workers))
     if windows.spans:
         results |= network_metrics(samples, windows)
         results |= process_metrics(samples, ranks, windows)
