@@ -232,7 +232,7 @@ class Scene:
 
     def by_name(self, flats: list[Tensor]) -> dict[str, Tensor]:
         pairs = zip(self.buckets, flats, strict=True)
-        return {segment.name: segment.of(flat) for b, flat in pairs for segment in b.segments}
+        return {segment.name: segment.view(flat) for b, flat in pairs for segment in b.segments}
 
     def meet(self) -> None:
         """As at the training's end: what is counted is settled."""

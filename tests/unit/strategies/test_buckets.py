@@ -49,7 +49,7 @@ def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
         assert len(bucket.segments) == 1 or bucket.elements * 4 <= bucket_bytes
         assert (in_bf16.wire_bytes * 2, in_bf16.wire_type) == (bucket.wire_bytes, torch.bfloat16)
         flat = bucket.flat(sizes)
-        views = {segment.name: segment.of(flat) for segment in bucket.segments}
+        views = {segment.name: segment.view(flat) for segment in bucket.segments}
         assert all(view.data_ptr() % 64 == 0 for view in views.values())
         assert all(torch.equal(view, sizes[name]) for name, view in views.items())
         assert flat.abs().sum() == pytest.approx(sum(v.abs().sum().item() for v in views.values()))

@@ -60,7 +60,7 @@ class Sending:
         for index, part in enumerate(self.partition):
             flats = self.contents(FIRST_SERVER + index)[-len(part) :]
             for bucket, flat in zip(part, flats, strict=True):
-                arrived |= {segment.name: segment.of(flat) for segment in bucket.segments}
+                arrived |= {segment.name: segment.view(flat) for segment in bucket.segments}
         return arrived
 
     def assert_arrived(self, passes: int = 1, dtype: torch.dtype = torch.float32) -> None:

@@ -1,4 +1,4 @@
-"""DeepSpeed ZeRO, stages 0 to 3, under torchrun's environment."""
+"""DeepSpeed ZeRO, stages 0 to 3."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ MiB = 2**20
 ADAMS = ("adam", "adamw")
 PREFETCHED_ELEMENTS = 50_000_000
 SUB_GROUP_ELEMENTS = 1_000_000_000
-"""DeepSpeed's own defaults: gathered ahead at once, and updated at once, in stage 3."""
+"""Defaults of DeepSpeed in stage 3: elements gathered ahead at once, and updated at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero(Strategy):
-    """DeepSpeed ZeRO: optimizer state (1), gradients (2), parameters (3) sharded.
+    """DeepSpeed ZeRO shards optimizer state (1), gradients (2), parameters (3).
 
     Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
     """
@@ -51,9 +51,9 @@ class Zero(Strategy):
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""
     overlap_communication: bool = True
-    """Reduce gradients while the backward pass goes on (CUDA streams; no effect on the CPU)."""
+    """Reduce gradients during the backward pass (CUDA streams; no effect on the CPU)."""
     persistence_threshold: Annotated[int, Field(ge=0)] = 100_000
-    """Stage 3: parameters of fewer elements stay whole on every rank."""
+    """Stage 3: parameters of fewer elements are not sharded."""
     max_reuse_distance: Annotated[int, Field(ge=0)] = 1_000_000_000
     """Stage 3: a parameter stays whole if it is used again within this many elements.  The default
     keeps a model of up to half as many whole from forward to backward; 0 for this and for
@@ -149,8 +149,8 @@ class Zero(Strategy):
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
         if self.is_native(recipe):
-            own = {"mixed_precision": "native", "gradient_precision": recipe.precision}
-            settings |= own
+            native = {"mixed_precision": "native", "gradient_precision": recipe.precision}
+            settings |= native
         if self.cpu_adam:
             settings["cpu_adam"] = self.cpu_adam_settings(recipe.optimizer)
         return settings | self._parameter_settings()
@@ -184,7 +184,7 @@ class Zero(Strategy):
         )
 
     def cpu_adam_settings(self, optimizer: Optimizer) -> dict[str, Any]:
-        """What `DeepSpeedCPUAdam` would otherwise default, beside the recipe's own keys."""
+        """Arguments of `DeepSpeedCPUAdam` that have defaults, beside the recipe's keys."""
         return {
             "adamw_mode": optimizer.name == "adamw",
             "bias_correction": True,
@@ -193,7 +193,7 @@ class Zero(Strategy):
         }
 
     def config(self, recipe: Recipe, device_type: str) -> dict[str, Any]:
-        """DeepSpeed's configuration with every default that touches the mathematics written out."""
+        """DeepSpeed's configuration, with every default that changes the numerics set."""
         bucket_elements = int(self.bucket_mb * MiB / 4)
         zero: dict[str, Any] = {
             "stage": self.stage,
@@ -229,7 +229,7 @@ class Zero(Strategy):
         }
 
     def _parameter_settings(self) -> dict[str, object]:
-        """How stage 3 gathers and frees parameters: DeepSpeed's keys, each default written out."""
+        """DeepSpeed keys for gathering and freeing parameters in stage 3, all defaults set."""
         if self.stage != 3:
             return {}
         return {
@@ -251,7 +251,7 @@ class Zero(Strategy):
         }
 
     def scales_loss(self, recipe: Recipe) -> bool:
-        """Whether DeepSpeed would scale the loss in a way of its own; see `scale_losses`."""
+        """True if DeepSpeed would scale the loss by a different rule; see `scale_losses`."""
         autocasts = not self.is_native(recipe)
         return recipe.precision == "fp16" and autocasts and self.stage > 0
 

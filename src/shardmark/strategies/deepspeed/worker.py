@@ -1,4 +1,4 @@
-"""One rank under DeepSpeed's engine, and where DeepSpeed 0.19 keeps what it does not show."""
+"""Worker of DeepSpeed's engine, with names of private attributes of DeepSpeed 0.19."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def start_engine(
     scales_otherwise: bool = False,
     cpu_adam: Mapping[str, Any] | None = None,
 ) -> ZeroWorker:
-    """Hand the model and the recipe's own optimizer to DeepSpeed; the process group exists.
+    """Start DeepSpeed with the model and the recipe's optimizer; the process group exists.
 
     With `casts` its engine computes in the recipe's 16 bits.
     """
@@ -133,8 +133,8 @@ def start_engine(
         if not parameter.requires_grad:
             continue
         if stage == 3:
-            own = values if large else _own_part(values, parameter, context.rank)
-            safe_set_local_fp32_param(parameter, own)
+            part = values if large else _padded_part(values, parameter, context.rank)
+            safe_set_local_fp32_param(parameter, part)
         else:
             safe_set_full_fp32_param(parameter, values)
     if dtype is not None:
@@ -159,7 +159,7 @@ def start_engine(
 def made_cpu_adam(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer, **settings: Any
 ) -> torch.optim.Optimizer:
-    """Raises `StrategyUnavailable` where DeepSpeed cannot compile it."""
+    """Create DeepSpeed's Adam.  Raises `StrategyUnavailable` if it cannot be compiled."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     of_recipe = spec.model_dump(include={"lr", "betas", "eps", "weight_decay"})
@@ -167,9 +167,9 @@ def made_cpu_adam(
         made: torch.optim.Optimizer = DeepSpeedCPUAdam(parameters, **of_recipe, **settings)
     except RuntimeError as error:
         cause = error.__cause__ or error
-        told = f"DeepSpeed cannot compile its Adam: {type(cause).__name__}: {cause}"
+        reason = f"DeepSpeed cannot compile its Adam: {type(cause).__name__}: {cause}"
         remedy = "install a C++ compiler and ninja, or set cpu_adam to false"
-        raise StrategyUnavailable("cpu_adam", told, remedy) from error
+        raise StrategyUnavailable("cpu_adam", reason, remedy) from error
     return made
 
 
@@ -180,38 +180,39 @@ def _partition(
     dtype: torch.dtype | None,
     first: dict[nn.Parameter, Tensor],
 ) -> None:
-    """As DeepSpeed itself does with a whole model, cast to the type where there is one.
+    """Partition a part of the model as DeepSpeed does, with parameters cast to `dtype`.
 
-    Adds this rank's fp32 part of each parameter that is cast to `first`.
+    Adds this rank's fp32 values of each parameter that is cast to `first`.
     """
-    whole = [p for p in part.parameters() if dtype is not None and not hasattr(p, "ds_id")]
-    wide = [parameter.detach().flatten() for parameter in whole]
-    for parameter in whole:
+    parameters = [p for p in part.parameters() if dtype is not None and not hasattr(p, "ds_id")]
+    wide = [parameter.detach().flatten() for parameter in parameters]
+    for parameter in parameters:
         parameter.data = parameter.data.to(dtype)
     deepspeed.zero.Init(module=part, config_dict_or_path=config)
-    for parameter, values in zip(whole, wide, strict=True):
-        first[parameter] = _own_part(values, parameter, context.rank)
+    for parameter, values in zip(parameters, wide, strict=True):
+        first[parameter] = _padded_part(values, parameter, context.rank)
     for buffer in part.buffers():
         buffer.data = buffer.data.to(context.device)
 
 
-def _own_part(values: Tensor, parameter: Any, rank: int) -> Tensor:
-    """The rank's part of a parameter's values, filled up as DeepSpeed's partition of it is."""
+def _padded_part(values: Tensor, parameter: Any, rank: int) -> Tensor:
+    """Return the rank's part of a parameter's values, padded like DeepSpeed's partition."""
     size = parameter.ds_tensor.numel()
     part = torch.zeros(size)
-    own = values.flatten()[rank * size : (rank + 1) * size]
-    part[: own.numel()] = own
+    unpadded = values.flatten()[rank * size : (rank + 1) * size]
+    part[: unpadded.numel()] = unpadded
     return part
 
 
 @dataclass(kw_only=True, eq=False)
 class ZeroWorker(StepWorker):
-    """Forward, backward and step through DeepSpeed's engine, which reduces itself."""
+    """Trains through DeepSpeed's engine, which reduces gradients itself."""
 
     frozen: Mapping[nn.Parameter, Tensor] = field(default_factory=dict)
-    """The fp32 values of frozen parameters, of which a 16-bit engine stores rounded ones alone.
+    """The fp32 values of frozen parameters: a 16-bit engine stores rounded values only.
 
-    In a large model, the rank's flat part of them."""
+    In a large model, the rank's flat part of them.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -226,10 +227,10 @@ class ZeroWorker(StepWorker):
         }
 
     def _loss_scaler(self) -> torch.amp.GradScaler | LossScale | None:
-        """The scaler of autocast's fp16; None in fp32, bf16 and DeepSpeed's 16-bit engines."""
-        held = getattr(self._engine, ENGINE_SCALER, None)
-        held = held or getattr(self._engine.optimizer, OPTIMIZER_SCALER, None)
-        return held if isinstance(held, torch.amp.GradScaler | LossScale) else None
+        """Return the scaler of autocast's fp16; None in other precisions and 16-bit engines."""
+        scaler = getattr(self._engine, ENGINE_SCALER, None)
+        scaler = scaler or getattr(self._engine.optimizer, OPTIMIZER_SCALER, None)
+        return scaler if isinstance(scaler, torch.amp.GradScaler | LossScale) else None
 
     def _backward(self, share: Tensor, last: bool) -> None:
         self._engine.backward(share, scale_wrt_gas=False)
@@ -306,12 +307,12 @@ class ZeroWorker(StepWorker):
         keys = state_keys(self.recipe.optimizer)
         for name, parameter in self.module.named_parameters():
             if sharded:
-                held = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
+                tensors = {key: safe_get_full_optimizer_state(parameter, key) for key in keys}
             else:
-                held = self._base_optimizer().state.get(parameter, {})
+                tensors = self._base_optimizer().state.get(parameter, {})
             state[name] = {
                 key: lossless_copy(value)
-                for key, value in held.items()
+                for key, value in tensors.items()
                 if isinstance(value, Tensor)
             }
         return state
@@ -331,10 +332,10 @@ class ZeroWorker(StepWorker):
 
 
 def held_by(owner: object, names: Iterable[str]) -> list[Tensor]:
-    """Every tensor inside the owner's attributes of these names, and inside buckets there."""
-    held = pytree.tree_leaves([getattr(owner, name, None) for name in names])
-    held = pytree.tree_leaves([getattr(value, "buffer", value) for value in held])
-    return [value for value in held if isinstance(value, Tensor)]
+    """Return every tensor in the owner's attributes of these names, and in buckets there."""
+    leaves = pytree.tree_leaves([getattr(owner, name, None) for name in names])
+    leaves = pytree.tree_leaves([getattr(value, "buffer", value) for value in leaves])
+    return [value for value in leaves if isinstance(value, Tensor)]
 
 
 class LossScale:

@@ -18,7 +18,7 @@ from shardmark.strategies.step import EagerWorker, state_tensors
 
 @dataclass(kw_only=True, eq=False)
 class LocalWorker(EagerWorker):
-    """Its parameters and its optimizer are its own; the outer ones are every rank's alike."""
+    """Trains its own parameters with its own optimizer; outer parameters are equal on all ranks."""
 
     local_steps: LocalSteps
 
@@ -49,17 +49,17 @@ class LocalWorker(EagerWorker):
 
     @torch.no_grad()
     def _synchronise(self, names: Sequence[str]) -> None:
-        """Have the ranks go on from the mean, or from what the outer optimizer makes of it."""
-        own = [self._trained[name] for name in names]
-        met: Sequence[Tensor] = means_over_ranks(own)
+        """Set the parameters to the mean over the ranks, or to the outer optimizer's result."""
+        parameters = [self._trained[name] for name in names]
+        values: Sequence[Tensor] = means_over_ranks(parameters)
         if self._outer_optimizer is not None:
             outer = [self._outer[name] for name in names]
-            for parameter, mean in zip(outer, met, strict=True):
+            for parameter, mean in zip(outer, values, strict=True):
                 parameter.grad = parameter - mean
-            self._outer_optimizer.step()  # passes over the other fragments, without a gradient
+            self._outer_optimizer.step()  # skips the other fragments, which have no gradients
             self._outer_optimizer.zero_grad(set_to_none=True)
-            met = outer
-        for parameter, value in zip(own, met, strict=True):
+            values = outer
+        for parameter, value in zip(parameters, values, strict=True):
             parameter.copy_(value)
 
     def round_steps(self) -> int:
@@ -69,57 +69,57 @@ class LocalWorker(EagerWorker):
         self._every_step = True
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        """Of the outer parameters, or of the ranks' mean."""
+        """Iterate over the outer parameters, or over the mean of the ranks' parameters."""
         for name, parameter in sorted(self.module.named_parameters()):
             value = self._outer.get(name, parameter).detach()
-            if name in self._trained and not self._outer and not self._just_met(name):
+            if name in self._trained and not self._outer and not self._just_synchronised(name):
                 (value,) = means_over_ranks([value])
             yield name, lossless_copy(value)
 
-    def _just_met(self, name: str) -> bool:
-        """Whether all ranks have the same, to the last bit, which their mean need not."""
+    def _just_synchronised(self, name: str) -> bool:
+        """True if all ranks have bitwise equal parameters; their computed mean may differ."""
         steps = self._steps_called
         return not steps or self.local_steps.is_due(self._fragment_of[name], steps)
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The mean of the ranks' own."""
-        own = super().full_gradients()
-        gathered = {name: self._gathered({"": own.get(name)}) for name in self._trained}
+        """Mean of the ranks' gradients."""
+        gradients = super().full_gradients()
+        gathered = {name: self._mean({"": gradients.get(name)}) for name in self._trained}
         return {name: mean[""] for name, mean in gathered.items() if mean}
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """The mean of the ranks' own, beside the outer optimizer's."""
-        whole = {name: self._gathered(own) for name, own in super().full_optimizer_state().items()}
+        """Mean of the ranks' optimizer states, and the outer optimizer's state."""
+        means = {name: self._mean(state) for name, state in super().full_optimizer_state().items()}
         if self._outer_optimizer is not None:
             for name, parameter in self._outer.items():
                 state = self._outer_optimizer.state.get(parameter, {})
-                whole[name] |= {f"outer_{k}": v.cpu() for k, v in state.items() if v is not None}
-        return whole
+                means[name] |= {f"outer_{k}": v.cpu() for k, v in state.items() if v is not None}
+        return means
 
-    def _gathered(self, own: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """By key, the sum over the ranks that have it, divided by all ranks."""
-        held = {key: value for key, value in own.items() if value is not None}
-        ranks = cast("list[dict[str, Tensor]]", self.group.gather(held))
+    def _mean(self, tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+        """Mean over all ranks by key; a rank without the key counts as zero."""
+        present = {key: value for key, value in tensors.items() if value is not None}
+        ranks = cast("list[dict[str, Tensor]]", self.group.gather(present))
         keys = dict.fromkeys(key for rank in ranks for key in rank)
         sums = {key: torch.stack([r[key] for r in ranks if key in r]).sum(0) for key in keys}
         return {key: total / len(ranks) for key, total in sums.items()}
 
     def held_state(self) -> HeldState:
-        held = super().held_state()
+        state = super().held_state()
         outer = () if self._outer_optimizer is None else state_tensors(self._outer_optimizer)
         return replace(
-            held,
-            parameters=(*held.parameters, *self._outer.values()),
-            optimizer_state=(*held.optimizer_state, *outer),
+            state,
+            parameters=(*state.parameters, *self._outer.values()),
+            optimizer_state=(*state.optimizer_state, *outer),
         )
 
 
 @torch.no_grad()
 def means_over_ranks(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """Of fp32 tensors, element by element; they share one buffer.  Collective."""
-    given = list(tensors)
-    together = torch.cat([tensor.reshape(-1) for tensor in given])
+    """Return the elementwise means of fp32 tensors as views of one buffer.  Collective."""
+    inputs = list(tensors)
+    together = torch.cat([tensor.reshape(-1) for tensor in inputs])
     dist.all_reduce(together)
     together /= dist.get_world_size()
-    parts = torch.split(together, [tensor.numel() for tensor in given])
-    return [part.view_as(tensor) for part, tensor in zip(parts, given, strict=True)]
+    parts = torch.split(together, [tensor.numel() for tensor in inputs])
+    return [part.view_as(tensor) for part, tensor in zip(parts, inputs, strict=True)]

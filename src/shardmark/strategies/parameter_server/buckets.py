@@ -1,4 +1,4 @@
-"""Which server holds which parameters, and in which flat buckets they travel."""
+"""Assignment of parameters to servers, and the flat buckets in which they are sent."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from shardmark.workloads.base import ParameterGroup
 
 WIRE_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ALIGNED_ELEMENTS = 16
-"""A parameter begins at a multiple of so many: 64 bytes of fp32, a line of a CPU's cache, and more
-than the 16 bytes that vectorised kernels and cuBLAS want."""
+"""Alignment of parameters in a bucket: 64 bytes of fp32, a cache line, and more than the 16 bytes
+that vectorised kernels and cuBLAS require."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One parameter's part of a flat bucket."""
+    """Part of a flat bucket that a parameter occupies."""
 
     name: str
     shape: torch.Size
     start: int
     end: int
 
-    def of(self, flat: Tensor) -> Tensor:
-        """Its view of the bucket."""
+    def view(self, flat: Tensor) -> Tensor:
+        """View of the bucket with the parameter's shape."""
         return flat[self.start : self.end].view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters that travel in one message."""
+    """Parameters that are sent in one message."""
 
     segments: tuple[Segment, ...]
     wire_type: torch.dtype
@@ -46,23 +46,23 @@ class Bucket:
         return self.elements * self.wire_type.itemsize
 
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
-        """The parameters in one tensor, zeros between them."""
+        """Copy the parameters into one tensor, with zeros between them."""
         first = named[self.segments[0].name]
         flat = torch.zeros(self.elements, dtype=first.dtype, device=first.device)
         for segment in self.segments:
-            segment.of(flat).copy_(named[segment.name].detach())
+            segment.view(flat).copy_(named[segment.name].detach())
         return flat
 
     def by_name(self, flat: Tensor) -> dict[str, Tensor]:
-        """A copy of each parameter's part of the flat tensor."""
-        return {segment.name: segment.of(flat).clone() for segment in self.segments}
+        """Copy each parameter's part of the flat tensor."""
+        return {segment.name: segment.view(flat).clone() for segment in self.segments}
 
     def travels_as(self, flat: Tensor) -> bool:
-        """Whether the flat tensor can be sent and received in place, as it is."""
+        """True if the flat tensor itself can be sent and received."""
         return flat.device.type == "cpu" and flat.dtype == self.wire_type
 
     def message_buffer(self, device: torch.device) -> Tensor:
-        """A tensor to send from or to receive in; on the CPU, pinned where a device uses it."""
+        """Return a CPU tensor for messages, pinned if the device is a GPU."""
         pinned = device.type == "cuda"
         return torch.empty(self.elements, dtype=self.wire_type, pin_memory=pinned)
 
@@ -79,7 +79,7 @@ def partition_parameters(
     wire: str,
     groups: Sequence[ParameterGroup] = (),
 ) -> Partition:
-    """The same on every rank.
+    """Assign parameters to servers and buckets, equally on every rank.
 
     The largest parameter goes to the server that has least so far; a server's parameters are
     bucketed in reverse order of registration, which is about the order of their gradients, and
@@ -95,8 +95,8 @@ def partition_parameters(
     together = [group.names for group in groups] or [frozenset(server_of)]
 
     def buckets_of(server: int, names: frozenset[str]) -> Iterator[Bucket]:
-        own = [(n, p) for n, p in reversed(named) if n in names and server_of[n] == server]
-        return _buckets(own, bucket_bytes, wire)
+        assigned = [(n, p) for n, p in reversed(named) if n in names and server_of[n] == server]
+        return _buckets(assigned, bucket_bytes, wire)
 
     return tuple(
         tuple(bucket for names in together for bucket in buckets_of(server, names))

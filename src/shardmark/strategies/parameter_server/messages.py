@@ -1,4 +1,4 @@
-"""What workers and parameter servers say to each other: a header, then flat tensors.
+"""Messages between workers and parameter servers: a header, then flat tensors.
 
 All by point-to-point operations of the process group, with tensors on the CPU.
 """
@@ -22,23 +22,23 @@ from torch import Tensor
 from shardmark.core.errors import ShardmarkError
 
 HEADER, CONTENT = 1, 2
-"""Tags: a header can be awaited while content is under way."""
+"""Tags, so that a header can be received while content is being sent."""
 NOTHING_LEFT = -1
-MOST_VALUE_BYTES = 2**30
-"""Of what a worker gives when all are gathered, and of what it gets back."""
+MAX_VALUE_BYTES = 2**30
+"""Limit on a gathered value of one worker, and on all values together."""
 
 
 @dataclass
 class Counts:
-    """What passed at one rank.  Changed by one thread at a time, or under a key of its own."""
+    """Counters of a rank's messages.  Threads change different keys, or take turns."""
 
     pushes: int = 0
     pulls: int = 0
     updates: int = 0
     staleness: Counter[str] = field(default_factory=Counter)
-    """Updates between a gradient's parameters and its use -> how many gradients."""
+    """Number of gradients by the updates between the pull of their parameters and their use."""
     sent_bytes: Counter[str] = field(default_factory=Counter)
-    """By the other rank."""
+    """Bytes by number of the other rank."""
     received_bytes: Counter[str] = field(default_factory=Counter)
 
     def as_json(self) -> dict[str, Any]:
@@ -54,24 +54,24 @@ class PeerGone(RuntimeError):  # noqa: N818  (what happened, not an error of our
 
 
 class Kind(IntEnum):
-    """What a worker wants of a server."""
+    """Request of a worker to a server."""
 
     PUSH = 1
     """Gradients of one step follow, bucket by bucket."""
     PULL = 2
-    """Parameters, once the worker may go on."""
+    """Asks for the parameters, once the bound allows the worker's next step."""
     GRADIENTS = 3
-    """The averaged gradient of the step under way, before it is used; fp32."""
+    """Asks for the averaged gradient of the current step in fp32, before the update."""
     PARAMETERS = 4
-    """As they are; fp32."""
+    """Asks for the current parameters in fp32."""
     STATE = 5
-    """The optimizer's: for each of its keys a tensor of every bucket."""
+    """Asks for the optimizer's state: for each key a tensor of every bucket."""
     STEP_SHARD = 6
-    """A share of a step before `number`."""
+    """Asks for a share of a step before `number`."""
     GATHER = 7
-    """Wait for all other workers; `number` bytes follow, and everybody's come back."""
+    """Waits for all other workers; `number` bytes follow, and all values are returned."""
     CLOSE = 8
-    """Nothing else will come."""
+    """Ends the connection: no other request follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def receive(tensor: Tensor, source: int, tag: int = CONTENT) -> None:
 
 
 class Sending:
-    """A tensor under way; it must not change until `wait` returns."""
+    """A tensor that is being sent; it must not change until `wait` returns."""
 
     def __init__(self, tensor: Tensor, to: int) -> None:
         self._to = to
@@ -119,7 +119,7 @@ def send_header(to: int, kind: Kind, number: int = 0, rate: float = 0.0) -> None
 
 
 def receive_header(source: int) -> Header:
-    """Raises `ShardmarkError` for what is none."""
+    """Receive a header.  Raises `ShardmarkError` for an invalid one."""
     packed = torch.empty(3, dtype=torch.float64)
     receive(packed, source, HEADER)
     kind, number, rate = packed.tolist()
@@ -140,7 +140,7 @@ def receive_numbers(count: int, source: int) -> list[int]:
 
 
 def receive_step_shard(source: int, end_step: int, workers: int) -> tuple[int, int] | None:
-    """The step, before that one, and the share that a server hands out; None where none is left."""
+    """Receive the step, before `end_step`, and share from a server; None if none is left."""
     step, share = receive_numbers(2, source)
     if step == NOTHING_LEFT:
         return None
@@ -150,17 +150,19 @@ def receive_step_shard(source: int, end_step: int, workers: int) -> tuple[int, i
 
 
 def to_bytes(value: object) -> Tensor:
-    """A picklable value as a tensor, (n,), uint8."""
+    """Pickle a value into a uint8 tensor of shape (n,)."""
     content = pickle.dumps(value)
-    if len(content) > MOST_VALUE_BYTES:
-        found = f"a worker's value has {len(content):,} bytes"
-        raise ShardmarkError(f"{found}; at most {MOST_VALUE_BYTES:,} can be gathered")
+    if len(content) > MAX_VALUE_BYTES:
+        raise ShardmarkError(
+            f"a worker's value has {len(content):,} bytes;"
+            f" at most {MAX_VALUE_BYTES:,} can be gathered"
+        )
     return torch.from_numpy(np.frombuffer(content, dtype=np.uint8).copy())
 
 
 def receive_value(size_bytes: int, source: int) -> object:
-    """What `to_bytes` made in another process of this trial."""
-    if not 0 < size_bytes <= MOST_VALUE_BYTES:
+    """Receive a value that another process of this trial pickled by `to_bytes`."""
+    if not 0 < size_bytes <= MAX_VALUE_BYTES:
         raise _not_understood(source, f"a value of {size_bytes:,} bytes")
     content = torch.empty(size_bytes, dtype=torch.uint8)
     receive(content, source)
@@ -170,5 +172,5 @@ def receive_value(size_bytes: int, source: int) -> object:
         raise _not_understood(source, f"a value ({type(error).__name__})") from error
 
 
-def _not_understood(source: int, what: str) -> ShardmarkError:
-    return ShardmarkError(f"rank {source} sent what no rank of this trial sends: {what}")
+def _not_understood(source: int, content: str) -> ShardmarkError:
+    return ShardmarkError(f"rank {source} sent what no rank of this trial sends: {content}")

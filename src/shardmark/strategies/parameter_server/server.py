@@ -1,4 +1,4 @@
-"""One parameter server: a thread for each worker, so that whoever comes first is served first."""
+"""Parameter server with a thread for each worker, which serves requests in order of arrival."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from shardmark.workloads.base import ParameterGroup
 
 
 class GradientServer:
-    """Holds its part of the parameters and their optimizer, which workers do not.
+    """Holds its part of the parameters, and their optimizer.
 
     The optimizer sees each flat bucket as one parameter: SGD, Adam and AdamW work element by
     element, so that this is what they would do to the parameters in it, which are of one group.
@@ -67,7 +67,7 @@ class GradientServer:
         self._together = bound == 0
         self._norm_group = norm_group
         self._gate = StalenessGate(workers, bound)
-        self._gate.on_gathered = self._settle
+        self._gate.on_gathered = self._record_exchange
         self._inboxes = [[b.message_buffer(device) for b in buckets] for _ in range(workers)]
         # Nobody changes the parameters of a barrier's round before all have them: no copy then.
         self._outboxes = [
@@ -82,7 +82,7 @@ class GradientServer:
         self._averaged = self._used = 0
         self._rate = recipe.optimizer.lr
         self._read = dict.fromkeys(range(workers), 0)
-        """Updates that the parameters had which each worker pulled last."""
+        """Number of updates of the parameters at each worker's last pull."""
         self._failure: Exception | None = None
         self._counts = Counts()
         self._as_of_gather = ExchangeRecord(updates=0)
@@ -119,7 +119,7 @@ class GradientServer:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        """The first failure is the cause of those that follow."""
+        """Keep the first failure, which causes the following ones."""
         with self._gate.changed:
             self._failure = self._failure or error
             self._gate.changed.notify_all()
@@ -173,7 +173,10 @@ class GradientServer:
             self._counts.sent_bytes[str(rank)] += outbox.nbytes
 
     def _wait_for_average(self, rank: int) -> None:
-        """Of all that the worker has pushed; `ShardmarkError` where others left without theirs."""
+        """Wait until all gradients that the worker has pushed are averaged.
+
+        Raises `ShardmarkError` if another worker left without pushing its own.
+        """
 
         def left() -> list[int]:
             present = self._gate.present()
@@ -185,7 +188,7 @@ class GradientServer:
             raise ShardmarkError(f"worker {left()[0]} has left in the middle of a step")
 
     def _use_average(self) -> None:
-        """Once a round, by the first worker that asks for its result."""
+        """Update the parameters once a round, for the first worker that asks for the result."""
         if self._used == self._averaged:
             return
         self._used = self._averaged
@@ -202,16 +205,16 @@ class GradientServer:
         self._counts.updates += 1
 
     def _send_tensors(self, rank: int, header: Header) -> None:
-        """The averaged gradient of the step under way, the parameters, or the optimizer's state."""
+        """Send the averaged gradient of the step, the parameters, or the optimizer's state."""
         with self._gate.changed:
             pairs = zip(cycle(self._flat), self._tensors(rank, header.kind), strict=False)
-            held = (torch.zeros_like(flat) if t is None else t for flat, t in pairs)
-            copies = [tensor.detach().cpu().clone() for tensor in held]
+            tensors = (torch.zeros_like(flat) if t is None else t for flat, t in pairs)
+            copies = [tensor.detach().cpu().clone() for tensor in tensors]
         for tensor in copies:
             send(tensor, rank)
 
     def _tensors(self, rank: int, kind: Kind) -> Sequence[Tensor | None]:
-        """Of every bucket; None is zeros."""
+        """Tensors of every bucket; None stands for zeros."""
         if kind is Kind.PARAMETERS:
             return self._flat
         if kind is Kind.STATE:
@@ -229,11 +232,11 @@ class GradientServer:
 
     def _gather(self, rank: int, header: Header) -> None:
         value = receive_value(header.number, rank)
-        everybody = to_bytes(self._gate.gather(rank, value))
-        send_numbers([len(everybody)], rank)
-        send(everybody, rank)
+        values = to_bytes(self._gate.gather(rank, value))
+        send_numbers([len(values)], rank)
+        send(values, rank)
 
-    def _settle(self) -> None:
+    def _record_exchange(self) -> None:
         staleness = sorted(self._counts.staleness.items(), key=lambda item: int(item[0]))
         self._as_of_gather = ExchangeRecord(
             **self._counts.as_json() | {"staleness": dict(staleness)},
@@ -241,7 +244,7 @@ class GradientServer:
         )
 
     def exchange(self) -> ExchangeRecord:
-        """As of when all were last gathered: steps after it belong to no training."""
+        """Traffic up to the last gathering: later steps do not belong to the training."""
         return self._as_of_gather
 
     def held_state(self) -> HeldState:
@@ -253,19 +256,19 @@ class GradientServer:
         )
 
     def held_bytes(self) -> int:
-        held = self.held_state()
+        state = self.held_state()
         outboxes = chain.from_iterable(self._outboxes)
-        everything = (*held.parameters, *held.gradients, *held.optimizer_state, *outboxes)
-        own = self._flat[0].device
-        return storage_bytes(tensor for tensor in everything if tensor.device == own)
+        tensors = (*state.parameters, *state.gradients, *state.optimizer_state, *outboxes)
+        device = self._flat[0].device
+        return storage_bytes(tensor for tensor in tensors if tensor.device == device)
 
 
 def clipping_factor(
     parts: Sequence[Tensor], largest_norm: float, group: dist.ProcessGroup | None
 ) -> Tensor:
-    """What to multiply with, as `torch.nn.utils.clip_grad_norm_` does; shape (), on their device.
+    """Return the factor of `torch.nn.utils.clip_grad_norm_`, shape (), on the parts' device.
 
-    `group` holds the servers that have the other parts; None where there are none.
+    `group` has the servers with the other parts; None for a single server.
     """
     squares = torch.stack([part.square().sum() for part in parts]).sum().cpu()
     if group is not None:

@@ -1,6 +1,6 @@
-"""Which worker may go on: barrier, bound, gathering and step shards of one parameter server.
+"""Synchronisation of the workers of a parameter server: bound, gathering and step shards.
 
-Knows nothing of tensors and messages; one thread for each worker calls it.
+It handles no tensors and no messages; a thread for each worker calls it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from threading import Condition
 
 
 class State(Enum):
-    """What one worker does."""
+    """Activity of a worker."""
 
     RUNNING = auto()
     GATHERING = auto()
@@ -20,24 +20,24 @@ class State(Enum):
 
 
 class StalenessGate:
-    """`bound` is how many steps a worker may be ahead of the slowest; None for any number.
+    """Blocks workers that are more than `bound` steps ahead of the slowest; None never blocks.
 
     With a bound of 0 all gradients of a step are collected, then used at once.
     """
 
     def __init__(self, workers: int, bound: int | None) -> None:
         self.changed = Condition()
-        """Guards everything here, and what the server does with gradients and parameters."""
+        """Lock of this object, and of the server's gradients and parameters."""
         self.on_gathered: Callable[[], None] = lambda: None
-        """Called with `changed` held when every worker is there and nothing is under way."""
+        """Called with `changed` held when all workers have gathered."""
         self.wait_seconds = 0.0
         self.step_shards_taken = 0
         self._bound = bound
         self._workers = workers
         self._states: dict[int, State] = dict.fromkeys(range(workers), State.RUNNING)
         self._steps = dict.fromkeys(range(workers), 0)
-        """Pushes of each worker since all were last gathered."""
-        self._given: dict[int, object] = {}
+        """Number of pushes of each worker since the last gathering."""
+        self._values: dict[int, object] = {}
         self._gathered: list[object] = []
         self._gatherings = 0
 
@@ -46,25 +46,25 @@ class StalenessGate:
         return [rank for rank, state in self._states.items() if state is not State.CLOSED]
 
     def pushed(self, rank: int) -> None:
-        """A gradient of the worker is whole.  Called with `changed` held."""
+        """Count a complete gradient of the worker.  Called with `changed` held."""
         self._steps[rank] += 1
         self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Called with `changed` held, while a worker waits for its answer."""
+        """Wait for the condition, and count the time.  Called with `changed` held."""
         started = time.perf_counter()
         self.changed.wait_for(condition)
         self.wait_seconds += time.perf_counter() - started
 
     def may_go_on(self, rank: int) -> bool:
-        """Whether the worker is within the bound of the slowest that runs."""
+        """True if the worker is within the bound of the slowest running worker."""
         if self._bound is None:
             return True
         running = [r for r, state in self._states.items() if state is State.RUNNING]
         return self._steps[rank] - min(self._steps[r] for r in running) <= self._bound
 
     def step_shard(self, rank: int, end_step: int) -> tuple[int, int] | None:
-        """The next (step, share) before that step; None where all are handed out."""
+        """Return the next (step, share) before `end_step`; None if none is left."""
         with self.changed:
             if self.step_shards_taken >= end_step * self._workers:
                 return None
@@ -72,10 +72,10 @@ class StalenessGate:
             return divmod(self.step_shards_taken - 1, self._workers)
 
     def gather(self, rank: int, value: object) -> list[object]:
-        """Wait until every present worker has come; return their values in order of rank."""
+        """Wait until every present worker has called; return their values in order of rank."""
         with self.changed:
             number = self._gatherings
-            self._given[rank] = value
+            self._values[rank] = value
             self._states[rank] = State.GATHERING
             self._end_gathering()
             self.changed.notify_all()  # those at the bound wait for running workers only
@@ -86,8 +86,8 @@ class StalenessGate:
         present = self.present()
         if not present or any(self._states[rank] is not State.GATHERING for rank in present):
             return
-        self._gathered = [self._given[rank] for rank in present]
-        self._given = {}
+        self._gathered = [self._values[rank] for rank in present]
+        self._values = {}
         for rank in present:
             self._states[rank] = State.RUNNING
         self._steps = dict.fromkeys(self._steps, 0)

@@ -33,7 +33,7 @@ PER_WORKER = "each worker's gradient by itself, as it comes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServer(Strategy):
-    """Parameters and optimizer on server ranks (Li et al., OSDI 2014); workers hold a copy.
+    """Servers hold parameters and optimizer, workers a copy (Li et al., OSDI 2014).
 
     World size counts workers; the servers come on top and are the last ranks.
     """
@@ -42,7 +42,7 @@ class ParameterServer(Strategy):
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Server ranks, among which the parameters are shared out by bytes."""
     wire: Literal["fp32", "bf16"] = "fp32"
-    """Precision in which gradients and parameters travel; the servers keep fp32."""
+    """Precision in which gradients and parameters are sent; the servers keep fp32."""
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one message, MiB of fp32: smaller starts sooner, larger pays less latency."""
     server_device: Literal["cpu", "cuda"] = "cpu"
@@ -52,7 +52,7 @@ class ParameterServer(Strategy):
 
     @property
     def staleness_bound(self) -> int | None:
-        """Steps that a worker may be ahead of the slowest: 0 waits for all, None for nobody."""
+        """Steps that a worker may be ahead of the slowest: 0 waits for all, None never waits."""
         return 0
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
@@ -80,7 +80,7 @@ class ParameterServer(Strategy):
         )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
-        """A server has a gradient of each worker at once, of its part of the parameters."""
+        """Layout in which a server holds its part of the gradients of all workers."""
         workers = data_parallel(world_size, nodes=nodes, holds=Fractions(optimizer_state=0.0))
         part = 1 / self.servers
         holds = Fractions(parameters=part, gradients=world_size * part, optimizer_state=part)
@@ -104,7 +104,7 @@ class ParameterServer(Strategy):
         return f"every gradient is applied once, no worker over {self.staleness_bound} steps ahead"
 
     def backend(self, device_type: str, recipe: Recipe) -> str:
-        """NCCL has no servers on a CPU."""
+        """Gloo for every device: NCCL cannot reach servers on a CPU."""
         return "gloo"
 
     def numerics(self, recipe: Recipe) -> Numerics:
@@ -202,7 +202,7 @@ class AsynchronousServer(ParameterServer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedServer(ParameterServer):
-    """As `ps-async`, but no worker is more than `staleness` steps ahead of the slowest.
+    """Asynchronous servers with no worker more than `staleness` steps ahead of the slowest.
 
     Source: stale synchronous parallel, Ho et al., NIPS 2013.  0 is `ps-sync`.
     """

@@ -73,25 +73,24 @@ class WorkerGroup(TrainingGroup):
 
 @dataclass(slots=True)
 class ServerQueue:
-    """What passes between a worker and one server, bucket by bucket in a fixed order."""
+    """Buffers between a worker and a server, bucket by bucket in a fixed order."""
 
     server: int
     buckets: tuple[Bucket, ...]
     parameters: list[Tensor]
-    """Flat, fp32, on the worker's device, as all that follow unless they say otherwise; the model's
-    are views of them."""
+    """Flat fp32 tensors on the worker's device; the model's parameters are views of them."""
     inboxes: list[Tensor]
-    """On the CPU, in the precision of the wire; the parameters themselves where they are that."""
+    """CPU tensors in the precision of messages; the parameters themselves if they suit."""
     gradients: list[Tensor]
-    """The parameters' gradients are views of them."""
+    """Flat fp32 tensors on the worker's device; the model's gradients are views of them."""
     outboxes: list[Tensor]
-    """As the inboxes, of the gradients."""
+    """CPU tensors of gradients in the precision of messages, like the inboxes."""
     missing: list[int] = field(default_factory=list)
-    """Gradients that each bucket still waits for."""
+    """Number of gradients that each bucket still waits for."""
     next_bucket: int = 0
 
     @classmethod
-    def of(
+    def create(
         cls,
         server: int,
         buckets: tuple[Bucket, ...],
@@ -126,7 +125,7 @@ class GradientSender:
         self._device = device
         named = dict(model.named_parameters())
         self.queues = [
-            ServerQueue.of(server, buckets, named, device)
+            ServerQueue.create(server, buckets, named, device)
             for server, buckets in enumerate(partition, start=first_server)
         ]
         self._under_way: list[Sending] = []
@@ -138,18 +137,18 @@ class GradientSender:
             for index, bucket in enumerate(queue.buckets):
                 for segment in bucket.segments:
                     parameter = named[segment.name]
-                    parameter.grad = segment.of(queue.gradients[index])
+                    parameter.grad = segment.view(queue.gradients[index])
                     parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                         partial(self._completed, queue, index)
                     )
 
     @property
     def gradients(self) -> list[Tensor]:
-        """All flat gradients."""
+        """Flat gradients of all servers."""
         return [flat for queue in self.queues for flat in queue.gradients]
 
     def begin(self, rate: float) -> None:
-        """A step begins: gradients are zero, nothing has been sent."""
+        """Begin a step: set gradients to zero, and forget what was sent."""
         self.rate = rate
         for queue in self.queues:
             queue.missing = [len(bucket.segments) for bucket in queue.buckets]
@@ -158,7 +157,7 @@ class GradientSender:
             flat.zero_()
 
     def last_pass(self, last: bool) -> None:
-        """Whether the backward pass to come completes the step's gradients."""
+        """Set if the next backward pass completes the gradients of the step."""
         self._last = last
 
     def _completed(self, queue: ServerQueue, index: int, parameter: Tensor) -> None:
@@ -217,20 +216,20 @@ class GradientSender:
 
 
 def flattened(bucket: Bucket, named: Mapping[str, nn.Parameter]) -> Tensor:
-    """The bucket's parameters in one tensor, of which they become views."""
+    """Copy the bucket's parameters into one tensor, of which they become views."""
     flat = bucket.flat(named)
     for segment in bucket.segments:
-        named[segment.name].data = segment.of(flat)
+        named[segment.name].data = segment.view(flat)
     return flat
 
 
 @dataclass(kw_only=True, eq=False)
 class PushPullWorker(StepWorker):
-    """Forward and backward on a copy of the parameters, whose gradients leave as they are ready."""
+    """Trains a copy of the parameters, and sends gradients as soon as they are ready."""
 
     partition: Partition
     bound: int | None
-    """The strategy's: 0 waits for all workers in each step."""
+    """Staleness bound of the strategy: 0 waits for all workers in each step."""
 
     def __post_init__(self) -> None:
         # A gradient that is clipped by itself can only leave when all of it is there.
@@ -268,7 +267,7 @@ class PushPullWorker(StepWorker):
         return loss
 
     def _update(self) -> None:
-        """With a bound the first server answers late: the others are asked after it."""
+        """Pull parameters; with a bound, the first server answers before others are asked."""
         one_by_one = self.bound not in (0, None)
         if not one_by_one:
             for server in self._servers:
@@ -289,17 +288,17 @@ class PushPullWorker(StepWorker):
         self._rate = learning_rate
 
     def step_shards(self, end_step: int) -> Iterator[StepShard] | None:
-        """None if all wait for all anyway; else whatever the first server hands out."""
+        """None for synchronous workers; otherwise shares that the first server distributes."""
         return None if self.bound == 0 else self._handed_out(end_step)
 
     def _handed_out(self, end_step: int) -> Iterator[StepShard]:
         while True:
             with talking_to_servers():
                 send_header(self._servers[0], Kind.STEP_SHARD, end_step)
-                given = receive_step_shard(self._servers[0], end_step, self.shares)
-            if given is None:
+                step_shard = receive_step_shard(self._servers[0], end_step, self.shares)
+            if step_shard is None:
                 return
-            step, share = given
+            step, share = step_shard
             yield StepShard(step=step, shard=Shard(index=share, count=self.shares))
 
     def exchange(self) -> ExchangeRecord:
@@ -310,10 +309,10 @@ class PushPullWorker(StepWorker):
             send_header(server, Kind.CLOSE)
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """The servers', in fp32 whatever travels otherwise; frozen ones are this rank's own."""
-        held = self._tensors(Kind.PARAMETERS)
+        """Parameters of the servers in fp32, and this rank's frozen ones."""
+        trained = self._tensors(Kind.PARAMETERS)
         return {
-            name: held[name] if name in held else lossless_copy(parameter)
+            name: trained[name] if name in trained else lossless_copy(parameter)
             for name, parameter in self.module.named_parameters()
         }
 
@@ -333,7 +332,7 @@ class PushPullWorker(StepWorker):
     def _asked(
         self, kind: Kind, keys: Sequence[str] = ("",)
     ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """For each key, a server's tensors by parameter; fp32."""
+        """Receive a server's fp32 tensors by parameter, for each key."""
         for queue in self._sender.queues:
             send_header(queue.server, kind)
             for key in keys:
