@@ -21,7 +21,7 @@ from benchmarks.cluster.link_speeds import (
 from shardmark.core.errors import InputError
 from shardmark.results.schema import TrialResult
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
-from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS
+from tests.runs import FIRST_STEP_AT_SECONDS
 
 BATCH = 64
 RATES = {"eth0": 39e6, "lo": 78e6}

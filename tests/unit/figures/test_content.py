@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
-from tests.unit.figures.runs import (
+from tests.runs import (
     comparison_of,
     figures_by_name,
     sample,

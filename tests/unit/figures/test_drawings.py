@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 from tests.golden.invented import invented_trial
-from tests.unit.figures.runs import comparison_of, two_epochs
+from tests.runs import comparison_of, two_epochs
 
 from shardmark.report.figures import Figure, Panel, Series, figures_of
 from shardmark.report.figures.drawing import (

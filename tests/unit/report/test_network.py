@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
-from tests.unit.figures.runs import FIRST_STEP_AT_SECONDS, comparison_of
-from tests.unit.report_compare.runs import compared
+from tests.runs import FIRST_STEP_AT_SECONDS, compared, comparison_of
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.series import sampled

@@ -15,7 +15,7 @@ from shardmark.report.answers.overview import overview
 from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
-from tests.unit.report_compare.runs import compared, learning_trial
+from tests.runs import compared, learning_trial
 
 VIEWS = {
     "scaling": ("scaling", "Strong scaling", 3),

@@ -20,7 +20,7 @@ from shardmark.report.table.formats import Format, render_json, render_tables
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from tests.golden.invented import invented_rank, invented_trial
-from tests.unit.report_compare.runs import compared
+from tests.runs import compared
 
 
 def single_and_ddp(repeats: Sequence[int] = (0, 1), **fields: Any) -> list[TrialResult]:

@@ -13,7 +13,7 @@ from shardmark.report.table.table import Table
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
-from tests.unit.report_compare.runs import compared, learning_trial
+from tests.runs import compared, learning_trial
 from tests.unit.studies.runs import STEPS, detection_trial
 
 FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": Failure(reason="x")}

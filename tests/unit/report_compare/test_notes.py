@@ -11,7 +11,7 @@ from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import Damaged
 from tests.golden.invented import invented_rank, invented_trial
-from tests.unit.report_compare.runs import compared
+from tests.runs import compared
 
 
 def texts(*trials: TrialResult, kind: NoteKind) -> list[str]:

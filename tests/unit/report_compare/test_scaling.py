@@ -11,7 +11,7 @@ from shardmark.report.table.table import Table
 from shardmark.report.views.scaling import scaling_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
-from tests.unit.report_compare.runs import compared
+from tests.runs import compared
 
 RATES = {("single", 1): 100.0, ("ddp", 2): 150.0, ("ddp", 4): 240.0}
 

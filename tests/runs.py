@@ -1,17 +1,22 @@
-"""Comparisons of invented trials, for the tests of figures."""
+"""Builders of invented trials and comparisons that several folders of tests share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, trained, write_run
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.report.figures import Figure, Panel, Series, figures_of
 from shardmark.results.schema import ExchangeRecord, RankRecord, TrialResult
-from shardmark.results.store import load_run
+from shardmark.results.store import StoredRun, load_run
+from tests.golden.invented import (
+    STARTED_AT_SECONDS,
+    invented_rank,
+    invented_trial,
+    trained,
+    write_run,
+)
 
 FIRST_STEP_AT_SECONDS = STARTED_AT_SECONDS + 6.25
 """When the invented ranks took their first step."""
@@ -60,3 +65,36 @@ def sample(
         },
         "gpus": list(gpus),
     }
+
+
+def learning_trial(
+    strategy: str = "ddp",
+    ranks: int = 2,
+    repeat: int = 0,
+    *,
+    accuracies: Sequence[float | None] = (0.5, 0.75),
+    losses: Sequence[float | None] | None = None,
+    seconds: float = 10.0,
+    **fields: Any,
+) -> TrialResult:
+    """Epochs of ten steps, none of them warm-up; each takes `seconds`, and rank 1 a second more."""
+    made = invented_trial(strategy, ranks, repeat, **fields)
+    records = []
+    for rank in range(ranks):
+        record = trained(
+            invented_rank(rank),
+            [{"accuracy_top1": accuracy} for accuracy in accuracies],
+            seconds=seconds + (rank == 1),
+            evaluation_seconds=3.0,
+        )
+        given = losses or [1.0 / (epoch.epoch + 1) for epoch in record.epochs]
+        epochs = tuple(
+            epoch.model_copy(update={"train_loss": loss})
+            for epoch, loss in zip(record.epochs, given, strict=True)
+        )
+        records.append(record.model_copy(update={"epochs": epochs}))
+    return made.model_copy(update={"ranks": tuple(records)})
+
+
+def compared(*trials: TrialResult) -> Comparison:
+    return compare([StoredRun(path=Path("run"), trials=trials)])
