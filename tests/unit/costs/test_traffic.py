@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.costs import COSTS, cost_model
 from shardmark.costs.base import Cell
+from shardmark.results.schema import TrialResult
 from shardmark.strategies import STRATEGIES, build_strategy, strategy_class
+from tests.golden.invented import invented_trial
 
 SIZE = ModelSize(
     parameters=1_000_000,
@@ -32,6 +35,18 @@ def required(
 ) -> RequiredTraffic:
     cell = Cell(size=size, recipe=recipe, world_size=ranks, nodes=nodes)
     return cost_model(build_strategy(name, options)).required_traffic(cell)
+
+
+def test_the_rank_stride_is_stored_as_apart() -> None:
+    """Results that were written before the rename load, and the key stays."""
+    adapter = TypeAdapter(RequiredTraffic)
+    traffic = required("fsdp-hybrid", SIZE, Recipe(global_batch=64, steps=1), 8, 2)
+    stored = adapter.dump_python(traffic, mode="json", by_alias=True)
+    assert [part["apart"] for part in stored["traffic"]] == [1, 1, 4]
+    assert adapter.validate_python(stored) == traffic
+    trial = invented_trial("ddp", 2, needed_traffic=traffic)
+    assert '"apart":4' in trial.model_dump_json()
+    assert TrialResult.model_validate_json(trial.model_dump_json()).needed_traffic == traffic
 
 
 def test_every_strategy_of_the_table_has_a_cost_model() -> None:
