@@ -1,4 +1,4 @@
-"""What a few verified steps leave behind: one rank writes it down, all ranks' are put together."""
+"""Captures of a few training steps: written by each rank, and joined for the comparison."""
 
 from __future__ import annotations
 
@@ -43,40 +43,40 @@ Array = NDArray[np.floating[Any]]
 CAPTURE_FILE = "rank-{}.capture.npz"
 
 PARTS = ("gradient", "parameters after the first update", "parameters", "optimizer state")
-"""Kinds of tensors, in the order in which a step makes them."""
+"""Names of the groups of tensors, in the order in which a step computes them."""
 
 BY_SHARE = ("initial_sha256", "sample_ids", "weights", "losses", "draws", "skipped", "buffers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
-    """A strategy's steps, or the reference's.
+    """Results of a few steps of a strategy, or of the reference.
 
-    What is there `BY_SHARE` has one entry for each distinct share, in its order.
+    Fields named in `BY_SHARE` have one entry for each distinct share of the batch, in order.
     """
 
     initial_sha256: tuple[str, ...]
     sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
-    """By share and step."""
+    """Ids of the samples, by share and step."""
     weights: tuple[tuple[float, ...], ...]
-    """By share and step: what the share's samples weigh."""
+    """Weight of the samples, by share and step."""
     losses: tuple[tuple[float, ...], ...]
-    """By share and step."""
+    """Loss by share and step."""
     draws: tuple[tuple[tuple[str, ...], ...], ...]
-    """By share and step: what the model drew for each sample, as the workload tells it."""
+    """Random draws that the workload has recorded, by share and step."""
     skipped: tuple[tuple[int, ...], ...]
-    """By share: steps that were not updated with, since a loss-scaled gradient was not finite."""
+    """Steps without an update because a loss-scaled gradient was not finite, by share."""
     buffers: tuple[Mapping[str, Array], ...]
     learning_rates: tuple[float, ...]
     quality: Mapping[str, float | None]
     samples_evaluated: int
     tensors: Mapping[str, Mapping[str, Array]]
-    """By part (see `PARTS`) and name; the optimizer state's names are `parameter/key`."""
-    weights_told: str = ""
-    """The way in which weights that batches do not know are determined."""
+    """Tensors by group (see `PARTS`) and name; names of the optimizer state are `parameter/key`."""
+    weight_source: str = ""
+    """Description of how ranks determine weights that their batches do not know."""
 
     def save(self, path: Path) -> None:
-        """One share's, as an `.npz` file: tensors by part and name, the rest as JSON."""
+        """Write the capture of one share to an `.npz` file: tensors as arrays, the rest as JSON."""
         (buffers,) = self.buffers
         parts = {**self.tensors, "buffers": buffers}
         arrays: dict[str, Any] = {
@@ -100,7 +100,7 @@ class Capture:
 
     @classmethod
     def of_shares(cls, shares: Sequence[Capture]) -> Capture:
-        """All shares' as one.  The first one has the assembled tensors."""
+        """Join the captures of all shares.  The first one has the unsharded tensors."""
         joined: dict[str, Any] = {
             name: tuple(chain.from_iterable(getattr(share, name) for share in shares))
             for name in BY_SHARE
@@ -108,7 +108,7 @@ class Capture:
         return replace(shares[0], **joined)
 
     def seen_by_one_process(self) -> Capture:
-        """The same as one process that drives all devices would report it (DataParallel)."""
+        """Convert to the report of one process that drives all devices (DataParallel)."""
         steps = range(len(self.learning_rates))
         ids = tuple(tuple(i for rank in self.sample_ids for i in rank[step]) for step in steps)
         weights = tuple(sum(rank[step] for rank in self.weights) for step in steps)
@@ -131,7 +131,7 @@ def _as_tuples(value: Any) -> Any:
 
 
 class GradientSpans:
-    """Takes the gradients where a step has just finished them."""
+    """Captures the gradients of a step before its optimizer runs."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -154,9 +154,9 @@ def capture_steps(
     steps: int,
     devices: Sequence[torch.device],
 ) -> Capture:
-    """Take the steps and write down what is compared with the reference.  Collective."""
+    """Take the steps and capture their results.  Collective."""
     initial = weights_sha256(worker.each_parameter())
-    worker.group.barrier()  # nobody changes the weights before everybody has seen them
+    worker.group.barrier()  # no rank changes the weights before all ranks have hashed them
     rate = learning_rate_of(recipe, steps)
     losses: list[float] = []
     sample_ids, weights, rates, draws = [], [], [], []
@@ -178,7 +178,7 @@ def capture_steps(
         is_skipped = worker.skipped_steps() > len(skipped)
         if is_skipped:
             skipped.append(step_shard.step)
-        if isinstance(spans, GradientSpans) and _everybody_updated(worker, recipe, is_skipped):
+        if isinstance(spans, GradientSpans) and _all_updated(worker, recipe, is_skipped):
             tensors["gradient"] = arrays(spans.gradients)
             tensors["parameters after the first update"] = arrays(worker.full_parameters())
     tensors["parameters"] = arrays(worker.full_parameters())
@@ -196,19 +196,19 @@ def capture_steps(
         quality=evaluation.quality,
         samples_evaluated=workload.validation_samples,
         tensors=tensors if shard.index == 0 else {},
-        weights_told=str(worker.settings().get("weights", "")),
+        weight_source=str(worker.settings().get("weights", "")),
     )
 
 
-def _everybody_updated(worker: Worker, recipe: Recipe, is_skipped: bool) -> bool:
-    """Whether no rank skipped the step: ranks that disagree would wait for each other."""
+def _all_updated(worker: Worker, recipe: Recipe, is_skipped: bool) -> bool:
+    """True if no rank skipped the step.  Collective: ranks that disagree would deadlock."""
     if recipe.precision != "fp16":
         return not is_skipped
     return not any(worker.group.gather(is_skipped))
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Copies as real arrays: complex numbers as pairs, integers and truth values as fp64."""
+    """Copy tensors to real arrays: complex numbers to pairs, integers and booleans to fp64."""
     return {name: _real(lossless_copy(tensor)).numpy() for name, tensor in tensors.items()}
 
 
@@ -221,7 +221,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Optimizer state under `parameter/key`; counters, which have no shape, are left out."""
+    """Optimizer state by `parameter/key`, without counters, which have no shape."""
     return {
         f"{name}/{key}": value
         for name, keys in state.items()
@@ -231,8 +231,8 @@ def flat_state(state: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def capture_rank(trial: Trial, directory: Path, context: RankContext, report: RankReport) -> None:
-    """A rank's task for `verify`: take a few steps and leave what they gave."""
-    if trial.recipe.schedule.path is not None:  # raises for one that cannot be used
+    """Run a rank for `verify`: take a few steps and write their capture."""
+    if trial.recipe.schedule.path is not None:  # raises an error for an unusable schedule
         own_rates(trial.recipe.schedule, trial.recipe.optimizer.lr, trial.recipe.steps or 1)
     trial = at_constant_rate(trial)
     workload = build_workload(trial.workload, trial.recipe.seed)
@@ -260,7 +260,7 @@ def capture_rank(trial: Trial, directory: Path, context: RankContext, report: Ra
 
 
 def at_constant_rate(trial: Trial) -> Trial:
-    """In place of a schedule of the user's, whose first rates may be too small to show an error."""
+    """Replace a user-defined schedule, whose first rates may be too small to show an error."""
     if trial.recipe.schedule.path is None:
         return trial
     recipe = trial.recipe.model_copy(update={"schedule": RecipeSchedule(name="constant")})
@@ -268,7 +268,7 @@ def at_constant_rate(trial: Trial) -> Trial:
 
 
 def read_capture(trial: Trial, directory: Path) -> Capture:
-    """What the trial's ranks left: of each distinct share, the rank whose loss counts."""
+    """Read the captures of the trial's ranks, one for each distinct share."""
     counting = {
         rank.share.index: number
         for number, rank in enumerate(trial.layout.ranks)

@@ -1,4 +1,4 @@
-"""Compares what a strategy's ranks captured with the reference, quantity by quantity."""
+"""Compares the capture of a strategy's ranks with the reference, quantity by quantity."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,20 +18,20 @@ from shardmark.results.verification import LARGEST, Check
 from shardmark.strategies.step import WEIGHT_TOLERANCE
 
 Quantity = tuple[str | int, ...]
-"""Where a capture has it: ("tensors", "gradient", "conv1.weight"), ("losses", share, step), ..."""
+"""Keys to a value of a capture: ("tensors", "gradient", "conv1.weight"), ("losses", rank, step)."""
 
 MARGIN = 8.0
-"""Tolerance over the largest deviation among the reference's disturbed runs."""
+"""Tolerance divided by the largest deviation among the disturbed runs of the reference."""
 
 BLIND = 0.25
-"""A tolerance beyond this part of the gradient's norm could not tell half a gradient from it."""
+"""Largest tolerance, relative to the gradient's norm, that still detects a factor of two."""
 
 TINY = 1e-45
 
 SKIPPED = "skipped steps"
 
-GIVEN = {"initial weights", "sample ids", "sample weights", "random draws", "learning rate"}
-"""Checks on what a step is given, which come before what it computes."""
+INPUT_CHECKS = {"initial weights", "sample ids", "sample weights", "random draws", "learning rate"}
+"""Checks on the inputs of a step, which come before the checks on its results."""
 
 NAMES = {
     "gradient": "gradients of the first update",
@@ -42,60 +43,60 @@ NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tolerances:
-    """What is expected, and how far rounding alone takes a training from it."""
+    """The expected capture, and the deviations that rounding alone causes."""
 
     reference: Capture
     undisturbed: Capture
-    """The definition's run; a hypothesis has another reference and the same spread."""
+    """The run as defined.  For a hypothesis `reference` is another run, with the same spreads."""
     disturbed: Sequence[Capture]
     floor: float
-    """Relative difference that one rounding of a result makes."""
+    """Relative deviation that one rounding of a result causes."""
     exact_forward: bool = False
-    """The first losses must be equal to the last bit: errors in a forward pass would hide all."""
+    """Require bitwise equal first losses: the model amplifies rounding in its forward pass."""
     _spreads: dict[Quantity, float] = field(default_factory=dict, init=False, repr=False)
-    """What `of` computed: norms of all tensors of a large model take seconds."""
+    """Cache of `allowed`: norms of all tensors of a large model take seconds."""
 
     @property
     def hide_errors(self) -> bool:
-        """Whether a gradient that is wrong by a factor of two could pass."""
-        part = self.reference.tensors["gradient"]
-        allowed = sum(self.of("tensors", "gradient", name) ** 2 for name in part)
-        return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in part.values())
+        """True if a gradient that is wrong by a factor of two could pass."""
+        gradient = self.reference.tensors["gradient"]
+        allowed = sum(self.allowed("tensors", "gradient", name) ** 2 for name in gradient)
+        return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in gradient.values())
 
     @property
     def rounding_skips(self) -> bool:
-        """Whether rounding alone decides which steps overflow."""
+        """True if rounding alone decides which steps overflow."""
         return any(run.skipped != self.undisturbed.skipped for run in self.disturbed)
 
-    def of(self, *quantity: str | int) -> float:
-        """The largest difference, of a tensor in the 2-norm, that counts as equal.
+    def allowed(self, *quantity: str | int) -> float:
+        """Largest difference, of tensors in the 2-norm, that counts as equal.
 
-        A share, as accuracy is, may differ by the one sample that a tie turns.  A metric of the
-        user's own is taken for one where it is between 0 and 1 and no disturbance moves it: what is
-        no count changes in its last digits.
+        A fraction of samples, such as accuracy, may differ by one sample, for ties.  A user-defined
+        metric counts as a fraction if it is between 0 and 1 and no disturbance changes it: other
+        metrics change in their last digits.
         """
         kind, name = quantity[0], quantity[-1]
         if self.exact_forward and kind == "losses" and name == 0:
             return 0.0
         if quantity not in self._spreads:
-            alike = [run for run in self.disturbed if run.skipped == self.undisturbed.skipped]
-            spreads = (difference(run, self.undisturbed, quantity) for run in alike)
+            runs = (run for run in self.disturbed if run.skipped == self.undisturbed.skipped)
+            spreads = (difference(run, self.undisturbed, quantity) for run in runs)
             self._spreads[quantity] = max(spreads, default=0.0)
         spread, size = self._spreads[quantity], norm(value_of(self.reference, quantity))
-        known = METRICS.get(str(name))
-        share = known.unit == "fraction" if known else spread == 0 and 0 <= size <= 1
-        if kind == "quality" and share:
+        metric = METRICS.get(str(name))
+        fraction = metric.unit == "fraction" if metric else spread == 0 and 0 <= size <= 1
+        if kind == "quality" and fraction:
             return MARGIN * spread + 1 / max(1, self.reference.samples_evaluated)
         return MARGIN * spread + self.floor * size
 
 
 def norm(values: Array | float | None) -> float:
-    """The 2-norm; 0 for what is missing."""
+    """The 2-norm; 0 for a missing value."""
     return 0.0 if values is None else float(np.linalg.norm(np.asarray(values, np.float64)))
 
 
 def value_of(capture: Capture, quantity: Quantity) -> Any:
-    """A tensor or a number; None where the capture has no such."""
+    """The tensor or number; None if the capture lacks it."""
     value: Any = getattr(capture, str(quantity[0]))
     for key in quantity[1:]:
         value = (value or {}).get(key) if isinstance(value, Mapping | None) else value[key]
@@ -103,28 +104,28 @@ def value_of(capture: Capture, quantity: Quantity) -> Any:
 
 
 def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float:
-    """The norm of the difference; what the capture lacks counts as zeros."""
-    mine, wanted = value_of(capture, quantity), value_of(expected, quantity)
-    fits = mine is not None and np.shape(mine) == np.shape(wanted)
-    return norm(mine - wanted if fits and wanted is not None else wanted)
+    """Norm of the difference; a value that the capture lacks counts as zero."""
+    actual, wanted = value_of(capture, quantity), value_of(expected, quantity)
+    comparable = actual is not None and np.shape(actual) == np.shape(wanted)
+    return norm(actual - wanted if comparable and wanted is not None else wanted)
 
 
 def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
-    """First step, from 0 on, whose loss is not finite; its rank, and the loss.
+    """Find the first step, from 0, with a loss that is not finite; returns step, rank and loss.
 
     Ranks of asynchronous strategies take different numbers of steps.
     """
-    bad = [
+    nonfinite = [
         (step, rank, loss)
         for rank, losses in enumerate(capture.losses)
         for step, loss in enumerate(losses)
         if not math.isfinite(loss)
     ]
-    return min(bad, default=None, key=lambda found: found[:2])
+    return min(nonfinite, default=None, key=itemgetter(0, 1))
 
 
 def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
-    """Every check, in the order in which a training makes the quantities."""
+    """All checks, in the order in which a training computes the quantities."""
     expected = tolerances.reference
     hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
     buffers = {
@@ -134,7 +135,7 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     }
     return (
         equal("initial weights", hashes, expected.initial_sha256[0][:12]),
-        *_given_checks(capture, expected),
+        *_input_checks(capture, expected),
         _loss_check(capture, tolerances, range(len(expected.learning_rates))),
         _skip_check(capture, expected),
         *(
@@ -151,27 +152,27 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
     )
 
 
-def equal(name: str, found: str, expected: str, where: str | None = None) -> Check:
-    """A check that only equality passes."""
+def equal(name: str, actual: str, expected: str, location: str | None = None) -> Check:
+    """A check that holds if both values are equal."""
     return Check(
         name=name,
-        holds=found == expected,
-        found=found,
+        holds=actual == expected,
+        found=actual,
         expected=expected,
         tolerance=None,
-        where=where,
+        where=location,
     )
 
 
-def unequal(name: str, found: str, expected: str, where: str) -> Check:
-    """A check that has failed, though what is told of both may read alike."""
-    return equal(name, found, expected, where).model_copy(update={"holds": False})
+def failed(name: str, actual: str, expected: str, location: str) -> Check:
+    """A failed check, even if the texts of both values are equal."""
+    return equal(name, actual, expected, location).model_copy(update={"holds": False})
 
 
 def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Tolerances) -> Check:
-    """The check that fails first in the order of the training, narrowed to the step it does so.
+    """The check that fails first in the order of the training, for losses narrowed to a step.
 
-    The first loss comes before the first gradient, and later losses after the first update.
+    The first loss comes before the first gradient, and later losses come after the first update.
     """
     failing = [check for check in checks if not check.holds]
     others = [check for check in failing if check.name != "losses"]
@@ -180,78 +181,79 @@ def first_deviation(capture: Capture, checks: Sequence[Check], tolerances: Toler
     steps = range(len(tolerances.reference.learning_rates))
     by_step = (_loss_check(capture, tolerances, [step]) for step in steps)
     first_loss = next(check for check in by_step if not check.holds)
-    earlier = set(GIVEN)
+    earlier = set(INPUT_CHECKS)
     if first_loss.where is not None and not first_loss.where.endswith("step 1"):
         earlier |= {SKIPPED, NAMES["gradient"], NAMES["parameters after the first update"]}
     return next((check for check in others if check.name in earlier), first_loss)
 
 
-def _given_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
-    """What each rank was given in each step: the first that is other than the reference's."""
+def _input_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
+    """Check the inputs of each rank and step; a failed check names the first difference."""
     steps = f"equal in {len(expected.learning_rates)} steps"
-    close = partial(math.isclose, rel_tol=WEIGHT_TOLERANCE if capture.weights_told else 1e-9)
-    drawn = sum(len(draws) for rank in expected.draws for draws in rank)
-    mine, wanted = (
+    close = partial(math.isclose, rel_tol=WEIGHT_TOLERANCE if capture.weight_source else 1e-9)
+    num_draws = sum(len(draws) for rank in expected.draws for draws in rank)
+    actual, wanted = (
         {
-            "sample ids": given.sample_ids,
-            "sample weights": given.weights,
-            "random draws": given.draws,
-            "learning rate": (given.learning_rates,),
+            "sample ids": source.sample_ids,
+            "sample weights": source.weights,
+            "random draws": source.draws,
+            "learning rate": (source.learning_rates,),
         }
-        for given in (capture, expected)
+        for source in (capture, expected)
     )
     for name, ranks in wanted.items():
         weights = name == "sample weights"
-        other = _first_other(mine[name], ranks, close if weights else operator.eq)
-        if other is not None:
-            yield unequal(name, *other)
+        deviation = _first_difference(actual[name], ranks, close if weights else operator.eq)
+        if deviation is not None:
+            yield failed(name, *deviation)
         elif name != "random draws":
-            told = f"{steps}: {capture.weights_told}" if weights and capture.weights_told else steps
-            yield equal(name, told, told)
-        elif drawn:  # else the model alone draws, as dropout does: the losses show it
-            draws = f"{drawn} draws are equal"
+            source = f": {capture.weight_source}" if weights and capture.weight_source else ""
+            yield equal(name, steps + source, steps + source)
+        elif num_draws:  # without recorded draws, such as dropout's, the losses show differences
+            draws = f"{num_draws} draws are equal"
             yield equal(name, draws, draws)
 
 
-def _first_other(
+def _first_difference(
     captured: Sequence[Sequence[Any]],
     expected: Sequence[Sequence[Any]],
     same: Callable[[Any, Any], bool],
 ) -> tuple[str, str, str] | None:
-    """Both entries where the first by rank and step differs, and where."""
-    for rank, (mine, wanted) in enumerate(zip(captured, expected, strict=True)):
-        for step, (entry, wanted_entry) in enumerate(zip(mine, wanted, strict=True)):
-            if not same(entry, wanted_entry):
-                return *_told(entry, wanted_entry), f"rank {rank}, step {step + 1}"
+    """Text of both entries that differ first by rank and step, and their location."""
+    for rank, (entries, wanted_entries) in enumerate(zip(captured, expected, strict=True)):
+        for step, (entry, wanted) in enumerate(zip(entries, wanted_entries, strict=True)):
+            if not same(entry, wanted):
+                return *_described(entry, wanted), f"rank {rank}, step {step + 1}"
     return None
 
 
-def _told(entry: Any, wanted: Any) -> tuple[str, str]:
-    """Both as text: numbers, the ids that the other has not, or how many draws are other."""
+def _described(entry: Any, wanted: Any) -> tuple[str, str]:
+    """Describe two different entries: numbers, ids that the other lacks, or numbers of draws."""
     if not isinstance(entry, tuple):
         return repr(entry), repr(wanted)
-    new, lacking = (
-        [each for each in mine if each not in other] or [*mine]
-        for mine, other in ((entry, wanted), (wanted, entry))
+    unexpected, missing = (
+        [item for item in items if item not in others] or [*items]
+        for items, others in ((entry, wanted), (wanted, entry))
     )
     if any(isinstance(draw, str) for draw in (*entry, *wanted)):
-        return f"{len(new)} of {len(entry)} draws are other", f"{len(wanted)} draws"
-    mine, theirs = (
-        ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "") for ids in (new, lacking)
-    )
-    return mine, theirs
+        return f"{len(unexpected)} of {len(entry)} draws differ", f"{len(wanted)} draws"
+    return _first_ids(unexpected), _first_ids(missing)
+
+
+def _first_ids(ids: Sequence[Any]) -> str:
+    return ", ".join(map(str, ids[:8])) + (", ..." if len(ids) > 8 else "")
 
 
 def _skip_check(capture: Capture, expected: Capture) -> Check:
-    """The first rank that skips other steps than the reference."""
-    pairs = zip(capture.skipped, expected.skipped, strict=True)
-    other = ((f"rank {rank}", *pair) for rank, pair in enumerate(pairs) if pair[0] != pair[1])
-    where, mine, wanted = next(other, (None, expected.skipped[0], expected.skipped[0]))
-    return equal(SKIPPED, steps_told(mine), steps_told(wanted), where)
+    """Check that every rank skips the same steps as the reference."""
+    for rank, (actual, wanted) in enumerate(zip(capture.skipped, expected.skipped, strict=True)):
+        if actual != wanted:
+            return equal(SKIPPED, step_numbers(actual), step_numbers(wanted), f"rank {rank}")
+    return equal(SKIPPED, *[step_numbers(expected.skipped[0])] * 2)
 
 
-def steps_told(steps: Sequence[int]) -> str:
-    """Their numbers, from 1 on."""
+def step_numbers(steps: Sequence[int]) -> str:
+    """Text with the numbers of the steps, from 1."""
     return ", ".join(str(step + 1) for step in steps) or "none"
 
 
@@ -267,39 +269,39 @@ def _loss_check(capture: Capture, tolerances: Tolerances, steps: Sequence[int]) 
 def worst_of(
     name: str, quantities: Mapping[str, Quantity], capture: Capture, tolerances: Tolerances
 ) -> Check:
-    """The check on that quantity which is off by most tolerances."""
-    where, off, allowed, units = "nothing to compare", 0.0, 0.0, 0.0
-    for place, quantity in quantities.items():
-        differs = difference(capture, tolerances.reference, quantity)
-        tolerance = tolerances.of(*quantity)
-        ratio = 0.0 if differs == 0 else differs / max(tolerance, TINY)
+    """A check on the quantity with the largest deviation in tolerances."""
+    worst, deviation, allowed, units = "nothing to compare", 0.0, 0.0, 0.0
+    for location, quantity in quantities.items():
+        change = difference(capture, tolerances.reference, quantity)
+        tolerance = tolerances.allowed(*quantity)
+        ratio = 0.0 if change == 0 else change / max(tolerance, TINY)
         if not np.isfinite(ratio):
             ratio = LARGEST
         if ratio >= units:
-            where, off, allowed, units = place, differs, tolerance, ratio
+            worst, deviation, allowed, units = location, change, tolerance, ratio
     return Check(
         name=name,
         holds=units <= 1,
-        found=off if np.isfinite(off) else LARGEST,
+        found=deviation if np.isfinite(deviation) else LARGEST,
         expected=0.0,
         tolerance=allowed if np.isfinite(allowed) else LARGEST,
-        where=where,
+        where=worst,
         in_tolerances=units,
     )
 
 
 def _quality_checks(capture: Capture, tolerances: Tolerances) -> Iterator[Check]:
     for name, expected in tolerances.reference.quality.items():
-        mine = capture.quality.get(name)
-        if mine is None or expected is None or not np.isfinite([mine, expected]).all():
-            yield equal(f"evaluation: {name}", str(mine), str(expected))
+        actual = capture.quality.get(name)
+        if actual is None or expected is None or not np.isfinite([actual, expected]).all():
+            yield equal(f"evaluation: {name}", str(actual), str(expected))
             continue
-        tolerance = tolerances.of("quality", name)
-        units = abs(mine - expected) / max(tolerance, TINY)
+        tolerance = tolerances.allowed("quality", name)
+        units = abs(actual - expected) / max(tolerance, TINY)
         yield Check(
             name=f"evaluation: {name}",
             holds=units <= 1,
-            found=mine,
+            found=actual,
             expected=expected,
             tolerance=tolerance,
             in_tolerances=units,

@@ -1,4 +1,4 @@
-"""What a strategy that guarantees less than the reference's mathematics is held to instead."""
+"""Checks for strategies that do not guarantee the numerics of the reference."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shardmark.workloads.base import BatchPlan
 def guarantee_checks(
     capture: Capture, trial: Trial, steps: int, ranks: Sequence[RankRecord]
 ) -> tuple[Check, ...]:
-    """Whether it started, was fed and used its gradients as it guarantees."""
+    """Check initial weights, samples and use of gradients against the strategy's guarantee."""
     not_finite = sum(not math.isfinite(loss) for rank in capture.losses for loss in rank)
     return (
-        *_given(capture, trial, steps),
-        *_used(trial, steps, ranks),
+        *_input_checks(capture, trial, steps),
+        *_gradient_checks(trial, steps, ranks),
         equal("losses that are no finite number", str(not_finite), "0"),
     )
 
 
-def _given(capture: Capture, trial: Trial, steps: int) -> Iterator[Check]:
+def _input_checks(capture: Capture, trial: Trial, steps: int) -> Iterator[Check]:
     workload = build_workload(trial.workload, trial.recipe.seed)
     expected = weights_sha256(sorted(workload.build_model().named_parameters()))
     hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
@@ -41,22 +41,23 @@ def _given(capture: Capture, trial: Trial, steps: int) -> Iterator[Check]:
     for index in range(shares):
         batches = workload.batches(plan, Shard(index=index, count=shares))
         wanted += (next(batches).sample_ids for _ in range(steps))
-    mine = Counter(ids for rank in capture.sample_ids for ids in rank)
-    once = sum(mine[ids] == 1 for ids in wanted) if mine.total() == len(wanted) else mine.total()
+    counts = Counter(ids for rank in capture.sample_ids for ids in rank)
+    total = counts.total()
+    once = sum(counts[ids] == 1 for ids in wanted) if total == len(wanted) else total
     yield equal("shares that were trained on once", str(once), str(len(wanted)))
 
 
-def _used(trial: Trial, steps: int, ranks: Sequence[RankRecord]) -> Iterator[Check]:
-    """Every worker's every step is one gradient, used once by each server."""
+def _gradient_checks(trial: Trial, steps: int, ranks: Sequence[RankRecord]) -> Iterator[Check]:
+    """Check that each server uses the gradient of every step of every worker once."""
     gradients = str(steps * trial.layout.shares)
     for rank in ranks:
         if rank.role != "server":
             continue
         exchange = rank.exchange or ExchangeRecord()
-        where = f"rank {rank.rank}"
-        yield equal("gradients used once", str(exchange.updates), gradients, where)
-        known = sum(exchange.staleness.values())
-        yield equal("gradients whose staleness is known", str(known), gradients, where)
+        location = f"rank {rank.rank}"
+        yield equal("gradients used once", str(exchange.updates), gradients, location)
+        recorded = str(sum(exchange.staleness.values()))
+        yield equal("gradients whose staleness is known", recorded, gradients, location)
         bound = _largest_staleness(trial)
         if rank.rank == trial.layout.server_ranks[0] and bound is not None:
             stalest = max(map(int, exchange.staleness), default=0)
@@ -66,15 +67,15 @@ def _used(trial: Trial, steps: int, ranks: Sequence[RankRecord]) -> Iterator[Che
                 found=float(stalest),
                 expected=0.0,
                 tolerance=float(bound),
-                where=where,
+                where=location,
             )
 
 
 def _largest_staleness(trial: Trial) -> int | None:
-    """Gradients of others that the bound allows between a worker's pull and its push.
+    """Number of other workers' gradients that the bound allows between a pull and a push.
 
-    At its pull after c pushes of its own, nobody had under c - s pushes; at its next push nobody
-    has over c + s + 1.  So each of the others makes at most 2 s + 1.
+    When a worker pulls after c pushes, all others have made at least c - s pushes; when it pushes
+    next, at most c + s + 1.  So each of the others pushes at most 2 s + 1 times in between.
     """
     bound = trial.built_strategy.settings(trial.recipe).get("staleness_bound")
     return (2 * bound + 1) * (trial.layout.shares - 1) if isinstance(bound, int) else None

@@ -23,7 +23,7 @@ from shardmark.equivalence.compare import (
     equal,
     first_deviation,
     norm,
-    steps_told,
+    step_numbers,
 )
 from shardmark.equivalence.reference import Hypothesis
 from shardmark.results.verification import Cause, Check
@@ -422,7 +422,7 @@ def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
     """Whether ranks disagree on which steps are skipped."""
     if len(set(capture.skipped)) == 1:
         return None
-    told = "; ".join(f"rank {r}: {steps_told(steps)}" for r, steps in enumerate(capture.skipped))
+    told = "; ".join(f"rank {r}: {step_numbers(steps)}" for r, steps in enumerate(capture.skipped))
     return _cause("ranks do not skip the same steps", told)
 
 
@@ -431,7 +431,7 @@ def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | No
     for rank, buffers in enumerate(tolerances.reference.buffers):
         off = [
             norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
-            / max(tolerances.of("buffers", rank, name), TINY)
+            / max(tolerances.allowed("buffers", rank, name), TINY)
             for name, buffer in buffers.items()
         ]
         if rank > 0 and off and max(off) <= 1:
@@ -474,7 +474,7 @@ def _by_elimination(
         drawn = run(Hypothesis(seed_offset=1))
         spread = abs(drawn.losses[0][0] - expected.losses[0][0])
         off = abs(capture.losses[0][0] - expected.losses[0][0])
-        if spread > tolerances.of("losses", 0, 0):
+        if spread > tolerances.allowed("losses", 0, 0):
             return _cause(
                 "different random draws (dropout, proposal sampling)",
                 "weights and samples are the same; other draws alone move the reference's first "
@@ -489,7 +489,7 @@ def _by_elimination(
         name
         for name in expected.tensors["gradient"]
         if norm(gradient.get(name, np.float32(0)) - expected.tensors["gradient"][name])
-        > tolerances.of("tensors", "gradient", name)
+        > tolerances.allowed("tensors", "gradient", name)
     ]
     if first.name == NAMES["gradient"] and len(wrong) > len(expected.tensors["gradient"]) / 2:
         return _cause(

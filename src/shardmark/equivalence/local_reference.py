@@ -1,4 +1,4 @@
-"""Local SGD and DiLoCo by their definitions: a reference for each rank, which meet now and then."""
+"""The reference of local SGD and DiLoCo: one reference per rank, synchronised periodically."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from shardmark.equivalence.reference import Reference
 
 
 class LocalReference(Reference):
-    """Each rank has parameters, an optimizer and a loss scale of its own.
+    """A reference in which each rank has its own parameters, optimizer and loss scale.
 
-    The parameters of this object itself are the outer ones; without an outer optimizer they are
-    the mean of the ranks'.  A hypothesis of one rank's gradient means that rank's parameters.
+    The parameters of this object are the outer ones, or the mean of the ranks without an outer
+    optimizer.  For a hypothesis with `only_rank` they are that rank's parameters.
     """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        assert self.numerics.local_steps is not None, "else the ranks meet in every step"
+        assert self.numerics.local_steps is not None, "ReferenceRuns checks it"
         self._local_steps = self.numerics.local_steps
         sizes = {name: parameter.numel() for name, parameter in self._named.items()}
         self._fragments = self._local_steps.assign_fragments(sizes)
         self._momentum: dict[str, Tensor] = {}
-        self._met: set[str] = set()
-        given = {field.name: getattr(self, field.name) for field in fields(Reference)}
-        given["hypothesis"] = replace(self.hypothesis, only_rank=None)
-        self._ranks = [Reference(**given | {"played": [rank]}) for rank in range(self.shares)]
+        self._synchronised_once: set[str] = set()
+        arguments = {field.name: getattr(self, field.name) for field in fields(Reference)}
+        arguments["hypothesis"] = replace(self.hypothesis, only_rank=None)
+        self._ranks = [Reference(**arguments | {"ranks": [rank]}) for rank in range(self.shares)]
         self.sample_ids = [rank.sample_ids[0] for rank in self._ranks]
         self.weights = [rank.weights[0] for rank in self._ranks]
         self.draws = [rank.draws[0] for rank in self._ranks]
@@ -35,7 +35,7 @@ class LocalReference(Reference):
     def step(self) -> list[Tensor]:
         losses = []
         for index, rank in enumerate(self._ranks):
-            self._played_alone = index
+            self._current_alone = index
             losses += rank.step()
         self.steps_taken += 1
         self.skipped = sorted({step for rank in self._ranks for step in rank.skipped})
@@ -44,16 +44,16 @@ class LocalReference(Reference):
         for number, names in enumerate(self._fragments):
             if self._local_steps.is_due(number, self.steps_taken):
                 for name in names:
-                    self._meet(name)
+                    self._synchronise(name)
         return losses
 
     @torch.no_grad()
-    def _meet(self, name: str) -> None:
-        """Let all ranks go on from their mean, or from what the outer optimizer makes of it."""
+    def _synchronise(self, name: str) -> None:
+        """Set a parameter of all ranks to their mean, or to the outer optimizer's update of it."""
         parameter, outer = self._named[name], self._local_steps.outer
-        of = None if name in self._met else self.hypothesis.first_round_of
-        self._met.add(name)
-        mean = self._mean(name, of)
+        first = name not in self._synchronised_once
+        self._synchronised_once.add(name)
+        mean = self._mean(name, self.hypothesis.first_round_of if first else None)
         if outer is None:
             parameter.copy_(mean)
         else:
@@ -65,10 +65,10 @@ class LocalReference(Reference):
         for rank in self._ranks:
             rank._named[name].copy_(parameter)
 
-    def _mean(self, name: str, of: int | None = None) -> Tensor:
-        """The ranks' mean, or one's alone."""
-        counts = self.hypothesis.only_rank if of is None else of
-        ranks = self._ranks if counts is None else [self._ranks[counts]]
+    def _mean(self, name: str, only_rank: int | None = None) -> Tensor:
+        """Mean of a parameter over the ranks, or its value on one rank."""
+        only_rank = self.hypothesis.only_rank if only_rank is None else only_rank
+        ranks = self._ranks if only_rank is None else [self._ranks[only_rank]]
         return torch.stack([rank._named[name].detach() for rank in ranks]).mean(0)
 
     def full_parameters(self) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ class LocalReference(Reference):
         return super().full_parameters()
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        """The mean of the ranks' own, beside the outer momentum."""
+        """Mean of the ranks' optimizer states, and the outer momentum."""
         ranks = [rank.optimizer_state() for rank in self._ranks]
         state = {name: _means([rank[name] for rank in ranks]) for name in self._named}
         for name, momentum in self._momentum.items():
@@ -92,7 +92,7 @@ class LocalReference(Reference):
 
 
 def _means(ranks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """By name, the sum over the ranks that have it, divided by all ranks."""
+    """Sum of each tensor over the ranks that have it, divided by the number of all ranks."""
     names = dict.fromkeys(name for rank in ranks for name in rank)
-    held = {name: [rank[name] for rank in ranks if name in rank] for name in names}
-    return {name: torch.stack(parts).sum(0) / len(ranks) for name, parts in held.items()}
+    tensors = {name: [rank[name] for rank in ranks if name in rank] for name in names}
+    return {name: torch.stack(stacked).sum(0) / len(ranks) for name, stacked in tensors.items()}

@@ -1,4 +1,4 @@
-"""Ranks played by one process that wait for each other, as those with synchronised norms do."""
+"""Runs simulated ranks in threads of one process, which wait for each other at exchanges."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.core.errors import InputError
 
-Played = TypeVar("Played")
+Result = TypeVar("Result")
 
 
 class OutOfStepError(Exception):
-    """Ranks that are played do not come to the same exchange."""
+    """Raised when simulated ranks do not reach the same exchange."""
 
 
 class Lockstep:
-    """Plays ranks in threads, of which one runs at a time, until it waits for the others.
+    """Runs ranks in threads, one at a time, each until it waits for the others.
 
-    So each draws its own random numbers, in its own order.
+    Each rank thus draws its own random numbers, in its own order.
     """
 
     def __init__(self, ranks: int, device: torch.device) -> None:
         self._device = device
-        self._batons = [Semaphore(0) for _ in range(ranks)]
-        self._playing: list[int] = []
-        """Ranks that have not come to their end."""
+        self._turns = [Semaphore(0) for _ in range(ranks)]
+        self._running: list[int] = []
+        """Ranks that have not finished."""
         self.current = 0
-        """The rank that runs."""
-        self._given: list[tuple[object, Any]] = []
-        """Kinds and values of the round under way, in order of rank: so they take turns."""
+        """The rank whose thread is running."""
+        self._offered: list[tuple[object, Any]] = []
+        """Kinds and values of the current round, in order of rank, which is that of the turns."""
         self._values: list[Any] = []
-        """Values of the last round that all ranks came to."""
+        """Values of the last round that all ranks completed."""
         self._rounds = 0
 
-    def play(self, rank_of: Callable[[int], Played]) -> list[Played]:
-        """What it returns for each rank.  Raises what the first one raises."""
-        results: dict[int, Played] = {}
+    def run(self, function: Callable[[int], Result]) -> list[Result]:
+        """Call the function for each rank and return its results; re-raises the first error."""
+        results: dict[int, Result] = {}
         errors: list[BaseException] = []
 
-        def run(rank: int) -> None:
+        def run_rank(rank: int) -> None:
             self._take_turn(rank)
             try:
-                results[rank] = rank_of(rank)
+                results[rank] = function(rank)
             except BaseException as error:
                 errors.append(error)
-            self._playing.remove(rank)
+            self._running.remove(rank)
             self._hand_on(rank)
 
-        self._playing, self._given = list(range(len(self._batons))), []
-        threads = [Thread(target=run, args=(rank,), daemon=True) for rank in self._playing]
+        self._running, self._offered = list(range(len(self._turns))), []
+        threads = [Thread(target=run_rank, args=(rank,), daemon=True) for rank in self._running]
         for thread in threads:
             thread.start()
-        self._batons[0].release()
+        self._turns[0].release()
         for thread in threads:
             thread.join()
         if errors:
@@ -66,73 +66,73 @@ class Lockstep:
         return [results[rank] for rank in sorted(results)]
 
     def gather(self, rank: int, rows: Tensor) -> tuple[Tensor, int]:
-        """All ranks' rows one after the other, and at which of them this rank's begin.
+        """Concatenate the rows of all ranks; returns them and the index of this rank's first row.
 
-        Raises `InputError` where another rank is at something else, or comes to its end.
+        Raises `InputError` if another rank is at another exchange or has finished.
         """
         try:
             values = self.exchange(rank, rows.shape[1:], rows)
         except OutOfStepError as error:
-            found = "ranks pass its batch norms different numbers of times"
+            problem = "ranks call its batch norms different numbers of times"
             remedy = "set recipe.sync_batch_norm to false"
-            raise InputError("workload.model", found, remedy) from error
+            raise InputError("workload.model", problem, remedy) from error
         return torch.cat(values), sum(map(len, values[:rank]))
 
     def exchange(self, rank: int, kind: object, value: Any) -> list[Any]:
-        """Return the values of all ranks, in their order, once each has given one of that kind.
+        """Return the values of all ranks, in order, once each has offered one of that kind.
 
-        Raises `OutOfStepError` where another rank is at something else, or comes to its end.
+        Raises `OutOfStepError` if another rank is at another exchange or has finished.
         """
-        wanted = self._rounds + 1
-        if any(other != kind for other, _ in self._given):
+        expected_round = self._rounds + 1
+        if any(other != kind for other, _ in self._offered):
             raise OutOfStepError
-        self._given.append((kind, value))
-        if len(self._given) == len(self._batons):
-            self._values, self._given = [value for _, value in self._given], []
+        self._offered.append((kind, value))
+        if len(self._offered) == len(self._turns):
+            self._values, self._offered = [value for _, value in self._offered], []
             self._rounds += 1
         states = generator_states(self._device)
         self._hand_on(rank)
         self._take_turn(rank)
         _restore(states, self._device)
-        if self._rounds < wanted:
+        if self._rounds < expected_round:
             raise OutOfStepError
         return self._values
 
     @property
-    def plays(self) -> bool:
-        """True while ranks are played: none can wait for the others otherwise."""
-        return bool(self._playing)
+    def is_running(self) -> bool:
+        """True while ranks run; only then can they wait for each other."""
+        return bool(self._running)
 
     def _take_turn(self, rank: int) -> None:
-        self._batons[rank].acquire()
+        self._turns[rank].acquire()
         self.current = rank
 
     def _hand_on(self, rank: int) -> None:
-        after = [other for other in self._playing if other > rank] or self._playing
-        if after:
-            self._batons[after[0]].release()
+        following = [other for other in self._running if other > rank] or self._running
+        if following:
+            self._turns[following[0]].release()
 
     def synchronise(self, model: nn.Module, rank: int) -> None:
-        """While ranks are played, the rank's batch norms take in what all of them have."""
+        """Make the rank's batch norms use the inputs of all ranks while ranks run."""
         norms: list[nn.Module] = [m for m in model.modules() if isinstance(m, _BatchNorm)]
         for norm in norms:
             norm.forward = self._over_all_ranks(norm, rank)
 
     def _over_all_ranks(self, norm: nn.Module, rank: int) -> Callable[[Tensor], Tensor]:
-        alone: Callable[[Tensor], Tensor] = norm.forward
+        original: Callable[[Tensor], Tensor] = norm.forward
 
         def forward(inputs: Tensor) -> Tensor:
-            if not norm.training or not self._playing:
-                return alone(inputs)
+            if not norm.training or not self._running:
+                return original(inputs)
             last = inputs.movedim(1, -1)  # (samples, ..., channels)
             rows = last.flatten(0, -2)
             joined, start = self.gather(rank, rows)
-            # The norm looks at the number of dimensions: maps of one pixel each.
-            normed = alone(joined.reshape(*joined.shape, *[1] * (inputs.dim() - 2)))
-            own = normed.reshape(joined.shape)[start : start + len(rows)].reshape(last.shape)
-            # A copy, for a part of what all ranks have would keep all of it; laid out as the inputs
-            # are, for dropout draws in the order of the memory.
-            return torch.empty_like(inputs).copy_(own.movedim(-1, 1))
+            # The norm checks the number of dimensions: pass maps of one pixel.
+            normed = original(joined.reshape(*joined.shape, *[1] * (inputs.dim() - 2)))
+            own_rows = normed.reshape(joined.shape)[start : start + len(rows)].reshape(last.shape)
+            # Copy, since a slice would keep the rows of all ranks in memory; with the memory format
+            # of the inputs, since dropout draws in memory order.
+            return torch.empty_like(inputs).copy_(own_rows.movedim(-1, 1))
 
         return forward
 
@@ -141,10 +141,7 @@ GeneratorStates = tuple[list[Tensor], Any, Any]
 
 
 def generator_states(device: torch.device) -> GeneratorStates:
-    """Return the states of the generators that a model on the device draws from.
-
-    Those of torch, one for the CPU and one for the GPU, and those of Python and numpy.
-    """
+    """States of the random generators of torch (CPU, and GPU if used), Python and numpy."""
     states = [torch.get_rng_state()]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device))
@@ -152,12 +149,12 @@ def generator_states(device: torch.device) -> GeneratorStates:
 
 
 def same_states(states: GeneratorStates, others: GeneratorStates) -> bool:
-    """Return whether nothing was drawn between the two."""
+    """True if nothing was drawn between the two."""
     arrays = zip(states[2], others[2], strict=True)
     return (
         all(map(torch.equal, states[0], others[0]))
         and states[1] == others[1]
-        and all(np.array_equal(mine, other) for mine, other in arrays)
+        and all(np.array_equal(first, second) for first, second in arrays)
     )
 
 

@@ -1,4 +1,4 @@
-"""PowerSGD by its definition, for the reference."""
+"""PowerSGD by its definition, as a part of the reference."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from shardmark.strategies.powersgd import first_factor
 
 
 @dataclass(kw_only=True, eq=False)
-class PlayedPowerSGD:
-    """One iteration of subspace iteration a step, on the mean of all ranks' gradients.
+class ReferencePowerSGD:
+    """PowerSGD with one subspace iteration per step, on the mean of all ranks' gradients.
 
-    All that ranks add up is linear in their gradients and errors, of which the means are therefore
-    enough.  Bases of a space differ between methods, and the projection onto it does not.
+    All sums over ranks are linear in their gradients and errors, so that the means suffice.  The
+    basis of a subspace depends on the method, but the projection onto the subspace does not.
     Source: Vogels, Karimireddy and Jaggi, NeurIPS 2019, algorithms 1 and 2.
     """
 
     power_sgd: PowerSGD = field(kw_only=False)
     _steps: int = 0
     _errors: dict[str, Tensor] = field(default_factory=dict)
-    """What the mean gradient has lost so far, (rows, columns)."""
+    """Accumulated error of the mean gradient, (rows, columns)."""
     _rights: dict[str, Tensor] = field(default_factory=dict)
-    """(columns, thin)"""
+    """Right factor, (columns, rank)."""
 
     def reduce(self, gradients: Mapping[str, Tensor]) -> None:
-        """Put what ranks decompress in the place of each mean gradient that is compressed."""
+        """Replace each compressed mean gradient by its decompressed value."""
         self._steps += 1
         if self._steps <= self.power_sgd.start_step:
             return
@@ -37,10 +37,10 @@ class PlayedPowerSGD:
             rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
             if not self.power_sgd.factor_rank(rows, columns):
                 continue
-            of_bucket = gradient.as_strided((rows, columns), (columns, 1))  # in order of memory
-            matrix = of_bucket
+            view = gradient.as_strided((rows, columns), (columns, 1))  # in memory order
+            matrix = view
             if name in self._errors:
-                matrix = of_bucket + self._errors[name]
+                matrix = view + self._errors[name]
             else:
                 first = first_factor(self.power_sgd, name, rows, columns)
                 self._rights[name] = first.to(gradient.device)
@@ -48,4 +48,4 @@ class PlayedPowerSGD:
             self._rights[name] = matrix.T @ left
             reduced = left @ self._rights[name].T
             self._errors[name] = matrix - reduced
-            of_bucket.copy_(reduced)
+            view.copy_(reduced)

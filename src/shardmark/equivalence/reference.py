@@ -19,7 +19,7 @@ from shardmark.core.shares import Shard, StepShard
 from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
-from shardmark.equivalence.power_sgd import PlayedPowerSGD
+from shardmark.equivalence.power_sgd import ReferencePowerSGD
 from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import (
     allow_mixed_dtype_batch_norm,
@@ -155,7 +155,7 @@ class Reference:
     numerics: Numerics = ONE_DEVICE
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
-    played: Sequence[int] | None = None
+    ranks: Sequence[int] | None = None
     """The ranks whose gradients it averages; None: all."""
     communicates: bool = False
     """The task calls collectives by itself: ranks are played at the same time."""
@@ -165,8 +165,8 @@ class Reference:
         numerics = ONE_DEVICE if hypothesis.one_device else self.numerics
         self._reduction = hypothesis.reduction or REDUCTIONS[numerics.reduction_precision]
         chosen = numerics.power_sgd
-        self._power_sgd = None if chosen is None else PlayedPowerSGD(chosen)
-        played = range(self.shares) if self.played is None else self.played
+        self._power_sgd = None if chosen is None else ReferencePowerSGD(chosen)
+        played = range(self.shares) if self.ranks is None else self.ranks
         seed = (self.noise.seed if self.noise else 0) + self.shares * played[0]
         self._noise_draws = torch.Generator().manual_seed(seed)
         self._casts = numerics.casts
@@ -182,7 +182,7 @@ class Reference:
             )
         together = self._synchronised or self.communicates
         self._lockstep = Lockstep(len(played), self.device) if together else None
-        self._played_alone = played[0]
+        self._current_alone = played[0]
         self.players = Players(self.shares, self._exchange, self._current_rank)
         """All ranks, as the task sees them."""
         self.models, self._drawn = self._built(len(played))
@@ -254,7 +254,7 @@ class Reference:
         """Buffers of every rank, by name."""
         return self._buffers
 
-    def begin_again(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
+    def restart(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
         """Go back to the first batch, with these buffers of every rank; weights stay."""
         self._buffers = [{n: b.clone() for n, b in of_rank.items()} for of_rank in buffers]
         self._batches = [self.workload.batches(self._drawn_plan, s) for s in self._shards]
@@ -264,7 +264,7 @@ class Reference:
             return [value]
         if self._lockstep is None or not self.communicates:
             raise CommunicatesError(name)
-        if not self._lockstep.plays:
+        if not self._lockstep.is_running:
             raise CannotPlayError(f"{name} while its model is built")
         try:
             return self._lockstep.exchange(self._lockstep.current, name, value)
@@ -272,10 +272,10 @@ class Reference:
             raise CannotPlayError(f"{name} on some of the ranks") from error
 
     def _current_rank(self) -> int:
-        if self.communicates and self._lockstep is not None and not self._lockstep.plays:
+        if self.communicates and self._lockstep is not None and not self._lockstep.is_running:
             # A task may keep it, and here all ranks share one task.
             raise CannotPlayError("its rank while its model is built")
-        return self._played_alone if self._lockstep is None else self._lockstep.current
+        return self._current_alone if self._lockstep is None else self._lockstep.current
 
     def step(self) -> list[Tensor]:
         """Take one optimizer step; each rank's loss, as a worker returns it."""
@@ -284,7 +284,7 @@ class Reference:
                 for parameter in self._named.values():
                     parameter.copy_(self._disturbed(parameter, self.noise.parameters))
         with self._pulled_parameters():
-            losses = self.pass_shares()
+            losses = self.compute_gradients()
         self._update()
         self.steps_taken += 1
         return losses
@@ -304,16 +304,16 @@ class Reference:
             for name, parameter in self._named.items():
                 parameter.copy_(kept[name])
 
-    def pass_shares(self) -> list[Tensor]:
+    def compute_gradients(self) -> list[Tensor]:
         """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
         self.gradients = {}
         count, ranks = self.recipe.gradient_accumulation, range(len(self._shards))
         batches = [next(batches).to(self.device) for batches in self._batches]
         self._parts = [[(part, part.weight) for part in batch.split(count)] for batch in batches]
         if self._weighs:
-            play = self._lockstep.play if self._lockstep else lambda weigh: [*map(weigh, ranks)]
+            play = self._lockstep.run if self._lockstep else lambda weigh: [*map(weigh, ranks)]
             self._parts = play(self._weigh)
-        losses = [] if self._lockstep is None else self._lockstep.play(self._play)
+        losses = [] if self._lockstep is None else self._lockstep.run(self._play)
         for rank in ranks:
             if self._lockstep is None:
                 losses.append(self._play(rank))
@@ -331,7 +331,7 @@ class Reference:
     def _begin(self, rank: int) -> nn.Module:
         """Return the model with the rank's buffers, ready to draw what the rank draws."""
         hypothesis, model = self.hypothesis, self.models[rank]
-        self._played_alone = self._shards[rank].index
+        self._current_alone = self._shards[rank].index
         put_buffers(model, self._buffers[0 if hypothesis.buffers == "broadcast" else rank])
         drawing = self._shards[0 if hypothesis.same_draws else rank]
         step_shard = StepShard(step=self.steps_taken + hypothesis.seed_offset, shard=drawing)

@@ -1,4 +1,4 @@
-"""Tells whether a task gives the same values when it is run again, and what differs if not."""
+"""Checks that a task computes the same values when it is run again."""
 
 from __future__ import annotations
 
@@ -19,28 +19,26 @@ if TYPE_CHECKING:
     from shardmark.equivalence.reference import ReferenceRuns
 
 SAME_ON_CPU = 1e-6
-"""Relative difference of two equal runs on a CPU, whose kernels add in a fixed order, at most."""
+"""Largest relative difference of equal runs on a CPU, whose kernels add in a fixed order."""
 LATER_STEPS = 1000.0
-"""Factor of the floor for later steps: training amplifies sums that kernels add in any order."""
+"""Factor on the floor for later steps, since training amplifies differences of rounding."""
 
 
 def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | None:
-    """Return why nothing can be told of a task that differs from itself; None if it repeats.
-
-    Compares the losses of two undisturbed runs of the reference.
-    """
+    """Compare the losses of two equal runs; returns a cause if they differ, else None."""
     first, again = tolerances.undisturbed, tolerances.disturbed[0]
     if nonfinite_step(first) is not None:
         return None
     for step in range(len(first.learning_rates)):
         first_floor = SAME_ON_CPU if runs.device.type == "cpu" else tolerances.floor
         allowed = min(first_floor * (1.0 if step == 0 else LATER_STEPS), BLIND)
-        for mine, theirs in zip(first.losses, again.losses, strict=True):
-            if not abs(mine[step] - theirs[step]) <= allowed * abs(mine[step]):
+        for losses, other_losses in zip(first.losses, again.losses, strict=True):
+            loss, other = losses[step], other_losses[step]
+            if not abs(loss - other) <= allowed * abs(loss):
                 return Cause(
-                    text="cannot be told: the task gives other values when it is run again",
-                    evidence=f"two equal runs in one process have the losses {mine[step]:.6g} and "
-                    f"{theirs[step]:.6g} in step {step + 1}; {_origin(runs)}",
+                    text="undecided: the task computes other values when it is run again",
+                    evidence=f"two equal runs in one process have the losses {loss:.6g} and "
+                    f"{other:.6g} in step {step + 1}; {_origin(runs)}",
                     setting="the task: draw from torch, numpy or random, which are seeded before "
                     "each sample and each step, and keep no state between reads",
                     first_deviation="losses",
@@ -49,19 +47,19 @@ def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | N
 
 
 STATEFUL = Cause(
-    text="cannot be told: the model or the loss keeps state of its own",
-    evidence="passed twice with equal weights, buffers and seeds, a batch has two losses: "
-    "what passed before decides, and one process that plays the ranks passes more",
+    text="undecided: the model or the loss keeps state outside of buffers",
+    evidence="a batch has two losses when it is passed twice with equal weights, buffers and seeds:"
+    " the loss depends on the batches before it, and the reference passes others",
     setting="the task: keep state in buffers; draw from the generators of torch, numpy or random",
     first_deviation="losses",
 )
 
 
 def keeps_state(runs: ReferenceRuns, tolerances: Tolerances) -> bool:
-    """Return whether the loss of a batch depends on what was passed before it.
+    """Pass a batch twice; true if its loss depends on what was passed before it.
 
-    Parameters, buffers and the seeded generators are the same in both passes: a counter, a queue or
-    a random generator of the model's own is not.
+    Parameters, buffers and the seeded generators are equal in both passes, but a counter, a queue
+    or a random generator of the model is not.
     """
     reference = Reference(
         runs.workload,
@@ -75,25 +73,25 @@ def keeps_state(runs: ReferenceRuns, tolerances: Tolerances) -> bool:
     buffers = [dict(of_rank) for of_rank in reference.all_buffers]
     losses = []
     for _ in range(2):
-        reference.begin_again(buffers)
+        reference.restart(buffers)
         with world_of(reference.players):
-            losses.append([float(loss) for loss in reference.pass_shares()])
+            losses.append([float(loss) for loss in reference.compute_gradients()])
     allowed = tolerances.floor
     return any(abs(a - b) > allowed * abs(a) for a, b in zip(*losses, strict=True))
 
 
 def _origin(runs: ReferenceRuns) -> str:
-    """Reads the first batch twice to tell the data set from the model."""
+    """Read the first batch twice to find out if the data set or the model differs."""
     shard = Shard(index=0, count=1)
     first, again = (_leaves(next(runs.workload.batches(runs.plan, shard))) for _ in range(2))
     if not all(map(_same, first, again)):
         return (
-            "samples differ when they are read twice: the data set has a random generator of its "
-            "own, or keeps state between reads"
+            "samples differ when they are read twice: the data set has its own random generator, "
+            "or keeps state between reads"
         )
     return (
-        "samples are the same when they are read twice: the model or the loss has a random "
-        "generator of its own or keeps state, or the data set did so earlier"
+        "samples are equal when they are read twice: the model or the loss has its own random "
+        "generator or keeps state, or the data set did so earlier"
     )
 
 
@@ -101,9 +99,9 @@ def _leaves(batch: Any) -> list[Any]:
     return pytree.tree_leaves({field.name: getattr(batch, field.name) for field in fields(batch)})
 
 
-def _same(mine: Any, other: Any) -> bool:
-    """Return whether two values of a batch are equal; values of unknown types are taken for it."""
-    if isinstance(mine, torch.Tensor) and isinstance(other, torch.Tensor):
-        return torch.equal(mine, other)
-    plain = isinstance(mine, int | float | str | bytes)
-    return not plain or bool(mine == other)
+def _same(value: Any, other: Any) -> bool:
+    """True if two values of a batch are equal, or of an unknown type."""
+    if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(value, other)
+    plain = isinstance(value, int | float | str | bytes)
+    return not plain or bool(value == other)

@@ -23,7 +23,7 @@ from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Capture, at_constant_rate, read_capture
 from shardmark.equivalence.compare import (
     BLIND,
-    GIVEN,
+    INPUT_CHECKS,
     SKIPPED,
     Tolerances,
     checks_of,
@@ -54,32 +54,32 @@ from shardmark.trials.trial import Trial
 from shardmark.workloads import build_workload
 
 UNDECIDED = Cause(
-    text="cannot be told: forward passes differ by rounding, and this model amplifies rounding",
+    text="undecided: forward passes differ by rounding, and this model amplifies rounding",
     evidence="equal weights, samples and draws; other first losses, within rounding; a disturbance "
     "of that size alone moves the reference's gradient by more than a quarter of itself",
     first_deviation="losses",
 )
 
 NO_UPDATE = Cause(
-    text="cannot be told: every step overflows fp16 and is skipped",
+    text="undecided: every step overflows fp16 and is skipped",
     evidence="of the strategy and of the reference, which halve the loss scale each time",
     first_deviation=SKIPPED,
 )
 
 ROUNDING_SKIPS = Cause(
-    text="cannot be told: rounding alone decides which steps overflow fp16",
+    text="undecided: rounding alone decides which steps overflow fp16",
     evidence="a disturbance of that size makes the reference skip other steps",
     first_deviation=SKIPPED,
 )
 
 OTHER_DEVICE = Cause(
-    text="cannot be told: the reference fits the host's memory alone",
+    text="undecided: the reference fits the host's memory alone",
     evidence="on the CPU it comes to other numbers; other kernels and draws may be the reason",
     first_deviation="none",
 )
 
 COMMUNICATES = Cause(
-    text="cannot be told: the task communicates by itself",
+    text="undecided: the task communicates by itself",
     evidence="its collectives are over all ranks, of which several have the same samples",
     first_deviation="none",
 )
@@ -168,7 +168,7 @@ def _no_reference(error: Exception) -> Cause:
     if isinstance(error, CannotPlayError) or unknown:
         called = "a process group of its own" if unknown else error
         return Cause(
-            text="cannot be told: the task communicates by itself",
+            text="undecided: the task communicates by itself",
             evidence=f"it uses {called}, which one process cannot play for all ranks",
             first_deviation="none",
         )
@@ -333,7 +333,7 @@ def undecided_cause(
 ) -> Cause | None:
     """Why checks that fail would not refute; None where they do."""
     expected = tolerances.reference
-    wrong = {check.name for check in checks if not check.holds} & GIVEN
+    wrong = {check.name for check in checks if not check.holds} & INPUT_CHECKS
     if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
         return NO_UPDATE
     if not same_device and not wrong - {"random draws"}:

@@ -1,4 +1,4 @@
-"""Holds the reference itself against one process that takes the whole batch in one piece."""
+"""Compares the reference with one process that computes the full batch at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ NAME = "whole batch in one piece"
 
 NOT_A_SUM = Cause(
     text="the loss of a batch is not the sum of its parts' losses",
-    evidence="the reference too, which adds up shares, differs from one process on the whole batch",
+    evidence="the reference, which sums over shares, also differs from one process on the "
+    "full batch",
     setting="the task's loss: return (sum, weight); declare loss_adds_up = False only if it "
     "compares the samples of a batch with each other on purpose",
     first_deviation=NAME,
@@ -35,22 +36,21 @@ NOT_A_SUM = Cause(
 NOT_GATHERED = Cause(
     text="the task communicates by itself, and its ranks do not train what one process trains",
     evidence="the reference, whose ranks communicate as the task asks, differs from one process on "
-    "the whole batch",
-    setting="the task's loss: if it uses what it gathers, gather with gradients and let every rank "
-    "return the loss of the whole batch; else return (sum, weight)",
+    "the full batch",
+    setting="the task's loss: if it uses gathered values, gather with gradients and let every rank "
+    "return the loss of the full batch; else return (sum, weight)",
     first_deviation=NAME,
 )
 
-MOST_SHOWN = 200
-"""Characters of an error."""
+MAX_ERROR_CHARACTERS = 200
 
 
 class WholeBatch(NamedTuple):
-    """The reference held against one process on the whole batch."""
+    """Result of comparing the reference with one process on the full batch."""
 
     check: Check
     cause: Cause
-    """The fault of the task, if the check does not hold."""
+    """Fault of the task; valid only if the check does not hold."""
 
 
 Gradients = dict[str, Array]
@@ -59,26 +59,26 @@ Gradients = dict[str, Array]
 def whole_batch_check(
     runs: ReferenceRuns, tolerances: Tolerances, *, stateful: bool = False
 ) -> WholeBatch:
-    """Compare the reference's gradients, without dropout, with those of batches in one piece.
+    """Compare the reference's gradients, without dropout, with those of the full batch.
 
-    All verified batches are compared, at the initial weights.  In one piece the loss is divided by
-    the weight that it returns itself.  What fails here and trained in the reference's runs is not
-    compared.  In fp32 whatever the precision: losses add up or do not.  A `stateful` task is not
-    compared: the whole batch would change what its parts find.
+    All verified batches are compared, at the initial weights and in fp32.  The loss of the full
+    batch is divided by the weight that it returns.  Errors only lead to a check that compares
+    nothing, since the reference itself ran.  A `stateful` task is not compared: passing the full
+    batch would change the results of its parts.
     """
     declared = runs.workload.not_additive_declared
     try:
         compared = "the model or the loss keeps state" if stateful else _gradients(runs, tolerances)
     except torch.OutOfMemoryError:
-        compared = "the whole batch is too large for one device"
-    except Exception as error:  # the user's model, in a size that nobody asked for
-        message = one_line(f"{type(error).__name__}: {error}")[:MOST_SHOWN]
-        compared = f"one process on the whole batch fails: {message}"
+        compared = "the full batch is too large for one device"
+    except Exception as error:  # any error of the user's model with an unusual batch size
+        message = one_line(f"{type(error).__name__}: {error}")[:MAX_ERROR_CHARACTERS]
+        compared = f"one process on the full batch fails: {message}"
     count = runs.shares * runs.trial.recipe.gradient_accumulation
     scaled = (
         not isinstance(compared, str)
         and count > 1
-        and all(_is_scaled(parts, whole, 1 / count) for parts, whole in compared)
+        and all(_is_scaled(parts, full, 1 / count) for parts, full in compared)
     )
     if declared and not scaled:
         compared = str(runs.workload.not_additive)
@@ -86,8 +86,8 @@ def whole_batch_check(
         text = f"not compared: {compared}"
         return WholeBatch(equal(NAME, text, text), NOT_A_SUM)
     checks = [
-        _compared(parts, whole, tolerances, where=f"batch {number}")
-        for number, (parts, whole) in enumerate(compared, start=1)
+        _compared(parts, full, tolerances, location=f"batch {number}")
+        for number, (parts, full) in enumerate(compared, start=1)
     ]
     worst = max(checks, key=lambda check: check.in_tolerances or 0.0)
     if runs.communicates and not scaled:
@@ -100,7 +100,7 @@ def whole_batch_check(
 def _gradients(
     runs: ReferenceRuns, tolerances: Tolerances
 ) -> list[tuple[Gradients, Gradients]] | str:
-    """Return the gradients of each batch, in parts and in one piece; or why they need not agree."""
+    """Gradients of each batch, in parts and at once, or the reason why these may differ."""
     workload, device = runs.workload, runs.device
     recipe = runs.trial.recipe.model_copy(update={"precision": "fp32"})
     reference = Reference(
@@ -117,43 +117,43 @@ def _gradients(
         return reason
     for model in reference.models:
         _stop_dropout(model)
-    made = []
+    gradients: list[tuple[Gradients, Gradients]] = []
     for batch in islice(workload.batches(runs.plan, Shard(index=0, count=1)), runs.steps):
         with one_rank():
-            whole = _gradient_in_one_piece(workload, reference.model, batch.to(device), device)
-        if whole is None:
-            return "the loss draws random numbers, other than dropout's"
+            full = _full_gradient(workload, reference.model, batch.to(device), device)
+            if full is None:
+                return "the loss draws random numbers, other than dropout's"
         for model in reference.models:
             model.train(reference.model.training)
         with world_of(reference.players):
-            reference.pass_shares()
-        made.append((arrays(reference.gradients), whole))
-    return made
+            reference.compute_gradients()
+        gradients.append((arrays(reference.gradients), full))
+    return gradients
 
 
-def _compared(parts: Gradients, whole: Gradients, tolerances: Tolerances, where: str) -> Check:
-    expected = replace(tolerances.reference, tensors={"gradient": whole})
+def _compared(parts: Gradients, full: Gradients, tolerances: Tolerances, location: str) -> Check:
+    expected = replace(tolerances.reference, tensors={"gradient": full})
     return worst_of(
         NAME,
-        {f"{where}, {name}": ("tensors", "gradient", name) for name in whole},
+        {f"{location}, {name}": ("tensors", "gradient", name) for name in full},
         replace(expected, tensors={"gradient": parts}),
         replace(tolerances, reference=expected),
     )
 
 
-def _is_scaled(parts: Gradients, whole: Gradients, factor: float) -> bool:
-    """Return whether the parts' gradient is the whole's times the factor, to a thousandth."""
-    off = sum(norm(parts.get(name, 0.0) - factor * array) ** 2 for name, array in whole.items())
-    size = sum(norm(factor * array) ** 2 for array in whole.values())
-    return size > 0 and off <= 1e-6 * size
+def _is_scaled(parts: Gradients, full: Gradients, factor: float) -> bool:
+    """True if the parts' gradient is the full one times the factor, to a relative 1e-3."""
+    error = sum(norm(parts.get(name, 0.0) - factor * array) ** 2 for name, array in full.items())
+    size = sum(norm(factor * array) ** 2 for array in full.values())
+    return size > 0 and error <= 1e-6 * size
 
 
 def _too_small(count: int, batches: int, *, gathers: bool) -> Cause:
-    also = "; or it gathers values of other ranks without their gradients" if gathers else ""
+    gathering = "; or it gathers values of other ranks without their gradients" if gathers else ""
     return Cause(
         text=f"the gradient is {count} times too small: the loss is a sum or is divided by a "
-        f"constant, not by the samples that it is given{also}",
-        evidence=f"added up over {count} parts it is 1/{count} of that of one process on the whole "
+        f"constant, not by the number of its samples{gathering}",
+        evidence=f"summed over {count} parts it is 1/{count} of that of one process on the full "
         f"batch, in each of {batches} batches",
         setting="the task's loss: return (sum, weight), or the mean over the samples of the batch",
         first_deviation=NAME,
@@ -161,22 +161,22 @@ def _too_small(count: int, batches: int, *, gathers: bool) -> Cause:
 
 
 def _blocker(workload: Workload, reference: Reference, tolerances: Tolerances) -> str | None:
-    """Why the parts need not make the whole."""
+    """The reason why the parts' gradients may differ from the full batch's, or None."""
     recipe = reference.recipe
     cut = "micro-batch" if recipe.gradient_accumulation > 1 else "share"
     couples = any(isinstance(module, _BatchNorm) for module in reference.model.modules())
     if couples and not (recipe.sync_batch_norm and cut == "share"):
-        return f"batch norm takes its statistics of each {cut}"
+        return f"batch norm computes its statistics for each {cut}"
     if workload.not_additive is not None and not workload.not_additive_declared:
         return workload.not_additive
     return "this model amplifies rounding" if tolerances.exact_forward else None
 
 
 def _stop_dropout(model: nn.Module) -> None:
-    """Set every module's rates of dropout to 0, by their attributes' usual names.
+    """Set the dropout rates of all modules to 0, by the usual names of their attributes.
 
-    Evaluation mode would do more: cuDNN's recurrent layers have no backward pass there, and some
-    models return something else.
+    Evaluation mode would change more: cuDNN's recurrent layers have no backward pass in it, and
+    some models return other values.
     """
     for module in model.modules():
         drops = any(part in type(module).__name__ for part in ("Drop", "StochasticDepth"))
@@ -185,13 +185,14 @@ def _stop_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _gradient_in_one_piece(
-    workload: Workload, model: nn.Module, whole: Batch, device: torch.device
+def _full_gradient(
+    workload: Workload, model: nn.Module, batch: Batch, device: torch.device
 ) -> dict[str, Array] | None:
-    """In training mode; in evaluation mode where training draws still, or changes buffers.
+    """Gradient of the full batch in training mode, or in evaluation mode if training draws random
+    numbers or changes buffers; None if both modes draw.
 
-    Those of batch norm may change: no step computes with them.  Leaves the model in that mode.
-    None where both modes draw.
+    Buffers of batch norm may change, since training does not read them.  The model stays in the
+    mode that was used.
     """
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
     tracked = {id(buffer) for norm in norms for buffer in norm.buffers()}
@@ -199,18 +200,17 @@ def _gradient_in_one_piece(
     for training in (True, False):
         model.train(training)
         before = generator_states(device)
-        loss = workload.loss(model, whole)
+        loss = workload.loss(model, batch)
         if not same_states(before, generator_states(device)):
             continue
-        now = {n: b for n, b in model.named_buffers() if n in buffers}
-        if training and any(not torch.equal(b, buffers[n]) for n, b in now.items()):
+        current = {n: b for n, b in model.named_buffers() if n in buffers}
+        if training and any(not torch.equal(b, buffers[n]) for n, b in current.items()):
             with torch.no_grad():
-                for name, buffer in now.items():
+                for name, buffer in current.items():
                     buffer.copy_(buffers[name])
             continue
         (loss.total / loss.weight).backward()  # type: ignore[no-untyped-call]  # torch's
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        taken = arrays(gradients)
+        gradients = arrays({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
-        return taken
+        return gradients
     return None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
 from shardmark.core.numerics import PowerSGD
-from shardmark.equivalence.power_sgd import PlayedPowerSGD
+from shardmark.equivalence.power_sgd import ReferencePowerSGD
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
@@ -49,7 +49,7 @@ def test_it_is_the_definition(rank: int) -> None:
     strategy = powersgd(powersgd_rank=rank)
     worker = strategy.start(workload, asked, ALONE)
     assert not isinstance(worker, Server)
-    played = PlayedPowerSGD(strategy.numerics(asked).power_sgd)
+    played = ReferencePowerSGD(strategy.numerics(asked).power_sgd)
     model = workload.build_model()
     distances = []
     for step in range(6):
@@ -73,7 +73,7 @@ def test_it_is_the_definition(rank: int) -> None:
 
 def test_a_gradient_of_the_rank_is_reduced_whole() -> None:
     """P spans its columns, whatever Q is drawn; nothing is left to the next step."""
-    played = PlayedPowerSGD(PowerSGD(rank=1, start_step=0, seed=3, min_compression_rate=2))
+    played = ReferencePowerSGD(PowerSGD(rank=1, start_step=0, seed=3, min_compression_rate=2))
     gradient = torch.outer(torch.arange(1.0, 9.0), torch.arange(1.0, 13.0))
     for _ in range(2):
         reduced = {"weight": gradient.clone()}

@@ -92,10 +92,10 @@ def test_disturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> Non
         (("losses", 1, 1), ("losses", 0, 0)),
         (("buffers", 1, "mean"), ("buffers", 0, "mean")),
     ):
-        assert tolerances.of(*widened) == pytest.approx(MARGIN * 0.5, rel=2e-3)
-        assert tolerances.of(*kept) <= 0.002
-    assert tolerances.of("quality", "validation_loss") == pytest.approx(MARGIN * 0.25 + 0.002)
-    assert tolerances.of("quality", "accuracy_top1") == pytest.approx(0.01)
+        assert tolerances.allowed(*widened) == pytest.approx(MARGIN * 0.5, rel=2e-3)
+        assert tolerances.allowed(*kept) <= 0.002
+    assert tolerances.allowed("quality", "validation_loss") == pytest.approx(MARGIN * 0.25 + 0.002)
+    assert tolerances.allowed("quality", "accuracy_top1") == pytest.approx(0.01)
     assert failing(off("gradient"), tolerances) == []
     assert len(failing(off("parameters"), tolerances)) == 1
 
@@ -116,7 +116,7 @@ def test_what_reads_alike_when_it_is_cut_short_is_not_equal(given: str) -> None:
 def test_weights_of_losses_may_round() -> None:
     """Ranks add them up in fp32."""
     expected = handmade(weights=((1234567.0,) * 2,) * 2)
-    rounded = handmade(weights=((1234568.0,) * 2,) * 2, weights_told="ranks add them up")
+    rounded = handmade(weights=((1234568.0,) * 2,) * 2, weight_source="ranks add them up")
     assert failing(rounded, tolerances_of(expected)) == []
     checks = {check.name: check.found for check in checks_of(rounded, tolerances_of(expected))}
     assert checks["sample weights"] == "equal in 2 steps: ranks add them up"
@@ -140,7 +140,7 @@ def test_a_metric_is_a_share_where_it_counts(
 ) -> None:
     made, run = handmade(quality={name: value}), handmade(quality={name: disturbed})
     tolerances = tolerances_of(made, run)
-    assert tolerances.of("quality", name) == pytest.approx(allowed)
+    assert tolerances.allowed("quality", name) == pytest.approx(allowed)
     near, far = (handmade(quality={name: value - part * allowed}) for part in (0.99, 1.1))
     assert failing(near, tolerances) == []
     assert [check.name for check in failing(far, tolerances)] == [f"evaluation: {name}"]

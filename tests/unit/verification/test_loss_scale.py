@@ -65,4 +65,4 @@ def test_where_rounding_decides_nothing_is_refuted() -> None:
     assert "rounding alone decides" in cause_text(undecided)
     # The run that skips otherwise says nothing of how far rounding goes.
     far = with_tensor(other, "parameters", {})
-    assert replace(near, disturbed=(judged.reference, far)).of("losses", 0, 1) < 1
+    assert replace(near, disturbed=(judged.reference, far)).allowed("losses", 0, 1) < 1

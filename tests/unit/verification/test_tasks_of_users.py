@@ -57,7 +57,7 @@ def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
     assert not is_accepted(verdict)
     assert "other values when it is run again" in cause_text_of(verdict)
     assert verdict.cause is not None
-    assert "the model or the loss has a random generator of its own" in verdict.cause.evidence
+    assert "the model or the loss has its own random generator" in verdict.cause.evidence
 
 
 def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
@@ -195,7 +195,7 @@ def test_what_cannot_be_played_is_not_decided() -> None:
 
     with pytest.raises(NoReferenceError) as found:
         reference_of(loss)
-    assert found.value.cause.text == "cannot be told: the task communicates by itself"
+    assert found.value.cause.text == "undecided: the task communicates by itself"
 
 
 @pytest.mark.parametrize("asked", ["get_world_size", "get_rank"])
@@ -305,7 +305,7 @@ def test_a_model_with_state_of_its_own_blames_no_strategy(
     judged = Court("counting")
     verdict = judged.judged(Hypothesis(gradient_factor=2.0))
     assert is_undecided(verdict)
-    assert cause_text_of(verdict).endswith("the model or the loss keeps state of its own")
+    assert cause_text_of(verdict).endswith("the model or the loss keeps state outside of buffers")
     assert "keeps state" in str(judged.whole_batch.found)
 
 
