@@ -43,7 +43,7 @@ def test_it_trains_as_written(
         limits=Limits(),
         device_type="cpu",
     )
-    known = ReferenceCache().of(trial, 2)
+    known = ReferenceCache().get(trial, 2)
     assert known.whole_batch.check.holds
     assert (known.whole_batch.check.in_tolerances is not None) is compared
     assert known.tolerances.reference.quality.keys() <= {"validation_loss", "accuracy_top1"}

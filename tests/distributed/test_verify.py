@@ -160,7 +160,7 @@ def test_shipped_strategies_are_equivalent(captures: Captures, name: str) -> Non
 @pytest.mark.parametrize("name", CAST)
 def test_bf16_parameters_are_played_exactly(captures: Captures, name: str) -> None:
     """The first forward pass to the last bit."""
-    reference = REFERENCES.of(CASES[name].trial, STEPS).tolerances.reference
+    reference = REFERENCES.get(CASES[name].trial, STEPS).tolerances.reference
     first = [rank.losses[0][0] for each in captures if (rank := each[name]) is not None]
     assert first == [losses[0] for losses in reference.losses]
 

@@ -125,7 +125,7 @@ def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
 
 
 def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
-    """All checks, in the order in which a training computes the quantities."""
+    """Compute the checks, in the order in which a training computes the quantities."""
     expected = tolerances.reference
     hashes = ", ".join(sorted({sha[:12] for sha in capture.initial_sha256}))
     buffers = {

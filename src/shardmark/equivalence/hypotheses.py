@@ -46,7 +46,7 @@ DECAYS: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
     "weight decay spares biases": lambda name, _: not name.endswith("bias"),
     "weight decay is applied to biases and norms only": lambda _, shape: len(shape) < 2,
 }
-"""Which parameters decay, by name and shape."""
+"""Cause -> function that returns true for parameters that decay, by name and shape."""
 
 Run = Callable[[Hypothesis], Capture]
 """The reference's capture with a hypothesis."""
@@ -69,8 +69,8 @@ def cause_of(
         or _repeated(capture, checks, first, tolerances, recipe=recipe, numerics=numerics, run=run)
         or _by_elimination(capture, first, tolerances, run=run)
     )
-    where = f" ({first.where})" if first.where else ""
-    return cause.model_copy(update={"first_deviation": f"{first.name}{where}"})
+    location = f" ({first.where})" if first.where else ""
+    return cause.model_copy(update={"first_deviation": f"{first.name}{location}"})
 
 
 def _cause(text: str, evidence: str, setting: str | None = None) -> Cause:
@@ -123,7 +123,7 @@ def _deviation(checks: Sequence[Check], compared: frozenset[str] | None) -> floa
 def hypotheses(
     capture: Capture, first: Check, expected: Capture, recipe: Recipe
 ) -> Iterator[Hypothesis]:
-    """Those that the first check that does not hold leaves possible."""
+    """Yield the hypotheses that may explain the first failed check."""
     if first.name == "losses":
         yield from _of_forward(len(expected.losses), recipe)
     yield from _of_weights(expected, recipe)
@@ -134,9 +134,9 @@ def hypotheses(
 
 def _of_own(numerics: Numerics, ranks: int) -> Iterator[Hypothesis]:
     if numerics != ONE_DEVICE:
-        told = "; ".join(numerics.descriptions)
+        promised = "; ".join(numerics.descriptions)
         yield Hypothesis(
-            text=f"it computes as one device does, and not as it says: {told}", one_device=True
+            text=f"it computes as one device does, and not as it says: {promised}", one_device=True
         )
     for rank in range(ranks if numerics.local_steps is not None else 0):
         yield Hypothesis(
@@ -161,9 +161,9 @@ def _of_forward(ranks: int, recipe: Recipe) -> Iterator[Hypothesis]:
     )
     if ranks > 1:
         synchronised = "all ranks (synchronised batch norm)"
-        whose = "each rank's share" if recipe.sync_batch_norm else synchronised
+        samples = "each rank's share" if recipe.sync_batch_norm else synchronised
         yield Hypothesis(
-            text=f"batch norm takes its statistics over {whose}",
+            text=f"batch norm takes its statistics over {samples}",
             setting="sync_batch_norm",
             sync_batch_norm=not recipe.sync_batch_norm,
         )
@@ -173,7 +173,7 @@ def _of_weights(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
     """A mean of means differs only where samples weigh other than 1."""
     ids = chain.from_iterable(expected.sample_ids)
     weights = chain.from_iterable(expected.weights)
-    if all(weight == len(of) for of, weight in zip(ids, weights, strict=True)):
+    if all(weight == len(share) for share, weight in zip(ids, weights, strict=True)):
         return
     if len(expected.losses) > 1:
         yield Hypothesis(
@@ -191,20 +191,22 @@ def _of_weights(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
 
 def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
     ranks, parts = len(expected.losses), recipe.gradient_accumulation
-    known: list[tuple[float, str]] = []
+    candidates: list[tuple[float, str]] = []
     if ranks > 1:
-        known.append((ranks, f"gradients are summed over the {ranks} ranks, not averaged"))
-        known.append((1 / ranks, f"gradients are divided by the {ranks} ranks twice"))
+        candidates.append((ranks, f"gradients are summed over the {ranks} ranks, not averaged"))
+        candidates.append((1 / ranks, f"gradients are divided by the {ranks} ranks twice"))
     if parts > 1:
-        known.append((parts, f"gradients of the {parts} micro-batches are summed, not averaged"))
-        known.append((1 / parts, f"gradients are divided by the {parts} micro-batches twice"))
+        candidates.append(
+            (parts, f"gradients of the {parts} micro-batches are summed, not averaged")
+        )
+        candidates.append((1 / parts, f"gradients are divided by the {parts} micro-batches twice"))
     if ranks > 1 and parts > 1:
         both = "gradients are summed over ranks and micro-batches, not averaged"
-        known.append((ranks * parts, both))
+        candidates.append((ranks * parts, both))
     factor = _fitted_factor(capture, expected)
     if factor is not None and abs(factor - 1) > 1e-4:
         # With as many ranks as micro-batches the numbers cannot tell them apart.
-        near = [(value, text) for value, text in known if abs(value - factor) < 1e-3 * value]
+        near = [(value, text) for value, text in candidates if abs(value - factor) < 1e-3 * value]
         yield Hypothesis(
             text=" or ".join(text for _, text in near) or f"gradients are scaled by {factor:.6g}",
             gradient_factor=near[0][0] if near else factor,
@@ -283,11 +285,11 @@ def _evaluates_other_buffers(rank: int) -> str:
 
 def _fitted_factor(capture: Capture, expected: Capture) -> float | None:
     """The constant that takes the expected gradient nearest to the captured one."""
-    mine, wanted = capture.tensors.get("gradient", {}), expected.tensors["gradient"]
+    actual, wanted = capture.tensors.get("gradient", {}), expected.tensors["gradient"]
     product = square = 0.0
     for name, tensor in wanted.items():
-        if name in mine:
-            product += float(np.vdot(mine[name].astype(np.float64), tensor.astype(np.float64)))
+        if name in actual:
+            product += float(np.vdot(actual[name].astype(np.float64), tensor.astype(np.float64)))
             square += norm(tensor) ** 2
     return product / square if square else None
 
@@ -295,36 +297,36 @@ def _fitted_factor(capture: Capture, expected: Capture) -> float | None:
 def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> list[float]:
     """Norms to try: DeepSpeed's default, and for SGD the one that the first update shows."""
     gradient = expected.tensors["gradient"]
-    whole = float(np.sqrt(sum(norm(tensor) ** 2 for tensor in gradient.values())))
+    total_norm = float(np.sqrt(sum(norm(tensor) ** 2 for tensor in gradient.values())))
     values = [1.0]
     skipped, rates = expected.skipped[0], enumerate(expected.learning_rates)
     rate = next((rate for step, rate in rates if step not in skipped), 0.0)
-    if recipe.optimizer.name == "sgd" and whole > 0 and rate > 0:
+    if recipe.optimizer.name == "sgd" and total_norm > 0 and rate > 0:
         part = "parameters after the first update"
         product = sum(
             float(np.vdot(expected.tensors[part][n] - capture.tensors[part].get(n, 0.0), tensor))
             for n, tensor in gradient.items()
         )
-        remaining = 1 + product / (rate * whole**2)
-        if 0 < remaining < 1 and abs(remaining * whole - 1.0) > 1e-2:
-            values.append(remaining * whole)
-    return [value for value in values if value < whole]
+        remaining = 1 + product / (rate * total_norm**2)
+        if 0 < remaining < 1 and abs(remaining * total_norm - 1.0) > 1e-2:
+            values.append(remaining * total_norm)
+    return [value for value in values if value < total_norm]
 
 
 def reduction_checks(capture: Capture, recipe: Recipe, numerics: Numerics) -> Iterator[Check]:
-    """Whether reduced gradients are numbers of the type that they were added up in.
+    """Check that reduced gradients are representable in the type of the reduction.
 
     A loss scale, which fp16 has, would take them out of its range.
     """
     gradients = capture.tensors.get("gradient", {}).values()
     dtype = TYPES.get(numerics.reduction_precision)
     if gradients and dtype is not None and recipe.precision != "fp16":
-        found = numerics.reduction_precision if _fits(gradients, dtype) else "a higher precision"
-        yield equal(REDUCED_IN, found, numerics.reduction_precision)
+        actual = numerics.reduction_precision if _fits(gradients, dtype) else "a higher precision"
+        yield equal(REDUCED_IN, actual, numerics.reduction_precision)
 
 
 def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
-    """Whether (nearly) all values are numbers of that type."""
+    """True if at least 99 % of the values are representable in the type."""
     total = exact = 0
     for array in arrays:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -356,17 +358,17 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
     if first.name == "sample ids":
         return _other_samples(capture, expected)
     if first.name == "sample weights":
-        told = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
-        return _cause("different weights of the same samples", told)
+        evidence = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
+        return _cause("different weights of the same samples", evidence)
     compared = {"buffers": _other_ranks_buffers, SKIPPED: _skips_of_ranks}.get(first.name)
     return compared(capture, tolerances) if compared is not None else None
 
 
 def _other_weights(capture: Capture, expected: Capture) -> Cause:
-    mine, wanted = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
-    if mine > wanted:
+    actual, wanted = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
+    if actual > wanted:
         return _cause(
-            f"tied weights are not tied any more: {', '.join(sorted(mine - wanted))}",
+            f"tied weights are not tied any more: {', '.join(sorted(actual - wanted))}",
             "the strategy has parameters that the model does not have",
         )
     shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
@@ -377,7 +379,7 @@ def _other_weights(capture: Capture, expected: Capture) -> Cause:
 def _clipped_in_parts(
     capture: Capture, first: Check, expected: Capture, recipe: Recipe
 ) -> Cause | None:
-    """Whether SGD's first update shows that parts of the model are clipped by norms of their own.
+    """Find out from SGD's first update if parts of the model are clipped by their own norms.
 
     An update is the gradient times what clipping leaves of it, which is the same in each part.
     """
@@ -386,9 +388,9 @@ def _clipped_in_parts(
     rate = next((r for step, r in enumerate(expected.learning_rates) if step not in skipped), 0.0)
     if first.name != NAMES[part] or largest is None or recipe.optimizer.name != "sgd" or not rate:
         return None
-    squares = {name: norm(each) ** 2 for name, each in expected.tensors["gradient"].items()}
-    whole = math.sqrt(sum(squares.values()))
-    wanted = min(1.0, largest / whole) if whole else 1.0
+    squares = {name: norm(tensor) ** 2 for name, tensor in expected.tensors["gradient"].items()}
+    total_norm = math.sqrt(sum(squares.values()))
+    wanted = min(1.0, largest / total_norm) if total_norm else 1.0
     left = {
         name: wanted
         + float(np.vdot(expected.tensors[part][name] - capture.tensors[part][name], gradient))
@@ -406,28 +408,30 @@ def _clipped_in_parts(
         else:
             parts.append([name])
     norms = [math.sqrt(sum(squares[name] for name in names)) for names in parts]
-    found = [left[names[0]] for names in parts]
-    by_part = (min(1.0, largest / own) for own in norms if own)
-    if len(parts) < 2 or not np.allclose(found, [*by_part], rtol=0.02):
+    factors = [left[names[0]] for names in parts]
+    by_part = (min(1.0, largest / part_norm) for part_norm in norms if part_norm)
+    if len(parts) < 2 or not np.allclose(factors, [*by_part], rtol=0.02):
         return None
     return _cause(
         "gradients are clipped by the norms of parts of the model, not by that of all",
-        f"by {', '.join(f'{own:.4g}' for own in norms)}, where all together have {whole:.4g}; "
-        "the ranks have to add up the squares of their norms",
+        f"by {', '.join(f'{value:.4g}' for value in norms)}, where all together have "
+        f"{total_norm:.4g}; the ranks have to add up the squares of their norms",
         "gradient_clipping",
     )
 
 
 def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
-    """Whether ranks disagree on which steps are skipped."""
+    """Find ranks that skip different steps."""
     if len(set(capture.skipped)) == 1:
         return None
-    told = "; ".join(f"rank {r}: {step_numbers(steps)}" for r, steps in enumerate(capture.skipped))
-    return _cause("ranks do not skip the same steps", told)
+    evidence = "; ".join(
+        f"rank {r}: {step_numbers(steps)}" for r, steps in enumerate(capture.skipped)
+    )
+    return _cause("ranks do not skip the same steps", evidence)
 
 
 def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | None:
-    """Whether rank 0 has another rank's buffers, which are then evaluated."""
+    """Find the rank whose buffers rank 0 evaluates in place of its own."""
     for rank, buffers in enumerate(tolerances.reference.buffers):
         off = [
             norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
@@ -444,19 +448,19 @@ def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | No
 
 def _other_samples(capture: Capture, expected: Capture) -> Cause:
     for step in range(len(expected.learning_rates)):
-        mine = [i for rank in capture.sample_ids for i in rank[step]]
+        actual = [i for rank in capture.sample_ids for i in rank[step]]
         wanted = [i for rank in expected.sample_ids for i in rank[step]]
-        if mine == wanted:
+        if actual == wanted:
             continue
-        repeated = sorted(i for i, count in Counter(mine).items() if count > 1)
+        repeated = sorted(i for i, count in Counter(actual).items() if count > 1)
         if repeated and len(set(wanted)) == len(wanted):
             return _cause(
                 "repeated samples",
                 f"step {step + 1} takes {len(repeated)} samples more than once: {repeated[:8]}",
             )
-        same = sorted(mine) == sorted(wanted)
-        what = "the same samples, shared out otherwise" if same else "other samples"
-        return _cause("different batch shares", f"step {step + 1} has {what}")
+        same = sorted(actual) == sorted(wanted)
+        samples = "the same samples, shared out otherwise" if same else "other samples"
+        return _cause("different batch shares", f"step {step + 1} has {samples}")
     return _cause("different batch shares", "ranks' shares are exchanged")
 
 
@@ -467,7 +471,7 @@ def _by_elimination(
     *,
     run: Run,
 ) -> Cause:
-    """What remains when no hypothesis reproduces the numbers."""
+    """The most specific cause that the checks show if no hypothesis reproduces the numbers."""
     expected = tolerances.reference
     gradient = capture.tensors.get("gradient", {})
     if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):

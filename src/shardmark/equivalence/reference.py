@@ -1,4 +1,4 @@
-"""One process that plays all ranks in turn: what the strategies' mathematics is held against."""
+"""The reference: one process that simulates all ranks in turn, by the definition of training."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ EXPLAINED = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """One way in which a training can differ from the definition: the reference run with it shows
+    """A way in which a training can differ from its definition: the reference run with it shows
     whether it explains a deviation.  Without any field it is the definition itself."""
 
     text: str = "as defined"
-    """What to call the cause."""
+    """Name of the cause."""
     setting: str | None = None
     """The setting to blame, if there is one."""
     leaves_at_most: float = EXPLAINED
@@ -84,7 +84,7 @@ class Hypothesis:
     unused_as_zero: bool = False
     """Parameters that no rank used are updated as with a gradient of zero."""
     decays: Callable[[str, tuple[int, ...]], bool] | None = None
-    """Whether weight decay applies to a parameter of that name and shape; None is to all."""
+    """Returns true for names and shapes of parameters with weight decay; None decays all."""
     one_group: bool = False
     """The task's parameter groups are not used: the recipe's optimizer treats all alike."""
     only_rank: int | None = None
@@ -106,9 +106,9 @@ class Hypothesis:
     buffers: Literal["own", "broadcast", "frozen"] = "own"
     """Each rank keeps its own, all get rank 0's before each pass, or none changes."""
     divisor: Literal["step", "share", "micro-batch"] = "step"
-    """Whose weight each micro-batch's loss is divided by: others make a mean of means."""
+    """Weight by which each micro-batch's loss is divided; all but `step` give a mean of means."""
     evaluated_rank: int = 0
-    """Whose buffers are evaluated."""
+    """Rank whose buffers are evaluated."""
     flat_pieces: bool = False
     """The optimizer updates equal pieces of all parameters in one row, one piece for each rank."""
     first_round_of: int | None = None
@@ -184,7 +184,7 @@ class Reference:
         self._lockstep = Lockstep(len(played), self.device) if together else None
         self._current_alone = played[0]
         self.players = Players(self.shares, self._exchange, self._current_rank)
-        """All ranks, as the task sees them."""
+        """The simulated ranks, as the task sees them."""
         self.models, self._drawn = self._built(len(played))
         self.model = self.models[0]
         set_numerics(recipe)
@@ -201,8 +201,8 @@ class Reference:
         self._shards = [Shard(index=index, count=self.shares) for index in played]
         self._drawn_plan = replace(self.plan, draws=hypothesis.seed_offset)
         self._batches = [workload.batches(self._drawn_plan, shard) for shard in self._shards]
-        own = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        self._buffers = [{n: b.clone() for n, b in own.items()} for _ in self._shards]
+        initial = dict(self.model.named_buffers())
+        self._buffers = [{n: b.clone() for n, b in initial.items()} for _ in self._shards]
         self.steps_taken = 0
         self._parts: Sequence[Parts] = ()
         """Micro-batches of each rank in the step under way."""
@@ -214,7 +214,7 @@ class Reference:
         self.weights: list[list[float]] = [[] for _ in self._shards]
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in self._shards]
         self.gradients: dict[str, Tensor] = {}
-        """Of the last step, not clipped; as the loss is scaled until the update unscales them.
+        """Gradients of the last step, before clipping, and scaled like the loss until the update.
         A parameter that no rank used has none."""
 
     def _built(self, ranks: int) -> tuple[list[nn.Module], list[Callable[[], tuple[str, ...]]]]:
@@ -232,8 +232,8 @@ class Reference:
             if self._lockstep is not None:
                 if self._synchronised:
                     self._lockstep.synchronise(model, rank)
-                for own, first in zip(model.parameters(), models[0].parameters(), strict=True):
-                    own.data = first.data
+                for copied, first in zip(model.parameters(), models[0].parameters(), strict=True):
+                    copied.data = first.data
         copies = ranks // len(models)
         return models * copies, drawn * copies
 
@@ -291,18 +291,18 @@ class Reference:
 
     @contextmanager
     def _pulled_parameters(self) -> Iterator[None]:
-        """What a message brings of them, after the first update."""
+        """Round parameters to the precision of messages in the block, after the first update."""
         if self._messages is torch.float32 or not self.steps_taken:
             yield
             return
-        kept = {name: parameter.detach().clone() for name, parameter in self._named.items()}
+        exact = {name: parameter.detach().clone() for name, parameter in self._named.items()}
         with torch.no_grad():
             for name, parameter in self._named.items():
-                parameter.copy_(kept[name].to(self._messages))
+                parameter.copy_(exact[name].to(self._messages))
         yield
         with torch.no_grad():
             for name, parameter in self._named.items():
-                parameter.copy_(kept[name])
+                parameter.copy_(exact[name])
 
     def compute_gradients(self) -> list[Tensor]:
         """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
@@ -319,8 +319,8 @@ class Reference:
                 losses.append(self._play(rank))
             self._collect(self.gradients, rank)
         if self._casts is not None:
-            kept = REDUCTIONS[self._casts.gradients]
-            self.gradients = {n: g.to(kept).float() for n, g in self.gradients.items()}
+            dtype = REDUCTIONS[self._casts.gradients]
+            self.gradients = {n: g.to(dtype).float() for n, g in self.gradients.items()}
         if self._power_sgd is not None:
             if self.noise is not None:
                 for name, gradient in self.gradients.items():
@@ -379,8 +379,8 @@ class Reference:
     def _backward(self, part: Tensor, rank: int) -> None:
         """At once for ranks that pass together: each one's samples are in the others' losses."""
         if self._lockstep is not None and self._synchronised:
-            parts, own = self._lockstep.gather(rank, part.reshape(1))
-            if own > 0:
+            parts, first_row = self._lockstep.gather(rank, part.reshape(1))
+            if first_row > 0:
                 return
             part = parts.sum()
         # In this thread: a backward pass may wait for other ranks, whose passes must go on.
@@ -394,12 +394,12 @@ class Reference:
         """
         ranks, parts = self.shares, self.recipe.gradient_accumulation
         played = sum(map(_sum_of, self._parts)) * ranks / len(self._shards)
-        taken = {
+        divisors = {
             "step": played if self._weighs else batch.step_weight,
             "share": ranks * of_share,
             "micro-batch": ranks * parts * weight,
         }
-        return taken[self.hypothesis.divisor] or math.inf
+        return divisors[self.hypothesis.divisor] or math.inf
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.hypothesis.compute is not None:
@@ -416,11 +416,11 @@ class Reference:
         """Add a micro-batch's gradients as a strategy that casts parameters does."""
         if self._casts is None:
             return
-        kept = REDUCTIONS[self._casts.gradients]
+        dtype = REDUCTIONS[self._casts.gradients]
         for name, parameter in model.named_parameters():
             gradient, parameter.grad = parameter.grad, None
             if gradient is not None:
-                gradient = gradient.to(kept)
+                gradient = gradient.to(dtype)
                 added[name] = added[name] + gradient if name in added else gradient
 
     def _collect(self, total: dict[str, Tensor], rank: int) -> None:
@@ -504,7 +504,7 @@ class Reference:
         return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
 
     def buffers(self, rank: int = 0) -> Mapping[str, Tensor]:
-        """One rank's buffers by name."""
+        """Buffers of a rank by name."""
         return self._buffers[rank]
 
     def quality(self) -> Mapping[str, float | None]:
@@ -582,7 +582,7 @@ class ReferenceRuns:
     steps: int
     device: torch.device
     threads: int = 1
-    """Of each of the strategy's processes: with others a kernel may add in another order."""
+    """Threads of each of the strategy's processes: their number changes the order of sums."""
     communicates: bool = False
     """See `Reference`."""
 
@@ -591,9 +591,9 @@ class ReferenceRuns:
         torch.set_num_threads(self.threads)
         try:
             numerics = self.trial.built_strategy.numerics(self.trial.recipe)
-            apart = numerics.local_steps is not None and not hypothesis.one_device
-            kind = self._of_local_steps() if apart else Reference
-            return kind(
+            local = numerics.local_steps is not None and not hypothesis.one_device
+            reference_class = self._local_reference_class() if local else Reference
+            return reference_class(
                 self.workload,
                 self.trial.recipe,
                 shares=self.shares,
@@ -609,7 +609,7 @@ class ReferenceRuns:
             torch.set_num_threads(threads)
 
     @staticmethod
-    def _of_local_steps() -> type[Reference]:
+    def _local_reference_class() -> type[Reference]:
         from shardmark.equivalence.local_reference import LocalReference
 
         return LocalReference

@@ -94,13 +94,13 @@ logger = logging.getLogger(__name__)
 
 
 class KnownReference(NamedTuple):
-    """What trials of the same mathematics are held against."""
+    """The reference of all trials with the same numerics, with its tolerances."""
 
     runs: ReferenceRuns
     tolerances: Tolerances
     whole_batch: WholeBatch
     unrepeatable: Cause | None = None
-    """Why nothing can be told, where the task differs from itself."""
+    """Cause of an undecided verdict if the task does not repeat itself, else None."""
 
 
 class NoReferenceError(Exception):
@@ -112,7 +112,7 @@ class NoReferenceError(Exception):
 
 
 def as_defined(recipe: Recipe) -> Recipe:
-    """Without what is no mathematics, but how it is computed.
+    """The recipe without settings that change how a step is computed but not its result.
 
     `channels_last` stays: dropout on pictures draws for elements as they lie in memory.
     """
@@ -128,12 +128,12 @@ def as_defined(recipe: Recipe) -> Recipe:
 
 
 class ReferenceCache:
-    """References by what they depend on: most strategies share theirs."""
+    """A cache of references by what they depend on: most strategies share one."""
 
     def __init__(self) -> None:
         self._made: dict[str, KnownReference | NoReferenceError] = {}
 
-    def of(self, trial: Trial, steps: int) -> KnownReference:
+    def get(self, trial: Trial, steps: int) -> KnownReference:
         """Raises `NoReferenceError` where the task fails, or no memory here holds the reference."""
         recipe = as_defined(trial.recipe)
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
@@ -156,10 +156,10 @@ class ReferenceCache:
                     raise
                 traceback.print_exc()  # into the log
                 self._made[key] = NoReferenceError(_no_reference(error))
-        known = self._made[key]
-        if isinstance(known, NoReferenceError):
-            raise known
-        return known
+        cached = self._made[key]
+        if isinstance(cached, NoReferenceError):
+            raise cached
+        return cached
 
 
 def _no_reference(error: Exception) -> Cause:
@@ -176,14 +176,14 @@ def _no_reference(error: Exception) -> Cause:
 
 
 def _failure(error: Exception) -> str:
-    ours = isinstance(error, ShardmarkError)
-    message = one_line(str(error) if ours else f"{type(error).__name__}: {error}")
+    plain = isinstance(error, ShardmarkError)
+    message = one_line(str(error) if plain else f"{type(error).__name__}: {error}")
     if error_kind(error) == "out_of_memory":
         return f"no memory here holds the reference: {message}"
     frames = traceback.extract_tb(error.__traceback__)
     of_user = [f for f in frames if not any(part in f.filename for part in LIBRARIES)]
-    where = f" ({Path(of_user[-1].filename).name}, line {of_user[-1].lineno})" if of_user else ""
-    return f"one process that plays the ranks fails: {message}{where}"
+    line = f" ({Path(of_user[-1].filename).name}, line {of_user[-1].lineno})" if of_user else ""
+    return f"one process that plays the ranks fails: {message}{line}"
 
 
 def known_reference(runs: ReferenceRuns) -> KnownReference:
@@ -210,7 +210,7 @@ def known_reference(runs: ReferenceRuns) -> KnownReference:
 
 
 def threads_of_a_rank(trial: Trial) -> int:
-    """As many as each process of the trial has, servers included."""
+    """Number of threads of each process of the trial, servers included."""
     cores = len(os.sched_getaffinity(0))
     return trial.recipe.threads_per_rank or max(1, cores // trial.layout.processes)
 
@@ -255,7 +255,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
 
 def verdict_on(capture: Capture, trial: Trial, steps: int, references: ReferenceCache) -> Verdict:
     """Hold a capture against the reference of its trial."""
-    runs, tolerances, whole_batch, unrepeatable = references.of(trial, steps)
+    runs, tolerances, whole_batch, unrepeatable = references.get(trial, steps)
     one_process = len(capture.losses) == 1 and trial.layout.shares > 1
     if one_process:
         reference = tolerances.reference.seen_by_one_process()
@@ -266,8 +266,8 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
             disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
         )
     numerics = trial.built_strategy.numerics(trial.recipe)
-    own = reduction_checks(capture, trial.recipe, numerics)
-    checks = (*checks_of(capture, tolerances), *own, whole_batch.check)
+    reduction = reduction_checks(capture, trial.recipe, numerics)
+    checks = (*checks_of(capture, tolerances), *reduction, whole_batch.check)
     same_device = runs.device.type == trial.device_type
     same_samples = runs.communicates and trial.layout.shares != trial.world_size
     unknown = COMMUNICATES if same_samples else unrepeatable
@@ -300,25 +300,25 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
 def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause | None:
     """Return the cause of a loss that is not finite; None where all are.
 
-    A training whose reference has no finite loss either fails whatever the strategy.
+    A training subject reference has no finite loss either fails whatever the strategy.
     """
-    mine = nonfinite_step(capture)
-    theirs = mine if expected is None else nonfinite_step(expected)
-    if mine is None and theirs is None:
+    actual = nonfinite_step(capture)
+    wanted = actual if expected is None else nonfinite_step(expected)
+    if actual is None and wanted is None:
         return None
-    step, rank, loss = mine or theirs or (0, 0, math.nan)
-    whose = "the loss" if mine else "the reference's loss"
+    step, rank, loss = actual or wanted or (0, 0, math.nan)
+    subject = "the loss" if actual else "the reference's loss"
     other = "the strategy's losses are finite"
-    if mine:
+    if actual:
         other = (
-            f"the reference's is not finite from step {theirs[0] + 1} on"
-            if theirs
+            f"the reference's is not finite from step {wanted[0] + 1} on"
+            if wanted
             else ("the reference's losses are finite")
         )
     return Cause(
-        text=f"{whose} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
+        text=f"{subject} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
         evidence=f"on rank {rank}" + (f"; {other}" if expected is not None else ""),
-        training_fails=mine is not None and theirs is not None and theirs[0] <= mine[0],
+        training_fails=actual is not None and wanted is not None and wanted[0] <= actual[0],
         first_deviation="losses",
     )
 
@@ -331,7 +331,7 @@ def undecided_cause(
     same_device: bool,
     same_kernels: bool,
 ) -> Cause | None:
-    """Why checks that fail would not refute; None where they do."""
+    """The cause of an undecided verdict, or None if failed checks refute equivalence."""
     expected = tolerances.reference
     wrong = {check.name for check in checks if not check.holds} & INPUT_CHECKS
     if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
@@ -348,15 +348,15 @@ def undecided_cause(
 
 
 def differs_by_rounding(capture: Capture, tolerances: Tolerances, largest: float) -> bool:
-    """Whether the first losses differ, relatively by no more than that, where they must not."""
+    """True if first losses that must be equal differ, relatively by at most `largest`."""
     if not tolerances.exact_forward:
         return False
     pairs = [
-        (mine[0], wanted[0])
-        for mine, wanted in zip(capture.losses, tolerances.reference.losses, strict=True)
+        (actual[0], wanted[0])
+        for actual, wanted in zip(capture.losses, tolerances.reference.losses, strict=True)
     ]
-    return any(mine != wanted for mine, wanted in pairs) and all(
-        abs(mine - wanted) <= largest * abs(wanted) for mine, wanted in pairs
+    return any(actual != wanted for actual, wanted in pairs) and all(
+        abs(actual - wanted) <= largest * abs(wanted) for actual, wanted in pairs
     )
 
 

@@ -84,8 +84,8 @@ def check_model_name(name: str) -> None:
 
 def only_in_timm(name: str) -> bool:
     """Return whether a known model comes from timm and not from torchvision."""
-    known = name in MODELS or name in registered_names("torchvision")
-    return name.startswith("timm:") or not known
+    in_torchvision = name in MODELS or name in registered_names("torchvision")
+    return name.startswith("timm:") or not in_torchvision
 
 
 def check_function_spelling(name: str) -> None:

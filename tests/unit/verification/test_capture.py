@@ -14,7 +14,7 @@ from shardmark.core.layout import Layout, RankLayout
 from shardmark.core.shares import Shard
 from shardmark.equivalence.capture import BY_SHARE, CAPTURE_FILE, Capture, read_capture
 from shardmark.trials.trial import Trial
-from tests.unit.verification.court import array, court, handmade
+from tests.unit.verification.verification_cases import array, handmade, verification_case
 
 
 def rank_capture(rank: int) -> Capture:
@@ -63,7 +63,7 @@ def test_the_counting_rank_of_each_share_is_read_in_the_order_of_shares(
     monkeypatch.setattr(Trial, "layout", layout)
     rank_capture(0).save(tmp_path / CAPTURE_FILE.format(3))
     replace(rank_capture(1), skipped=((1,),)).save(tmp_path / CAPTURE_FILE.format(1))
-    capture, expected = read_capture(court().trial, tmp_path), handmade()
+    capture, expected = read_capture(verification_case().trial, tmp_path), handmade()
     for name in ("initial_sha256", "sample_ids", "losses", "draws", "learning_rates"):
         assert getattr(capture, name) == getattr(expected, name), name
     assert capture.skipped == ((), (1,))

@@ -19,8 +19,16 @@ from shardmark.equivalence import reference
 from shardmark.equivalence.reference import Hypothesis, Noise
 from shardmark.results.verification import Verdict, read_verification, write_verification
 from shardmark.workloads.base import ParameterGroup
-from tests.unit.verification.court import MODELS, STEPS, Court, Task, array, court, with_tensor
 from tests.unit.verification.verdicts import VERIFICATION
+from tests.unit.verification.verification_cases import (
+    MODELS,
+    STEPS,
+    Task,
+    VerificationCase,
+    array,
+    verification_case,
+    with_tensor,
+)
 
 BF16 = torch.bfloat16
 UNEXPLAINED = "no known explanation reproduces the numbers"
@@ -60,7 +68,7 @@ def cause_text(verdict: Verdict) -> str:
 def test_the_cause_is_named(text: str) -> None:
     # What was rounded to a type would be rounded no longer.
     noise = None if "precision" in text else ROUNDING
-    assert cause_text(court().judged(NAMED[text], noise)) == text
+    assert cause_text(verification_case().verdict_on_run(NAMED[text], noise)) == text
 
 
 WHOLE = "(a mean of means), not by the whole step's"
@@ -77,11 +85,13 @@ WHOLE = "(a mean of means), not by the whole step's"
 def test_a_mean_of_means_is_named_where_samples_weigh_differently(
     divisor: Any, text: str, known: bool
 ) -> None:
-    judged = court("plain", 2, uneven=True, weights_known=known)
-    assert judged.judged().equivalent
-    assert judged.reference.weights == court("plain", 2, uneven=True).reference.weights
-    assert cause_text(judged.judged(Hypothesis(divisor=divisor), ROUNDING)) == text
-    assert court("plain").judged(Hypothesis(divisor=divisor)).equivalent, "all weigh the same"
+    case = verification_case("plain", 2, uneven=True, weights_known=known)
+    assert case.verdict_on_run().equivalent
+    assert case.reference.weights == verification_case("plain", 2, uneven=True).reference.weights
+    assert cause_text(case.verdict_on_run(Hypothesis(divisor=divisor), ROUNDING)) == text
+    assert verification_case("plain").verdict_on_run(Hypothesis(divisor=divisor)).equivalent, (
+        "all weigh the same"
+    )
 
 
 def test_parameter_groups_that_are_not_used_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,19 +102,21 @@ def test_parameter_groups_that_are_not_used_are_named(monkeypatch: pytest.Monkey
         ParameterGroup(names=biases, options={"weight_decay": 0.0}),
     ]
     monkeypatch.setattr(Task, "parameter_groups", groups)
-    judged = Court("plain")
-    assert judged.judged(noise=ROUNDING).equivalent
-    verdict = judged.judged(Hypothesis(one_group=True), ROUNDING)
+    case = VerificationCase("plain")
+    assert case.verdict_on_run(noise=ROUNDING).equivalent
+    verdict = case.verdict_on_run(Hypothesis(one_group=True), ROUNDING)
     assert "parameter groups are not used" in cause_text(verdict)
 
 
 @pytest.mark.parametrize("model", ["plain", "dropout"])
 def test_the_reference_itself_adds_up_to_the_whole_batch(model: str) -> None:
-    judged = court(model, 2, uneven=True)
-    assert judged.whole_batch.holds
-    assert judged.whole_batch.in_tolerances is not None
-    assert judged.judged().checks[-1] == judged.whole_batch
-    assert "batch norm" in str(court("norm only").whole_batch.found), "it couples samples"
+    case = verification_case(model, 2, uneven=True)
+    assert case.whole_batch.holds
+    assert case.whole_batch.in_tolerances is not None
+    assert case.verdict_on_run().checks[-1] == case.whole_batch
+    assert "batch norm" in str(verification_case("norm only").whole_batch.found), (
+        "it couples samples"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +133,14 @@ def test_a_loss_that_does_not_add_up_is_refused_whatever_the_strategy(
 ) -> None:
     right = Task.loss
     monkeypatch.setattr(Task, "loss", lambda self, m, batch: wrong(right(self, m, batch), batch))
-    judged = Court("plain", uneven=True)
-    assert judged.judged().equivalent is said
+    case = VerificationCase("plain", uneven=True)
+    assert case.verdict_on_run().equivalent is said
     if not said:
-        assert "not the sum of its parts" in cause_text(judged.judged())
+        assert "not the sum of its parts" in cause_text(case.verdict_on_run())
     monkeypatch.setattr(Task, "not_additive", "it divides by what it draws")
-    assert "divides by what it draws" in str(Court("plain", uneven=True).whole_batch.found)
+    assert "divides by what it draws" in str(
+        VerificationCase("plain", uneven=True).whole_batch.found
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,9 +154,9 @@ def test_a_mistake_that_reference_and_strategies_share_is_found(
     monkeypatch: pytest.MonkeyPatch, wrong: Any
 ) -> None:
     monkeypatch.setattr(reference, "share_of_step", wrong)
-    judged = Court("plain", uneven=True)
-    assert not judged.whole_batch.holds
-    assert judged.judged().equivalent is False
+    case = VerificationCase("plain", uneven=True)
+    assert not case.whole_batch.holds
+    assert case.verdict_on_run().equivalent is False
 
 
 class Odd(nn.Module):
@@ -189,7 +203,7 @@ def test_a_model_is_compared_in_the_mode_that_can_be(
     monkeypatch: pytest.MonkeyPatch, kind: str, told: str | None
 ) -> None:
     monkeypatch.setitem(MODELS, kind, lambda: Odd(kind))
-    whole_batch = Court(kind, uneven=True, gradient_accumulation=2).whole_batch
+    whole_batch = VerificationCase(kind, uneven=True, gradient_accumulation=2).whole_batch
     assert whole_batch.holds
     assert (whole_batch.in_tolerances is None) is (told is not None)
     assert told is None or told in str(whole_batch.found)
@@ -203,7 +217,7 @@ def test_a_loss_of_another_weight_than_its_batch_is_refused(
         Task, "loss", lambda self, m, batch: replace(right(self, m, batch), weight=len(batch))
     )
     with pytest.raises(InputError, match=r"weight 8 for samples that weigh 2\d together"):
-        Court("plain", uneven=True)
+        VerificationCase("plain", uneven=True)
 
 
 def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +225,7 @@ def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatc
     kept = MODELS["plain"]()
     monkeypatch.setattr(Task, "build_model", lambda _: kept)
     with pytest.raises(InputError, match=r"other weights each time.*return a new"):
-        Court("plain")
+        VerificationCase("plain")
 
 
 @pytest.mark.parametrize(
@@ -229,12 +243,14 @@ def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_accumulation_is_told_from_averaging(accumulation: int, factor: float, text: str) -> None:
-    verdict = court("plain", accumulation).judged(Hypothesis(gradient_factor=factor))
+    verdict = verification_case("plain", accumulation).verdict_on_run(
+        Hypothesis(gradient_factor=factor)
+    )
     assert cause_text(verdict) == text
 
 
 def test_deepspeeds_clipping_is_called_by_its_name() -> None:
-    verdict = Court("plain", target_scale=50.0).judged(Hypothesis(clipping=1.0))
+    verdict = VerificationCase("plain", target_scale=50.0).verdict_on_run(Hypothesis(clipping=1.0))
     assert cause_text(verdict) == "gradients are clipped to norm 1, DeepSpeed's default"
     assert verdict.cause is not None
     assert verdict.cause.setting == "gradient_clipping"
@@ -245,29 +261,29 @@ ADAMW = {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}
 
 
 def test_unused_parameters_have_no_gradient_to_be_decayed_with() -> None:
-    judged = court("unused")
-    assert "unused.weight" not in judged.reference.tensors["gradient"]
-    assert judged.judged().equivalent
-    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
+    case = verification_case("unused")
+    assert "unused.weight" not in case.reference.tensors["gradient"]
+    assert case.verdict_on_run().equivalent
+    assert cause_text(case.verdict_on_run(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
 
 
 def test_a_parameter_may_be_unused_in_later_steps_alone() -> None:
-    judged = Court("early used", optimizer=ADAMW)
-    assert "early.weight" in judged.reference.tensors["gradient"]
-    assert judged.judged().equivalent
-    assert cause_text(judged.judged(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
+    case = VerificationCase("early used", optimizer=ADAMW)
+    assert "early.weight" in case.reference.tensors["gradient"]
+    assert case.verdict_on_run().equivalent
+    assert cause_text(case.verdict_on_run(Hypothesis(unused_as_zero=True))) == UNUSED_AS_ZERO
 
 
 def test_adamw_hides_no_cause() -> None:
     """It forgets the gradient's scale, and the gradient of the first step does not."""
-    judged = Court("plain", optimizer=ADAMW)
+    case = VerificationCase("plain", optimizer=ADAMW)
     for text in (
         "gradients are summed over the 2 ranks, not averaged",
         "weight decay is not applied",
         "gradients are reduced in a lower precision (bf16)",
         "the update of step 3 is skipped",
     ):
-        assert cause_text(judged.judged(NAMED[text])) == text
+        assert cause_text(case.verdict_on_run(NAMED[text])) == text
 
 
 def moved(ids: Any) -> Any:
@@ -289,10 +305,10 @@ def moved(ids: Any) -> Any:
 )
 def test_what_can_be_read_off_is(changes: Any, text: str, evidence: str) -> None:
     """Some are made of the sample ids of the reference."""
-    judged = court()
+    case = verification_case()
     if callable(changes):
-        changes = {"sample_ids": changes(judged.reference.sample_ids)}
-    verdict = judged.verdict(replace(judged.reference, **changes))
+        changes = {"sample_ids": changes(case.reference.sample_ids)}
+    verdict = case.verdict(replace(case.reference, **changes))
     assert cause_text(verdict) == text
     assert verdict.cause is not None
     assert evidence in verdict.cause.evidence
@@ -305,77 +321,79 @@ def test_batch_norm_over_other_samples_than_asked_is_named(
     model: str, asked: bool, accumulation: int
 ) -> None:
     """Draws are not blamed for it; asked for, shares and the whole batch are one thing."""
-    judged = Court(model, uneven=True, sync_batch_norm=asked, gradient_accumulation=accumulation)
-    assert judged.judged(noise=ROUNDING).equivalent
+    case = VerificationCase(
+        model, uneven=True, sync_batch_norm=asked, gradient_accumulation=accumulation
+    )
+    assert case.verdict_on_run(noise=ROUNDING).equivalent
     text = "each rank's share" if asked else "all ranks (synchronised batch norm)"
-    verdict = judged.judged(Hypothesis(sync_batch_norm=not asked), ROUNDING)
+    verdict = case.verdict_on_run(Hypothesis(sync_batch_norm=not asked), ROUNDING)
     assert cause_text(verdict) == f"batch norm takes its statistics over {text}"
-    assert judged.whole_batch.holds
-    compared = judged.whole_batch.in_tolerances is not None
-    assert compared is (asked and accumulation == 1), judged.whole_batch.found
+    assert case.whole_batch.holds
+    compared = case.whole_batch.in_tolerances is not None
+    assert compared is (asked and accumulation == 1), case.whole_batch.found
 
 
 def test_no_cause_is_made_up() -> None:
-    judged = court()
+    case = verification_case()
     draws = np.random.default_rng(3)
     noise = {
         name: (tensor + draws.normal(size=tensor.shape)).astype(np.float32)
-        for name, tensor in judged.reference.tensors["parameters"].items()
+        for name, tensor in case.reference.tensors["parameters"].items()
     }
-    verdict = judged.verdict(with_tensor(judged.reference, "parameters", noise))
+    verdict = case.verdict(with_tensor(case.reference, "parameters", noise))
     assert cause_text(verdict) == UNEXPLAINED
     assert verdict.cause is not None
     assert verdict.cause.first_deviation.startswith("parameters after the last step")
     nan = {"0.weight": array(*[np.nan] * 32).reshape(8, 4)}  # a diverged training
-    broken = {**judged.reference.tensors["gradient"], **nan}
-    diverged = judged.verdict(with_tensor(judged.reference, "gradient", broken))
+    broken = {**case.reference.tensors["gradient"], **nan}
+    diverged = case.verdict(with_tensor(case.reference, "gradient", broken))
     assert cause_text(diverged) == UNEXPLAINED
 
 
 def test_the_first_loss_comes_before_a_skipped_step() -> None:
-    judged = court()
-    capture = replace(judged.runs.run(Hypothesis(compute=BF16)), skipped=((1,), (1,)))
-    assert cause_text(judged.verdict(capture)) == "computation in a lower precision (bf16)"
+    case = verification_case()
+    capture = replace(case.runs.run(Hypothesis(compute=BF16)), skipped=((1,), (1,)))
+    assert cause_text(case.verdict(capture)) == "computation in a lower precision (bf16)"
 
 
 @pytest.mark.parametrize("model", ["plain", "normed"])
 @pytest.mark.parametrize("seed", range(2))
 def test_rounding_alone_is_no_deviation(model: str, seed: int) -> None:
     """Disturbances of the size that tolerances are derived from, in draws that they never saw."""
-    judged = court(model)
-    rounding = judged.tolerances.floor / 4
+    case = verification_case(model)
+    rounding = case.tolerances.floor / 4
     noise = Noise(seed=1000 + seed, parameters=rounding, gradients=2 * rounding)
-    verdict = judged.judged(noise=noise)
+    verdict = case.verdict_on_run(noise=noise)
     assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
     assert verdict.cause is None
 
 
 def test_the_reference_is_equivalent_to_itself_and_a_hundred_times_the_rounding_is_seen() -> None:
     """The margin is 8: what is far above it does not pass."""
-    judged = court("plain")
-    assert judged.judged().worst == judged.whole_batch.in_tolerances
-    loud = 100 * judged.tolerances.floor / 4
-    noisy = judged.judged(noise=Noise(seed=5, parameters=loud, gradients=loud))
+    case = verification_case("plain")
+    assert case.verdict_on_run().worst == case.whole_batch.in_tolerances
+    loud = 100 * case.tolerances.floor / 4
+    noisy = case.verdict_on_run(noise=Noise(seed=5, parameters=loud, gradients=loud))
     assert noisy.equivalent is False
 
 
 def test_a_diverging_reference_leaves_readable_verdicts(tmp_path: Path) -> None:
-    judged = Court("plain", optimizer={"name": "sgd", "lr": 1e30})
-    capture = judged.runs.run()
+    case = VerificationCase("plain", optimizer={"name": "sgd", "lr": 1e30})
+    capture = case.runs.run()
     assert math.isnan(capture.quality["validation_loss"] or 0.0)
-    made = VERIFICATION.model_copy(update={"verdicts": (judged.verdict(capture),)})
+    made = VERIFICATION.model_copy(update={"verdicts": (case.verdict(capture),)})
     write_verification(tmp_path, made)
     assert read_verification(tmp_path) == made
     json.dumps(made.model_dump(mode="json"), allow_nan=False)
 
 
 def test_what_rounding_hides_is_neither_proven_nor_refuted() -> None:
-    judged = court()
-    exact = replace(judged.tolerances, exact_forward=True)
+    case = verification_case()
+    exact = replace(case.tolerances, exact_forward=True)
 
     def told(factor: float, **changes: Any) -> Verdict:
         first = tuple((losses[0] * factor, *losses[1:]) for losses in exact.reference.losses)
-        return judged.verdict(replace(exact.reference, losses=first, **changes), exact)
+        return case.verdict(replace(exact.reference, losses=first, **changes), exact)
 
     assert told(1.0).equivalent is True
     undecided = told(1 + 1e-7)

@@ -17,7 +17,13 @@ from shardmark.equivalence.compare import (
     first_deviation,
 )
 from shardmark.results.verification import LARGEST, Check
-from tests.unit.verification.court import array, handmade, tight, tolerances_of, with_tensor
+from tests.unit.verification.verification_cases import (
+    array,
+    handmade,
+    tight,
+    tolerances_of,
+    with_tensor,
+)
 
 
 def off(part: str) -> Capture:

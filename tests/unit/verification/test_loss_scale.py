@@ -9,15 +9,17 @@ import pytest
 
 from shardmark.equivalence.reference import Hypothesis, Noise
 from shardmark.results.verification import Verdict
-from tests.unit.verification.court import Court, with_tensor
+from tests.unit.verification.verification_cases import VerificationCase, with_tensor
 
 LOUD = 2.4
 """Targets so large that the first loss overflows when it is scaled, and a later one does not."""
 
 
 @cache
-def loud(target_scale: float = LOUD) -> Court:
-    return Court("plain", precision="fp16", target_scale=target_scale, optimizer={"lr": 1e-2})
+def loud(target_scale: float = LOUD) -> VerificationCase:
+    return VerificationCase(
+        "plain", precision="fp16", target_scale=target_scale, optimizer={"lr": 1e-2}
+    )
 
 
 def cause_text(verdict: Verdict) -> str:
@@ -26,21 +28,21 @@ def cause_text(verdict: Verdict) -> str:
 
 
 def test_what_overflows_is_skipped_and_then_compared() -> None:
-    judged = loud()
-    skipped = judged.reference.skipped[0]
+    case = loud()
+    skipped = case.reference.skipped[0]
     assert skipped == (0,)
-    assert judged.reference.tensors["gradient"], "of the step after it"
-    assert judged.judged().equivalent
-    rounding = judged.tolerances.floor / 4
-    verdict = judged.judged(noise=Noise(seed=7, parameters=rounding, gradients=2 * rounding))
+    assert case.reference.tensors["gradient"], "of the step after it"
+    assert case.verdict_on_run().equivalent
+    rounding = case.tolerances.floor / 4
+    verdict = case.verdict_on_run(noise=Noise(seed=7, parameters=rounding, gradients=2 * rounding))
     assert verdict.equivalent, [check for check in verdict.checks if not check.holds]
-    wrong = judged.judged(Hypothesis(gradient_factor=2.0))
+    wrong = case.verdict_on_run(Hypothesis(gradient_factor=2.0))
     assert "summed over the 2 ranks" in cause_text(wrong)
 
 
 @pytest.mark.parametrize("step", [1, 2])
 def test_another_skipped_step_is_refused_and_named(step: int) -> None:
-    verdict = loud().judged(Hypothesis(skipped=frozenset({step})))
+    verdict = loud().verdict_on_run(Hypothesis(skipped=frozenset({step})))
     assert verdict.equivalent is False
     assert cause_text(verdict) == f"the update of step {step + 1} is skipped"
     (check,) = (check for check in verdict.checks if check.name == "skipped steps")
@@ -48,21 +50,21 @@ def test_another_skipped_step_is_refused_and_named(step: int) -> None:
 
 
 def test_a_training_that_never_updates_proves_nothing() -> None:
-    judged = loud(1e6)
-    assert judged.reference.skipped[0] == (0, 1, 2)
-    verdict = judged.judged()
+    case = loud(1e6)
+    assert case.reference.skipped[0] == (0, 1, 2)
+    verdict = case.verdict_on_run()
     assert verdict.equivalent is None
     assert "every step overflows" in cause_text(verdict)
 
 
 def test_where_rounding_decides_nothing_is_refuted() -> None:
-    judged = loud()
-    other = replace(judged.reference, skipped=((0, 1),) * 2)
-    near = replace(judged.tolerances, disturbed=(*judged.tolerances.disturbed, other))
-    assert judged.verdict(judged.reference, near).equivalent
-    undecided = judged.verdict(other, near)
+    case = loud()
+    other = replace(case.reference, skipped=((0, 1),) * 2)
+    near = replace(case.tolerances, disturbed=(*case.tolerances.disturbed, other))
+    assert case.verdict(case.reference, near).equivalent
+    undecided = case.verdict(other, near)
     assert undecided.equivalent is None
     assert "rounding alone decides" in cause_text(undecided)
     # The run that skips otherwise says nothing of how far rounding goes.
     far = with_tensor(other, "parameters", {})
-    assert replace(near, disturbed=(judged.reference, far)).allowed("losses", 0, 1) < 1
+    assert replace(near, disturbed=(case.reference, far)).allowed("losses", 0, 1) < 1

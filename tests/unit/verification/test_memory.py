@@ -15,7 +15,7 @@ from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.reference import Hypothesis, ReferenceRuns
 from shardmark.equivalence.verdict import known_reference, verdict_on
 from shardmark.results.verification import CELLS_FILE, VERDICTS_FILE, Verdict
-from tests.unit.verification.court import STEPS, OneReference, court
+from tests.unit.verification.verification_cases import STEPS, OneReference, verification_case
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 TiB")
 SMALL = torch.device("meta")
@@ -36,13 +36,13 @@ def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_small_device")
 def test_on_the_cpu_it_proves_and_does_not_refute() -> None:
-    judged = court("plain")
-    known = known_reference(replace(judged.runs, device=SMALL))
+    case = verification_case("plain")
+    known = known_reference(replace(case.runs, device=SMALL))
     assert known.runs.device.type == "cpu"
-    trial = judged.trial.model_copy(update={"device_type": "cuda"})
+    trial = case.trial.model_copy(update={"device_type": "cuda"})
 
     def told(hypothesis: Hypothesis, **changes: Any) -> Verdict:
-        capture = replace(judged.runs.run(hypothesis), **changes)
+        capture = replace(case.runs.run(hypothesis), **changes)
         return verdict_on(capture, trial, STEPS, OneReference(known))
 
     assert told(Hypothesis()).equivalent is True
@@ -56,19 +56,19 @@ def test_on_the_cpu_it_proves_and_does_not_refute() -> None:
 def test_where_nothing_holds_it_the_cell_is_not_verified_and_others_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged, tried = court("plain"), list[ReferenceRuns]()
+    case, tried = verification_case("plain"), list[ReferenceRuns]()
 
     def fails(runs: ReferenceRuns) -> None:
         tried.append(runs)
         raise FULL
 
     monkeypatch.setattr(verdict, "known_reference", fails)
-    monkeypatch.setattr(verdict, "build_workload", lambda *_: judged.runs.workload)
-    monkeypatch.setattr(verdict, "read_capture", lambda *_: judged.reference)
+    monkeypatch.setattr(verdict, "build_workload", lambda *_: case.runs.workload)
+    monkeypatch.setattr(verdict, "read_capture", lambda *_: case.reference)
     cells = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-        steps = judged.trial.model_copy(update={"id": name})
+        steps = case.trial.model_copy(update={"id": name})
         (tmp_path / name / "trial.json").write_text(steps.model_dump_json())
         cells.append(str(tmp_path / name))
     (tmp_path / CELLS_FILE).write_text(json.dumps(cells))
@@ -87,8 +87,8 @@ def test_where_nothing_holds_it_the_cell_is_not_verified_and_others_are(
     (True, "cuda", 2.0**-11), (True, "cpu", 0.0), (False, "cuda", 0.0),
 ])  # fmt: skip
 def test_tf32_rounds_to_eleven_bits(tf32: bool, device: str, more: float) -> None:
-    judged = court("plain")
-    recipe = judged.trial.recipe.model_copy(update={"tf32": tf32})
-    trial = judged.trial.model_copy(update={"recipe": recipe, "device_type": device})
-    floor = replace(judged.runs, trial=trial, known={}).tolerances().floor
-    assert floor == pytest.approx(judged.tolerances.floor + 4 * more)
+    case = verification_case("plain")
+    recipe = case.trial.recipe.model_copy(update={"tf32": tf32})
+    trial = case.trial.model_copy(update={"recipe": recipe, "device_type": device})
+    floor = replace(case.runs, trial=trial, known={}).tolerances().floor
+    assert floor == pytest.approx(case.tolerances.floor + 4 * more)

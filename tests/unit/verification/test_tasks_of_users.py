@@ -23,7 +23,13 @@ from shardmark.results.verification import Verdict, is_accepted, is_undecided
 from shardmark.strategies.casting import lossless_copy
 from shardmark.train.exchanged_group import CannotPlayError
 from tests.unit.training.toy import ToyBatch
-from tests.unit.verification.court import MODELS, STEPS, Court, Task, handmade
+from tests.unit.verification.verification_cases import (
+    MODELS,
+    STEPS,
+    Task,
+    VerificationCase,
+    handmade,
+)
 
 Loss = Callable[[Task, nn.Module, ToyBatch], Any]
 
@@ -52,7 +58,7 @@ def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
         return replace(loss, total=loss.total * (1 + 0.1 * own.random()))
 
     change_loss(noisy)
-    verdict = Court("plain").judged()
+    verdict = VerificationCase("plain").verdict_on_run()
     assert is_undecided(verdict)
     assert not is_accepted(verdict)
     assert "other values when it is run again" in cause_text_of(verdict)
@@ -71,7 +77,7 @@ def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
         return replace(batch, inputs=batch.inputs + 0.01 * read[0])
 
     monkeypatch.setattr(Task, "batch", counted)
-    verdict = Court("plain").judged()
+    verdict = VerificationCase("plain").verdict_on_run()
     assert is_undecided(verdict)
     assert verdict.cause is not None
     assert "samples differ when they are read twice" in verdict.cause.evidence
@@ -86,18 +92,18 @@ def test_draws_from_seeded_generators_repeat_and_are_equivalent(
         return replace(loss, total=loss.total * (1 + 0.1 * draw()))
 
     change_loss(drawn)
-    judged = Court("plain")
-    assert judged.judged().equivalent
-    assert "draws random numbers" in str(judged.whole_batch.found)
+    case = VerificationCase("plain")
+    assert case.verdict_on_run().equivalent
+    assert "draws random numbers" in str(case.whole_batch.found)
 
 
 def test_a_loss_that_is_not_finite_is_the_cause() -> None:
-    judged = Court("plain")
-    losses = tuple((loss, math.nan, math.nan) for loss, *_ in judged.reference.losses)
-    verdict = judged.verdict(replace(judged.reference, losses=losses))
+    case = VerificationCase("plain")
+    losses = tuple((loss, math.nan, math.nan) for loss, *_ in case.reference.losses)
+    verdict = case.verdict(replace(case.reference, losses=losses))
     assert (verdict.equivalent, cause_text_of(verdict)) == (False, "the loss is NaN from step 2 on")
-    diverging = Court("plain", optimizer={"name": "sgd", "lr": 1e30})
-    verdict = diverging.judged()
+    diverging = VerificationCase("plain", optimizer={"name": "sgd", "lr": 1e30})
+    verdict = diverging.verdict_on_run()
     assert verdict.equivalent is None, "the reference's is not finite either"
     assert verdict.cause is not None
     assert verdict.cause.training_fails
@@ -143,12 +149,12 @@ def without_gradient(rows: Tensor) -> Tensor:
 
 def test_a_task_that_gathers_over_ranks_is_played(change_loss: Callable[[Loss], None]) -> None:
     change_loss(contrastive(with_gradient))
-    judged = Court("plain")
-    assert judged.runs.communicates
-    assert judged.judged().equivalent
-    assert judged.whole_batch.in_tolerances is not None, "held against the batch in one piece"
+    case = VerificationCase("plain")
+    assert case.runs.communicates
+    assert case.verdict_on_run().equivalent
+    assert case.whole_batch.in_tolerances is not None, "held against the batch in one piece"
     change_loss(contrastive(without_gradient))
-    verdict = Court("plain").judged()
+    verdict = VerificationCase("plain").verdict_on_run()
     assert verdict.equivalent is False
     assert "gathers values of other ranks without their gradients" in cause_text_of(verdict)
 
@@ -183,7 +189,7 @@ def test_other_collectives_are_played(change_loss: Callable[[Loss], None], kind:
         return right(task, model, replace(batch, targets=batch.targets - mean))
 
     change_loss(loss)
-    assert Court("plain").judged().equivalent
+    assert VerificationCase("plain").verdict_on_run().equivalent
     assert torch.equal(means[0], means[1]), "both ranks have the same"
 
 
@@ -212,11 +218,11 @@ def test_models_are_built_in_a_world_of_all_ranks(
 
     monkeypatch.setattr(Task, "build_model", built)
     if asked == "get_world_size":
-        assert Court("plain").judged().equivalent
+        assert VerificationCase("plain").verdict_on_run().equivalent
         assert set(found) == {1, 2}, "one for the whole batch in one piece"
         return
     with pytest.raises(CannotPlayError, match="its rank while its model is built"):
-        Court("plain")
+        VerificationCase("plain")
 
 
 def test_a_hypothesis_that_cannot_be_played_explains_nothing(
@@ -224,10 +230,10 @@ def test_a_hypothesis_that_cannot_be_played_explains_nothing(
 ) -> None:
     """Synchronised batch norm is one of them for a task that communicates."""
     change_loss(contrastive(with_gradient))
-    court = Court("plain")
+    verification_case = VerificationCase("plain")
     with pytest.raises(CannotPlayError, match="beside synchronised batch norm"):
-        court.runs.run(Hypothesis(sync_batch_norm=True))
-    verdict = court.judged(Hypothesis(gradient_factor=1.5))
+        verification_case.runs.run(Hypothesis(sync_batch_norm=True))
+    verdict = verification_case.verdict_on_run(Hypothesis(gradient_factor=1.5))
     assert verdict.equivalent is False
     assert "gradient" in cause_text_of(verdict)
 
@@ -255,7 +261,7 @@ def test_a_sum_that_is_divided_by_a_constant_is_told_from_a_loss_that_does_not_a
         return replace(made, total=made.total / divisor * batch.weight)
 
     change_loss(loss)
-    verdict = Court("plain", gradient_accumulation=2).judged()
+    verdict = VerificationCase("plain", gradient_accumulation=2).verdict_on_run()
     assert verdict.equivalent is False
     assert "the gradient is 4 times too small" in cause_text_of(verdict)
     assert verdict.cause is not None
@@ -269,15 +275,15 @@ def test_a_constant_divisor_is_not_hidden_by_a_declaration(
     monkeypatch.setattr(Task, "not_additive", "the task declares it")
     monkeypatch.setattr(Task, "not_additive_declared", True)
     change_loss(lambda task, m, b: replace(right(task, m, b), total=right(task, m, b).total * 2))
-    assert Court("plain").judged().equivalent
-    assert "the task declares it" in str(Court("plain").whole_batch.found)
+    assert VerificationCase("plain").verdict_on_run().equivalent
+    assert "the task declares it" in str(VerificationCase("plain").whole_batch.found)
 
     def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
         made = right(task, model, batch)
         return replace(made, total=made.total / 16 * batch.weight)
 
     change_loss(loss)
-    assert "2 times too small" in cause_text_of(Court("plain").judged())
+    assert "2 times too small" in cause_text_of(VerificationCase("plain").verdict_on_run())
 
 
 class Counting(nn.Module):
@@ -302,11 +308,11 @@ def test_a_model_with_state_of_its_own_blames_no_strategy(
 ) -> None:
     """It begins anew with each model, so that the reference repeats; its ranks share the state."""
     monkeypatch.setitem(MODELS, "counting", lambda: Counting(draws=draws))
-    judged = Court("counting")
-    verdict = judged.judged(Hypothesis(gradient_factor=2.0))
+    case = VerificationCase("counting")
+    verdict = case.verdict_on_run(Hypothesis(gradient_factor=2.0))
     assert is_undecided(verdict)
     assert cause_text_of(verdict).endswith("the model or the loss keeps state outside of buffers")
-    assert "keeps state" in str(judged.whole_batch.found)
+    assert "keeps state" in str(case.whole_batch.found)
 
 
 def test_all_verified_batches_are_held_against_one_piece(
@@ -319,7 +325,7 @@ def test_all_verified_batches_are_held_against_one_piece(
         return made if batch.sample_ids[0] < 16 else replace(made, total=made.total.square())
 
     change_loss(loss)
-    verdict = Court("plain").judged()
+    verdict = VerificationCase("plain").verdict_on_run()
     assert "not the sum of its parts" in cause_text_of(verdict)
     (check,) = [check for check in verdict.checks if check.name == "whole batch in one piece"]
     assert str(check.where).startswith("batch 2") or str(check.where).startswith("batch 3")
@@ -328,13 +334,15 @@ def test_all_verified_batches_are_held_against_one_piece(
 def test_an_optimizer_on_flat_pieces_is_named_unless_it_works_element_by_element() -> None:
     """DeepSpeed's stages 1 and 2 update one row of all parameters, a piece on each rank."""
     adafactor = {"name": "own", "path": "torch.optim:Adafactor", "lr": 0.01}
-    verdict = Court("plain", optimizer=adafactor).judged(Hypothesis(flat_pieces=True))
+    verdict = VerificationCase("plain", optimizer=adafactor).verdict_on_run(
+        Hypothesis(flat_pieces=True)
+    )
     assert verdict.equivalent is False
     assert "flat pieces of the parameters" in cause_text_of(verdict)
     assert verdict.cause is not None
     assert "differs by 0 tolerances" in verdict.cause.evidence
     nadam = {"name": "own", "path": "torch.optim:NAdam", "lr": 0.01}
-    flat = Court("plain", optimizer=nadam).judged(Hypothesis(flat_pieces=True))
+    flat = VerificationCase("plain", optimizer=nadam).verdict_on_run(Hypothesis(flat_pieces=True))
     assert {check.name for check in flat.checks if not check.holds} <= {
         "optimizer state after the last step"
     }
@@ -360,14 +368,14 @@ class Mixed(nn.Module):
 
 def test_parameters_of_any_type_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MODELS, "mixed", Mixed)
-    judged = Court("mixed")
-    assert judged.judged().equivalent
-    assert judged.reference.tensors["parameters"]["waves"].shape == (4, 8, 2)
-    assert judged.reference.tensors["parameters"]["head.weight"].dtype == np.float64
-    gradient = {**judged.reference.tensors["gradient"]}
+    case = VerificationCase("mixed")
+    assert case.verdict_on_run().equivalent
+    assert case.reference.tensors["parameters"]["waves"].shape == (4, 8, 2)
+    assert case.reference.tensors["parameters"]["head.weight"].dtype == np.float64
+    gradient = {**case.reference.tensors["gradient"]}
     gradient["waves"] = gradient["waves"] * np.array([1.0, 0.0])
-    wrong = replace(judged.reference, tensors={**judged.reference.tensors, "gradient": gradient})
-    assert judged.verdict(wrong).equivalent is False, "imaginary parts count"
+    wrong = replace(case.reference, tensors={**case.reference.tensors, "gradient": gradient})
+    assert case.verdict(wrong).equivalent is False, "imaginary parts count"
 
 
 def test_copies_lose_nothing() -> None:
@@ -385,10 +393,8 @@ def test_copies_lose_nothing() -> None:
 
 def reference_of(loss: Loss) -> object:
     """The cache's answer for the toy task with that loss."""
-    judged = Court("plain")
+    case = VerificationCase("plain")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, "loss", loss)
-        patch.setattr(
-            "shardmark.equivalence.verdict.build_workload", lambda *_: judged.runs.workload
-        )
-        return ReferenceCache().of(judged.trial, STEPS)
+        patch.setattr("shardmark.equivalence.verdict.build_workload", lambda *_: case.runs.workload)
+        return ReferenceCache().get(case.trial, STEPS)

@@ -37,8 +37,8 @@ from shardmark.results.verification import (
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial
 from tests.unit.launch.fakes import CPU, FINE, FakeEngine, RecordingListener, leave_files
-from tests.unit.verification.court import court
 from tests.unit.verification.verdicts import GOOD, VERIFICATION
+from tests.unit.verification.verification_cases import verification_case
 
 
 def trials(*overrides: str) -> tuple[Trial, ...]:
@@ -47,7 +47,9 @@ def trials(*overrides: str) -> tuple[Trial, ...]:
 
 
 def test_verdicts_survive_the_file_and_are_found_by_their_cell(tmp_path: Path) -> None:
-    made = VERIFICATION.model_copy(update={"verdicts": (court().judged(), *VERIFICATION.verdicts)})
+    made = VERIFICATION.model_copy(
+        update={"verdicts": (verification_case().verdict_on_run(), *VERIFICATION.verdicts)}
+    )
     write_verification(tmp_path, made)
     assert [path.name for path in tmp_path.iterdir()] == [VERIFICATION_FILE]
     stored = read_verification(tmp_path)

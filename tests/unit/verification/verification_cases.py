@@ -1,4 +1,4 @@
-"""Captures made by hand, and a judge whose references take milliseconds."""
+"""Captures made by hand, and verification cases whose references take milliseconds."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class OneReference(ReferenceCache):
         super().__init__()
         self._only = known
 
-    def of(self, trial: Trial, steps: int) -> KnownReference:
+    def get(self, trial: Trial, steps: int) -> KnownReference:
         assert (trial.id, steps) == (self._only.runs.trial.id, STEPS)
         return self._only
 
@@ -140,7 +140,7 @@ class RememberedRuns(ReferenceRuns):
         return self.known[key]
 
 
-class Court:
+class VerificationCase:
     """Judges captures without processes."""
 
     def __init__(
@@ -187,12 +187,16 @@ class Court:
         known = self.known._replace(runs=self.runs, tolerances=tolerances or self.tolerances)
         return verdict_on(capture, self.trial, STEPS, OneReference(known))
 
-    def judged(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Verdict:
+    def verdict_on_run(
+        self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None
+    ) -> Verdict:
         """The verdict on a strategy that trains so."""
         return self.verdict(self.runs.run(hypothesis, noise))
 
 
 @cache
-def court(model: str = "normed", accumulation: int = 1, **of_task: bool) -> Court:
+def verification_case(
+    model: str = "normed", accumulation: int = 1, **of_task: bool
+) -> VerificationCase:
     """One for all tests that need no recipe of their own."""
-    return Court(model, gradient_accumulation=accumulation, **of_task)
+    return VerificationCase(model, gradient_accumulation=accumulation, **of_task)
