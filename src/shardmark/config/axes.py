@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
@@ -196,11 +195,6 @@ def _contradictions(matrix: Mapping[str, list[Any]]) -> Iterator[InitErrorDetail
                 at: Location = ("strategy", index, option)
                 both = f"{show(entry[option])}, but {axis} is an axis of the matrix"
                 yield mistake(at, both, "keep one of the two", entry[option])
-
-
-def canonical(value: object) -> str:
-    """Format content as JSON with sorted keys."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
 
 
 def assigned(data: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:

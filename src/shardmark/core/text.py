@@ -60,3 +60,8 @@ def _write(text: str, *, error: bool = False) -> None:
     encoding = getattr(stream, "encoding", None) or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
+
+
+def canonical(value: object) -> str:
+    """Format content as JSON with sorted keys, such that equal content has equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.config.axes import canonical
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
+from shardmark.core.text import canonical
 from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.fingerprint import (
     FINGERPRINT_FILE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache, partial
@@ -13,55 +14,52 @@ from pydantic import TypeAdapter, ValidationError
 from shardmark.core.errors import InputError
 from shardmark.core.plugins import load_plugin, plugin_names
 from shardmark.strategies.base import Strategy
-from shardmark.strategies.data_parallel import DataParallel
-from shardmark.strategies.ddp import DDP
-from shardmark.strategies.deepspeed.strategy import Zero
-from shardmark.strategies.fsdp import FSDP, HybridFSDP
-from shardmark.strategies.fsdp1.strategy import FullyShardedFirst
-from shardmark.strategies.layers.strategies import (
-    PipelineParallel,
-    ReplicatedPipeline,
-    ShardedPipeline,
-    ShardedTensorParallel,
-    ShardedTensorPipeline,
-    TensorParallel,
-)
-from shardmark.strategies.layers.ulysses import Ulysses
-from shardmark.strategies.local_steps.strategy import DiLoCo, LocalSGD
-from shardmark.strategies.parameter_server.strategy import (
-    AsynchronousServer,
-    BoundedServer,
-    ParameterServer,
-)
-from shardmark.strategies.single import Single
-from shardmark.strategies.zro.strategy import ZeroRedundancy
+
+
+class BuiltIn:
+    """Factory of a built-in strategy; its module is imported when the strategy is needed."""
+
+    def __init__(self, place: str, **options: Any) -> None:
+        """`place` is module:class below this package; the name of the strategy fixes `options`."""
+        self.place = place
+        self.options = options
+
+    def load(self) -> Callable[..., Strategy]:
+        """Import the class; where options are fixed, return a partial with them."""
+        module, _, data_class = self.place.partition(":")
+        loaded = getattr(importlib.import_module(f"{__name__}.{module}"), data_class)
+        return partial(loaded, **self.options) if self.options else loaded
+
+    def __call__(self, **options: Any) -> Strategy:
+        return self.load()(**options)
+
 
 STRATEGIES: dict[str, Callable[..., Strategy]] = {
-    "single": Single,
-    "dp": DataParallel,
-    "ddp": DDP,
-    "fsdp": FSDP,
-    "fsdp-grad-op": partial(FSDP, name="fsdp-grad-op", reshard_after_forward=False),
-    "fsdp-hybrid": HybridFSDP,
-    "zero-0": partial(Zero, name="zero-0", stage=0),
-    "zero-1": partial(Zero, name="zero-1", stage=1),
-    "zero-2": partial(Zero, name="zero-2", stage=2),
-    "zero-3": partial(Zero, name="zero-3", stage=3),
-    "zro": ZeroRedundancy,
-    "fsdp1": FullyShardedFirst,
-    "local-sgd": LocalSGD,
-    "diloco": DiLoCo,
-    "tp": TensorParallel,
-    "fsdp-tp": ShardedTensorParallel,
-    "pp": PipelineParallel,
-    "ddp-pp": ReplicatedPipeline,
-    "fsdp-pp": ShardedPipeline,
-    "fsdp-tp-pp": ShardedTensorPipeline,
-    "ulysses": partial(Ulysses, name="ulysses", sharded=False),
-    "fsdp-ulysses": partial(Ulysses, name="fsdp-ulysses", sharded=True),
-    "ps-sync": ParameterServer,
-    "ps-async": AsynchronousServer,
-    "ps-bounded": BoundedServer,
+    "single": BuiltIn("single:Single"),
+    "dp": BuiltIn("data_parallel:DataParallel"),
+    "ddp": BuiltIn("ddp:DDP"),
+    "fsdp": BuiltIn("fsdp:FSDP"),
+    "fsdp-grad-op": BuiltIn("fsdp:FSDP", name="fsdp-grad-op", reshard_after_forward=False),
+    "fsdp-hybrid": BuiltIn("fsdp:HybridFSDP"),
+    "zero-0": BuiltIn("deepspeed.strategy:Zero", name="zero-0", stage=0),
+    "zero-1": BuiltIn("deepspeed.strategy:Zero", name="zero-1", stage=1),
+    "zero-2": BuiltIn("deepspeed.strategy:Zero", name="zero-2", stage=2),
+    "zero-3": BuiltIn("deepspeed.strategy:Zero", name="zero-3", stage=3),
+    "zro": BuiltIn("zro.strategy:ZeroRedundancy"),
+    "fsdp1": BuiltIn("fsdp1.strategy:FullyShardedFirst"),
+    "local-sgd": BuiltIn("local_steps.strategy:LocalSGD"),
+    "diloco": BuiltIn("local_steps.strategy:DiLoCo"),
+    "tp": BuiltIn("layers.strategies:TensorParallel"),
+    "fsdp-tp": BuiltIn("layers.strategies:ShardedTensorParallel"),
+    "pp": BuiltIn("layers.strategies:PipelineParallel"),
+    "ddp-pp": BuiltIn("layers.strategies:ReplicatedPipeline"),
+    "fsdp-pp": BuiltIn("layers.strategies:ShardedPipeline"),
+    "fsdp-tp-pp": BuiltIn("layers.strategies:ShardedTensorPipeline"),
+    "ulysses": BuiltIn("layers.ulysses:Ulysses", name="ulysses", sharded=False),
+    "fsdp-ulysses": BuiltIn("layers.ulysses:Ulysses", name="fsdp-ulysses", sharded=True),
+    "ps-sync": BuiltIn("parameter_server.strategy:ParameterServer"),
+    "ps-async": BuiltIn("parameter_server.strategy:AsynchronousServer"),
+    "ps-bounded": BuiltIn("parameter_server.strategy:BoundedServer"),
 }
 
 PLUGINS = "shardmark.strategies"
@@ -85,7 +83,8 @@ def strategy_factory(name: str) -> Callable[..., Strategy]:
     Raises `InputError` for an unknown name and for a package that cannot be imported.
     """
     if name in STRATEGIES:
-        return STRATEGIES[name]
+        factory = STRATEGIES[name]
+        return factory.load() if isinstance(factory, BuiltIn) else factory
     if name in plugin_names(PLUGINS):
         registered: Callable[..., Strategy] = load_plugin(PLUGINS, name, Strategy)
         return partial(registered, name=name)

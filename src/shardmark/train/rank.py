@@ -25,8 +25,6 @@ from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.core.errors import ShardmarkError, StrategyUnavailable, error_kind
 from shardmark.core.run_files import INITIAL_WEIGHTS_FILE
 from shardmark.measure.memory.tensors import CudaPeak, temporary_memory
-from shardmark.measure.network.links import measure_links
-from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
 from shardmark.measure.step.progress import ProgressWriter
 from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
@@ -267,6 +265,9 @@ def measure_trial_links(
     trial: Trial, directory: Path, context: RankContext, report: RankReport
 ) -> None:
     """Measure the links between all ranks; rank 0 writes the timings.  Collective."""
+    from shardmark.measure.network.links import measure_links
+    from shardmark.measure.network.probe import DEFAULT_SECONDS, RECORD_FILE
+
     report.write()
     record = measure_links(
         context.device,

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from shardmark.config.axes import canonical
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import (
     GPU_WARMUP_SECONDS,
@@ -20,7 +19,7 @@ from shardmark.core.recipe import (
     Model,
     Recipe,
 )
-from shardmark.core.text import with_options
+from shardmark.core.text import canonical, with_options
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 from shardmark.workloads import TaskOptions

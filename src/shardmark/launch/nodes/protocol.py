@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from shardmark.config.axes import canonical
+from shardmark.core.text import canonical
 from shardmark.core.version import __version__
 from shardmark.measure.network.probe import RECORD_FILE
 from shardmark.measure.system.environment import package_version

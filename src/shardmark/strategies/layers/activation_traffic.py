@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardmark.strategies.blocks import checkpoint_blocks
-from shardmark.strategies.layers.divided import counting_divided
-from shardmark.strategies.layers.sequences import counting_exchanged
 from shardmark.workloads.base import SequencePlan, TensorPlan
 
 if TYPE_CHECKING:
@@ -33,8 +31,12 @@ def count_sample(
 ) -> tuple[int | None, dict[str, int] | None]:
     """Count the operations of a sample, and the elements that the plan's ranks exchange."""
     if isinstance(plan, TensorPlan):
+        from shardmark.strategies.layers.divided import counting_divided
+
         counting = counting_divided(model, plan)
     elif isinstance(plan, SequencePlan):
+        from shardmark.strategies.layers.sequences import counting_exchanged
+
         counting = counting_exchanged(plan)
     else:
         return workload.sample_input_flops(model), None

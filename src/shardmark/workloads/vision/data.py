@@ -1,53 +1,60 @@
-"""The data sets of classification: one file each.  Imports torch only to load one."""
+"""The data sets of classification.  A module is imported when its data set is needed."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
-
-from shardmark.workloads.datasets import digits, imagefolder, random_pictures
-from shardmark.workloads.datasets.torchvision_sets import CIFAR10, MNIST
 
 if TYPE_CHECKING:
     from shardmark.workloads.datasets.sources import LabelledPictures
     from shardmark.workloads.vision.options import ClassificationOptions
 
 
-class PictureDataSet(Protocol):
-    """A module, or an object."""
+class ImageDataSet(Protocol):
+    """Functions of a module, or methods of an object, that read one data set."""
 
     def check(self, options: ClassificationOptions) -> int:
-        """The number of training samples; `DataError` or `InputError` if the data cannot be there.
+        """Return the number of training samples without importing torch.
 
-        Imports no torch.
+        Raises `DataError` or `InputError` for missing or invalid data.
         """
 
     def paths(self, options: ClassificationOptions) -> tuple[Path, ...]:
-        """Files and folders that `load` reads; some may not be there yet."""
+        """Return the files and folders that `load` reads; some may not exist yet."""
 
     def load(self, options: ClassificationOptions, seed: int) -> LabelledPictures:
-        """Read it, or find its files."""
+        """Read the images, or find their files."""
 
 
-DATA_SETS: dict[str, PictureDataSet] = {
-    "digits": digits,
-    "mnist": MNIST,
-    "cifar10": CIFAR10,
-    "imagefolder": imagefolder,
-    "random": random_pictures,
+DATA_SETS = {
+    "digits": "digits",
+    "mnist": "torchvision_sets:MNIST",
+    "cifar10": "torchvision_sets:CIFAR10",
+    "imagefolder": "imagefolder",
+    "random": "random_pictures",
 }
+"""Module in `workloads.datasets`, and the object in it, that reads the data set of each name."""
+
+
+def data_set(name: str) -> ImageDataSet:
+    """Import the data set of that name."""
+    module, _, attribute = DATA_SETS[name].partition(":")
+    imported = importlib.import_module(f"shardmark.workloads.datasets.{module}")
+    selected: ImageDataSet = getattr(imported, attribute) if attribute else imported
+    return selected
 
 
 def check(options: ClassificationOptions) -> int:
-    return DATA_SETS[options.dataset].check(options)
+    return data_set(options.dataset).check(options)
 
 
 def paths(options: ClassificationOptions) -> tuple[Path, ...]:
-    return DATA_SETS[options.dataset].paths(options)
+    return data_set(options.dataset).paths(options)
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:
     """Load both splits; `InputError` if the options ask for more samples than there are."""
-    data = DATA_SETS[options.dataset].load(options, seed)
+    data = data_set(options.dataset).load(options, seed)
     options.check_sample_counts(len(data.training), len(data.validation))
     return data

@@ -15,11 +15,6 @@ from shardmark.workloads.model_building import build_model, seeded
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
 from shardmark.workloads.vision.data import load
 from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
-from shardmark.workloads.vision.transformers import (
-    is_vision_transformer,
-    pipeline_parts,
-    tensor_plan,
-)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -124,14 +119,20 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         return {metric: sums[name] / samples for metric, name in names.items()}
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
-        return tensor_plan(model) if is_vision_transformer(model) else super().tensor_plan(model)
+        from shardmark.workloads.vision import transformers
+
+        if not transformers.is_vision_transformer(model):
+            return super().tensor_plan(model)
+        return transformers.tensor_plan(model)
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
-        if not is_vision_transformer(model):
+        from shardmark.workloads.vision import transformers
+
+        if not transformers.is_vision_transformer(model):
             return super().pipeline_parts(model)
         with seeded(0):
             batch = self._example_batch(torch.rand)
-        return pipeline_parts(model, lambda module: self._logits(module, batch))
+        return transformers.pipeline_parts(model, lambda module: self._logits(module, batch))
 
     def _example_batch(self, make: Callable[..., Tensor], **options: Any) -> ImageBatch:
         size = self._data.image_size
