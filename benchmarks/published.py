@@ -472,5 +472,7 @@ def _number(text: str) -> float | None:
 
 def _flops(profile: Profile, samples: float) -> float:
     return sum(
-        each.flops.of(samples) for unit in profile.units for each in (*unit.forward, *unit.backward)
+        operation.flops.at(samples)
+        for unit in profile.units
+        for operation in (*unit.forward, *unit.backward)
     )
