@@ -146,7 +146,7 @@ def test_nothing_verified_lets_all_compete_and_says_so(tmp_path: Path) -> None:
         ([SINGLE, DDP, replace(DDP, world_size=4, rates=(300, 301, 302))], "fastest", "ddp",
          "ddp on 4 ranks, 301 samples/s (single on 1 rank 100, 0.33x)"),
         ([DDP, replace(FSDP, rates=(179, 183, 180))], "fastest", None, "ddp or fsdp (tie)"),
-        ([DDP, replace(FSDP, rates=(120, 230, 130))], "fastest", None, "fsdp (not told apart)"),
+        ([DDP, replace(FSDP, rates=(120, 230, 130))], "fastest", None, "fsdp (not distinguishable)"),
         ([DDP, ASYNC], "fastest", "ddp", "ps-async 240 trains differently"),
         ([DDP, ASYNC], "equivalent", None, "ps-async differs by design"),
         ([CASTS, FSDP], "fastest", "ddp", "(fsdp 151, 0.83x); gradients are reduced in bf16"),

@@ -1,4 +1,4 @@
-"""What was asked, answered first: fastest, least memory, same training or not, and cautions."""
+"""Answers to the main questions: fastest, least memory, same training, and cautions."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ MOST_EXCEPTIONS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """One question about a comparison, answered in one short line."""
+    """A question about a comparison with its answer in one short line."""
 
     question: Question
     decided: bool
-    """Whether the repeats and the verification settle it."""
+    """True if the repeats and the verification decide the question."""
     strategy: str | None = None
-    """The winner, or who deviates; None where there is none, or not the same one everywhere."""
+    """The winner, or the strategy that deviates; None if there is none, or several."""
     text: str
-    """Strategy first, rival in brackets; without the question."""
+    """The answer without the question: the strategy first, its rival in brackets."""
 
 
 def answers(comparison: Comparison) -> list[Answer]:
-    """Cautions, then fastest, memory and equivalent; nothing where no trial has a result."""
+    """Return cautions, then fastest, memory and equivalent; nothing if no trial has a result."""
     measured = [row for row in comparison.rows if row.ok_trials]
     if not measured:
         return []
@@ -61,22 +61,24 @@ def answers(comparison: Comparison) -> list[Answer]:
 
 
 def answer_lines(comparison: Comparison) -> list[str]:
-    """The answers as lines for a terminal: cautions first, then a label and a text each."""
+    """Return the answers as lines for a terminal: cautions, then answers behind their labels."""
     width = max(map(len, LABELS.values())) + 2
     return [
-        f"{LABELS[each.question]:<{width}}{each.text}" if each.question in LABELS else each.text
-        for each in answers(comparison)
+        f"{LABELS[answer.question]:<{width}}{answer.text}"
+        if answer.question in LABELS
+        else answer.text
+        for answer in answers(comparison)
     ]
 
 
 def next_commands(comparison: Comparison) -> list[str]:
-    """What to run next: disturbed trials again, more repeats, a proof where one is lacking."""
+    """Return commands to run next: disturbed trials again, more repeats, a missing verification."""
     measured = [row for row in comparison.rows if row.ok_trials and row.folder is not None]
     folders = dict.fromkeys(str(row.folder) for row in measured)
     if len(folders) != 1:
         return []
     (folder,) = folders
-    given = answers(comparison)
+    all_answers = answers(comparison)
     experiment = shlex.quote(f"{folder}/experiment.yaml")
     again = f"shardmark run {experiment} --out {shlex.quote(folder)}"
     commands = []
@@ -85,12 +87,12 @@ def next_commands(comparison: Comparison) -> list[str]:
         option = "--retry" if marked else "--remeasure"
         commands.append(f"Again, with other programs stopped:  {again} {option}")
     elif any(
-        not each.decided for each in given if each.question in ("fastest", "memory")
+        not answer.decided for answer in all_answers if answer.question in ("fastest", "memory")
     ) and _competing(comparison):
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
         commands.append(f"Surer:  {again} --set measure.repeats={more}")
-    if any(not each.decided for each in given if each.question == "equivalent"):
+    if any(not answer.decided for answer in all_answers if answer.question == "equivalent"):
         commands.append(f"Proof:  shardmark verify {experiment}")
     return commands
 
@@ -105,11 +107,11 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
     for row in measured:
         if row.diverged:
             diverged.setdefault(row.diverged, []).append(name(row))
-    texts = [f"{listed(names)}: {told}." for told, names in diverged.items()]
+    texts = [f"{listed(names)}: {reason}." for reason, names in diverged.items()]
     if disturbed:
         names = listed([name(row) for row in disturbed])
-        whose = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
-        texts.append(f"Do not trust {whose}: {disturbed[0].disturbed}.")
+        subject = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
+        texts.append(f"Do not trust {subject}: {disturbed[0].disturbed}.")
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
@@ -129,7 +131,7 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
 
 
 def _unpaired(group: ComparableGroup) -> list[str]:
-    """Who has too few repeats in common with the fastest for any test between the two."""
+    """Name the rows that share fewer than two repeats with the fastest row, too few for a test."""
     chosen = select(group.candidates, RATE)
     if chosen is None or chosen.state == "disturbed":
         return []
@@ -155,7 +157,7 @@ def _fastest(group: ComparableGroup) -> Answer:
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
         rival = name(chosen.rival, with_ranks=_several_sizes(group))
         text += f" ({rival} {rate(_value(chosen.rival, shown))}{factor})"
-    text += "".join(f"; {told}" for told in best.mathematics)
+    text += "".join(f"; {definition}" for definition in best.mathematics)
     ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
     if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
         text += f"; {ahead.label} {rate(_value(ahead, shown))} trains differently"
@@ -177,17 +179,17 @@ def _memory(group: ComparableGroup) -> Answer:
 
 
 def _who(chosen: Selection, group: ComparableGroup) -> str:
-    """The best; with those that share its place, where some do."""
+    """Name the best row and the rows that share its place."""
     rows = [chosen.best, *chosen.ties]
     names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
-    return f"{names} ({_alike(chosen)})" if chosen.ties else names
+    return f"{names} ({_tie_text(chosen)})" if chosen.ties else names
 
 
-def _alike(chosen: Selection) -> str:
-    """What several best ones are: close, or too few or too unsteady repeats to tell them apart."""
+def _tie_text(chosen: Selection) -> str:
+    """Return `tie` if the best rows are close; else too few or noisy repeats decide nothing."""
     best = chosen.value_of(chosen.best)
     close = all(abs(chosen.value_of(row) / best - 1) <= MIN_GAIN for row in chosen.ties)
-    return "tie" if close else "not told apart"
+    return "tie" if close else "not distinguishable"
 
 
 def _winner(chosen: Selection) -> str | None:
@@ -216,17 +218,18 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
         text += f", {len(inherit)} {verb} ({shown})"
     if by_design:
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
-    own = list(dict.fromkeys(row.label for row in verified if row.mathematics))
-    if own:
-        text += f"; {listed(own)} by {'their' if len(own) > 1 else 'its'} own definition"
-    text += "".join(f"; {rounding_text(each)}" for each in rounding[:1])
+    by_definition = list(dict.fromkeys(row.label for row in verified if row.mathematics))
+    if by_definition:
+        their = "their" if len(by_definition) > 1 else "its"
+        text += f"; {listed(by_definition)} by {their} own definition"
+    text += "".join(f"; {rounding_text(twin)}" for twin in rounding[:1])
     return Answer(question="equivalent", decided=decided, text=text)
 
 
 def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
-    """Of one group its answer; of several, who wins in how many and the exceptions."""
+    """Return the answer of a single group; for several, the most frequent winner and exceptions."""
     if not by_group:
-        text = "not decided: no strategy has a finite loss and trains what the reference trains"
+        text = "not decided: no strategy has a finite loss and trains the same as the reference"
         return Answer(question=question, decided=False, text=text)
     if len(by_group) == 1:
         return by_group[0]
@@ -245,7 +248,7 @@ def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequenc
 
 
 def answer_grid(comparison: Comparison) -> Table | None:
-    """A matrix answered along its axes: the best strategy of every group; None for one group."""
+    """Return a table of the best strategy in every group of a matrix; None for a single group."""
     groups = _competing(comparison)
     if len(groups) < 2:
         return None
@@ -281,9 +284,9 @@ def answer_grid(comparison: Comparison) -> Table | None:
 
 
 def axis_lines(groups: Sequence[ComparableGroup]) -> list[str]:
-    """What an axis does by itself: its values compared where all else is the same.
+    """Return a sentence for each value of an axis: its effect where all else is the same.
 
-    Of each group the best row counts, over the same strategy's where the axis has its first value.
+    The best row of a group is compared with the same strategy's row at the axis' first value.
     """
     lines = []
     rate_name = _shown_rate(groups)
@@ -320,13 +323,13 @@ def _shown_rate(groups: Sequence[ComparableGroup]) -> str:
 
 
 def group_labels(groups: Sequence[ComparableGroup]) -> list[str]:
-    """Every value that tells the groups apart; nothing for a single one."""
+    """Return for each group the values in which it differs from the others."""
     axes = _axes(groups)
     return [", ".join(values[at] for values in axes.values()) for at in range(len(groups))]
 
 
 def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:
-    """Axis in words -> its value in each group, for what tells the groups apart."""
+    """Return axis -> its value in each group, for the axes in which groups differ."""
     axes = {
         key: [str(getattr(group.rows[0], key)) for group in groups]
         for key in ("experiment", "workload", "precision")
@@ -340,7 +343,7 @@ def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:
 
 
 def _several_sizes(group: ComparableGroup) -> bool:
-    """Whether a strategy's name alone leaves open on how many ranks it ran."""
+    """Return True if a strategy has rows with different numbers of ranks."""
     sizes = {(row.label, row.world_size) for row in group.rows}
     return len(sizes) > len({label for label, _ in sizes})
 
@@ -354,7 +357,7 @@ def _value(row: Row, metric: str) -> float:
 class _GridLine:
     group: ComparableGroup
     place: Mapping[str, str]
-    """Its value on each axis."""
+    """Axis -> its value in the group."""
     chosen: Mapping[str, Selection | None]
 
     def who(self, metric: str) -> str | None:
@@ -362,9 +365,9 @@ class _GridLine:
         if chosen is None or chosen.state == "disturbed":
             return None if chosen is None else "not decided"
         text = name(chosen.best, with_ranks=_several_sizes(self.group))
-        return f"{text} ({_alike(chosen)})" if chosen.state == "tie" else text
+        return f"{text} ({_tie_text(chosen)})" if chosen.state == "tie" else text
 
     def value(self, metric: str, shown: str) -> Estimate | None:
-        """Of the best by the first metric."""
+        """Return the shown metric of the row that is best by the first metric."""
         chosen = self.chosen[metric]
         return None if chosen is None else chosen.best.metrics[shown]

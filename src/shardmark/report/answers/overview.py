@@ -1,4 +1,4 @@
-"""What a comparison says on one screen: answers, table, why, and what to run next."""
+"""A comparison on one screen: answers, table, reasons, and commands to run next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def overview(
     columns: Sequence[str] | None = None,
     width: int | None = 80,
 ) -> str:
-    """The comparison in that format; ends with a line break.  CSV is the table alone.
+    """Return the comparison in that format, with a line break at the end; CSV is the table alone.
 
     A text table that is wider than `width` continues below; None is for a file.
     """
@@ -49,9 +49,9 @@ def overview_json(
     views: Mapping[str, object] | None = None,
     columns: Sequence[str] = (),
 ) -> str:
-    """`answers`, `rows`, `warnings`, `rounding` where it was measured, then the views by name."""
-    given = [asdict(answer) for answer in answers(comparison)]
-    twins = [asdict(each) for each in comparison.rounding]
+    """Return `answers`, `rows`, `warnings`, `rounding` if it was measured, and the views by key."""
+    answer_documents = [asdict(answer) for answer in answers(comparison)]
+    twins = [asdict(twin) for twin in comparison.rounding]
     rounding = {"rounding": twins} if twins else {}
     rows = comparison_json(comparison, columns)
-    return render_json({"answers": given, **rows, **rounding, **(views or {})})
+    return render_json({"answers": answer_documents, **rows, **rounding, **(views or {})})

@@ -1,4 +1,4 @@
-"""Why something is slower or larger than one expects: one question and its answer a line."""
+"""Explanations of what is slower or larger than expected: a question and its answer in a line."""
 
 from __future__ import annotations
 
@@ -11,67 +11,70 @@ from shardmark.report.answers.wording import milliseconds, name, percent, ranks,
 
 MOST_LINES = 3
 LEAST_SHARE = 0.25
-"""A smaller part of a difference is no answer to why."""
+"""Smallest fraction of a difference that explains it."""
 
 
 def why_lines(comparison: Comparison) -> list[str]:
-    """The most striking surprise of each kind, three at most, as question and answer."""
+    """Return the largest surprise of each kind, at most three, as question and answer."""
     striking: dict[Kind, Explanation] = {}
     for group in groups_of(comparison.rows):
-        for each in explain(group):
-            known = striking.get(each.kind)
-            # Strategies that train the same thing come first: they are what is recommended.
-            if known is None or _order(each) < _order(known):
-                striking[each.kind] = each
-    return [_TEXTS[each.kind](each) for each in striking.values()][:MOST_LINES]
+        for explanation in explain(group):
+            current = striking.get(explanation.kind)
+            # Strategies that train the same as the reference come first: they are recommended.
+            if current is None or _order(explanation) < _order(current):
+                striking[explanation.kind] = explanation
+    return [_TEXTS[explanation.kind](explanation) for explanation in striking.values()][:MOST_LINES]
 
 
-def _order(each: Explanation) -> tuple[bool, float]:
-    return each.row.equivalent is None and each.row.guarantee is not None, -each.size
+def _order(explanation: Explanation) -> tuple[bool, float]:
+    return (
+        explanation.row.equivalent is None and explanation.row.guarantee is not None,
+        -explanation.size,
+    )
 
 
-def _slower(each: Explanation) -> str:
-    assert each.other is not None, "slower than something"
-    row, other = each.row, each.other
+def _slower(explanation: Explanation) -> str:
+    assert explanation.other is not None, "slower than something"
+    row, other = explanation.row, explanation.other
     if row.label == other.label:
         question = f"Why is {row.label} slower on {ranks(row.world_size)} than on"
         question += f" {other.world_size}?"
     else:
-        alike = row.world_size == other.world_size
-        names = (name(row, with_ranks=not alike), name(other, with_ranks=not alike))
+        same_size = row.world_size == other.world_size
+        names = (name(row, with_ranks=not same_size), name(other, with_ranks=not same_size))
         question = f"Why is {names[0]} slower than {names[1]}?"
-    main, amount = next(iter(each.parts.items()), ("", 0.0))
-    if amount < LEAST_SHARE * each.difference or amount <= 0:
+    main, amount = next(iter(explanation.parts.items()), ("", 0.0))
+    if amount < LEAST_SHARE * explanation.difference or amount <= 0:
         return f"{question}  nothing that was recorded explains it"
     return f"{question}  +{milliseconds(amount)} of {main} a step"
 
 
-def _memory(each: Explanation) -> str:
-    assert each.other is not None, "saves against something"
-    row, other = (name(one, with_ranks=False) for one in (each.row, each.other))
-    share = each.difference / each.facts["peak_bytes"]
+def _memory(explanation: Explanation) -> str:
+    assert explanation.other is not None, "saves against something"
+    row, other = (name(one, with_ranks=False) for one in (explanation.row, explanation.other))
+    share = explanation.difference / explanation.facts["peak_bytes"]
     question = (
         f"Why does {row} save only {percent(share)} of memory?"
         if share > 0
         else f"Why does {row} save no memory?"
     )
-    grown = {part: -saved for part, saved in each.parts.items() if part != "model state"}
+    grown = {part: -saved for part, saved in explanation.parts.items() if part != "model state"}
     part, bytes_more = max(grown.items(), key=lambda item: item[1])
-    state = each.parts["model state"]
+    state = explanation.parts["model state"]
     if bytes_more > LEAST_SHARE * state:
-        held = f"{size(abs(state))} {'less' if state > 0 else 'more'} model state"
+        change = f"{size(abs(state))} {'less' if state > 0 else 'more'} model state"
         grown_too = f", {size(bytes_more)} more {part}" if bytes_more > 0 else ""
-        return f"{question}  {held}{grown_too}"
-    activations = percent(each.facts["activation_share"])
+        return f"{question}  {change}{grown_too}"
+    activations = percent(explanation.facts["activation_share"])
     return f"{question}  {activations} of {other}'s peak is activations"
 
 
-def _waits(each: Explanation) -> str:
-    question = f"Why does {name(each.row)} wait?"
-    share = percent(each.size)
+def _waits(explanation: Explanation) -> str:
+    question = f"Why does {name(explanation.row)} wait?"
+    share = percent(explanation.size)
     return (
-        f"{question}  rank {each.facts['rank']:.0f} comes last: the others wait"
-        f" {milliseconds(each.difference)} a step ({share})"
+        f"{question}  rank {explanation.facts['rank']:.0f} comes last: the others wait"
+        f" {milliseconds(explanation.difference)} a step ({share})"
     )
 
 

@@ -1,4 +1,4 @@
-"""Rows and amounts in words, for sentences about a comparison."""
+"""Texts for rows and amounts, for sentences about a comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
 
 
 def name(row: Row, *, with_ranks: bool = True) -> str:
-    """The row within its group: strategy, ranks, and how it executes where that varies."""
+    """Name the row within its group by strategy, ranks, and the settings that vary in the group."""
     hidden = conditions_of(row)
     varied = [
         f"{key.rpartition('.')[2]}={plain(value)}"
@@ -25,7 +25,7 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
 
 
 def rounding_text(rounding: Rounding) -> str:
-    """`rounding alone: ± 1.2 % top-1, ddp and fsdp the same as single`."""
+    """Return `rounding alone: ± 1.2 % top-1, ddp and fsdp the same as single`."""
     column = metric_column(rounding.metric)
     amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
     text = f"rounding alone: ± {amount} {column.title}"
@@ -37,7 +37,7 @@ def ranks(count: int) -> str:
 
 
 def listed(texts: Sequence[str], conjunction: str = "and", most: int = 3) -> str:
-    """`a, b and c`; of a longer list the first ones and the number of the others."""
+    """Return `a, b and c`; for a longer list the first ones and the number of the others."""
     shown = [*texts[: most - 1], f"{len(texts) - most + 1} more"] if len(texts) > most else texts
     if len(shown) == 1:
         return shown[0]
@@ -45,14 +45,14 @@ def listed(texts: Sequence[str], conjunction: str = "and", most: int = 3) -> str
 
 
 def rate(value: float) -> str:
-    """Samples per second, without the unit."""
+    """Format samples per second without the unit."""
     return f"{value:,.0f}" if value >= 100 else number(value)
 
 
 def size(value: float, like: float | None = None, *, unit: bool = True) -> str:
-    """Bytes in the unit that suits them, or that suits `like`."""
+    """Format bytes in the unit that suits the value, or the value `like`."""
     reference = abs(value if like is None else like)
-    scale, suffix = next((each for each in _UNITS if reference >= each[0]), _UNITS[-1])
+    scale, suffix = next((entry for entry in _UNITS if reference >= entry[0]), _UNITS[-1])
     return f"{short(value / scale)} {suffix}" if unit else short(value / scale)
 
 
@@ -61,11 +61,11 @@ def milliseconds(seconds: float) -> str:
 
 
 def short(value: float) -> str:
-    """Three significant digits, whole from a hundred on."""
+    """Format three significant digits, or a whole number from 100 on."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{float(f'{value:.3g}'):g}"
 
 
 def percent(share: float) -> str:
-    """Whole percent from ten on, else two significant digits."""
+    """Format a fraction as whole percent from 10 % on, else with two significant digits."""
     value = 100 * share
     return f"{value:.0f} %" if abs(value) >= 10 else f"{float(f'{value:.2g}'):g} %"
