@@ -127,7 +127,7 @@ def test_mlflow_takes_the_users_store(
     uri = (tmp_path / "users").as_uri()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     done = export_runs([run], "mlflow")
-    assert done.where == uri
+    assert done.place == uri
     assert OK in READERS["mlflow"](tmp_path / "users")
     with pytest.raises(InputError, match=r"nonsense://here: mlflow says: .*; name another place"):
         export_runs([run], "mlflow", "nonsense://here")

@@ -72,13 +72,13 @@ def export(
         say(f"damaged, left out: {damaged}", error=True)
     if to.value in LAUNCHERS:
         launch = export_launch(loaded, to.value, trial, place)
-        say(f"{to.value}: {launch.title} to {launch.where}")
+        say(f"{to.value}: {launch.title} to {launch.place}")
         say(*launch.notes, f"start: {launch.command}")
         return
     done = export_runs(loaded, to.value, place)
     existing = f"; {done.existing} exist there and are not changed" if done.existing else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
-    say(f"{to.value}: {trials} to {done.where}{existing}")
+    say(f"{to.value}: {trials} to {done.place}{existing}")
     say(f"look: {done.look}")
 
 

@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> StoredRun:
 def test_every_table_holds_every_value(run: StoredRun, tmp_path: Path) -> None:
     out = tmp_path / "made" / "tables"
     done = export_runs([run], "csv", str(out))
-    assert (done.where, done.trials) == (str(out), 2)
+    assert (done.place, done.trials) == (str(out), 2)
     assert {path.stem for path in out.iterdir()} == set(TABLES.values())
     for by, name in TABLES.items():
         expected = frame_of(sources_of([run]), by)

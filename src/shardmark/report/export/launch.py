@@ -72,7 +72,7 @@ class ExportedLaunch:
     """What was written."""
 
     title: str
-    where: str
+    place: str
     notes: tuple[str, ...]
     command: str
 
@@ -100,7 +100,7 @@ def export_launch(
     write_files({folder / name: content.encode() for name, content in contents.items()})
     return ExportedLaunch(
         title=chosen.trial.title,
-        where=str(folder),
+        place=str(folder),
         notes=chosen.notes,
         command=f"sh {shlex.quote(str(folder / SCRIPT))} train.py",
     )
@@ -116,10 +116,12 @@ def _trial_of(run: StoredRun, name: str) -> TrialResult:
         reason = f"{name} ended as {named[0].outcome}"
         raise InputError("--trial", reason, "name one that ended ok")
     ok = {cell_id(r.trial): r for r in reversed(run.trials) if r.outcome is Outcome.OK}
-    known = [f"{_titles(r)[-1]} ({r.id})" for r in reversed((ended or ok).values())]
-    shown = ", ".join([*known[:5], *([f"{len(known) - 5} more"] if len(known) > 5 else [])])
-    found = f"{len(ended)} different trials of {name!r}" if ended else f"no {name!r}"
-    raise InputError("--trial", f"{run.path} has {found}", f"it has {shown or 'none'}")
+    trial_names = [f"{_titles(r)[-1]} ({r.id})" for r in reversed((ended or ok).values())]
+    shown = ", ".join(
+        [*trial_names[:5], *([f"{len(trial_names) - 5} more"] if len(trial_names) > 5 else [])]
+    )
+    problem = f"{len(ended)} different trials of {name!r}" if ended else f"no {name!r}"
+    raise InputError("--trial", f"{run.path} has {problem}", f"it has {shown or 'none'}")
 
 
 def _titles(result: TrialResult) -> tuple[str, str]:
@@ -242,7 +244,7 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
 
 
 def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
-    trial, own = chosen.trial, dict(chosen.configuration.accelerate or {})
+    trial, launcher_options = chosen.trial, dict(chosen.configuration.accelerate or {})
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": trial.nodes,
@@ -256,10 +258,12 @@ def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
     if chosen.configuration.deepspeed is not None:
         # Accelerate refuses keys that DeepSpeed's own file has as well, the precision among them.
         file = str((folder / DEEPSPEED).resolve())
-        own["deepspeed_config"] |= {"deepspeed_config_file": file}
-        return content | own
+        launcher_options["deepspeed_config"] |= {"deepspeed_config_file": file}
+        return content | launcher_options
     precision = trial.recipe.precision
-    return content | {"mixed_precision": "no" if precision == "fp32" else precision} | own
+    return (
+        content | {"mixed_precision": "no" if precision == "fp32" else precision} | launcher_options
+    )
 
 
 def _script(to: str, chosen: Chosen, run: StoredRun) -> str:

@@ -73,7 +73,7 @@ class Source:
 class Exported:
     """What an export did."""
 
-    where: str
+    place: str
     """Folder, file or tracking URI."""
     trials: int
     """Written, or written anew."""
@@ -124,11 +124,11 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
     }
     pairs = [(source, trial) for source in sources for trial in source.run.trials]
     listed = [(*pair, row) for pair in pairs for row in rows_of[by](*pair)]
-    own = dict.fromkeys(name for *_, row in listed for name in row)
+    columns = dict.fromkeys(name for *_, row in listed for name in row)
     if by == "trial":
-        own = dict.fromkeys((*TRIALS, *(name for _, trial in pairs for name in trial.metrics)))
+        columns = dict.fromkeys((*TRIALS, *(name for _, trial in pairs for name in trial.metrics)))
     axes = {
-        key: f"varied.{key}" if key in (*IDENTITY, *own) else key
+        key: f"varied.{key}" if key in (*IDENTITY, *columns) else key
         for _, trial in pairs
         for key in other_varied(trial)
     }
@@ -141,7 +141,7 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
     frame = pd.DataFrame(
         {
             name: _series(name, [record.get(name) for record in records], by)
-            for name in (*IDENTITY, *axes.values(), *own)
+            for name in (*IDENTITY, *axes.values(), *columns)
         }
     )
     frame.attrs["units"] = {name: unit for name in map(str, frame) if (unit := unit_of(name))}
@@ -162,8 +162,8 @@ def _series(name: str, values: Sequence[Any], by: By) -> pd.Series:
     try:
         return pd.Series(values, dtype=dtype)
     except (TypeError, ValueError, OverflowError):
-        found = f"values that are no {dtype}"
-        raise InputError(f"column {name}", found, "repeat the trial that holds them") from None
+        reason = f"values that are no {dtype}"
+        raise InputError(f"column {name}", reason, "repeat the trial that holds them") from None
 
 
 def unit_of(name: str) -> str:
@@ -263,8 +263,8 @@ def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
         for name, counters in mapping(line.get("network")).items():
             rows.append({**at, "subject": "interface", "interface": name, **mapping(counters)})
         for gpu in objects(line, "gpus"):
-            own = {key: value for key, value in gpu.items() if key != "uuid"}
-            rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **own})
+            fields = {key: value for key, value in gpu.items() if key != "uuid"}
+            rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **fields})
         if machine := mapping(line.get("machine")):  # some kernels do not tell
             rows.append({**at, "subject": "machine", **machine})
     return rows
@@ -396,7 +396,7 @@ def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
     }
     write_files(encoded)
     return Exported(
-        where=str(place),
+        place=str(place),
         trials=sum(len(source.run.trials) for source in sources),
         look=f'pandas.read_csv("{next(iter(encoded))}")',
     )

@@ -74,7 +74,7 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
         os.environ.clear()
         os.environ.update(environment)
     look = look.format(quote(place))
-    return Exported(where=place, trials=written, existing=len(trials) - written, look=look)
+    return Exported(place=place, trials=written, existing=len(trials) - written, look=look)
 
 
 def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun | None:

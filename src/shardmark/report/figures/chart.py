@@ -86,7 +86,7 @@ class Panel:
         if self.kind == "stacked" or not values:
             return None
         bounds = (ends for series in self.series for ends in (series.low, series.high) if ends)
-        ends = usable(end for each in bounds for end in each)
+        ends = usable(end for series_ends in bounds for end in series_ends)
         zero = self.y_from_zero and not self.y_logarithmic and min(values) >= 0
         base = 0.0 if zero else min(values)
         span = (max(values) - base) or (max(ends, default=base) - min(ends, default=base))
@@ -120,9 +120,11 @@ class Figure:
         """Every name's first series; empty where the bars themselves are named."""
         if self.panels[0].kind == "bars":
             return {}
-        series = [series for panel in self.panels for series in panel.series]
-        named = {each.name: each for each in reversed(series)}
-        return {each.name: named[each.name] for each in series} if len(named) > 1 else {}
+        first: dict[str, Series] = {}
+        for panel in self.panels:
+            for series in panel.series:
+                first.setdefault(series.name, series)
+        return first if len(first) > 1 else {}
 
 
 def figure(name: str, title: str, panels: Iterable[Panel], *captions: str) -> list[Figure]:
@@ -147,14 +149,14 @@ def stacked_panel(
     kinds = dict.fromkeys(kind for *_, parts in bars for kind, value in parts.items() if value)
     series = []
     for kind in kinds:
-        known = [bar for bar in bars if bar[2].get(kind) is not None]
+        bars_with_part = [bar for bar in bars if bar[2].get(kind) is not None]
         series.append(
             Series(
                 name=kind,
                 style=kind,
-                x=tuple(name for name, *_ in known),
-                y=tuple((parts[kind] or 0.0) / unit_size for *_, parts in known),
-                rows=tuple(row for _, row, _ in known),
+                x=tuple(name for name, *_ in bars_with_part),
+                y=tuple((parts[kind] or 0.0) / unit_size for *_, parts in bars_with_part),
+                rows=tuple(row for _, row, _ in bars_with_part),
             )
         )
     return Panel(

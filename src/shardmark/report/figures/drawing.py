@@ -185,10 +185,10 @@ def _tagged(svg: str, panel: Panel) -> str:
         if panel.kind == "line" or series.dashed:
             labels.append((name, series.rows))
         for label, rows in labels:
-            known = " ".join(map(str, sorted(set(rows))))
-            tags[label] = f' data-series="{escape(name)}" data-rows="{known}"'
+            row_numbers = " ".join(map(str, sorted(set(rows))))
+            tags[label] = f' data-series="{escape(name)}" data-rows="{row_numbers}"'
     return re.sub(
-        r'aria-label="([^"]*)"', lambda found: found[0] + tags.get(unescape(found[1]), ""), svg
+        r'aria-label="([^"]*)"', lambda match: match[0] + tags.get(unescape(match[1]), ""), svg
     )
 
 
@@ -425,9 +425,9 @@ def figure_svg(drawing: Drawing) -> str:
 
 
 def _height_of(svg: str) -> int:
-    known = re.search(r'^<svg [^>]*?height="([\d.]+)"', svg)
-    assert known is not None, "Vega states the height"
-    return round(float(known[1]))
+    height = re.search(r'^<svg [^>]*?height="([\d.]+)"', svg)
+    assert height is not None, "Vega states the height"
+    return round(float(height[1]))
 
 
 def swatch(series: Series, figure: Figure) -> str:

@@ -90,8 +90,8 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
 
 def having(groups: Sequence[Group], has: Callable[[Entry], object]) -> list[Group]:
     """The groups with those entries alone that have something to draw."""
-    kept = [replace(group, entries=tuple(filter(has, group.entries))) for group in groups]
-    return [group for group in kept if group.entries]
+    filtered = [replace(group, entries=tuple(filter(has, group.entries))) for group in groups]
+    return [group for group in filtered if group.entries]
 
 
 def facets_of(groups: Sequence[Group]) -> list[Group]:
@@ -101,10 +101,10 @@ def facets_of(groups: Sequence[Group]) -> list[Group]:
         sizes = sorted({entry.row.world_size for entry in group.entries})
         alone = [entry for entry in group.entries if _only_on_one(entry, group)]
         for size in sizes:
-            here = [e for e in group.entries if e.row.world_size == size and e not in alone]
-            if here or sizes == [1]:
+            of_this_size = [e for e in group.entries if e.row.world_size == size and e not in alone]
+            if of_this_size or sizes == [1]:
                 title = ", ".join(filter(None, (group.title, ranks_and_nodes(size, 1))))
-                facets.append(Group(title=title, entries=(*alone, *here)))
+                facets.append(Group(title=title, entries=(*alone, *of_this_size)))
     if len(facets) == len(groups):  # one number of ranks each: nothing to tell apart
         return [replace(f, title=group.title) for f, group in zip(facets, groups, strict=True)]
     return facets

@@ -201,10 +201,10 @@ def _scaling_panel(group: Group, metric: str) -> Panel:
     )
     lines = []
     for entries in group.by_name():
-        known = [entry for entry in entries if entry.row.metrics[metric] is not None]
-        if known:
-            x = [float(entry.row.world_size) for entry in known]
-            lines.append(estimates_series(known, x, estimates_of(known, metric), scale))
+        measured = [entry for entry in entries if entry.row.metrics[metric] is not None]
+        if measured:
+            x = [float(entry.row.world_size) for entry in measured]
+            lines.append(estimates_series(measured, x, estimates_of(measured, metric), scale))
     return Panel(
         title=group.title,
         kind="line",
@@ -232,8 +232,10 @@ def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
 
 def memory_figures(groups: Sequence[Group]) -> list[Figure]:
     """One bar a row, and one for its servers where there are some."""
-    bars = {entry: held for entry in entries_in(groups) if (held := _memory_bars(entry))}
-    peaks = [sum(parts.values()) for held in bars.values() for *_, parts in held]
+    bars = {
+        entry: entry_bars for entry in entries_in(groups) if (entry_bars := _memory_bars(entry))
+    }
+    peaks = [sum(parts.values()) for entry_bars in bars.values() for *_, parts in entry_bars]
     unit, size = byte_unit(max(peaks, default=0.0))
     return figure(
         "memory",
@@ -274,9 +276,9 @@ def _memory_parts(ranks: Sequence[RankRecord]) -> dict[str, float]:
     probes = [rank.probe for rank in ranks if rank.probe is not None]
     parts = {}
     for kind, attribute in _STATE.items():
-        known = [value for probe in probes if (value := getattr(probe, attribute)) is not None]
-        if known:
-            parts[kind] = fmean(known)
+        values = [value for probe in probes if (value := getattr(probe, attribute)) is not None]
+        if values:
+            parts[kind] = fmean(values)
     peaks = [peak for rank in ranks if (peak := peak_bytes(rank)) is not None]
     if peaks and len(parts) == len(_STATE):
         parts["activations and other"] = max(0.0, fmean(peaks) - sum(parts.values()))
@@ -292,8 +294,12 @@ def peak_bytes(rank: RankRecord) -> int | None:
 
 def step_figures(groups: Sequence[Group]) -> list[Figure]:
     """One bar a row."""
-    parts = {e: known.parts() for e in entries_in(groups) if (known := step_time(e.row))}
-    longest = max((sum(filter(None, known.values())) for known in parts.values()), default=0.0)
+    parts = {
+        e: parts_of_row.parts() for e in entries_in(groups) if (parts_of_row := step_time(e.row))
+    }
+    longest = max(
+        (sum(filter(None, parts_of_row.values())) for parts_of_row in parts.values()), default=0.0
+    )
     unit, size = ("s", 1.0) if longest >= 10 else ("ms", 0.001)
     return figure(
         "step-time",

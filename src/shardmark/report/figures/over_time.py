@@ -48,8 +48,10 @@ def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
     recorded = (
         name for e in entries_in(groups) for epoch in e.epochs.epochs for name in epoch.metrics
     )
-    own = dict.fromkeys(name for name in recorded if name not in METRICS)
-    return [drawn for metric in (*_BY_EPOCH, *own) for drawn in _epoch_figure(groups, metric)]
+    user_defined = dict.fromkeys(name for name in recorded if name not in METRICS)
+    return [
+        drawn for metric in (*_BY_EPOCH, *user_defined) for drawn in _epoch_figure(groups, metric)
+    ]
 
 
 def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
@@ -162,7 +164,7 @@ def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
     def binned(entry: Entry) -> Series:
         count = counts[entry]
         sums = [sum(count[at] for at in range(start, start + width)) for start in starts]
-        return entry.line(starts, [100 * each / count.total() for each in sums])
+        return entry.line(starts, [100 * bin_sum / count.total() for bin_sum in sums])
 
     return figure(
         "staleness",
@@ -246,7 +248,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
     read = [(*pair, _interfaces(pair[1])) for pair in pairs[:MOST_ROWS_READ]]
     if len({name for *_, interfaces in read for name in interfaces}) < 2:
         return []
-    unit, size = rate_unit(_largest(sent for *_, known in read for sent in known.values()))
+    unit, size = rate_unit(_largest(sent for *_, by_name in read for sent in by_name.values()))
     return figure(
         "bandwidth",
         "Bandwidth over time by interface",

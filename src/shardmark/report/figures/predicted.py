@@ -52,40 +52,46 @@ def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list
     )
 
 
-def _values(groups: Sequence[Group], metric: str, of: Callable[[Row], float]) -> dict[Entry, float]:
+def _values(
+    groups: Sequence[Group], metric: str, predict: Callable[[Row], float]
+) -> dict[Entry, float]:
     """Of rows that have the metric and can be predicted."""
-    known = {}
+    predicted = {}
     for entry in entries_in(having(groups, lambda entry: entry.row.metrics[metric])):
         try:
-            known[entry] = of(entry.row)
+            predicted[entry] = predict(entry.row)
         except ShardmarkError:
             continue  # the column `predicted` says why
-    return known
+    return predicted
 
 
 def _panel(
     group: Group, metric: str, values: dict[Entry, float], unit: str, size: float = 1.0
 ) -> Panel:
     """Without anything to draw where no row is known."""
-    what = {_RATE: "throughput", _PEAK: "peak memory"}[metric]
+    quantity = {_RATE: "throughput", _PEAK: "peak memory"}[metric]
     points: list[Series] = []
     for entries in group.by_name():
-        known = [entry for entry in entries if entry in values]
-        if known:
-            predicted = [values[entry] / size for entry in known]
-            found = estimates_series(known, predicted, estimates_of(known, metric), 1 / size)
-            places = tuple(entry.bar for entry in known)
-            points.append(replace(found, text=tuple(e.name for e in known), places=places))
-    ends = [float(x) for each in points for x in each.x] + [
-        y for each in points for y in each.y if y is not None
+        entries_with_value = [entry for entry in entries if entry in values]
+        if entries_with_value:
+            predicted = [values[entry] / size for entry in entries_with_value]
+            series = estimates_series(
+                entries_with_value, predicted, estimates_of(entries_with_value, metric), 1 / size
+            )
+            places = tuple(entry.bar for entry in entries_with_value)
+            points.append(
+                replace(series, text=tuple(e.name for e in entries_with_value), places=places)
+            )
+    ends = [float(x) for series in points for x in series.x] + [
+        y for series in points for y in series.y if y is not None
     ]
     agreeing = (min(ends), max(ends)) if ends else ()
     line = Series(name="agreement", x=agreeing, y=agreeing, style=REFERENCE, dashed=True)
     return Panel(
         title=group.title,
         kind="points",
-        x_label=f"Predicted {what} ({unit})",
-        y_label=f"Measured {what} ({unit})",
+        x_label=f"Predicted {quantity} ({unit})",
+        y_label=f"Measured {quantity} ({unit})",
         x_unit=unit,
         y_unit=unit,
         series=(line, *points) if points else (),

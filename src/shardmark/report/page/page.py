@@ -102,7 +102,7 @@ def render_page(
     figures = [_figure(drawing, images) for drawing in drawings]
     unstable = warnings_of(comparison)
     notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
-    told = answers(comparison)
+    given_answers = answers(comparison)
     several = any(len(trial.ranks) > 1 for row in rows for trial in row.ok_trials)
     style, script = template_text("report.css"), template_text("report.js")
     return (
@@ -118,10 +118,12 @@ def render_page(
             trial_count=sum(len(run.trials) for run in runs),
             facts=[facts_of(run) for run in runs],
             cards=[
-                (LABELS[answer.question], answer) for answer in told if answer.question in LABELS
+                (LABELS[answer.question], answer)
+                for answer in given_answers
+                if answer.question in LABELS
             ],
             cautions=[
-                *(answer.text for answer in told if answer.question == "caution"),
+                *(answer.text for answer in given_answers if answer.question == "caution"),
                 *progress_notes(runs),
                 *(note.text for note in notes if note.kind in CAUTIONS),
             ],
@@ -204,12 +206,14 @@ def _check(runs: Sequence[StoredRun], comparison: Comparison, out: Path) -> None
         raise InputError("--out", f"{str(out)!r} is a folder", "name a file in it")
     if comparison.rows:
         return
-    where = ", ".join(str(run.path) for run in runs)
+    folders = ", ".join(str(run.path) for run in runs)
     if comparison.damaged:
         first = comparison.damaged[0]
         reason = f"no trial can be believed; {len(comparison.damaged)} damaged, the first: {first}"
-        raise InputError(where, reason, "run it again: only what is missing is run")
-    raise InputError(where, "no trial has a result yet", "report it when the first trial has ended")
+        raise InputError(folders, reason, "run it again: only what is missing is run")
+    raise InputError(
+        folders, "no trial has a result yet", "report it when the first trial has ended"
+    )
 
 
 def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object]]:
@@ -232,8 +236,10 @@ def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object
 
 def _axes(rows: Sequence[Row]) -> dict[str, object]:
     """Each axis with its values where there are many rows, and every row's values."""
-    named = [(column, of) for column, of in row_columns(rows) if column.names_row]
-    by_row = [{column.title: column.show(of(row)) for column, of in named} for row in rows]
+    named = [(column, value_of) for column, value_of in row_columns(rows) if column.names_row]
+    by_row = [
+        {column.title: column.show(value_of(row)) for column, value_of in named} for row in rows
+    ]
     axes = {column.title: dict.fromkeys(row[column.title] for row in by_row) for column, _ in named}
     filters = {title: list(choices) for title, choices in axes.items() if len(choices) > 1}
     return {"filters": filters if len(rows) > LEAST_FILTERED else {}, "row_axes": by_row}

@@ -66,20 +66,20 @@ def facts_of(run: StoredRun) -> Facts:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         text = f"{EXPERIMENT_FILE} cannot be read: {reason}"
-    known = RunFolder(run.path).read_environment()
+    environment = RunFolder(run.path).read_environment()
     return Facts(
         run=run.name,
-        date=str(known.get("date") or "")[:10],
-        host=str(known.get("host") or ""),
-        environment=_environment_text(known),
+        date=str(environment.get("date") or "")[:10],
+        host=str(environment.get("host") or ""),
+        environment=_environment_text(environment),
         experiment_yaml=text,
     )
 
 
-def _environment_text(known: dict[str, Any]) -> str:
+def _environment_text(environment: dict[str, Any]) -> str:
     """Without a path of the machine, and what the number of cores says."""
-    shown = {key: value for key, value in known.items() if key != "python_executable"}
-    if isinstance(cpu := known.get("cpu"), dict):
+    shown = {key: value for key, value in environment.items() if key != "python_executable"}
+    if isinstance(cpu := environment.get("cpu"), dict):
         shown["cpu"] = {key: value for key, value in cpu.items() if key != "affinity"}
     try:
         return json.dumps(shown, indent=2, ensure_ascii=False) if shown else ""
@@ -240,8 +240,8 @@ def ranks_table(rows: Sequence[Row]) -> Table:
 
 def definitions(rows: Sequence[Row]) -> Table:
     """The catalogue's entries for what is not missing everywhere."""
-    known = {name for row in rows for name, value in row.metrics.items() if value is not None}
-    metrics = [metric for metric in METRICS.values() if metric.name in known]
+    names = {name for row in rows for name, value in row.metrics.items() if value is not None}
+    metrics = [metric for metric in METRICS.values() if metric.name in names]
     return table_of("Metrics with a value", metrics, _DEFINITION)
 
 

@@ -53,7 +53,11 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
         comparison.rows,
         key=lambda row: (tasks.index(task_of(row)), row.diverged is not None, -rate_of(row)),
     )
-    shown = {column.key: (column, of) for name in columns for column, of in _columns(name, rows)}
+    shown = {
+        column.key: (column, value_of)
+        for name in columns
+        for column, value_of in _columns(name, rows)
+    }
     if tuple(columns) == BRIEF:  # the interval beside it is that of the rate
         shown["speedup"] = metric("speedup", interval="")
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
@@ -61,7 +65,9 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
     notes = [note.text for note in notes_of(comparison)]
     if PREDICTED in columns:
-        notes += _not_predicted(rows, [of for key, (_, of) in shown.items() if PREDICTED in key])
+        notes += _not_predicted(
+            rows, [value_of for key, (_, value_of) in shown.items() if PREDICTED in key]
+        )
     return table_of("; ".join(titles), rows, [*row_columns(rows), *shown.values(), *others], notes)
 
 
@@ -69,8 +75,8 @@ def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict
     """`rows` with every metric and the effect on which the verdict rests, and `warnings`; of
     `columns` only `predicted` adds something, with reasons in `not_predicted`."""
     predicted = [
-        (column.key.removeprefix(f"{PREDICTED}_"), of)
-        for column, of in (_predicted(comparison.rows) if PREDICTED in columns else [])
+        (column.key.removeprefix(f"{PREDICTED}_"), value_of)
+        for column, value_of in (_predicted(comparison.rows) if PREDICTED in columns else [])
         if column.key.startswith(PREDICTED)
     ]
     return {
@@ -95,10 +101,10 @@ def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict
 def _predicted_json(
     row: Row, predicted: Sequence[tuple[str, Callable[[Row], Value]]]
 ) -> dict[str, Any]:
-    values = {name: of(row) for name, of in predicted}
+    values = {name: value_of(row) for name, value_of in predicted}
     reasons = {name: value.reason for name, value in values.items() if isinstance(value, Missing)}
-    told = {name: json_value(value) for name, value in values.items()}
-    return {"predicted": told, "not_predicted": reasons} if told else {}
+    predicted_values = {name: json_value(value) for name, value in values.items()}
+    return {"predicted": predicted_values, "not_predicted": reasons} if values else {}
 
 
 def _effect(row: Row) -> dict[str, object] | None:
@@ -141,13 +147,13 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
 
     predictions = Predictions(rows)
 
-    def told(of: Callable[[Row], float]) -> Callable[[Row], Value]:
-        values: dict[int, Value] = {}  # asked for the table, and for what is missing in it
+    def cached(predict: Callable[[Row], float]) -> Callable[[Row], Value]:
+        values: dict[int, Value] = {}  # read for the table and for its notes
 
         def value_of(row: Row) -> Value:
             if id(row) not in values:
                 try:
-                    values[id(row)] = of(row)
+                    values[id(row)] = predict(row)
                 except ShardmarkError as error:
                     values[id(row)] = Missing(str(error))
             return values[id(row)]
@@ -157,29 +163,29 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
     rate = main_rate(rows)
     in_samples = (
         Column("predicted_samples_per_second", "predicted samples/s"),
-        told(predictions.samples_per_second),
+        cached(predictions.samples_per_second),
     )
     in_tokens = (
         Column("predicted_tokens_per_second", "predicted tokens/s"),
-        told(predictions.tokens_per_second),
+        cached(predictions.tokens_per_second),
     )
     return [
         metric(rate),
         in_tokens if rate == "tokens_per_second" else in_samples,
         metric("peak_memory_bytes"),
         (Column("predicted_peak_memory_bytes", "predicted peak", unit=BYTES),
-         told(predictions.peak_memory_bytes)),
+         cached(predictions.peak_memory_bytes)),
     ]  # fmt: skip
 
 
 def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]]) -> list[str]:
     """Each reason once, with the rows that it holds for."""
     names: dict[str, dict[str, None]] = {}
-    for of in columns:
+    for value_of in columns:
         for row in rows:
-            if isinstance(value := of(row), Missing):
+            if isinstance(value := value_of(row), Missing):
                 names.setdefault(value.reason, {})[row.label] = None
-    return [f"Not predicted for {listed([*of])}: {reason}" for reason, of in names.items()]
+    return [f"Not predicted for {listed([*labels])}: {reason}" for reason, labels in names.items()]
 
 
 def _marks(row: Row) -> str:
@@ -200,16 +206,16 @@ def _outcomes(row: Row) -> str:
 
 def _state_bytes(row: Row) -> float | None:
     """Parameters, gradients and optimizer state of the fullest rank; None if one is not known."""
-    known = [part.value for name in STATE_METRICS if (part := row.metrics[name]) is not None]
-    return sum(known) if len(known) == len(STATE_METRICS) else None
+    values = [part.value for name in STATE_METRICS if (part := row.metrics[name]) is not None]
+    return sum(values) if len(values) == len(STATE_METRICS) else None
 
 
 def _worker_state_bytes(row: Row) -> float | None:
     """What the fullest worker holds, where servers hold the rest; None without servers."""
     ranks = [rank for trial in row.ok_trials for rank in trial.ranks if row.servers]
     probes = [rank.probe for rank in ranks if rank.role == "worker" and rank.probe is not None]
-    held = (sum(getattr(probe, name) or 0 for name in STATE_METRICS) for probe in probes)
-    return max(held, default=None)
+    state_bytes = (sum(getattr(probe, name) or 0 for name in STATE_METRICS) for probe in probes)
+    return max(state_bytes, default=None)
 
 
 _people = partial(Column, numeric=False, shown_to="people")

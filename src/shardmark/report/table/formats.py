@@ -182,8 +182,8 @@ def render_csv(tables: Sequence[Table]) -> str:
     header: dict[str, None] = {}
     lines: list[dict[str, Value]] = []
     for table in tables:
-        given = [column for column in table.columns if column.shown_to != "people"]
-        header |= dict.fromkeys(name for column in given for name in _csv_names(column))
+        columns = [column for column in table.columns if column.shown_to != "people"]
+        header |= dict.fromkeys(name for column in columns for name in _csv_names(column))
         for row in table.rows:
             lines.append({})
             for column, value in zip(table.columns, row, strict=True):

@@ -160,7 +160,11 @@ def _gaps(measured: Sequence[Row]) -> list[str]:
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
-    weights = ((f"Sample weights: {told}", r.place) for r in rows if (told := r.setting("weights")))
+    weights = (
+        (f"Sample weights: {setting}", row.place)
+        for row in rows
+        if (setting := row.setting("weights"))
+    )
     notes = by_reason(weights, len(rows))
     if any(row.synthetic for row in rows):
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
@@ -210,5 +214,5 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     return [f"{risk} in {_counted(count, 'comparison')} (docs/method/statistics.md)."]
 
 
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -15,7 +15,7 @@ from shardmark.core.text import one_line
 if TYPE_CHECKING:
     from shardmark.analysis.compare.rows import Row
 
-NOTHING = "-"
+EMPTY_CELL = "-"
 """A cell without a value, as people see it."""
 BYTES = "bytes"
 """Unit of a column that is shown in KiB, MiB or GiB, whichever suits its largest value."""
@@ -65,15 +65,15 @@ class Column:
     def show(self, value: Value) -> str:
         """The value as people see it, on one line and free of control characters."""
         if value is None or isinstance(value, Missing):
-            return NOTHING
+            return EMPTY_CELL
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, Estimate):
             return self._estimate(value)
         if isinstance(value, int | float):
             scaled = value * self.scale
-            whole = self.decimals is None and float(scaled).is_integer()
-            return number(scaled, decimals=0 if whole else self.decimals)
+            is_whole = self.decimals is None and float(scaled).is_integer()
+            return number(scaled, decimals=0 if is_whole else self.decimals)
         return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
 
     def _estimate(self, estimate: Estimate) -> str:
@@ -114,7 +114,7 @@ class Table:
         columns, cells = [], []
         for index, column in enumerate(self.columns):
             texts = [column.show(row[index]) for row in self.rows]
-            filled = column.names_row or any(text not in ("", NOTHING) for text in texts)
+            filled = column.names_row or any(text not in ("", EMPTY_CELL) for text in texts)
             if filled and column.shown_to != "programs":
                 columns.append(replace(column, title=one_line(column.title)))
                 cells.append(texts)
@@ -148,8 +148,8 @@ def table_by_row(
 ) -> Table:
     """One line an item: what tells its row apart, then the item's own columns."""
     rows = row_columns([row for row, _ in items])
-    own = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
-    return table_of(title, items, own, notes)
+    all_columns = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
+    return table_of(title, items, all_columns, notes)
 
 
 def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
@@ -240,9 +240,9 @@ _SHOWN = {
 
 def metric_column(name: str, **changes: Any) -> Column:
     """How a metric is shown; one that is not in the catalogue bare, under its own name."""
-    known = METRICS.get(name)
-    column = _SHOWN.get(name) or Column(name, name, unit=known.unit if known else "")
-    base_unit = known.unit if known else column.base_unit
+    definition = METRICS.get(name)
+    column = _SHOWN.get(name) or Column(name, name, unit=definition.unit if definition else "")
+    base_unit = definition.unit if definition else column.base_unit
     return replace(column, **{"estimated": True, "base_unit": base_unit, **changes})
 
 

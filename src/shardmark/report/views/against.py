@@ -31,8 +31,8 @@ def against_tables(against: Against) -> tuple[Table, ...]:
     if study.figures or not against.claims:
         tables.append(table_of(title, against.pairs, _trainings(against), notes))
     if against.claims:
-        told = () if study.figures else notes
-        tables.append(table_of(f"Claims of {study.name}", against.claims, _CLAIMS, told))
+        claim_notes = () if study.figures else notes
+        tables.append(table_of(f"Claims of {study.name}", against.claims, _CLAIMS, claim_notes))
     return tuple(tables)
 
 
@@ -125,10 +125,10 @@ def _notes(against: Against) -> tuple[str, ...]:
     return tuple(filter(None, notes))
 
 
-def _some(what: str, places: list[str]) -> str:
+def _some(title: str, places: list[str]) -> str:
     more = len(places) - _ONE_SIDED
     named = [*places[:_ONE_SIDED], *([f"{more} more"] if more > 0 else [])]
-    return f"{what}: {'; '.join(named)}." if named else ""
+    return f"{title}: {'; '.join(named)}." if named else ""
 
 
 def _hardware_note(against: Against) -> str:

@@ -44,8 +44,8 @@ TARGET_METRICS = tuple(
 
 def epochs_tables(comparison: Comparison) -> list[Table]:
     """One line for each epoch of each row."""
-    known = [epochs_of(row) for row in comparison.rows]
-    lines = [(epochs.row, epoch) for epochs in known for epoch in epochs.epochs]
+    epochs_of_rows = [epochs_of(row) for row in comparison.rows]
+    lines = [(epochs.row, epoch) for epochs in epochs_of_rows for epoch in epochs.epochs]
     recorded = dict.fromkeys(name for _, epoch in lines for name in epoch.metrics)
     names = dict.fromkeys((*(name for name in SHOWN if name in recorded), *recorded))
     table = table_by_row(
@@ -59,8 +59,8 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
             ),
         ],
         [
-            *_epoch_notes(known),
-            *seeds_note([epochs.row for epochs in known if epochs.epochs]),
+            *_epoch_notes(epochs_of_rows),
+            *seeds_note([epochs.row for epochs in epochs_of_rows if epochs.epochs]),
             *left_out(comparison.rows),
         ],
     )
@@ -72,9 +72,9 @@ def _is_shown(name: str) -> bool:
     return name in SHOWN or name not in METRICS
 
 
-def _epoch_notes(known: Sequence[EpochsOfRow]) -> list[str]:
+def _epoch_notes(epochs_of_rows: Sequence[EpochsOfRow]) -> list[str]:
     """What the seconds of an epoch are, and why a row or a metric is not there."""
-    timed = [epochs for epochs in known if epochs.epochs]
+    timed = [epochs for epochs in epochs_of_rows if epochs.epochs]
     notes = []
     if timed:
         notes.append("Time of an epoch: training alone, on the slowest rank, without evaluation.")
@@ -84,9 +84,13 @@ def _epoch_notes(known: Sequence[EpochsOfRow]) -> list[str]:
     if warmup:
         steps = " or ".join(map(str, warmup))
         notes.append(f"Only here, the first epoch's time includes its {steps} warm-up steps.")
-    measured = [epochs for epochs in known if epochs.row.ok_trials]
+    measured = [epochs for epochs in epochs_of_rows if epochs.row.ok_trials]
     reasons = [
-        *((f"No epochs: {each.reason}", each.row.place) for each in measured if each.reason),
+        *(
+            (f"No epochs: {epochs.reason}", epochs.row.place)
+            for epochs in measured
+            if epochs.reason
+        ),
         *(
             (f"Not known: {name} of epoch {epoch.number}: {epoch.missing[name]}", epochs.row.place)
             for epochs in measured
@@ -98,7 +102,7 @@ def _epoch_notes(known: Sequence[EpochsOfRow]) -> list[str]:
     return [*notes, *by_reason(reasons, len(measured))]
 
 
-class Reach(NamedTuple):
+class TargetReached(NamedTuple):
     """What one repeat did with the target."""
 
     repeat: int
@@ -122,14 +126,17 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
     metric, target, note = _target(comparison.rows, text)
     higher = _higher(metric, comparison.rows)
     times = [
-        (row, [_reach(row, trial, metric, target, higher=higher) for trial in row.ok_trials])
+        (
+            row,
+            [_target_reached(row, trial, metric, target, higher=higher) for trial in row.ok_trials],
+        )
         for row in comparison.rows
         if row.ok_trials
     ]
     shown = metric_column("elapsed_seconds", interval="±")
     people = partial(Column, shown_to="people")
 
-    def time_to(repeats: list[Reach]) -> str:
+    def time_to(repeats: list[TargetReached]) -> str:
         bound = _more_than_seconds(repeats)
         return shown.show(_seconds(repeats)) if bound is None else f"> {number(bound)}"
 
@@ -150,9 +157,9 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (for_programs("reached"), _reached),
             (
                 Column("best", "best", decimals=4),
-                lambda repeats: _worst((reach.best for reach in repeats), higher=higher),
+                lambda repeats: _worst((repeat.best for repeat in repeats), higher=higher),
             ),
-            (for_programs("repeats"), lambda repeats: [reach._asdict() for reach in repeats]),
+            (for_programs("repeats"), lambda repeats: [repeat._asdict() for repeat in repeats]),
         ],
         [*note, *_time_notes(times, metric), *left_out(comparison.rows)],
     )
@@ -161,27 +168,29 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
 
 def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
     """Metric, value, and where a value comes from that was not given."""
-    metric, equals, given = (part.strip() for part in text.partition("="))
-    own = {name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name)}
-    if metric not in {*TARGET_METRICS, *own}:
-        allowed = f"allowed are {', '.join((*TARGET_METRICS, *sorted(own)))}"
-        found = f"{metric!r} is no loss or quality"
+    metric, equals, value_text = (part.strip() for part in text.partition("="))
+    user_defined = {
+        name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name)
+    }
+    if metric not in {*TARGET_METRICS, *user_defined}:
+        allowed = f"allowed are {', '.join((*TARGET_METRICS, *sorted(user_defined)))}"
+        reason = f"{metric!r} is no loss or quality"
         if any(metric in row.values for row in rows):
-            found = f"the task does not say which values of {metric!r} are better"
+            reason = f"the task does not say which values of {metric!r} are better"
             allowed = f'better = {{"{metric}": "higher"}} or "lower" in its class'
-        raise InputError(OPTION, found, allowed)
+        raise InputError(OPTION, reason, allowed)
     higher = _higher(metric, rows)
     if equals:
-        return metric, _value(metric, given), []
+        return metric, _value(metric, value_text), []
     bounds = []
     for row in rows:
         bests = [
             _best(metric, _history(row, trial).epochs, higher=higher) for trial in row.ok_trials
         ]
-        known = [best for best in bests if best is not None]
+        best_values = [best for best in bests if best is not None]
         # A row that never recorded the metric, or whose loss is not finite, sets no target.
-        if known and len(known) == len(bests) and row.diverged is None:
-            bounds.append(((min if higher else max)(known), row.place))
+        if best_values and len(best_values) == len(bests) and row.diverged is None:
+            bounds.append(((min if higher else max)(best_values), row.place))
     if not bounds:
         epochs = [epoch for row in rows for epoch in epochs_of(row).epochs]
         recorded = [n for n in TARGET_METRICS if any(epoch.metrics.get(n) for epoch in epochs)]
@@ -191,21 +200,25 @@ def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
     return metric, value, [f"Target: the best value that every row reached; {place} bounds it."]
 
 
-def _value(metric: str, given: str) -> float:
-    known = METRICS.get(metric)
-    fraction = known is not None and known.unit == "fraction"
+def _value(metric: str, value_text: str) -> float:
+    definition = METRICS.get(metric)
+    fraction = definition is not None and definition.unit == "fraction"
     try:
-        value = float(given)
+        value = float(value_text)
     except ValueError:
         value = math.nan
-    least = 0 if known else -math.inf
+    least = 0 if definition else -math.inf
     if least <= value <= (1 if fraction else math.inf) and math.isfinite(value):
         return value
-    allowed = "a fraction from 0 to 1" if fraction else "a number from 0" if known else "a number"
-    raise InputError(f"{OPTION} {metric}", repr(given), f"must be {allowed}")
+    allowed = (
+        "a fraction from 0 to 1" if fraction else "a number from 0" if definition else "a number"
+    )
+    raise InputError(f"{OPTION} {metric}", repr(value_text), f"must be {allowed}")
 
 
-def _reach(row: Row, trial: TrialResult, metric: str, target: float, *, higher: bool) -> Reach:
+def _target_reached(
+    row: Row, trial: TrialResult, metric: str, target: float, *, higher: bool
+) -> TargetReached:
     """To the end of the first epoch whose value is at least that good: nothing is interpolated."""
     history = _history(row, trial)
 
@@ -215,12 +228,14 @@ def _reach(row: Row, trial: TrialResult, metric: str, target: float, *, higher: 
 
     if trial.diverged:
         best = _best(metric, history.epochs, higher=higher)
-        return Reach(trial.repeat, epoch=None, seconds=None, best=best, reason=trial.diverged)
+        return TargetReached(
+            trial.repeat, epoch=None, seconds=None, best=best, reason=trial.diverged
+        )
     first = next(filter(reached, history.epochs), None)
     recorded = [epoch for epoch in history.epochs if metric in epoch.metrics]
     last = first or (history.epochs[-1] if recorded else None)
     reason = NOT_REACHED if last else history.reason or "the metric was not recorded"
-    return Reach(
+    return TargetReached(
         repeat=trial.repeat,
         epoch=None if first is None else first.number,
         seconds=None if last is None else _number(last, "elapsed_seconds"),
@@ -248,44 +263,44 @@ def _best(metric: str, epochs: Sequence[Epoch], *, higher: bool) -> float | None
 
 
 def _worst(values: Iterable[float | None], *, higher: bool) -> float | None:
-    known = [value for value in values if value is not None]
-    return (min if higher else max)(known, default=None)
+    finite = [value for value in values if value is not None]
+    return (min if higher else max)(finite, default=None)
 
 
-def _reached(repeats: Sequence[Reach]) -> int:
-    return sum(reach.epoch is not None for reach in repeats)
+def _reached(repeats: Sequence[TargetReached]) -> int:
+    return sum(repeat.epoch is not None for repeat in repeats)
 
 
-def _known_seconds(repeats: Sequence[Reach]) -> list[float]:
+def _known_seconds(repeats: Sequence[TargetReached]) -> list[float]:
     """Of every repeat; nothing where one is not known."""
-    known = [reach.seconds for reach in repeats if reach.seconds is not None]
-    return known if len(known) == len(repeats) else []
+    seconds = [repeat.seconds for repeat in repeats if repeat.seconds is not None]
+    return seconds if len(seconds) == len(repeats) else []
 
 
-def _seconds(repeats: Sequence[Reach]) -> Value:
+def _seconds(repeats: Sequence[TargetReached]) -> Value:
     """Missing unless every repeat reached it: a mean over the survivors would be too short."""
-    missed, known = len(repeats) - _reached(repeats), _known_seconds(repeats)
-    if known and not missed:
-        return estimate_mean(known)
-    reasons = [reach.reason for reach in repeats if reach.reason is not None]
+    missed, seconds = len(repeats) - _reached(repeats), _known_seconds(repeats)
+    if seconds and not missed:
+        return estimate_mean(seconds)
+    reasons = [repeat.reason for repeat in repeats if repeat.reason is not None]
     if NOT_REACHED in reasons:
         return Missing(f"{NOT_REACHED} in {missed} of {len(repeats)} repeats")
     return Missing(reasons[0])
 
 
-def _more_than_seconds(repeats: Sequence[Reach]) -> float | None:
+def _more_than_seconds(repeats: Sequence[TargetReached]) -> float | None:
     """What the mean exceeds where some repeat missed the target after all of its training."""
-    known = _known_seconds(repeats)
-    return fmean(known) if known and _reached(repeats) < len(repeats) else None
+    seconds = _known_seconds(repeats)
+    return fmean(seconds) if seconds and _reached(repeats) < len(repeats) else None
 
 
-def _epochs(repeats: Sequence[Reach]) -> str | None:
+def _epochs(repeats: Sequence[TargetReached]) -> str | None:
     """Of the repeats that reached it; several where they differ."""
-    epochs = sorted({reach.epoch for reach in repeats if reach.epoch is not None})
+    epochs = sorted({repeat.epoch for repeat in repeats if repeat.epoch is not None})
     return " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))) if epochs else None
 
 
-def _time_notes(times: Sequence[tuple[Row, list[Reach]]], metric: str) -> list[str]:
+def _time_notes(times: Sequence[tuple[Row, list[TargetReached]]], metric: str) -> list[str]:
     notes = []
     bounded = [repeats for _, repeats in times if _more_than_seconds(repeats) is not None]
     if bounded:

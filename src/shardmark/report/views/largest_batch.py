@@ -14,98 +14,106 @@ from shardmark.report.table.formats import Format, render_json, render_points, r
 from shardmark.report.table.table import BYTES, Column, Columns, Missing, Value, table_of
 
 
-def render_largest(found: Sequence[LargestBatch], form: Format, width: int | None) -> str:
+def render_largest(batches: Sequence[LargestBatch], form: Format, width: int | None) -> str:
     """The answer, the table, what is not known; ends with a line break."""
     if form is Format.JSON:
-        return render_json({"answer": [*_answer(found)], "rows": [_record(each) for each in found]})
-    rows = sorted(found, key=lambda each: -(each.samples_of_step or 0))
+        return render_json(
+            {"answer": [*_answer(batches)], "rows": [_record(batch) for batch in batches]}
+        )
+    rows = sorted(batches, key=lambda batch: -(batch.samples_of_step or 0))
     notes = [
         "Samples of a step, confirmed by real steps. Of a rank: recipe.per_rank_batch; ranks that"
         " divide layers share it. Peak: tensors of the fullest rank."
     ]
     table = table_of("Largest batch", rows, _columns(), notes)
-    missing = [*_missing(found)]
+    missing = [*_missing(batches)]
     parts = [
-        render_points([*_answer(found)], form, width),
+        render_points([*_answer(batches)], form, width),
         render_tables([table], form, width),
         render_points(missing, form, width) if missing else "",
     ]
     return "\n".join(filter(None, parts))
 
 
-def _answer(found: Sequence[LargestBatch]) -> Iterator[str]:
-    known = [each for each in found if each.per_rank_batch]
-    if not known:
+def _answer(batches: Sequence[LargestBatch]) -> Iterator[str]:
+    fitting = [batch for batch in batches if batch.per_rank_batch]
+    if not fitting:
         yield "No batch was found to fit."
         return
-    most = max(known, key=lambda each: each.samples_of_step or 0)
+    most = max(fitting, key=lambda batch: batch.samples_of_step or 0)
     yield (
         f"Largest: {place_of(most)}, {most.samples_of_step} samples in a step,"
         f" {most.per_rank_batch} of each rank."
     )
-    pieces = lcm(*(passes_of(each.cell) for each in known))
-    batches = [each.per_rank_batch or 0 for each in known]
-    if min(batches) < max(batches) and (of_all := min(batches) // pieces * pieces):
-        yield f"All of them fit with recipe.per_rank_batch={of_all}."
+    pieces = lcm(*(passes_of(batch.cell) for batch in fitting))
+    sizes = [batch.per_rank_batch or 0 for batch in fitting]
+    if min(sizes) < max(sizes) and (common := min(sizes) // pieces * pieces):
+        yield f"All of them fit with recipe.per_rank_batch={common}."
 
 
-def place_of(each: LargestBatch) -> str:
+def place_of(batch: LargestBatch) -> str:
     """`ddp on 2 ranks, precision bf16`."""
-    varied = (f", {title_of(key)} {as_text(value)}" for key, value in each.cell.varied.items())
-    return f"{each.cell.title}{''.join(varied)}"
+    varied = (f", {title_of(key)} {as_text(value)}" for key, value in batch.cell.varied.items())
+    return f"{batch.cell.title}{''.join(varied)}"
 
 
 def _columns() -> Columns[LargestBatch]:
-    def share(each: LargestBatch) -> Value:
-        peak = _peak(each)
-        return peak if isinstance(peak, Missing) else peak / each.room_bytes
+    def share(batch: LargestBatch) -> Value:
+        peak = _peak(batch)
+        return peak if isinstance(peak, Missing) else peak / batch.room_bytes
 
     return [
         (Column("place", "strategy", numeric=False, names_row=True), place_of),
         (
             Column("samples_of_step", "largest batch"),
-            lambda each: _known(each, each.samples_of_step),
+            lambda batch: _value_or_reason(batch, batch.samples_of_step),
         ),
-        (Column("per_rank_batch", "of a rank"), lambda each: _known(each, each.per_rank_batch)),
-        (Column("predicted_batch", "predicted"), lambda each: _known(each, each.predicted_batch)),
+        (
+            Column("per_rank_batch", "of a rank"),
+            lambda batch: _value_or_reason(batch, batch.per_rank_batch),
+        ),
+        (
+            Column("predicted_batch", "predicted"),
+            lambda batch: _value_or_reason(batch, batch.predicted_batch),
+        ),
         (Column("peak_memory_bytes", "peak", unit=BYTES), _peak),
         (Column("room_share", "of the room", unit="%", scale=100, decimals=0), share),
-        (Column("tries", "tried"), lambda each: len(each.tries)),
+        (Column("tries", "tried"), lambda batch: len(batch.tries)),
     ]
 
 
-def _peak(each: LargestBatch) -> float | Missing:
-    peak = None if each.best is None else each.best.peak_bytes
-    return Missing(each.reason or "nothing fits") if peak is None else peak
+def _peak(batch: LargestBatch) -> float | Missing:
+    peak = None if batch.best is None else batch.best.peak_bytes
+    return Missing(batch.reason or "nothing fits") if peak is None else peak
 
 
-def _known(each: LargestBatch, value: int | None) -> Value:
-    return Missing(each.reason or "nothing fits") if value is None else value
+def _value_or_reason(batch: LargestBatch, value: int | None) -> Value:
+    return Missing(batch.reason or "nothing fits") if value is None else value
 
 
-def _missing(found: Sequence[LargestBatch]) -> Iterator[str]:
-    for each in found:
-        if each.reason is not None:
-            yield f"{place_of(each)}: {each.reason}"
-        elif each.best is None:
-            yield f"{place_of(each)}: not even one sample fits"
-        elif each.best.samples == each.most:
-            yield f"{place_of(each)}: the training set has no more samples"
+def _missing(batches: Sequence[LargestBatch]) -> Iterator[str]:
+    for batch in batches:
+        if batch.reason is not None:
+            yield f"{place_of(batch)}: {batch.reason}"
+        elif batch.best is None:
+            yield f"{place_of(batch)}: not even one sample fits"
+        elif batch.best.samples == batch.most:
+            yield f"{place_of(batch)}: the training set has no more samples"
 
 
-def _record(each: LargestBatch) -> dict[str, Any]:
+def _record(batch: LargestBatch) -> dict[str, Any]:
     return {
-        "strategy": each.cell.strategy.name,
-        "strategy_options": each.cell.strategy.options,
-        "world_size": each.cell.world_size,
-        "varied": each.cell.varied,
-        "per_rank_batch": each.per_rank_batch,
-        "samples_of_step": each.samples_of_step,
-        "predicted_batch": each.predicted_batch,
-        "room_bytes": each.room_bytes,
+        "strategy": batch.cell.strategy.name,
+        "strategy_options": batch.cell.strategy.options,
+        "world_size": batch.cell.world_size,
+        "varied": batch.cell.varied,
+        "per_rank_batch": batch.per_rank_batch,
+        "samples_of_step": batch.samples_of_step,
+        "predicted_batch": batch.predicted_batch,
+        "room_bytes": batch.room_bytes,
         "tries": [
-            asdict(tried) | {"samples": tried.samples * passes_of(each.cell)}
-            for tried in each.tries
+            asdict(tried) | {"samples": tried.samples * passes_of(batch.cell)}
+            for tried in batch.tries
         ],
-        "reason": each.reason,
+        "reason": batch.reason,
     }

@@ -105,7 +105,7 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
     if not wires:
         return Table(title=BYTES, notes=("No trial of several ranks ended ok.", *left_out(rows)))
 
-    def known(field: str, name: str) -> Callable[[WireOfRow], Value]:
+    def value_or_missing(field: str, name: str) -> Callable[[WireOfRow], Value]:
         def value_of(wire: WireOfRow) -> Value:
             value: Value = getattr(wire, field)
             return Missing(wire.missing.get(name, "not known")) if value is None else value
@@ -113,12 +113,15 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
         return value_of
 
     columns: Columns[WireOfRow] = [
-        (_megabytes("formula_bytes", "formula"), known("defined_bytes", "formula")),
-        (_megabytes("collective_bytes", "collectives"), known("counted_bytes", "counted")),
+        (_megabytes("formula_bytes", "formula"), value_or_missing("defined_bytes", "formula")),
+        (
+            _megabytes("collective_bytes", "collectives"),
+            value_or_missing("counted_bytes", "counted"),
+        ),
         (_ratio("collective_ratio", "ratio"), attrgetter("counted_ratio")),
         (
             _estimated_megabytes("interface_bytes", "interfaces"),
-            known("interface_bytes", "interfaces"),
+            value_or_missing("interface_bytes", "interfaces"),
         ),
         (_ratio("interface_ratio", "ratio"), attrgetter("interface_ratio")),
         (_ratio("backend_ratio", "interfaces / collectives"), attrgetter("backend_ratio")),
@@ -154,7 +157,11 @@ _KINDS: Columns[Any] = [
 
 
 def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
-    items = [(each.row, interface) for each in traffic for interface in each.interfaces]
+    items = [
+        (row_traffic.row, interface)
+        for row_traffic in traffic
+        for interface in row_traffic.interfaces
+    ]
     columns: Columns[Interface] = [
         (Column("node", "node", names_row=True), attrgetter("node")),
         (_text("interface", "interface", names_row=True), attrgetter("name")),
@@ -172,22 +179,24 @@ def _one_way(name: str) -> Columns[Interface]:
         points = getattr(interface, name).over_time
         return {"seconds": list(points.x), "bytes_per_second": list(points.y)}
 
-    def own(column: Callable[..., Column], field: str, title: str, **how: Any) -> Any:
-        return column(f"{name}_{field}", title, **how), attrgetter(f"{name}.{field}")
+    def column_of(column: Callable[..., Column], field: str, title: str, **options: Any) -> Any:
+        return column(f"{name}_{field}", title, **options), attrgetter(f"{name}.{field}")
 
     return [
-        own(_estimated_megabytes, "step_bytes", name),
-        own(_speed, "mean_bytes_per_second", f"{name} mean"),
-        own(_speed, "peak_bytes_per_second", f"{name} peak"),
+        column_of(_estimated_megabytes, "step_bytes", name),
+        column_of(_speed, "mean_bytes_per_second", f"{name} mean"),
+        column_of(_speed, "peak_bytes_per_second", f"{name} peak"),
         (for_programs(f"{name}_over_time"), curve),
     ]
 
 
-def _missing(traffic: Sequence[TrafficOfRow], what: str, said: str = "Not known") -> list[str]:
+def _missing(
+    traffic: Sequence[TrafficOfRow], quantity: str, prefix: str = "Not known"
+) -> list[str]:
     reasons = (
-        (f"{said}: {each.missing[what]}", each.row.place)
-        for each in traffic
-        if what in each.missing
+        (f"{prefix}: {row_traffic.missing[quantity]}", row_traffic.row.place)
+        for row_traffic in traffic
+        if quantity in row_traffic.missing
     )
     return by_reason(reasons, len(traffic))
 
@@ -201,8 +210,8 @@ def _run_links(folder: Path) -> Table:
     else:
         if record is not None:
             return links_table(record)
-        told = RunFolder(folder).read_environment().get(LINKS_REASON)
-        reason = HOW_TO_MEASURE if told is None else f"Links could not be measured: {told}."
+        stored = RunFolder(folder).read_environment().get(LINKS_REASON)
+        reason = HOW_TO_MEASURE if stored is None else f"Links could not be measured: {stored}."
     return Table(title=f"Links, {folder.name}", notes=(reason,))
 
 
@@ -221,16 +230,16 @@ def links_table(record: NetworkRecord) -> Table:
 
         return value_of
 
-    how: dict[str, Any] = {"interval": "to", "estimated": True}
+    interval_options: dict[str, Any] = {"interval": "to", "estimated": True}
     columns: Columns[MeasuredOperation] = [
         (_text("operation", "operation", names_row=True), _operation),
         (_text("reach", "reach"), lambda operation: REACHES[operation.reach]),
         (Column("ranks", "ranks"), lambda operation: len(operation.ranks)),
         (
-            Column("latency_seconds", "latency", unit="us", scale=1e6, **how),
+            Column("latency_seconds", "latency", unit="us", scale=1e6, **interval_options),
             fitted("latency_seconds"),
         ),
-        (_speed("bytes_per_second", "bandwidth", **how), fitted("bytes_per_second")),
+        (_speed("bytes_per_second", "bandwidth", **interval_options), fitted("bytes_per_second")),
         (
             Column("residual", "scatter", unit="%", scale=100, decimals=0),
             lambda operation: operation.fit.residual if operation.fit else None,

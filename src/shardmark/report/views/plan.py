@@ -109,7 +109,7 @@ def text_of(best: Best) -> str:
     figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
     figure = figures[best.question]
     text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
-    if close := [_rival(each) for each in _close(best)]:
+    if close := [_rival(rival) for rival in _close(best)]:
         text += f" Too close to tell from {listed(close)}."
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
@@ -126,18 +126,16 @@ def _speed_text(row: Prediction) -> str:
 def _memory_text(row: Prediction) -> str:
     assert row.device_bytes is not None
     needed, card = (size / 2**30 for size in (row.device_bytes, row.card_bytes))
-    told = number(needed) if needed >= 1 else f"{number(1024 * needed)} MiB"
-    return f"{told} of {number(card)} GiB of each card"
+    size_text = number(needed) if needed >= 1 else f"{number(1024 * needed)} MiB"
+    return f"{size_text} of {number(card)} GiB of each card"
 
 
 def _cost_text(row: Prediction, work: float | None) -> str:
     hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
     if dollars is not None and hours is not None:
-        took, of = (
-            duration(hours * HOUR_SECONDS),
-            "the recipe" if work is None else _amount(row.unit),
-        )
-        return f"{number(dollars, decimals=2)} dollars and {took} for {of}"
+        took = duration(hours * HOUR_SECONDS)
+        subject = "the recipe" if work is None else _amount(row.unit)
+        return f"{number(dollars, decimals=2)} dollars and {took} for {subject}"
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
     return f"{number(hours)} GPU-hours for a million samples"
@@ -158,10 +156,10 @@ def _answers(plan: Plan) -> Iterator[str]:
     if plan.best:
         yield from map(text_of, plan.best)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
-        what = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
+        subject = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
         reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
-        why = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
-        yield f"{what} could be predicted{why}."
+        reasons_text = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
+        yield f"{subject} could be predicted{reasons_text}."
     elif best is not None:
         yield "None of the experiment's strategies fits."
     elif plan.search is not None:
@@ -175,16 +173,20 @@ def _answers(plan: Plan) -> Iterator[str]:
         yield f"Best layout that was searched: {_layout_text(best, plan.rows[0])}."
 
 
-def _layout_text(each: Candidate, row: Prediction) -> str:
+def _layout_text(layout: Candidate, row: Prediction) -> str:
     """`fsdp-tp (data 4, tensor 2), offloading, 9,500 tokens/s, 123.7 ms a step in 10.3 GiB`."""
-    sizes = each.mesh.model_dump()
+    sizes = layout.mesh.model_dump()
     parts = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
-    told = [f"{each.strategy} ({parts})" if parts else each.strategy]
-    told += ["recomputing activations"] if each.activation_checkpointing else []
-    told += ["offloading"] if each.cpu_offload else []
-    needed = number(each.device_bytes / 2**30)
-    told += [f"{number(each.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"]
-    return f"{', '.join(told)}, {number(1000 * each.step_seconds)} ms a step in {needed} GiB"
+    parts_text = [f"{layout.strategy} ({parts})" if parts else layout.strategy]
+    parts_text += ["recomputing activations"] if layout.activation_checkpointing else []
+    parts_text += ["offloading"] if layout.cpu_offload else []
+    needed = number(layout.device_bytes / 2**30)
+    parts_text += [
+        f"{number(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
+    ]
+    return (
+        f"{', '.join(parts_text)}, {number(1000 * layout.step_seconds)} ms a step in {needed} GiB"
+    )
 
 
 def _range_note(plan: Plan) -> str:
@@ -211,8 +213,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
         places: dict[str, list[str]] = {}
         for label, ranks in labels.items():
             places.setdefault(", ".join(ranks), []).append(label)
-        told = "; ".join(f"{', '.join(names)} on {ranks}" for ranks, names in places.items())
-        yield f"Not predicted: {told} ranks: {reason}"
+        places_text = "; ".join(f"{', '.join(names)} on {ranks}" for ranks, names in places.items())
+        yield f"Not predicted: {places_text} ranks: {reason}"
 
 
 def speed_table(plan: Plan) -> Table:
@@ -245,7 +247,7 @@ def search_tables(plan: Plan) -> list[Table]:
         (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
         (
             Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
-            lambda each: "/".join(map(str, _sizes(each.mesh))),
+            lambda layout: "/".join(map(str, _sizes(layout.mesh))),
         ),
         (Column("micro_batch", "micro-batch"), attrgetter("micro_batch")),
         (Column("activation_checkpointing", "recomputes"), _recomputes),
@@ -253,7 +255,7 @@ def search_tables(plan: Plan) -> list[Table]:
         (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
         (
             Column(f"{row.unit}_per_second", f"{row.unit}/s"),
-            lambda each: each.samples_per_second * (row.tokens_per_sample or 1),
+            lambda layout: layout.samples_per_second * (row.tokens_per_sample or 1),
         ),
         (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
     ]
@@ -267,18 +269,18 @@ def search_tables(plan: Plan) -> list[Table]:
     return [table_of(title, search.front, columns, notes)]
 
 
-def _searched(each: Candidate) -> str:
+def _searched(layout: Candidate) -> str:
     """`fsdp-hybrid (reshard_after_forward=false)`; the mesh and micro-batches have columns."""
-    told = {name: value for name, value in each.options.items() if isinstance(value, bool)}
-    return with_options(each.strategy, told)
+    flags = {name: value for name, value in layout.options.items() if isinstance(value, bool)}
+    return with_options(layout.strategy, flags)
 
 
-def _recomputes(each: Candidate) -> bool:
-    return each.activation_checkpointing
+def _recomputes(layout: Candidate) -> bool:
+    return layout.activation_checkpointing
 
 
-def _offloads(each: Candidate) -> bool:
-    return each.cpu_offload
+def _offloads(layout: Candidate) -> bool:
+    return layout.cpu_offload
 
 
 def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
@@ -287,8 +289,8 @@ def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
 
 def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
     front = [
-        {**asdict(each), "mesh": each.mesh.model_dump(), "options": _plain_options(each)}
-        for each in search.front
+        {**asdict(layout), "mesh": layout.mesh.model_dump(), "options": _plain_options(layout)}
+        for layout in search.front
     ]
     return {
         "ranks": search.ranks,
@@ -299,10 +301,10 @@ def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
     }
 
 
-def _plain_options(each: Candidate) -> dict[str, Any]:
+def _plain_options(layout: Candidate) -> dict[str, Any]:
     return {
         name: value.model_dump() if isinstance(value, Mesh) else value
-        for name, value in each.options.items()
+        for name, value in layout.options.items()
     }
 
 
@@ -333,8 +335,12 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         return _estimate(row, lambda seconds: row.step_work / seconds)
 
     def naive(row: Prediction) -> Value:
-        known = row.naive_samples_per_second
-        return Missing(row.reason or "") if known is None else known * (row.tokens_per_sample or 1)
+        samples_per_second = row.naive_samples_per_second
+        return (
+            Missing(row.reason or "")
+            if samples_per_second is None
+            else samples_per_second * (row.tokens_per_sample or 1)
+        )
 
     def time_taken(row: Prediction) -> str | None:
         hours = row.hours_for(work or row.work)
@@ -343,7 +349,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
     def priced(row: Prediction, dollars: float | None) -> Value:
         if row.price_per_hour is None:
             return Missing(row.reason or "no price was given: --price-per-hour")
-        return _known(row, dollars)
+        return _value_or_reason(row, dollars)
 
     return [
         (
@@ -365,7 +371,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         (Column(f"naive_{unit}_per_second", "naive"), naive),
         (
             Column("bound", "bound by", numeric=False),
-            lambda row: _known(row, None if row.time is None else row.time.bound),
+            lambda row: _value_or_reason(row, None if row.time is None else row.time.bound),
         ),
         (
             Column(
@@ -379,20 +385,20 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             Column("cost", "dollars", decimals=2, shown_to="people"),
             lambda row: priced(row, row.dollars_for(work or row.work)),
         ),
-        (for_programs("hours"), lambda row: _known(row, row.hours)),
+        (for_programs("hours"), lambda row: _value_or_reason(row, row.hours)),
         (for_programs("dollars"), lambda row: priced(row, row.dollars)),
-        (for_programs(f"trained_{unit}"), lambda row: _known(row, row.work)),
+        (for_programs(f"trained_{unit}"), lambda row: _value_or_reason(row, row.work)),
     ]
 
 
-def _estimate(row: Prediction, of: Any) -> Value:
+def _estimate(row: Prediction, value_of_seconds: Any) -> Value:
     if row.time is None or row.low_seconds is None or row.high_seconds is None:
         return Missing(row.reason or "")
-    ends = sorted((of(row.low_seconds), of(row.high_seconds)))
-    return Estimate(value=of(row.time.seconds), low=ends[0], high=ends[1], n=0)
+    ends = sorted((value_of_seconds(row.low_seconds), value_of_seconds(row.high_seconds)))
+    return Estimate(value=value_of_seconds(row.time.seconds), low=ends[0], high=ends[1], n=0)
 
 
-def _known(row: Prediction, value: Value) -> Value:
+def _value_or_reason(row: Prediction, value: Value) -> Value:
     return Missing(row.reason or "not known") if value is None else value
 
 
@@ -400,27 +406,27 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
     offloaded = any(row.memory is not None and row.memory.on_host for row in rows)
 
     def part(name: str) -> Any:
-        return lambda row: _known(row, row.memory and getattr(row.memory, name))
+        return lambda row: _value_or_reason(row, row.memory and getattr(row.memory, name))
 
     def share(row: Prediction) -> Value:
         needed = row.device_bytes
-        return _known(row, None if needed is None else needed / row.card_bytes)
+        return _value_or_reason(row, None if needed is None else needed / row.card_bytes)
 
     return [
         (Column("peak_memory_bytes", "peak", unit=BYTES), part("peak_bytes")),
         (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
-        (Column("fits", "fits", numeric=False), lambda row: _known(row, row.fits)),
+        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fits)),
         (
             Column("largest_batch", "largest batch"),
-            lambda row: _known(row, row.largest_batch),
+            lambda row: _value_or_reason(row, row.largest_batch),
         ),
         *(
             (
-                Column(f"{each.name}_bytes", each.name.replace("_", " "), unit=BYTES),
-                part(each.name),
+                Column(f"{field.name}_bytes", field.name.replace("_", " "), unit=BYTES),
+                part(field.name),
             )
-            for each in fields(RankMemory)
-            if each.name != "on_host" or offloaded
+            for field in fields(RankMemory)
+            if field.name != "on_host" or offloaded
         ),
     ]
 
@@ -432,12 +438,12 @@ def _identity() -> Columns[Prediction]:
 
 def _for_programs() -> Columns[Prediction]:
     return [
-        (for_programs("device_bytes"), lambda row: _known(row, row.device_bytes)),
+        (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
-        (for_programs("steps"), lambda row: _known(row, row.steps)),
+        (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
         (
             for_programs("seconds_by_part"),
-            lambda row: _known(row, None if row.time is None else asdict(row.time)),
+            lambda row: _value_or_reason(row, None if row.time is None else asdict(row.time)),
         ),
         (for_programs("reason"), attrgetter("reason")),
     ]

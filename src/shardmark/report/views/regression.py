@@ -25,7 +25,7 @@ NAMED = 3
 def regression_lines(regression: Regression) -> list[str]:
     """Return the answer: what regressed, that nothing is shown to, or that nothing is decided."""
     cells, regressed = regression.cells, regression.regressions
-    lines = [f"REGRESSION: {cell.after.place}, {_how(cell)}." for cell in regressed[:NAMED]]
+    lines = [f"REGRESSION: {cell.after.place}, {_change_text(cell)}." for cell in regressed[:NAMED]]
     if len(regressed) > NAMED:
         lines.append(f"REGRESSION: {len(regressed) - NAMED} more.")
     if not lines:
@@ -45,7 +45,7 @@ def regression_lines(regression: Regression) -> list[str]:
     return lines
 
 
-def _how(cell: ChangedCell) -> str:
+def _change_text(cell: ChangedCell) -> str:
     if cell.ratio is None:
         return f"{cell.change} ({cell.reason})"
     ratio = cell.ratio

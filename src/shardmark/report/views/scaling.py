@@ -82,7 +82,11 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
         return ratio_between(row, reference, METRIC, per_device=per_device)
 
     return [
-        Point(row, reference, *(over_reference(row, per_device=each) for each in (False, True)))
+        Point(
+            row,
+            reference,
+            *(over_reference(row, per_device=by_device) for by_device in (False, True)),
+        )
         for row in ordered
     ]
 
@@ -90,7 +94,7 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
 def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Table:
     fewest = metric_column("fewest_ranks", title="from", unit="ranks", estimated=False)
     efficiency = metric_column("scaling_efficiency", key="efficiency_over_fewest")
-    own = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
+    other_columns = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
     return table_by_row(
         _TITLES[weak],
         [(point.row, point) for point in points],
@@ -99,7 +103,7 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
             (fewest, lambda point: point.reference.world_size),
             (metric_column("speedup", key="speedup_over_fewest"), attrgetter("speedup")),
             (efficiency, attrgetter("efficiency")),
-            *for_items(own, attrgetter("row")),
+            *for_items(other_columns, attrgetter("row")),
         ],
         [*_notes(points), *left_out([r for r in comparison.rows if r.weak_scaling is weak])],
     )
