@@ -1,1 +1,1 @@
-"""What a training would take on machines that nobody has measured it on."""
+"""Predictions of training on machines that nobody has measured."""

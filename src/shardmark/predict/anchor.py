@@ -1,4 +1,4 @@
-"""A stored run of the user's as what predictions start from: its factors, its speed, its kind."""
+"""Fits predictions to a stored run of the user: its factors, its speed, and its distance."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ ELSEWHERE = frozenset(
         *("on_broken", "augment"),
     }
 )
-"""Options of a task that leave a step's computing as it is."""
+"""Options of a task that do not change the computation of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor:
-    """What measured trials say about one cell."""
+    """Measurements that predictions of one cell start from."""
 
     factors: Factors
     samples_per_second_per_device: float
-    """Measured; on another card, times what its peak is to the measured one's."""
+    """Measured speed; for another card, multiplied by the ratio of the peaks."""
     nodes: int
-    """Of the largest trial that was used."""
+    """Nodes of the largest trial that was used."""
     same_card: bool
 
     def kind(self, nodes: int) -> Kind:
-        """What lies between what was measured and a prediction on so many nodes."""
+        """Difference between the measurements and a prediction on so many nodes."""
         if not self.same_card:
             return "another card"
         return "more nodes" if nodes > self.nodes else "more ranks"
@@ -54,13 +54,13 @@ class Anchor:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """All repeats of one cell."""
+    """The repeats of one cell, as one measurement."""
 
     trial: Trial
     device: str
     samples_per_second: float
     measured_steps: float
-    """Of the repeat with fewest."""
+    """Measured steps of the repeat with the fewest."""
 
     @property
     def step_seconds(self) -> float:
@@ -77,7 +77,7 @@ class _Measured:
 
 
 class Anchors:
-    """A run's trials, found for each cell of an experiment."""
+    """Selects the trials of a run that predictions of a cell start from."""
 
     def __init__(
         self,
@@ -87,40 +87,41 @@ class Anchors:
         models: Models,
         constants: Constants,
     ) -> None:
-        """Raises `InputError` where no trial tells of any cell."""
+        """Read the run's trials.  Raises `InputError` if none has the model of any cell."""
         self._on = on
         self._models = models
         self._constants = constants
         self._path = str(run.path)
-        disturbed = [found for result in run.trials if (found := result.disturbed) is not None]
+        disturbed = [reason for result in run.trials if (reason := result.disturbed) is not None]
         self._measured = list(_measured(run.trials))
         self._used: dict[str, None] = {}
         self.notes: dict[str, None] = {}
         self.doubts: dict[str, None] = {}
-        """Why predictions from it may be far off."""
+        """Reasons why predictions from the run may be far off."""
         if not any(self._like(cell) for cell in cells):
-            found = "it has no measured trial of this model in this precision"
+            message = "it has no measured trial of this model in this precision"
             if disturbed:
-                found += f" that was not disturbed: {disturbed[0]}"
-            raise InputError(f"--from {run.path}", found, "measure one, or leave --from out")
+                message += f" that was not disturbed: {disturbed[0]}"
+            raise InputError(f"--from {run.path}", message, "measure one, or leave --from out")
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
+        """Trials that were used, with their times."""
         return "; ".join(self._used)
 
-    def of(self, cell: Trial) -> Anchor | None:
-        """None where no trial is of its model in its precision.
+    def anchor(self, cell: Trial) -> Anchor | None:
+        """Fit the factors of a cell; None if no trial has its model and precision.
 
-        The trial on the fewest devices gives the compute factor; of the same strategy, the one on
-        most gives the communication factor, or all other strategies' middle one.
+        The trial on the fewest devices gives the compute factor.  The trial of the same strategy on
+        most devices gives the communication factor; without one it is the median of all trials.
         """
-        alike = self._like(cell)
+        same_model = self._like(cell)
         recipe = cell.recipe
-        if not alike:
+        if not same_model:
             self.notes[f"No trial of {self._path} is in {recipe.precision}: no interval."] = None
             return None
-        first = min(alike, key=lambda each: (each.devices, -each.micro_batch))
-        node, same = self._node_of(first)
+        first = min(same_model, key=lambda trial: (trial.devices, -trial.micro_batch))
+        node, same_card = self._node_of(first)
         factors = calibrate_compute(
             step_of(first.trial, self._models, node, self._constants),
             first.step_seconds,
@@ -128,76 +129,77 @@ class Anchors:
             self._constants,
             Factors(),
         )
-        self._tell(first)
-        several = [each for each in alike if same and each.devices > first.devices]
-        own = [each for each in several if each.trial.strategy == cell.strategy]
-        largest = [max(own, key=lambda each: each.devices)] if own else several
-        found = [*self._communication(largest, node, factors)]
-        if found:
-            factors = Factors(
-                compute=factors.compute, communication=median(each for _, each in found)
-            )
-        fewest = min(own or [first], key=lambda each: each.devices)
+        self._note_use(first)
+        larger = [m for m in same_model if same_card and m.devices > first.devices]
+        same_strategy = [m for m in larger if m.trial.strategy == cell.strategy]
+        most = [max(same_strategy, key=lambda m: m.devices)] if same_strategy else larger
+        fits = [*self._communication(most, node, factors)]
+        if fits:
+            communication = median(factor for _, factor in fits)
+            factors = Factors(compute=factors.compute, communication=communication)
+        fewest = min(same_strategy or [first], key=lambda m: m.devices)
         measured, planned = (
-            each.card.peak(recipe.precision, tf32=recipe.tf32) for each in (node, self._on)
+            machine.card.peak(recipe.precision, tf32=recipe.tf32) for machine in (node, self._on)
         )
         return Anchor(
             factors=factors,
             samples_per_second_per_device=fewest.samples_per_second
             / fewest.devices
-            * (1.0 if same else planned / measured),
-            nodes=max(each.trial.nodes for each in (first, *(each for each, _ in found))),
-            same_card=same,
+            * (1.0 if same_card else planned / measured),
+            nodes=max(m.trial.nodes for m in (first, *(m for m, _ in fits))),
+            same_card=same_card,
         )
 
     def _communication(
-        self, several: Iterable[_Measured], node: NodeType, factors: Factors
+        self, measurements: Iterable[_Measured], node: NodeType, factors: Factors
     ) -> Iterable[tuple[_Measured, float]]:
-        for each in several:
+        """Yield each measurement that fits, with its communication factor."""
+        for measured in measurements:
+            seconds = measured.step_seconds
             try:
-                step = step_of(each.trial, self._models, node, self._constants)
-                if not each.devices > 1 or not step.traffic:
+                step = step_of(measured.trial, self._models, node, self._constants)
+                if not measured.devices > 1 or not step.traffic:
                     continue
-                found = calibrate_communication(step, each.step_seconds, self._constants, factors)
+                fitted = calibrate_communication(step, seconds, self._constants, factors)
             except InputError as error:
-                told = f"Times on several ranks are doubtful: {each.trial.title}: {error}."
-                self.doubts[told] = None
+                doubt = f"Times on several ranks are doubtful: {measured.trial.title}: {error}."
+                self.doubts[doubt] = None
                 continue
-            self._tell(each)
-            yield each, found.communication
+            self._note_use(measured)
+            yield measured, fitted.communication
 
-    def _tell(self, measured: _Measured) -> None:
+    def _note_use(self, measured: _Measured) -> None:
         seconds, steps = measured.step_seconds, measured.measured_steps
         if steps < FEW_STEPS:
-            told = f"fewer than {FEW_STEPS} steps were measured of {measured.trial.title}"
-            self.doubts[f"Times are doubtful: {told} in {self._path}."] = None
+            doubt = f"fewer than {FEW_STEPS} steps were measured of {measured.trial.title}"
+            self.doubts[f"Times are doubtful: {doubt} in {self._path}."] = None
         self._used[f"{measured.trial.title} of {self._path}, {seconds:.4g} s a step"] = None
 
     def _like(self, cell: Trial) -> list[_Measured]:
-        """Trials of the same model in the same precision."""
+        """Return the trials of the same model in the same precision."""
         model = cell.workload.model_dump(exclude=set(ELSEWHERE))
         return [
-            each
-            for each in self._measured
-            if each.trial.recipe.precision == cell.recipe.precision
-            and each.trial.workload.model_dump(exclude=set(ELSEWHERE)) == model
+            measured
+            for measured in self._measured
+            if measured.trial.recipe.precision == cell.recipe.precision
+            and measured.trial.workload.model_dump(exclude=set(ELSEWHERE)) == model
         ]
 
     def _node_of(self, measured: _Measured) -> tuple[NodeType, bool]:
-        """The machine of a trial, and whether its card is the planned one."""
+        """Return the machine of a trial, and whether its card is the planned one."""
         device = measured.device
         if self._on.card.device in (None, device):
             return self._on, True
-        each = max(1, measured.trial.world_size // measured.trial.nodes)
+        per_node = max(1, measured.trial.world_size // measured.trial.nodes)
         if (card := known_card(device)) is not None:
-            return load_node(f"{card}x{each}"), False
-        found = f"it ran on {device!r}, of which no card is known"
+            return load_node(f"{card}x{per_node}"), False
+        message = f"it ran on {device!r}, for which no card ships"
         allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
-        raise InputError(f"--from {self._path}", found, allowed)
+        raise InputError(f"--from {self._path}", message, allowed)
 
 
 def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) -> Step:
-    """Raises `ShardmarkError` for a model that cannot be traced or divided."""
+    """Predict a trial's step.  Raises `ShardmarkError` if the model cannot be traced or divided."""
     return plan_step(
         models.profile_of(trial, trial.world_size, trial.nodes, device_type=node.card.device_type),
         trial.built_strategy,
@@ -210,12 +212,12 @@ def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) 
 
 
 def known_card(device: str) -> str | None:
-    """Of those that ship, by the name that a driver reports."""
+    """Name of the card that ships for a device, by the name that the driver reports."""
     return next((name for name in names("cards") if load_card(name).device == device), None)
 
 
 def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
-    """Each cell once, with the median speed of its repeats, disturbed ones left out."""
+    """Yield each cell once, with the median speed of its repeats that were not disturbed."""
     cells: dict[str, list[tuple[Trial, str, float, float]]] = {}
     for result in results:
         rate = result.metrics.get("samples_per_second")

@@ -1,4 +1,4 @@
-"""How far predictions of published runs were off, by what they were made from: 90 % intervals."""
+"""Errors of predictions of published runs, as 90 % intervals, by what they were made from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from math import ceil, exp, floor
 from typing import Literal
 
 Kind = Literal["more ranks", "more nodes", "another card"]
-"""What lies between the measured run and the predicted one; the last that applies counts."""
+"""Difference between the measured run and the predicted one; the last that applies counts."""
 COVERAGE = 0.90
 UNMEASURED = 1.3
-"""Factor up and down without any measurement: half of the published runs lie within, so that it
-is no interval."""
+"""Factor without any measurement: half of the published runs lie within it of the prediction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +30,11 @@ RESIDUALS: dict[Kind, Residuals] = {
     "more nodes": Residuals(0.91, 1.12),
     "another card": Residuals(0.64, 1.56),
 }
-"""Of the published runs by `benchmarks/predict.py`, with the constants that ship."""
+"""Residuals of the published runs, computed by `benchmarks/predict.py`."""
 
 
 def residuals_of(logarithms: Iterable[float]) -> Residuals:
-    """Of log(measured / predicted); as far out as finitely many need for the next one to lie in.
+    """Return the quantiles of log(measured / predicted), such that the next one lies inside them.
 
     Source: conformal prediction, Vovk et al., Algorithmic Learning in a Random World (2005).
     """
@@ -47,7 +46,7 @@ def residuals_of(logarithms: Iterable[float]) -> Residuals:
 
 
 def interval(seconds: float, kind: Kind | None) -> tuple[float, float]:
-    """Low and high; `kind` is None where nothing was measured."""
+    """Return the bounds of a prediction; `kind` is None if nothing was measured."""
     if kind is None:
         return seconds / UNMEASURED, seconds * UNMEASURED
     return RESIDUALS[kind].around(seconds)

@@ -1,4 +1,4 @@
-"""The largest batch within some memory: predicted, and mended by what real steps needed."""
+"""Finds the largest batch that fits into memory, from predictions that real steps correct."""
 
 from __future__ import annotations
 
@@ -10,58 +10,58 @@ from shardmark.costs.base import Cell
 from shardmark.trials.trial import Trial
 
 MOST_SAMPLES = 2**20
-"""No larger batch of a rank is looked for."""
+"""Largest batch of a rank that is tried."""
 MOST_TRIES = 4
 BEYOND = 1.05
-"""Of the room, that a step which ran out of memory is taken to need."""
+"""Fraction of the room that a step is assumed to need if it ran out of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Try:
-    """One batch by real steps."""
+    """Result of real steps with one batch."""
 
     samples: int
-    """Of a rank's pass."""
+    """Samples of a pass on one rank."""
     peak_bytes: float | None
-    """None where it ran out of memory."""
+    """None if it ran out of memory."""
     fits: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestBatch:
-    """What one cell of the matrix takes."""
+    """Largest batch of one cell of the matrix."""
 
     cell: Trial
     room_bytes: float
-    """For a rank's tensors."""
+    """Memory for a rank's tensors."""
     most: int = MOST_SAMPLES
-    """That the training set has for a rank's pass."""
+    """Samples that the training set has for a pass on one rank."""
     predicted: int | None = None
-    """Samples of a rank's pass, before the first try."""
+    """Predicted samples of a pass on one rank, before the first try."""
     tries: tuple[Try, ...] = ()
     reason: str | None = None
-    """Why nothing more is known."""
+    """Reason why there is no result."""
 
     @property
     def best(self) -> Try | None:
-        """The largest that fitted."""
-        fitting = [each for each in self.tries if each.fits]
-        return max(fitting, key=lambda each: each.samples, default=None)
+        """The largest batch that fitted."""
+        fitting = [one for one in self.tries if one.fits]
+        return max(fitting, key=lambda one: one.samples, default=None)
 
     @property
     def per_rank_batch(self) -> int | None:
-        """Of the recipe, with all its passes."""
+        """Value of `recipe.per_rank_batch`, which counts all passes."""
         return None if self.best is None else self.best.samples * passes_of(self.cell)
 
     @property
     def samples_of_step(self) -> int | None:
-        """Of all ranks: some share their samples."""
-        each = self.per_rank_batch
-        return None if each is None else each * self.cell.layout.shares
+        """Samples of a step over all ranks, some of which see the same samples."""
+        batch = self.per_rank_batch
+        return None if batch is None else batch * self.cell.layout.shares
 
     @property
     def predicted_batch(self) -> int | None:
-        """The same as predicted."""
+        """Predicted value of `recipe.per_rank_batch`."""
         return None if self.predicted is None else self.predicted * passes_of(self.cell)
 
 
@@ -75,17 +75,17 @@ def passes_of(cell: Trial) -> int:
 def next_samples(
     predicted_bytes: Callable[[int], float], room_bytes: float, tries: Sequence[Try], most: int
 ) -> int | None:
-    """What to try now; None where a larger batch is not expected to fit.
+    """Return the next batch to try; None if a larger batch is not expected to fit.
 
-    The prediction is moved to meet the last try; from two on, the line through the last two counts.
+    The prediction is shifted to agree with the last try; after two, the line through both counts.
     """
-    fitting = max((each.samples for each in tries if each.fits), default=0)
-    failing = min((each.samples for each in tries if not each.fits), default=most + 1)
+    fitting = max((one.samples for one in tries if one.fits), default=0)
+    failing = min((one.samples for one in tries if not one.fits), default=most + 1)
     if failing - fitting <= 1 or len(tries) == MOST_TRIES:
         return None
     points = [
-        (each.samples, BEYOND * room_bytes if each.peak_bytes is None else each.peak_bytes)
-        for each in tries
+        (one.samples, BEYOND * room_bytes if one.peak_bytes is None else one.peak_bytes)
+        for one in tries
     ]
     guess = min(most, largest(_through(points, predicted_bytes), room_bytes))
     if fitting and guess <= fitting:
@@ -96,7 +96,7 @@ def next_samples(
 def _through(
     points: Sequence[tuple[int, float]], predicted_bytes: Callable[[int], float]
 ) -> Callable[[int], float]:
-    """Bytes by samples: as predicted, moved to the last point, or the line through the last two."""
+    """Bytes by samples: the prediction, shifted to the last point, or the line through two."""
     if not points:
         return predicted_bytes
     at, seen = points[-1]
@@ -109,9 +109,10 @@ def _through(
 
 
 def largest(bytes_of: Callable[[int], float], room_bytes: float) -> int:
-    """The largest number of samples that fits, up to `MOST_SAMPLES`; 0 for none.
+    """Return the largest number of samples that fits, up to `MOST_SAMPLES`; 0 if one does not fit.
 
-    `bytes_of` grows, nearly on a line: where that ends is tried first, and halves where it misled.
+    `bytes_of` grows almost linearly: interpolation comes first, and bisection if it converges
+    slowly.
     """
     low, high = 1, MOST_SAMPLES
     least, most = bytes_of(low), bytes_of(high)

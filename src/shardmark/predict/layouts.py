@@ -1,4 +1,4 @@
-"""Which layouts a model allows, for the search; and the best one as an experiment to run."""
+"""Finds the layouts that a model allows, and turns the best one into an experiment."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def searcher_of(
     constants: Constants,
     factors: Factors,
 ) -> Searcher:
-    """Of the cell's model and recipe, whatever its strategy."""
+    """Return a search over layouts of the cell's model and recipe; its strategy is ignored."""
     recipe = cell.recipe.model_copy(update={"gradient_accumulation": 1, "cpu_offload": False})
     recipes = {
-        again: recipe.model_copy(update={"activation_checkpointing": again})
-        for again in CHECKPOINTING
+        checkpointed: recipe.model_copy(update={"activation_checkpointing": checkpointed})
+        for checkpointed in CHECKPOINTING
     }
     profiles = {
-        again: models.profile(cell.workload, each, device_type=node.card.device_type)
-        for again, each in recipes.items()
+        checkpointed: models.profile(cell.workload, changed, device_type=node.card.device_type)
+        for checkpointed, changed in recipes.items()
     }
 
     @cache
@@ -59,11 +59,11 @@ def searcher_of(
     least = min((tensor for tensor, _ in divisions if tensor > 1), default=1)
     for (tensor, pipeline), again in product(divisions, recipes):
         # What passes inside of layers is the same for any number of ranks.
-        passing = {
+        traffic = {
             **(inside(again, least) if tensor > 1 else {}),
             **(between(pipeline) if pipeline > 1 else {}),
         }
-        sizes[again, tensor, pipeline] = replace(profiles[again].size, **passing)
+        sizes[again, tensor, pipeline] = replace(profiles[again].size, **traffic)
     return Searcher(
         profiles=profiles,
         sizes=sizes,
@@ -79,7 +79,7 @@ def searcher_of(
 def _divisions(
     cell: Trial, recipe: Recipe, node: NodeType, nodes: int, models: Models
 ) -> Iterator[tuple[int, int]]:
-    """Tensor ranks, inside a node, and stages that the model allows; whole layers first."""
+    """Yield the numbers of tensor ranks (within a node) and of stages that the model allows."""
     devices = node.node.devices
     ranks = devices * nodes
     machine = Machine(device_type="cuda", device_count=ranks, cores=ranks, is_predicted=True)
@@ -98,7 +98,7 @@ def _divisions(
 
 
 def _divided(cell: Trial, recipe: Recipe, tensor: int, pipeline: int) -> Trial:
-    """The cell with its layers divided, and samples for each stage."""
+    """Return the cell with its layers divided, and with samples for each stage."""
     mesh = {"tensor": tensor, "pipeline": pipeline}
     batch = {"global_batch": None, "per_rank_batch": 2 * pipeline}
     fields = {name: getattr(cell, name) for name in Trial.model_fields}
@@ -110,7 +110,7 @@ def _divided(cell: Trial, recipe: Recipe, tensor: int, pipeline: int) -> Trial:
 
 
 def winner_of(search: Search, experiment: Experiment, cell: Trial) -> Experiment | None:
-    """The fastest layout as the experiment's only cell; None where nothing fits."""
+    """Return the fastest layout as the experiment's only cell; None if nothing fits."""
     if not search.front:
         return None
     best = search.front[0]

@@ -1,4 +1,4 @@
-"""What libraries' own code takes on a rank's processor, where that is what computes."""
+"""Predicts the time of libraries' own code on a CPU that also computes the model."""
 
 from __future__ import annotations
 
@@ -53,14 +53,16 @@ DeepSpeed 0.19.
 
 
 def library_work(costs: Costs[Any], cell: Cell) -> Mapping[str, float]:
-    """How often what happens in a step, the loop included."""
+    """Number of the library's operations in a step, with those of the training loop."""
     passes = cell.recipe.gradient_accumulation
     return {"loop": 1.0, "pass": passes, **costs.library_work(cell)}
 
 
 def library_seconds(costs: Costs[Any], cell: Cell, card: Card) -> float:
-    """Of one rank alone on its processor; 0 on a GPU, ahead of which a processor runs, and where
-    nothing was measured."""
+    """Time of a rank that runs alone.
+
+    It is 0 on a GPU, since the CPU runs ahead of it, and if the card has no measured time.
+    """
     if card.device_type != "cpu" or card.operation_seconds is None:
         return 0.0
     work = library_work(costs, cell)

@@ -1,4 +1,4 @@
-"""What every strategy of an experiment needs and reaches on machines that nobody has measured."""
+"""Predicts memory and time of an experiment's strategies on machines that were not measured."""
 
 from __future__ import annotations
 
@@ -32,15 +32,14 @@ from shardmark.trials.trial import Trial, ranks_and_nodes
 
 GiB = 2**30
 HOUR_SECONDS = 3600.0
-ALIKE = 1.1
-"""Factor up to which recipes train equally much: epochs leave out what is less than a step."""
+EQUAL_WORK = 1.1
+"""Factor up to which recipes train equally many samples: epochs drop a partial step."""
 Question = Literal["fastest", "memory", "cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One strategy on one number of nodes.  What cannot be predicted is None, and `reason` says
-    why."""
+    """Prediction of a strategy on a number of nodes; None, with a `reason`, for what has none."""
 
     strategy: str
     strategy_options: Mapping[str, Any]
@@ -53,35 +52,35 @@ class Prediction:
     """Samples of a step, over all ranks."""
     tokens_per_sample: int | None
     own_mathematics: tuple[str, ...] = ()
-    """What is not one device's, as `Numerics.descriptions` has it."""
+    """`Numerics.descriptions`: differences from the training of one device."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
-    """What the card has to have: tensors, gaps between them, context and libraries; on a CPU
+    """Memory that the card needs for tensors, fragmentation, context and libraries; on a CPU for
     tensors alone."""
     largest_batch: int | None = None
-    """Samples that a rank could take in one pass; 0 where not even one fits."""
+    """Largest number of samples that fits into a pass of a rank; 0 if not even one fits."""
     time: StepTime | None = None
     low_seconds: float | None = None
     high_seconds: float | None = None
-    """Of a step: as far as 90 % of published runs lay off, or a factor that is no interval."""
+    """Bounds of a step: a 90 % interval if a run was measured, otherwise a factor."""
     naive_samples_per_second: float | None = None
-    """If a GPU's throughput stayed what it is on the fewest."""
+    """Throughput if each device were as fast as on the fewest devices."""
     steps: int | None = None
-    """Of the recipe."""
+    """Steps of the recipe."""
     price_per_hour: float | None = None
-    """Of one card."""
+    """Price of one card."""
     reason: str | None = None
     on: str | None = None
-    """Machines, in a plan of several kinds."""
+    """Name of the machines, in a plan for several kinds."""
 
     @property
     def label(self) -> str:
-        """`fsdp-hybrid (shard_group=2)`."""
+        """Strategy with its options, as `fsdp-hybrid (shard_group=2)`."""
         return with_options(self.strategy, self.strategy_options)
 
     @property
     def place(self) -> str:
-        """With what varies besides: `ddp on 8 ranks, precision bf16`."""
+        """Strategy, ranks and varied keys, as `ddp on 8 ranks, precision bf16`."""
         varied = (
             f", {title_of(key).rpartition('.')[2]} {as_text(value)}"
             for key, value in self.varied.items()
@@ -145,36 +144,36 @@ class Best:
     question: Question
     row: Prediction
     rivals: tuple[Prediction, ...]
-    """Other strategies, each where it is best, the next best first."""
+    """Best rows of the other strategies, the next best first."""
     work: float | None = None
-    """Tokens or samples that the cost is for; None: the recipe's."""
+    """Tokens or samples that the cost is for; None for those of the recipe."""
 
     @property
     def exact(self) -> Prediction | None:
-        """The best that trains what one device would."""
+        """The best strategy that trains as one device would."""
         return next((row for row in (self.row, *self.rivals) if not row.own_mathematics), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All predictions for an experiment on machines of one kind."""
+    """The predictions for an experiment on one or several kinds of machines."""
 
     experiment: str
     on: str
     rows: tuple[Prediction, ...]
     anchored: str | None
-    """From which measured runs; None without any, and then no row has an interval."""
+    """Measured trials that the predictions start from; None, and no intervals, without a run."""
     doubts: tuple[str, ...] = ()
-    """Why the measured runs are not to be trusted."""
+    """Reasons to doubt the measured trials."""
     notes: tuple[str, ...] = ()
     search: Search | None = None
-    """Of all layouts of the most ranks, where that was asked for."""
+    """Search over all layouts of the most ranks, if requested."""
     winner: Experiment | None = None
-    """The fastest of them, to be run."""
+    """The fastest layout, as an experiment to run."""
 
     @property
     def best(self) -> tuple[Best, ...]:
-        """For speed, for memory and for cost, of what fits."""
+        """The best rows for speed, memory and cost among those that fit."""
         fitting = [row for row in self.rows if row.fits and row.time is not None]
         return tuple(_best(question, fitting, self.work) for question in COSTS if fitting)
 
@@ -189,13 +188,13 @@ class Plan:
 
     @property
     def work(self) -> float | None:
-        """Tokens or samples that hours and dollars are for; None: those of the recipe.
+        """Tokens or samples that hours and dollars are for; None for those of the recipe.
 
-        With a batch of each rank and so many steps, more ranks train more: their dollars for the
+        If rows train unequal numbers of samples, as with a batch for each rank, dollars for the
         recipe cannot be compared.
         """
         works = [row.work for row in self.rows if row.time is not None and row.work]
-        if not works or max(works) <= ALIKE * min(works):
+        if not works or max(works) <= EQUAL_WORK * min(works):
             return None
         return 1e9 if self.unit == "tokens" else 1e6
 
@@ -217,7 +216,7 @@ def _device_bytes(row: Prediction) -> float:
 
 
 def _cost_of_work(row: Prediction) -> float:
-    """Hours of a card, or dollars where its price is given."""
+    """Card hours, or dollars if the price of a card is given."""
     price = 1.0 if row.price_per_hour is None else row.price_per_hour
     return price * row.devices * (row.hours_for(1) or 0.0)
 
@@ -227,15 +226,18 @@ COSTS: Mapping[Question, Callable[[Prediction], float]] = {
     "memory": _device_bytes,
     "cost": _cost_of_work,
 }
-"""What an answer is the least of, among predicted rows that fit."""
+"""Quantity that the best row of each question minimises."""
 
 
 def parse_nodes(text: str) -> tuple[int, ...]:
-    """`4`, `1,2,3` or `1..128`: doubled from the first, and the last.  Raises `InputError`."""
+    """Parse `4`, `1,2,3` or `1..128`, which doubles the first up to the last.
+
+    Raises `InputError`.
+    """
     counts: set[int] = set()
     for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        match = re.fullmatch(r"\s*(\d+)\s*(?:\.\.\s*(\d+)\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if not 1 <= first <= last <= MAX_RANKS:
             allowed = f"allowed are numbers from 1 to {MAX_RANKS}, as 4, 1,2,3 or 1..128"
             raise InputError("--nodes", f"found {part!r}", allowed)
@@ -256,7 +258,7 @@ def compare_machines(
     run: StoredRun | None = None,
     search: bool = False,
 ) -> Plan:
-    """`make_plan` on machines of one or several kinds; then each row names its machines.
+    """Make a plan for one or several kinds of machines, which each row then names.
 
     `prices_per_hour` has one price for all kinds, or one for each.  Raises `InputError` as
     `make_plan` does, and for a search on several kinds.
@@ -264,8 +266,8 @@ def compare_machines(
     kinds = [*dict.fromkeys(machines)]
     prices: list[float | None] = [*prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
-        found = f"found {len(prices)} prices for {len(kinds)} kinds of machines"
-        raise InputError("--price-per-hour", found, "give one for all, or one for each --on")
+        message = f"found {len(prices)} prices for {len(kinds)} kinds of machines"
+        raise InputError("--price-per-hour", message, "give one for all, or one for each --on")
     if search and len(kinds) > 1:
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
     plans = [
@@ -294,20 +296,21 @@ def make_plan(
     search: bool = False,
     constants: Constants | None = None,
 ) -> Plan:
-    """Predict each cell of the experiment on each number of nodes; `search` all layouts of the most
-    ranks, for the first values of the other axes.
+    """Predict each cell of the experiment on each number of nodes.
+
+    `search` compares all layouts of the most ranks, for the first values of the other axes.
 
     Raises `InputError` for a machine that is not known, and for a run that says nothing about the
     experiment's model.
     """
     if price_per_hour is not None and not 0 <= price_per_hour < inf:
-        found = f"found {price_per_hour:g}"
-        raise InputError("the price of a card's hour", found, "allowed are dollars from 0 on")
+        message = f"found {price_per_hour:g}"
+        raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
     constants = constants or Constants()
     node, notes = joined_node(on, nodes[-1])
     if node.node.devices * nodes[-1] > MAX_RANKS:
-        found = f"{nodes[-1]} nodes of {node.node.devices} cards"
-        raise InputError("--nodes", found, f"allowed are at most {MAX_RANKS} ranks")
+        message = f"{nodes[-1]} nodes of {node.node.devices} cards"
+        raise InputError("--nodes", message, f"allowed are at most {MAX_RANKS} ranks")
     if node.card.device_type == "cpu" and node.card.operation_seconds is None:
         notes.append(
             "Libraries' own code is left out: the card's file has no operation_seconds, which"
@@ -321,7 +324,7 @@ def make_plan(
             cell=cell,
             node=node,
             models=models,
-            anchor=None if anchors is None else anchors.of(cell),
+            anchor=None if anchors is None else anchors.anchor(cell),
             price_per_hour=price_per_hour,
             constants=constants,
         )
@@ -329,7 +332,7 @@ def make_plan(
     best: Search | None = None
     winner: Experiment | None = None
     if search:
-        anchor = None if anchors is None else anchors.of(cells[0])
+        anchor = None if anchors is None else anchors.anchor(cells[0])
         factors = Factors() if anchor is None else anchor.factors
         try:
             searcher = searcher_of(
@@ -340,14 +343,14 @@ def make_plan(
             notes.append(f"No layouts could be searched: {error}")
         else:
             winner = winner_of(best, experiment, cells[0])
-    notes += [f"left out: {each}" for each in left_out]
+    notes += [f"left out: {reason}" for reason in left_out]
     if any(cell.recipe.compile != "none" for cell in cells):
-        notes.append("What torch.compile gains is not predicted.")
+        notes.append("The gain of torch.compile is not predicted.")
     return Plan(
         experiment=experiment.name,
         on=on,
         rows=tuple(rows),
-        anchored=None if anchors is None else anchors.told,
+        anchored=None if anchors is None else anchors.description,
         doubts=() if anchors is None else tuple(anchors.doubts),
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
@@ -357,7 +360,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Planner:
-    """One cell of the matrix on machines of one kind."""
+    """Predicts one cell of the matrix on machines of one kind."""
 
     cell: Trial
     node: NodeType
@@ -375,7 +378,7 @@ class _Planner:
         return self.node.card.device_type
 
     def rows(self, nodes: Sequence[int]) -> Iterator[Prediction]:
-        """On each number of nodes; a strategy of one rank once."""
+        """Yield a row for each number of nodes, or one row if the strategy needs a single rank."""
         sizes = [(self.node.node.devices * count, count) for count in nodes]
         reasons = {size: unsupported_reason(self._strategy, *size) for size in sizes}
         if all(reasons.values()) and unsupported_reason(self._strategy, 1, 1) is None:
@@ -393,8 +396,7 @@ class _Planner:
         cell = self.cell
         layout = self._strategy.layout(ranks, nodes) if reason is None else None
         shares = ranks if layout is None else layout.shares
-        each = cell.recipe.per_rank_batch
-        samples = cell.recipe.global_batch or (each or 0) * shares
+        samples = cell.recipe.global_batch or (cell.recipe.per_rank_batch or 0) * shares
         row = Prediction(
             strategy=cell.strategy.name,
             strategy_options=cell.strategy.options,
@@ -428,22 +430,22 @@ class _Planner:
             return replace(row, reason=str(error))
 
     def _batch_problem(self, shares: int) -> str | None:
-        """Why the recipe's batch cannot be shared out."""
+        """Return the reason why the batch cannot be divided equally; None if it can."""
         recipe = self.cell.recipe
-        whole, passes = recipe.global_batch, recipe.gradient_accumulation
-        batch = whole or recipe.per_rank_batch or 0
-        if batch % (passes if whole is None else shares * passes) == 0:
+        global_batch, passes = recipe.global_batch, recipe.gradient_accumulation
+        batch = global_batch or recipe.per_rank_batch or 0
+        if batch % (passes if global_batch is None else shares * passes) == 0:
             return None
-        if whole is None or shares == 1:
+        if global_batch is None or shares == 1:
             return f"{batch} samples are not {passes} equal micro-batches; set another batch"
         keep = "set recipe.per_rank_batch, which grows with the ranks, in place of global_batch"
         if passes > 1:
-            each = f"{passes} micro-batches of each of {shares} ranks"
-            return f"{batch} samples cannot be shared out to {each} equally; {keep}"
-        return f"{batch} samples cannot be shared out to {shares} ranks equally; {keep}"
+            targets = f"{passes} micro-batches of each of {shares} ranks"
+            return f"{batch} samples cannot be divided equally over {targets}; {keep}"
+        return f"{batch} samples cannot be divided equally over {shares} ranks; {keep}"
 
     def _profile(self, row: Prediction) -> Profile:
-        """Raises `ShardmarkError` where the strategy, or the tracing, refuses."""
+        """Trace the model.  Raises `ShardmarkError` if the strategy or the trace fails."""
         cell, strategy = self.cell, self._strategy
         cards = self.node.node.devices * row.nodes
         machine = Machine(
@@ -461,7 +463,7 @@ class _Planner:
         return memory.device_bytes(self._device_type)
 
     def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
-        """Samples of a rank's pass."""
+        """Largest number of samples that fits into a pass of a rank."""
         recipe, room = self.cell.recipe, self.node.card.memory_gib * GiB
         passes = recipe.gradient_accumulation
 

@@ -25,7 +25,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """All operations of one kind in a pass, summed."""
+    """The sum of a pass's operations of one kind."""
 
     kind: Literal["product", "convolution", "other"]
     """Products and convolutions use matrix units, which convolutions fill less well."""

@@ -1,4 +1,4 @@
-"""Seconds of operations and of collectives: formulas of a card's and a network's figures."""
+"""Predicts operations and collectives by formulas from data of a card and a network."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Operation
 
 MESSAGE_BYTES = 25 * 2**20
-"""Of one call: DistributedDataParallel's bucket.  Larger units are cut, smaller ones merged."""
+"""Bytes of one message, as in DDP's buckets: larger units are cut, smaller ones merged."""
 UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
-"""Of each trained parameter's fp32 values in an update: gradient and weight, a weight written, and
-one or two averages read and written."""
+"""Accesses to fp32 values of each trained parameter in an update: gradient and weight are read, the
+weight is written, and one or two averages are read and written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """What no data sheet says; each is derived in `docs/method/prediction.md`."""
+    """Constants that no data sheet gives, derived in `docs/method/prediction.md`."""
 
     core_share: float = 0.85
-    """Of the peak that products and convolutions reach on ordinary cores."""
+    """Fraction of the peak that products and convolutions reach without tensor cores."""
     product_share: float = 0.65
-    """Of their peak that products reach on tensor cores."""
+    """Fraction of the peak that products reach on tensor cores."""
     convolution_share: float = 0.4
-    """The same of convolutions, whose shapes fill them less well."""
+    """Fraction of the peak that convolutions reach on tensor cores."""
     memory_share: float = 0.75
-    """Of the memory's bandwidth."""
+    """Fraction of the memory's bandwidth that operations reach."""
     call_seconds: float = 5e-6
-    """From one operation to the next."""
+    """Time between the starts of two operations."""
     link_share: float = 0.7
-    """Of the links' bandwidth that a ring gets."""
+    """Fraction of the links' bandwidth that a ring reaches."""
     network_share: float = 0.6
-    """Of the network's bandwidth between nodes."""
+    """Fraction of the network's bandwidth that is reached between nodes."""
     link_seconds: float = 10e-6
-    """Of one message between cards of a node."""
+    """Latency of a message between cards of a node."""
     network_seconds: float = 20e-6
-    """Of one message between nodes."""
+    """Latency of a message between nodes."""
     host_memory_bytes_per_second: float = 100e9
-    """That an update on a node's processors gets of their memory.  A guess."""
+    """Memory bandwidth of an update on a node's CPUs.  A guess."""
     interference: float = 0.5
-    """Of hidden communication that still shows: it takes memory bandwidth and cores."""
+    """Fraction of hidden communication that slows computation: it takes bandwidth and cores."""
     distribution: float = 0.02
-    """Of computing, that several ranks take longer each: hooks, buckets, shared hosts."""
+    """Extra computing time of each of several ranks, for hooks, buckets and shared hosts."""
     spread: float = 0.01
-    """Standard deviation of a rank's computing: the slowest of n is waited for."""
+    """Standard deviation of a rank's relative computing time: all wait for the slowest."""
 
 
 def operation_seconds(
@@ -62,10 +62,10 @@ def operation_seconds(
     tensor: int = 1,
     sequence: int = 1,
 ) -> float:
-    """Products take their FLOPs and then their bytes; all else what takes longer of the two.
+    """Predict operations of one pass: a product takes its FLOPs and then its bytes, any other
+    operation the longer of the two.
 
-    Each operation is divided over ranks that share layers or sequences, as far as these do, and
-    started on every one of them.
+    Tensor- and sequence-parallel ranks share the work of an operation, and each starts it.
 
     Source: roofline (Williams et al., CACM 52 (2009), 65-76), without its overlap for products.
     """
@@ -73,39 +73,39 @@ def operation_seconds(
     peak = card.peak(recipe.precision, tf32=recipe.tf32)
     shares = {"product": constants.product_share, "convolution": constants.convolution_share}
     bandwidth = constants.memory_share * card.memory_bytes_per_second
-    # On a GPU the time between operations hides behind them: what was measured is a processor's.
+    # On a GPU the start of an operation overlaps the one before: a measured time is a CPU's.
     measured = card.operation_seconds if card.device_type == "cpu" else None
     started = measured or constants.call_seconds
     seconds = 0.0
-    for each in operations:
-        moved = each.bytes.at(samples, tensor) / bandwidth / sequence
-        flops = each.flops.at(samples, tensor) / sequence
-        if each.kind == "other":
+    for operation in operations:
+        moved = operation.bytes.at(samples, tensor) / bandwidth / sequence
+        flops = operation.flops.at(samples, tensor) / sequence
+        if operation.kind == "other":
             seconds += max(flops / (constants.core_share * fp32), moved)
         else:
-            share = shares[each.kind] if peak > fp32 else constants.core_share
+            share = shares[operation.kind] if peak > fp32 else constants.core_share
             seconds += flops / (share * peak) + moved
-        seconds += each.calls * started
+        seconds += operation.calls * started
     return seconds
 
 
 def copy_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
-    """Of bytes read and written in the card's memory."""
+    """Time to read and write so many bytes in the card's memory."""
     return moved_bytes / (constants.memory_share * card.memory_bytes_per_second)
 
 
 def interference(node: NodeType, constants: Constants) -> float:
-    """Share of hidden communication that shows: all of it where the same cores move messages."""
+    """Fraction of hidden communication that slows computation: all of it on a CPU."""
     return 1.0 if node.card.device_type == "cpu" else constants.interference
 
 
 def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
-    """Of bytes between a card and its host.  Raises `InputError` where nothing is known."""
+    """Time to copy bytes between card and host.  Raises `InputError` without a bandwidth."""
     if not moved_bytes:
         return 0.0
     if card.host_bytes_per_second is None:
         allowed = "give host_bytes_per_second in its file, or leave recipe.cpu_offload out"
-        raise InputError("--on", "nothing is known of the way from the card to its host", allowed)
+        raise InputError("--on", "the bandwidth from the card to its host is not known", allowed)
     return moved_bytes / (constants.link_share * card.host_bytes_per_second)
 
 
@@ -117,22 +117,22 @@ def update_seconds(
     *,
     sharing: int | None = None,
 ) -> float:
-    """Of an update of so many parameters on the card; on the host by all `sharing` ranks of it."""
+    """Time to update so many parameters on the card, or on a host that `sharing` ranks share."""
     moved = UPDATE_ACCESSES["sgd" if optimizer == "sgd" else "adam"] * FP32_BYTES * values
     if sharing is None:
         return copy_seconds(moved, node.card, constants)
-    own = node.node.host_memory_bytes_per_second
-    bandwidth = constants.host_memory_bytes_per_second if own is None else own
+    measured = node.node.host_memory_bytes_per_second
+    bandwidth = constants.host_memory_bytes_per_second if measured is None else measured
     return sharing * moved / bandwidth
 
 
 def collective_seconds(
     traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
 ) -> float:
-    """By formula, and as much longer as one of that size took where it was measured."""
-    if (every := traffic.every_steps) != 1:
-        whole = replace(traffic, payload_bytes=every * traffic.payload_bytes, every_steps=1.0)
-        return collective_seconds(whole, ranks_per_node, node, constants) / every
+    """Predict a collective by formula, scaled by a measurement of that size if there is one."""
+    if (period := traffic.every_steps) != 1:
+        full = replace(traffic, payload_bytes=period * traffic.payload_bytes, every_steps=1.0)
+        return collective_seconds(full, ranks_per_node, node, constants) / period
     seconds = _by_formula(traffic, ranks_per_node, node, constants)
     within = _inside(traffic, ranks_per_node) == traffic.ranks
     measured = node.card.link_seconds if within else node.node.network_seconds
@@ -148,25 +148,26 @@ def collective_seconds(
         ranks=timed.ranks,
     )
     at_once = node.node.devices
-    if within:  # maybe on a node of more ranks than this one
+    if within:  # it may have been timed on a node of more ranks
         at_once = max(at_once, timed.ranks)
-    elif kind == "point_to_point":  # was timed with one rank of each node
+    elif kind == "point_to_point":  # it was timed with one rank on each node
         at_once = 1
-    return seconds * timed.of(payload) / _by_formula(like, at_once, node, constants)
+    return seconds * timed.seconds_of(payload) / _by_formula(like, at_once, node, constants)
 
 
 def _inside(traffic: Traffic, ranks_per_node: int) -> int:
-    """Ranks of its group on one node."""
+    """Number of the group's ranks on one node."""
     return min(traffic.ranks, max(1, ranks_per_node // traffic.rank_stride))
 
 
 def _by_formula(
     traffic: Traffic, ranks_per_node: int, node: NodeType, constants: Constants
 ) -> float:
-    """The faster of one ring over all ranks, and rings in each node with trees between nodes; on
-    CPUs the ring, in which gloo also adds up what is to be scattered, and a tree to broadcast.
+    """Time of a collective without measurements of it.
 
-    Groups whose ranks lie apart use the network of a node together.  Source: Patarasuk and Yuan,
+    On GPUs it is the faster of a ring over all ranks and rings in each node with trees between
+    nodes.  On CPUs it is a ring, with an all-reduce for a reduce-scatter, and a tree to broadcast.
+    Groups with a rank stride share the network of a node.  Source: Patarasuk and Yuan,
     J. Parallel Distrib. Comput. 69 (2009), 117-124; Thakur and others, Int. J. High Performance
     Computing Applications 19 (2005), 49-66.
     """
@@ -187,7 +188,7 @@ def _by_formula(
         near = ceil(log2(inside))
         far = ceil(log2(ranks)) - near
         seconds = calls * near * link_latency + near * payload / link
-        if far:  # all that have it by then send at once
+        if far:  # all ranks of a node that have received it send at once
             network = constants.network_share * node.network_bytes_per_second / ranks_per_node
             seconds += far * (calls * network_latency + payload / network)
         return seconds
@@ -199,7 +200,7 @@ def _by_formula(
     ring = calls * rounds * hops * network_latency + share * payload / min(link, network)
     if on_cpu:
         return ring
-    # A gather hands in a rank's own part: a node's parts pass between nodes.
+    # The payload of a gather is one rank's shard; all shards of a node go to other nodes.
     parts = inside if kind == "all_gather" else 1
     outer = (required_fraction(kind, between) or 0.0) * parts * payload / network
     inner = (required_fraction(kind, inside) or 0.0) * payload / link

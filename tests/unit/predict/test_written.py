@@ -54,9 +54,9 @@ def test_a_measured_node_is_read_back(tmp_path: Path) -> None:
 
 def test_between_measured_sizes_time_follows_powers() -> None:
     timed = Timed(ranks=2, seconds={1000: 1e-3, 100_000: 1e-2})
-    assert timed.of(10) == 1e-3
-    assert timed.of(10_000) == pytest.approx(10**-2.5)
-    assert timed.of(200_000) == pytest.approx(2e-2)
+    assert timed.seconds_of(10) == 1e-3
+    assert timed.seconds_of(10_000) == pytest.approx(10**-2.5)
+    assert timed.seconds_of(200_000) == pytest.approx(2e-2)
 
 
 def test_speeds_are_those_of_the_fastest_try(monkeypatch: pytest.MonkeyPatch) -> None:

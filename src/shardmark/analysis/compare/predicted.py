@@ -67,7 +67,7 @@ class Predictions:
         node = _node_of(first, max(1, trial.world_size // trial.nodes))
         run = StoredRun(path=first.folder, trials=tuple(first.ok_trials))
         constants = Constants()
-        anchor = Anchors(run, node, [trial], self._models, constants).of(trial)
+        anchor = Anchors(run, node, [trial], self._models, constants).anchor(trial)
         assert anchor is not None, "a run without such a trial is rejected"
         step = step_of(trial, self._models, node, constants)
         return trial.batch_per_step / step.time(constants, anchor.factors).seconds

@@ -65,7 +65,7 @@ def _checks() -> Iterator[Check]:
     import torch
 
     versions = ", ".join(f"{name} {version}" for name, version in cuda_libraries())
-    yield _passed("CUDA libraries", versions)
+    yield _ok("CUDA libraries", versions)
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     yield from map(_product_check, devices)
     host = torch.device("cpu")
@@ -103,7 +103,7 @@ def _product_check(device: torch.device) -> Check:
     peak, source = peak_flops_per_second(model, precision)
     share = source if peak is None else f"{100 * flops_per_second / peak:.0f} % of the peak"
     speed = f"{1e-12 * flops_per_second:.0f} TFLOP/s in {precision}, {share}"
-    return _passed(name, f"{model}: a matrix product is correct; {speed}")
+    return _ok(name, f"{model}: a matrix product is correct; {speed}")
 
 
 def _copy_check(name: str, pairs: Sequence[tuple[torch.device, torch.device]]) -> Check:
@@ -125,7 +125,7 @@ def _copy_check(name: str, pairs: Sequence[tuple[torch.device, torch.device]]) -
         remedy = "test without peer access: NCCL_P2P_DISABLE=1, or switch off IOMMU and ACS"
         return _failed(name, "; ".join(errors), remedy)
     ends = dict.fromkeys((min(speeds), max(speeds)))
-    return _passed(name, " to ".join(f"{1e-9 * speed:.1f} GB/s ({path})" for speed, path in ends))
+    return _ok(name, " to ".join(f"{1e-9 * speed:.1f} GB/s ({path})" for speed, path in ends))
 
 
 def _copy(source: torch.device, target: torch.device) -> float | None:
@@ -154,7 +154,7 @@ def _copy(source: torch.device, target: torch.device) -> float | None:
     return COPY_BYTES / best_seconds if arrived else None
 
 
-def _passed(name: str, text: str) -> Check:
+def _ok(name: str, text: str) -> Check:
     return Check(name=name, state=State.OK, found=text)
 
 

@@ -1,4 +1,4 @@
-"""Reads cards and nodes: those that ship, and files of the user's in the same form."""
+"""Reads the cards and nodes that ship, and files of the user in the same form."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MOST_DEVICES = 1024
 
 
 class Timed(Model):
-    """What one collective took between so many ranks, by the bytes of its whole payload."""
+    """Measured times of a collective between so many ranks, by the bytes of its full payload."""
 
     ranks: Annotated[int, Field(ge=2)]
     seconds: Annotated[Mapping[PositiveInt, PositiveFloat], Field(min_length=2)]
 
-    def of(self, payload_bytes: float) -> float:
-        """Powers between two measured sizes; the least below all, in proportion above."""
+    def seconds_of(self, payload_bytes: float) -> float:
+        """Interpolate: a power law between two sizes, constant below all, proportional above."""
         sizes = sorted(self.seconds)
         if payload_bytes >= sizes[-1]:
             return self.seconds[sizes[-1]] * payload_bytes / sizes[-1]
@@ -44,26 +44,26 @@ class Timed(Model):
 
 
 class Card(Model):
-    """One device as its data sheet has it: dense peaks, links one way."""
+    """Data sheet of a device: dense peaks, and links in one direction."""
 
     device: str | None = None
-    """Name as a driver reports it, whose peaks are in `core/peaks.py`."""
+    """Name that the driver reports; its peaks are in `core/peaks.py`."""
     peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16"], PositiveFloat] = Field(
         default_factory=dict
     )
-    """FLOP/s by type; those of `device` where none are given."""
+    """FLOP/s by type; by default those of `device`."""
     memory_gib: PositiveFloat
     memory_bytes_per_second: PositiveFloat
     link_bytes_per_second: PositiveFloat | None = None
-    """To the other cards of its node, all links together; None: only through the host."""
+    """Bandwidth of all links to other cards of the node; None if they connect through the host."""
     host_bytes_per_second: PositiveFloat | None = None
-    """To the host, and through it to cards without links."""
+    """Bandwidth to the host, and through it to cards without links."""
     link_latency_seconds: PositiveFloat | None = None
-    """Of one message to another card of its node; None: as most cards' are."""
+    """Latency of a message to another card of the node; None for the usual one."""
     link_seconds: Mapping[str, Timed] = Field(default_factory=dict)
-    """Of collectives between the cards of a node, where they were measured."""
+    """Measured times of collectives between the cards of a node, by name."""
     operation_seconds: PositiveFloat | None = None
-    """From the start of one operation to that of the next; None: as on most cards."""
+    """Time between the starts of two operations; None for the usual one."""
     source: str
 
     @property
@@ -71,87 +71,87 @@ class Card(Model):
         return "cpu" if self.device == "cpu" else "cuda"
 
     def peak(self, precision: str, *, tf32: bool = False) -> float:
-        """FLOP/s of products.  Raises `InputError` for a type that it has not in hardware."""
+        """FLOP/s of products.  Raises `InputError` for a type that is not in hardware."""
         if not self.peaks and self.device is not None:
-            known, reason = peak_flops_per_second(self.device, precision, tf32=tf32)
+            peak, reason = peak_flops_per_second(self.device, precision, tf32=tf32)
         else:
             wanted = "tf32" if precision == "fp32" and tf32 else precision
-            known = self.peaks.get(wanted) or (self.peaks.get("fp32") if tf32 else None)  # type: ignore[call-overload]
+            peak = self.peaks.get(wanted) or (self.peaks.get("fp32") if tf32 else None)  # type: ignore[call-overload]
             reason = f"the card's file has no {precision}"
-        if known is None:
+        if peak is None:
             raise InputError("recipe.precision", reason, "use fp32 or fp16, or another card")
-        return float(known)
+        return float(peak)
 
 
 class Node(Model):
-    """Machines of one kind: cards, what joins them, and what joins the machines."""
+    """A kind of machine: its cards, and the links between cards and between machines."""
 
     card: str
-    """Name of one that ships, or a file."""
+    """Name of a card that ships, or of a file."""
     devices: Annotated[int, Field(ge=1, le=MOST_DEVICES)]
     link_bytes_per_second_by_ranks: Mapping[PositiveInt, PositiveFloat] = Field(
         default_factory=dict
     )
-    """What a ring of so many neighbours gets, one way, where fewer cards reach fewer links."""
+    """Bandwidth of a ring by its number of ranks, if fewer cards use fewer links."""
     network_bytes_per_second: PositiveFloat | None = None
-    """To other nodes, one way, all adapters together; None: never joined."""
+    """Bandwidth of all adapters to other nodes, one way; None for a single machine."""
     network_latency_seconds: PositiveFloat | None = None
-    """Of one message to another node; None: as most networks' are."""
+    """Latency of a message to another node; None for the usual one."""
     network_seconds: Mapping[str, Timed] = Field(default_factory=dict)
-    """Of collectives between all cards of several nodes, where they were measured."""
+    """Measured times of collectives between all cards of several nodes, by name."""
     host_memory_bytes_per_second: PositiveFloat | None = None
-    """Of the node's own memory, in which offloaded state is updated; None: as most nodes' is."""
+    """Bandwidth of the host's memory, where offloaded state is updated; None for the usual one."""
     shared_speed: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """What a rank keeps of its speed while all of the node compute: on CPUs they share cores."""
+    """Fraction of its speed that a rank has while all ranks compute: on CPUs they share cores."""
     source: str = "given"
 
 
 class NodeType(Model):
-    """A node with its card read."""
+    """A node and its card."""
 
     card: Card
     node: Node
 
     def link_bytes_per_second(self, ranks: int) -> float:
-        """One way between so many cards of a node.  Raises `InputError` where nothing is known."""
+        """Bandwidth between so many cards of a node, one way.  Raises `InputError` if unknown."""
         by_ranks = self.node.link_bytes_per_second_by_ranks
-        reached = [size for size in by_ranks if size >= ranks]
-        own = self.card.link_bytes_per_second or self.card.host_bytes_per_second
-        found = by_ranks[min(reached)] if reached else max(by_ranks.values(), default=own)
-        if found is None:
+        larger = [size for size in by_ranks if size >= ranks]
+        of_card = self.card.link_bytes_per_second or self.card.host_bytes_per_second
+        bandwidth = by_ranks[min(larger)] if larger else max(by_ranks.values(), default=of_card)
+        if bandwidth is None:
             allowed = "give link_bytes_per_second or host_bytes_per_second in its file"
-            raise InputError(f"card {self.node.card}", "nothing is known of its links", allowed)
-        return found
+            raise InputError(f"card {self.node.card}", "its links are not described", allowed)
+        return bandwidth
 
     def slowdown(self, ranks: int) -> float:
-        """How much longer computing takes where so many of the node compute at once."""
+        """Factor by which computing takes longer if so many ranks of the node compute at once."""
         others = max(1, self.node.devices - 1)
         return 1 + (1 / self.node.shared_speed - 1) * min(1.0, (ranks - 1) / others)
 
     @property
     def network_bytes_per_second(self) -> float:
-        """To other nodes.  Raises `InputError` where nothing is known."""
+        """Bandwidth to other nodes.  Raises `InputError` if it is not known."""
         if self.node.network_bytes_per_second is None:
             allowed = "give network_bytes_per_second in a node's file, or use one node"
-            raise InputError("--on", "nothing is known of the network between nodes", allowed)
+            raise InputError("--on", "the network between nodes is not described", allowed)
         return self.node.network_bytes_per_second
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Of what ships."""
+    """Names of the cards or nodes that ship."""
     folder = files("shardmark.predict.hardware") / kind
     return tuple(sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir()))
 
 
 @cache
 def load_card(name: str) -> Card:
-    """A card that ships, or a YAML file of one.  Raises `InputError` naming file and key."""
+    """Load a card that ships, or a YAML file.  Raises `InputError` with file and key."""
     return _checked(Card, _content("cards", name), name)
 
 
 @cache
 def load_node(name: str) -> NodeType:
-    """A node that ships, a YAML file of one, or so many of a card: `h100x8`.
+    """Load a node that ships, a YAML file, or a number of cards such as `h100x8`.
 
     A node's file may name a card's file beside it.  Raises `InputError` naming file and key.
     """
@@ -172,30 +172,33 @@ def load_node(name: str) -> NodeType:
 
 
 def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
-    """`load_node`; for several nodes of `h100x8` with the network of one that ships and has as many
-    of that card, and a note about it."""
-    found = load_node(name)
-    if nodes == 1 or found.node.network_bytes_per_second is not None:
-        return found, []
+    """Load a node for a number of nodes, and return notes about it.
+
+    Several nodes such as `h100x8` get the network of a node that ships with as many of that card.
+    """
+    loaded = load_node(name)
+    if nodes == 1 or loaded.node.network_bytes_per_second is not None:
+        return loaded, []
     for other in names("nodes"):
         of_other = load_node(other).node
-        alike = (of_other.card, of_other.devices) == (found.node.card, found.node.devices)
-        if alike and of_other.network_bytes_per_second is not None:
+        same_cards = (of_other.card, of_other.devices) == (loaded.node.card, loaded.node.devices)
+        if same_cards and of_other.network_bytes_per_second is not None:
             network = {"network_bytes_per_second": of_other.network_bytes_per_second}
-            node = found.node.model_copy(update=network)
-            each = of_other.network_bytes_per_second / 1e9
-            note = f"Between nodes: the network of {other}, {each:g} GB/s each way."
-            return NodeType(card=found.card, node=node), [note]
-    return found, []
+            node = loaded.node.model_copy(update=network)
+            gigabytes = of_other.network_bytes_per_second / 1e9
+            note = f"Between nodes: the network of {other}, {gigabytes:g} GB/s each way."
+            return NodeType(card=loaded.card, node=node), [note]
+    return loaded, []
 
 
 def _content(kind: Kind, name: str) -> Any:
     if Path(name).is_file():
         return parse_yaml(Path(name).read_text(encoding="utf-8"), name)
     if name not in names(kind):
-        known = names(kind)
+        shipped_names = names(kind)
         form = ", CARDxCOUNT" if kind == "nodes" else ""
-        allowed = f"allowed are {', '.join(known)}{form} or a YAML file{nearest(name, known)}"
+        allowed = f"allowed are {', '.join(shipped_names)}{form} or a YAML file"
+        allowed += nearest(name, shipped_names)
         if kind == "nodes" and name in names("cards"):
             raise InputError("--on", f"{name!r} is a card", f"say how many: {name}x8")
         if Path(name).suffix in {".yaml", ".yml"}:
@@ -205,11 +208,11 @@ def _content(kind: Kind, name: str) -> Any:
     return parse_yaml(shipped.read_text(encoding="utf-8"), name)
 
 
-def _checked(model: type[Read], content: Any, where: str) -> Read:
+def _checked(model: type[Read], content: Any, source: str) -> Read:
     try:
         return model.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
         keys = ", ".join(model.model_fields)
-        found = f"{dotted(first['loc']) or 'the file'}: {first['msg']}"
-        raise InputError(where, found, f"its keys are {keys}") from None
+        message = f"{dotted(first['loc']) or 'the file'}: {first['msg']}"
+        raise InputError(source, message, f"its keys are {keys}") from None

@@ -1,4 +1,4 @@
-"""A node and its card from measurements, and as files that `plan --on` reads."""
+"""Makes a node and its card from measurements, and writes files that `plan --on` reads."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from shardmark.predict.timing import Constants
 from shardmark.results.network import MeasuredOperation, NetworkRecord, Reach
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "point_to_point")
-"""Which stands for a link: the first that was bounded."""
+"""Operations whose fit describes a link; the first that has a fit counts."""
 
 
 def write_node(
     path: Path, record: NetworkRecord, *, device: str, memory_gib: float, source: str
 ) -> Path:
-    """The node's file and, beside it, its card's, whose path is returned.
+    """Write the node's file and, beside it, the card's file; return the path of the latter.
 
     The record has fits and the ranks' speed.
     """
     beside = path.with_name(f"{path.stem}-card.yaml")
-    found = node_of(record, device=device, memory_gib=memory_gib, source=source)
-    node = found.node.model_copy(update={"card": beside.name, "source": source})
-    for file, content in ((beside, found.card), (path, node)):
-        known = content.model_dump(mode="json", exclude_defaults=True)
-        file.write_text(format_yaml(known), encoding="utf-8")
+    measured = node_of(record, device=device, memory_gib=memory_gib, source=source)
+    node = measured.node.model_copy(update={"card": beside.name, "source": source})
+    for file, content in ((beside, measured.card), (path, node)):
+        values = content.model_dump(mode="json", exclude_defaults=True)
+        file.write_text(format_yaml(values), encoding="utf-8")
     return beside
 
 
 def node_of(
     record: NetworkRecord, *, device: str, memory_gib: float = 1.0, source: str = "measured"
 ) -> NodeType:
-    """What was measured as hardware; the record has fits and the ranks' speed.
+    """Return the node that predictions need to reproduce the measurements.
 
-    Predictions take a share of each figure, so that it holds what would have that share.
+    The record has fits and the ranks' speed.  Predictions use a fraction of each value of a data
+    sheet, so each measured value is divided by that fraction.
     """
     constants, speed = Constants(), record.speed
     assert speed is not None, "it is measured where it is asked for"
@@ -47,8 +48,8 @@ def node_of(
     card: dict[str, Any] = {
         "device": device,
         "peaks": {
-            name: found / (constants.product_share if found > ordinary else constants.core_share)
-            for name, found in speed.flops_per_second.items()
+            name: flops / (constants.product_share if flops > ordinary else constants.core_share)
+            for name, flops in speed.flops_per_second.items()
         },
         "memory_gib": memory_gib,
         "memory_bytes_per_second": speed.memory_bytes_per_second / constants.memory_share,
@@ -66,11 +67,11 @@ def node_of(
 
 
 def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[str, Any]:
-    """Bandwidth one way, latency and timings; nothing where none was measured."""
+    """Return the fields of a card or node about a link; empty if none was measured."""
     fits = {
-        each.operation: each.fit
-        for each in record.operations
-        if each.reach == reach and each.fit is not None
+        operation.operation: operation.fit
+        for operation in record.operations
+        if operation.reach == reach and operation.fit is not None
     }
     fit = next((fits[name] for name in OPERATIONS if name in fits), None)
     if fit is None:
@@ -79,16 +80,16 @@ def _link(name: str, record: NetworkRecord, reach: Reach, share: float) -> dict[
         f"{name}_bytes_per_second": fit.bytes_per_second.value / share,
         f"{name}_latency_seconds": fit.latency_seconds.value,
         f"{name}_seconds": {
-            each.operation: _timed(each)
-            for each in record.operations
-            if each.reach == reach and each.fit is not None
+            operation.operation: _timed(operation)
+            for operation in record.operations
+            if operation.reach == reach and operation.fit is not None
         },
     }
 
 
 def _timed(measured: MeasuredOperation) -> Timed:
-    """Medians, of which none is shorter than that of a smaller payload."""
+    """Return medians that do not fall with a larger payload."""
     sizes = [size for size in measured.sizes if size.seconds]
     rising = isotonic_regression([median(size.seconds) for size in sizes]).x
-    seconds = {size.payload_bytes: float(each) for size, each in zip(sizes, rising, strict=True)}
+    seconds = {size.payload_bytes: float(value) for size, value in zip(sizes, rising, strict=True)}
     return Timed(ranks=len(measured.ranks), seconds=seconds)
