@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 from torch import Tensor
-from torch._C._autograd import DeviceType  # exported under no public name
 from torch._subclasses.fake_tensor import FakeTensor  # torch has no public one
 from torch.distributed.tensor import DTensor
 
@@ -181,14 +180,3 @@ def _blocks(profiled: profile) -> Iterator[tuple[int, int, int, int]]:
                 at_nanoseconds = event.start_time_ns
                 until = max(at_nanoseconds, outermost.end_time_ns)
                 yield at_nanoseconds, block.alloc_size, block.ptr, until
-
-
-def memory_changes(profiled: profile) -> list[tuple[int, int]]:
-    """Instant and size of each allocation (positive) and release on the CPU, in order of time."""
-    results = profiled.profiler.kineto_results if profiled.profiler is not None else None
-    assert results is not None, "the profile has not ended"
-    return sorted(
-        (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]  # untyped binding
-        for event in results.events()
-        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
-    )
