@@ -158,7 +158,7 @@ class Anchors:
             seconds = measured.step_seconds
             try:
                 step = step_of(measured.trial, self._models, node, self._constants)
-                if not measured.devices > 1 or not step.traffic:
+                if not measured.devices > 1 or not step.communicates:
                     continue
                 fitted = calibrate_communication(step, seconds, self._constants, factors)
             except InputError as error:

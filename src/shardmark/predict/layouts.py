@@ -17,7 +17,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.models import Models
-from shardmark.predict.search import DIVIDED, Division, Search, Searcher
+from shardmark.predict.search import LAYERED, Division, Search, Searcher
 from shardmark.predict.step import Factors
 from shardmark.predict.timing import Constants
 from shardmark.trials.trial import StrategySpec, Trial
@@ -103,7 +103,7 @@ def _divided(cell: Trial, recipe: Recipe, tensor: int, pipeline: int) -> Trial:
     batch = {"global_batch": None, "per_rank_batch": 2 * pipeline}
     fields = {name: getattr(cell, name) for name in Trial.model_fields}
     changed = {
-        "strategy": StrategySpec(name=DIVIDED, options={"mesh": mesh}),
+        "strategy": StrategySpec(name=LAYERED, options={"mesh": mesh}),
         "recipe": recipe.model_copy(update=batch),
     }
     return Trial(**(fields | changed))

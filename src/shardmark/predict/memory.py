@@ -1,60 +1,81 @@
-"""Memory of a rank at the fullest moment of a step, from a traced profile."""
+"""The memory model: predicts the bytes of a rank at the moment of a step at which it holds most."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
-from shardmark.costs.base import FP32_BYTES, Cell, StepState
-from shardmark.predict.profile import Profile
-from shardmark.strategies.base import Strategy, samples_of_share
+from shardmark.costs.base import FP32_BYTES, Cell, StepState, UnitState
+from shardmark.predict.profile import Amount, Profile
+from shardmark.strategies.base import Strategy
 
-if TYPE_CHECKING:
-    from numpy import float64
-    from numpy.typing import NDArray
-
-Sized = TypeVar("Sized", float, "NDArray[float64]")
+Array = NDArray[np.float64]
+Bytes = TypeVar("Bytes", float, Array)
 GiB = 2**30
 CONTEXT_BYTES = 2.0 * GiB
+"""Memory of a CUDA device that context, libraries and NCCL take."""
 FRAGMENTATION = 1.136
-"""What a CUDA device has to hold beside tensors: context, libraries and NCCL; and blocks that the
-allocator keeps.  A fit of nine published rows of one A100, for others a guess."""
+"""Memory that the caching allocator reserves, over that of tensors.  Both numbers are a fit of nine
+published rows of one A100, and a guess for other devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of tensors by part, at the fullest moment of a step."""
+    """Bytes of tensors by part, at the moment of a step at which a rank holds most."""
 
     parameters: float
     gradients: float
     optimizer_state: float
     gathered: float
-    """Parameters of units that are whole for their computation, and messages with them."""
+    """Parameters of units that are gathered for their computation, and their messages."""
     buffers: float
-    """Of communication, and of the model itself; on a CPU those of the data set."""
+    """Buffers of communication and of the model; on a CPU also the data set."""
     activations: float
-    """The batch, and what the forward pass keeps for the backward pass."""
+    """The batch, and tensors that the forward pass saves for the backward pass."""
     temporary: float
     on_host: float = 0.0
-    """Of the host's memory, where the state is offloaded; in no other part."""
+    """Bytes of offloaded state in the host's memory, which count in no other part."""
 
     @property
     def peak_bytes(self) -> float:
-        state = self.parameters + self.gradients + self.optimizer_state
-        return state + self.gathered + self.buffers + self.activations + self.temporary
+        return float(peak_bytes({field.name: getattr(self, field.name) for field in fields(self)}))
 
     def device_bytes(self, device_type: str) -> float:
-        """What a device of that type needs for it."""
+        """Memory that a device of that type needs for these tensors."""
         return needed_bytes(self.peak_bytes, device_type)
 
 
-def needed_bytes(tensors: Sized, device_type: str) -> Sized:
-    """Of a device for so many bytes of tensors; of a CPU's memory no more."""
-    return tensors if device_type == "cpu" else CONTEXT_BYTES + FRAGMENTATION * tensors
+def needed_bytes(tensor_bytes: Bytes, device_type: str) -> Bytes:
+    """Memory that a device needs for so many bytes of tensors; a CPU needs no more."""
+    return tensor_bytes if device_type == "cpu" else CONTEXT_BYTES + FRAGMENTATION * tensor_bytes
+
+
+def peak_bytes(parts: Mapping[str, Any]) -> Any:
+    """Sum the bytes by field of `RankMemory` that are in the device's memory."""
+    return sum(count for name, count in parts.items() if name != "on_host")
+
+
+class MemoryColumn(NamedTuple):
+    """Model state and numbers of one layout that a rank's memory depends on."""
+
+    state: StepState
+    samples: float
+    """Samples of a pass on each rank."""
+    passes: int
+    in_flight: float
+    """Fraction of a pass's samples whose activations exist at once."""
+    tensor: int
+    slices: float
+    """Ranks that divide the activations of a sample: by positions, or by stages."""
+    imbalance: float
+    """Parameters of the largest pipeline stage over the mean."""
 
 
 def rank_memory(
@@ -66,10 +87,8 @@ def rank_memory(
     nodes: int = 1,
     device_type: str = "cuda",
 ) -> RankMemory:
-    """The training rank that holds most."""
+    """Predict the memory of the training rank that holds most."""
     profile = computed(profile, strategy, recipe)
-    layout = strategy.layout(world_size, nodes)
-    costs = cost_model(strategy)
     cell = Cell(
         size=profile.size,
         units=profile.units,
@@ -78,84 +97,163 @@ def rank_memory(
         nodes=nodes,
         device_type=device_type,
     )
-    state, in_flight = costs.step_state(cell), costs.in_flight(cell)
-    return fullest(profile, layout, state, recipe, in_flight=in_flight)
+    costs = cost_model(strategy)
+    layout = strategy.layout(world_size, nodes)
+    column = memory_column(cell, layout, costs.step_state(cell), costs.in_flight(cell))
+    parts = largest_moments(profile, [column])
+    return RankMemory(**{name: float(count[0]) for name, count in parts.items()})
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
-    """With cast parameters, where the strategy casts them."""
+    """Return the profile with cast parameters if the strategy casts them, else the profile."""
     native = profile.native
     return native if native is not None and strategy.numerics(recipe).casts else profile
 
 
-def fullest(
-    profile: Profile, layout: Layout, state: StepState, recipe: Recipe, *, in_flight: float = 1.0
-) -> RankMemory:
-    """The moment of a step at which a rank with that state holds most; only sizes of the layout
-    count."""
-    passes = recipe.gradient_accumulation
-    in_a_pass = samples_of_share(recipe, layout.shares) / passes
-    samples = in_flight * in_a_pass
-    divided = layout.sequence * layout.pipeline / profile.size.stage_compute_imbalance
-    uneven = profile.size.stage_parameter_imbalance
-    moments = _moments(profile, state, samples, layout.tensor, divided)
-    at = max(moments, key=lambda at: at.live / divided + at.gathered + at.gradients)
-    kept = min(at.live, at.saved)
-    values = uneven * state.optimizer_share * profile.state_values * profile.size.trained_parameters
-    on_host = state.host is not None
-    return RankMemory(
-        on_host=0.0 if state.host is None else state.host.resident + FP32_BYTES * values,
-        parameters=uneven * state.parameters,
-        gradients=uneven * (state.gradients + at.gradients),
-        optimizer_state=uneven * state.optimizer_state + (0.0 if on_host else FP32_BYTES * values),
-        gathered=at.gathered,
-        buffers=state.buffers + profile.buffer_bytes + profile.data_bytes,
-        activations=(passes - 1) * profile.batch_bytes.at(in_a_pass) + kept / divided,
-        temporary=(at.live - kept) / divided,
+def memory_column(cell: Cell, layout: Layout, state: StepState, in_flight: float) -> MemoryColumn:
+    """Return the numbers of one layout; of `layout` only its sizes are read."""
+    passes = cell.recipe.gradient_accumulation
+    return MemoryColumn(
+        state=state,
+        samples=cell.samples(layout.shares) / passes,
+        passes=passes,
+        in_flight=in_flight,
+        tensor=layout.tensor,
+        slices=layout.sequence * layout.pipeline / cell.size.stage_compute_imbalance,
+        imbalance=cell.size.stage_parameter_imbalance,
     )
 
 
-class _At(NamedTuple):
-    """Bytes at one moment, those of activations before sequences and stages are divided."""
+class _Moment(NamedTuple):
+    """A moment of a step at which a rank may hold most."""
 
-    live: float
-    saved: float
-    """Of them for the backward pass."""
-    gathered: float
-    gradients: float
+    live: Amount
+    unit: int
+    saved: int
+    """Number of units whose saved activations exist."""
+    gathered: tuple[int, int]
+    """Fields of the unit's state that exist."""
+    fresh_bytes: float | None = None
+    """Bytes of the unit's gradients, in the backward pass."""
+    only_if: int = -1
+    """Field of the unit's state that has to exist."""
 
 
-def _moments(
-    profile: Profile, state: StepState, samples: float, tensor: int, divided: float
-) -> Iterator[_At]:
-    saved = [profile.batch_bytes.at(samples, tensor)]
-    for unit, held in zip(profile.units, state.units, strict=True):
-        yield _At(unit.begun_bytes.at(samples, tensor), saved[-1], held.entering_forward, 0.0)
-        saved.append(saved[-1] + unit.saved_bytes.at(samples, tensor))
+_FIELDS = [field.name for field in fields(UnitState)]
+_NO_BYTES, _ALWAYS = -2, -1
+"""Columns that follow the fields of a unit's state: 0 and 1."""
+
+
+def _moments(profile: Profile) -> Iterator[_Moment]:
+    """Yield the moments of a step but the update, in order of time."""
+    entering_forward, forward, entering_backward, backward, copied, reducing, _ = range(
+        len(_FIELDS)
+    )
+    for at, unit in enumerate(profile.units):
+        yield _Moment(unit.begun_bytes, at, at, (entering_forward, _NO_BYTES))
         for moment in unit.forward_moments:
-            yield _At(moment.bytes.at(samples, tensor), saved[-1], held.forward, 0.0)
-    gradients = 0.0
-    backwards = zip(profile.units, state.units, saved[1:], strict=True)
-    for unit, held, kept in reversed([*backwards]):
-        yield _At(unit.entered_bytes.at(samples, tensor), kept, held.entering_backward, gradients)
+            yield _Moment(moment.bytes, at, at + 1, (forward, _NO_BYTES))
+    for at, unit in reversed([*enumerate(profile.units)]):
+        saved = at + 1
+        yield _Moment(unit.entered_bytes, at, saved, (entering_backward, _NO_BYTES), 0.0)
         for moment in unit.backward_moments:
-            fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.at(samples, tensor), kept, held.backward, fresh)
-        for moment in unit.gradient_moments if held.copied else ():
-            fresh = gradients + state.fresh_gradients * moment.gradient_bytes
-            yield _At(moment.bytes.at(samples, tensor), kept, held.backward + held.copied, fresh)
-        if held.reducing:
-            own = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
-            whole = gradients + state.fresh_gradients * own
-            yield _At(unit.reduced_bytes.at(samples, tensor), kept, held.reducing, whole)
-        gradients += held.retained_gradients
+            gradients = moment.gradient_bytes
+            yield _Moment(moment.bytes, at, saved, (backward, _NO_BYTES), gradients)
+        for moment in unit.gradient_moments:
+            gradients = moment.gradient_bytes
+            yield _Moment(moment.bytes, at, saved, (backward, copied), gradients, copied)
+        gradients = unit.gradient_bytes or FP32_BYTES * unit.trained_parameters
+        yield _Moment(unit.reduced_bytes, at, saved, (reducing, _NO_BYTES), gradients, reducing)
+
+
+def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[str, Array]:
+    """Bytes of each layout at the moment with most, by field of `RankMemory`.
+
+    All layouts have the same profile.
+    """
+    states = {id(column.state): column.state for column in columns}
+    positions = {key: at for at, key in enumerate(states)}
+    state_of_column = [positions[id(column.state)] for column in columns]
+    samples, passes, in_flight, tensor, slices, imbalance = (
+        np.array(numbers, dtype=np.float64)
+        for numbers in zip(*(column[1:] for column in columns), strict=True)
+    )
+
+    def of_states(value: Callable[[StepState], Any]) -> Array:
+        return np.array([value(state) for state in states.values()], dtype=np.float64)[
+            state_of_column
+        ]
+
+    def on_ranks(amounts: Sequence[Amount], samples: Array) -> Array:
+        fixed, per_sample, replicated = (
+            np.array(numbers)[:, None] for numbers in zip(*map(astuple, amounts), strict=True)
+        )
+        result: Array = (replicated + (1 - replicated) / tensor) * (fixed + per_sample * samples)
+        return result
+
+    unit_bytes = of_states(lambda state: [(*astuple(unit), 0, 1) for unit in state.units])
+    unit_bytes = unit_bytes.transpose(1, 2, 0)  # (units, fields, layouts)
+    retained = unit_bytes[:, _FIELDS.index("retained_gradients")]
+    retained_later = np.cumsum(retained[::-1], axis=0)[::-1] - retained
+    moments = [*_moments(profile)]
+    units = [moment.unit for moment in moments]
+    amounts = [profile.batch_bytes, *(unit.saved_bytes for unit in profile.units)]
+    saved = np.cumsum(on_ranks(amounts, in_flight * samples), axis=0)
+    fresh = np.array([[moment.fresh_bytes or 0.0] for moment in moments])
+    in_backward = np.array([[moment.fresh_bytes is not None] for moment in moments])
+
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)
-    together = profile.updates_together or state.flat_update
-    updated = state.optimizer_share * (trained if together else largest)
-    if state.host is not None:
-        updated = 0.0
-    if state.updating is not None:
-        gradients = state.updating - state.gradients
-    temporary = divided * profile.update_values * FP32_BYTES * updated
-    yield _At(saved[0] + temporary, saved[0], 0.0, gradients)
+    on_host = of_states(lambda state: state.host is not None) > 0
+    fp32_values = FP32_BYTES * of_states(lambda state: state.optimizer_share)
+    together = of_states(lambda state: profile.updates_together or state.flat_update)
+    updated = np.where(on_host, 0.0, np.where(together > 0, trained, largest))
+    state_gradients = of_states(lambda state: state.gradients)
+    updating = of_states(
+        lambda state: np.nan if state.updating is None else state.updating - state.gradients
+    )
+    live = np.vstack(
+        [
+            on_ranks([moment.live for moment in moments], in_flight * samples),
+            saved[:1] + slices * profile.update_values * fp32_values * updated,
+        ]
+    )
+    saved_bytes = np.vstack([saved[[moment.saved for moment in moments]], saved[:1]])
+    gathered = np.vstack(
+        [
+            sum(unit_bytes[units, [m.gathered[part] for m in moments]] for part in (0, 1)),
+            np.zeros_like(samples),
+        ]
+    )
+    gradients = np.vstack(
+        [
+            in_backward * retained_later[units]
+            + of_states(lambda state: state.fresh_gradients) * fresh,
+            np.where(np.isnan(updating), retained.sum(axis=0), updating),
+        ]
+    )
+    total = live / slices + gathered + gradients
+    exists = unit_bytes[units, [moment.only_if for moment in moments]] != 0
+    total[:-1][~exists] = -np.inf
+    at = total.argmax(axis=0), np.arange(len(columns))
+    saved_live = np.minimum(live[at], saved_bytes[at])
+    values = imbalance * fp32_values * profile.state_values * trained
+    return {
+        "on_host": np.where(
+            on_host,
+            of_states(lambda state: state.host.resident if state.host else 0.0) + values,
+            0.0,
+        ),
+        "parameters": imbalance * of_states(lambda state: state.parameters),
+        "gradients": imbalance * (state_gradients + gradients[at]),
+        "optimizer_state": imbalance * of_states(lambda state: state.optimizer_state)
+        + np.where(on_host, 0.0, values),
+        "gathered": gathered[at],
+        "buffers": of_states(lambda state: state.buffers)
+        + profile.buffer_bytes
+        + profile.data_bytes,
+        "activations": (passes - 1)
+        * (profile.batch_bytes.fixed + profile.batch_bytes.per_sample * samples)
+        + saved_live / slices,
+        "temporary": (live[at] - saved_live) / slices,
+    }

@@ -1,20 +1,26 @@
-"""Predicts the time of a step: a model's profile under a strategy, on so many nodes."""
+"""The step model: predicts the time of an optimizer step under one layout or many."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic
 from shardmark.costs import cost_model
-from shardmark.costs.base import FP32_BYTES, Cell, HostState
+from shardmark.costs.base import FP32_BYTES, Cell, Costs, HostState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.profile import Profile
-from shardmark.predict.timeline import distribution_tax, two_streams
 from shardmark.predict.timing import (
     Constants,
+    Numbers,
     collective_seconds,
     copy_seconds,
     host_seconds,
@@ -22,15 +28,18 @@ from shardmark.predict.timing import (
     operation_seconds,
     update_seconds,
 )
-from shardmark.strategies.base import Strategy, samples_of_share
+from shardmark.strategies.base import Strategy
 
+Array = NDArray[np.float64]
+REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 STREAMS = 4
-REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+"""Kinds of communication: gathers ahead of their layers, reductions of gradients, collectives that
+the rank waits for, and sends between pipeline stages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
-    """What measurements said of a machine: measured seconds over predicted ones."""
+    """Measured seconds over predicted seconds, from measurements of a machine."""
 
     compute: float = 1.0
     communication: float = 1.0
@@ -38,20 +47,20 @@ class Factors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step by what they are spent on."""
+    """Seconds of a step by cause."""
 
     compute_seconds: float
-    """Forward, backward and update, alone on its card."""
+    """Forward pass, backward pass and update of a rank that runs alone."""
     distribution_seconds: float
-    """That computing takes longer because there are several ranks."""
+    """Extra computing time because several ranks run."""
     bubble_seconds: float
-    """That a rank waits for its pipeline to fill and drain."""
+    """Time in which a rank waits for its pipeline to fill and drain."""
     waiting_seconds: float
-    """For communication that nothing hides."""
+    """Communication that no computation hides."""
     interference_seconds: float
-    """Of communication that computing hides, and which slows it down."""
+    """Slowdown of computation by the communication that it hides."""
     library_seconds: float = 0.0
-    """Of the loop's and the library's own code, where a processor computes."""
+    """The training loop's and the library's own code, if a CPU computes."""
 
     @property
     def seconds(self) -> float:
@@ -66,122 +75,150 @@ class StepTime:
 
     @property
     def bound(self) -> str:
-        """What takes most of it."""
-        communication = self.waiting_seconds + self.interference_seconds
-        parts = {
+        """Name of the cause that takes most of the step."""
+        seconds = {
             "computing": self.compute_seconds + self.distribution_seconds,
-            "communication": communication,
+            "communication": self.waiting_seconds + self.interference_seconds,
             "the pipeline's bubble": self.bubble_seconds,
             "the library's own code": self.library_seconds,
         }
-        return max(parts, key=lambda name: parts[name])
+        return max(seconds, key=lambda name: seconds[name])
+
+
+class Column(NamedTuple):
+    """Numbers of one layout that its step time depends on; with arrays, those of many layouts."""
+
+    samples: Numbers
+    """Samples of a micro-batch on each rank."""
+    tensor: Numbers
+    sequence: Numbers
+    repeats: Numbers
+    """Micro-batches of a pass, divided by the stages and multiplied by their imbalance."""
+    passes: Numbers
+    reducing_passes: Numbers
+    """Passes that reduce gradients: the last one, unless the strategy reduces more often."""
+    gathers_again: Numbers
+    """1 if the backward pass gathers parameters that were freed after the forward pass, else 0."""
+    bubble: Numbers
+    devices: Numbers
+    slowdown: Numbers
+    """Slowdown of computation by ranks that share cores."""
+    update_seconds: Numbers
+    library_seconds: Numbers
+    communication_seconds: Sequence[Numbers]
+    """Seconds by stream that collectives take on the network."""
+    copy_seconds: Sequence[Numbers]
+    """Seconds by stream that copies into and out of messages take."""
+    host_seconds: Sequence[Numbers]
+    """Seconds by stream that copies to and from the host take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step of every rank: what it computes and sends, before anything is measured."""
+    """Optimizer steps of a model under one or several layouts, before calibration."""
 
-    forward_seconds: tuple[float, ...]
-    """Of each unit in a pass, alone on its card."""
-    backward_seconds: tuple[float, ...]
-    update_seconds: float
-    held: tuple[float, ...]
-    """Each unit's share of the parameters, by which it shares in what is gathered."""
-    trained: tuple[float, ...]
-    passes: int
-    gathers_again: bool
-    """For the backward pass, what was freed after the forward pass."""
-    reducing_passes: int
-    """In which gradients are shared: the last alone, unless the strategy shares them more often."""
-    bubble: float
-    devices: int
+    columns: Column
+    """Arrays whose last axis is the layout."""
+    forward_seconds: Array
+    """Forward pass of each unit, shape (units, layouts)."""
+    backward_seconds: Array
+    gathered_fractions: Array
+    """Fraction of the parameters that each unit has, shape (units, 1)."""
+    reduced_fractions: Array
+    """Fraction of the trained parameters that each unit has, shape (units, 1)."""
     node: NodeType
-    ranks_per_node: int
-    traffic: tuple[Traffic, ...]
-    workers_per_server: float
-    """Whose messages one link has to carry."""
-    slowdown: float
-    """Of computing, by ranks that share its cores."""
-    library_seconds: float
-    host: HostState | None = None
-    """What is offloaded."""
+
+    @classmethod
+    def of_columns(
+        cls,
+        columns: Iterable[Column],
+        profile: Profile,
+        recipe: Recipe,
+        node: NodeType,
+        constants: Constants,
+    ) -> Self:
+        """Predict the computation of layouts that have the same profile and precision.
+
+        Raises `InputError` for a precision that the card does not have in hardware.
+        """
+        stacked = (np.array(numbers, dtype=np.float64).T for numbers in zip(*columns, strict=True))
+        table = Column._make(stacked)
+        seconds_of = partial(
+            operation_seconds,
+            samples=table.samples,
+            card=node.card,
+            recipe=recipe,
+            constants=constants,
+            tensor=table.tensor,
+            sequence=table.sequence,
+        )
+        scale = table.slowdown * table.repeats
+        forward = scale * np.array([seconds_of(unit.forward) for unit in profile.units])
+        backward = scale * np.array([seconds_of(unit.backward) for unit in profile.units])
+        return cls(
+            columns=table,
+            forward_seconds=forward,
+            backward_seconds=forward + backward if recipe.activation_checkpointing else backward,
+            gathered_fractions=_fractions([unit.parameters for unit in profile.units]),
+            reduced_fractions=_fractions([unit.trained_parameters for unit in profile.units]),
+            node=node,
+        )
+
+    @property
+    def communicates(self) -> bool:
+        return bool(np.any(self.columns.communication_seconds))
 
     def time(self, constants: Constants, factors: Factors = Factors()) -> StepTime:
-        """Raises `InputError` where nothing is known of links or network."""
-        compute, passes = factors.compute, self.passes
-        forward = [compute * seconds for seconds in self.forward_seconds]
-        backward = [compute * seconds for seconds in reversed(self.backward_seconds)]
-        gathered, reduced, waited, passed_on = (
-            factors.communication * sent + compute * copied + moved
+        """Predict the step of the first layout."""
+        parts = self._parts(constants, factors.compute, factors.communication)
+        return StepTime(**{name: float(np.ravel(seconds)[0]) for name, seconds in parts.items()})
+
+    def seconds(self, constants: Constants, compute: Numbers, communication: Numbers) -> Array:
+        """Predict the step time of all layouts, or of one layout for arrays of factors."""
+        total: Array = sum(self._parts(constants, compute, communication).values(), np.zeros(1))
+        return total
+
+    def _parts(
+        self, constants: Constants, compute: Numbers, communication: Numbers
+    ) -> dict[str, Array]:
+        """Seconds of all layouts by field of `StepTime`."""
+        numbers = self.columns
+        forward, backward = compute * self.forward_seconds, compute * self.backward_seconds[::-1]
+        gathered, reduced, waited, between_stages = (
+            communication * sent + compute * copied + moved
             for sent, copied, moved in zip(
-                self._communication(constants),
-                self._copying(constants),
-                self._offloading(constants),
+                numbers.communication_seconds,
+                numbers.copy_seconds,
+                numbers.host_seconds,
                 strict=True,
             )
         )
-        once = gathered / (passes * (2 if self.gathers_again else 1))
-        gathers = [once * share for share in self.held]
-        reduces = [reduced / self.reducing_passes * share for share in reversed(self.trained)]
-        nothing = [0.0] * len(forward)
-        again = gathers[::-1] if self.gathers_again else nothing
-
-        def span(reducing: list[float]) -> float:
-            return two_streams(forward + backward, gathers + again, nothing + reducing)
-
-        quiet = passes - self.reducing_passes
-        spans = self.reducing_passes * span(reduces) + (quiet * span(nothing) if quiet else 0.0)
-        computing = passes * (sum(forward) + sum(backward))
-        shown = spans - computing
-        alone = computing + compute * self.update_seconds
-        waited += max(self.bubble * passed_on, passed_on - computing)
-        return StepTime(
-            compute_seconds=alone,
-            distribution_seconds=alone * distribution_tax(self.devices, passes, constants),
-            bubble_seconds=computing * self.bubble,
-            waiting_seconds=shown + waited,
-            interference_seconds=interference(self.node, constants)
-            * max(0.0, gathered + reduced - shown),
-            library_seconds=self.library_seconds,
+        again = numbers.gathers_again
+        gathers = self.gathered_fractions * (gathered / (numbers.passes * (1 + again)))
+        reductions = self.reduced_fractions[::-1] * (reduced / numbers.reducing_passes)
+        none = np.zeros_like(reductions)
+        computing = [*forward, *backward]
+        gathering = [*gathers, *(again * gathers[::-1])]
+        quiet_passes = numbers.passes - numbers.reducing_passes
+        busy_seconds = numbers.reducing_passes * two_streams(
+            computing, gathering, [*none, *reductions]
         )
-
-    def _offloading(self, constants: Constants) -> tuple[float, ...]:
-        """The same of what moves between card and host."""
-        host = self.host
-        if host is None:
-            return (0.0,) * STREAMS
-        return tuple(
-            host_seconds(moved, self.node.card, constants)
-            for moved in (host.fetched, host.handed_back, host.returned, 0.0)
-        )
-
-    def _communication(self, constants: Constants) -> tuple[float, ...]:
-        """Seconds by stream."""
-        return self._by_stream(
-            self.workers_per_server
-            * collective_seconds(each, self.ranks_per_node, self.node, constants)
-            for each in self.traffic
-        )
-
-    def _copying(self, constants: Constants) -> tuple[float, ...]:
-        """The same of what is copied into messages and out of them."""
-        return self._by_stream(
-            self.slowdown * copy_seconds(each.copied_bytes, self.node.card, constants)
-            for each in self.traffic
-        )
-
-    def _by_stream(self, seconds: Iterable[float]) -> tuple[float, ...]:
-        sums = [0.0] * STREAMS
-        for each, spent in zip(self.traffic, seconds, strict=True):
-            sums[stream_of(each)] += spent
-        return tuple(sums)
-
-
-def stream_of(traffic: Traffic) -> int:
-    """0 where it is gathered ahead, 1 for gradients, 2 where it is waited for, 3 between stages."""
-    if traffic.waited_for:
-        return 3 if traffic.filling else 2
-    return int(traffic.kind in REDUCING)
+        if np.any(quiet_passes):
+            busy_seconds += quiet_passes * two_streams(computing, gathering, [*none, *none])
+        computed = numbers.passes * sum(computing)
+        exposed = busy_seconds - computed
+        alone = computed + compute * numbers.slowdown * numbers.update_seconds
+        pipeline = np.maximum(numbers.bubble * between_stages, between_stages - computed)
+        hidden = np.maximum(0.0, gathered + reduced - exposed)
+        return {
+            "compute_seconds": alone,
+            "distribution_seconds": alone
+            * distribution_tax(numbers.devices, numbers.passes, constants),
+            "bubble_seconds": computed * numbers.bubble,
+            "waiting_seconds": exposed + waited + pipeline,
+            "interference_seconds": interference(self.node, constants) * hidden,
+            "library_seconds": numbers.slowdown * numbers.library_seconds,
+        }
 
 
 def plan_step(
@@ -194,89 +231,137 @@ def plan_step(
     nodes: int = 1,
     constants: Constants,
 ) -> Step:
-    """What a strategy's layout and traffic make of the profile.
+    """Predict a profiled model's step under a strategy.
 
-    Raises `InputError` for a precision that the card has not in hardware, and for a strategy
-    without a cost model.
+    Raises `InputError` for a precision that the card does not have in hardware, for a link that is
+    not described, and for a strategy without a cost model.
     """
     layout = strategy.layout(world_size, nodes)
-    passes = recipe.gradient_accumulation
-    samples = samples_of_share(recipe, layout.shares) / passes
-    parts = layout.tensor * layout.pipeline
-    stages = layout.pipeline / profile.size.stage_compute_imbalance  # which the others wait for
-    per_node = max(1, world_size // nodes)
-    slowdown = node.slowdown(per_node)
+    holds = layout.ranks[0].holds
     costs = cost_model(strategy)
     cell = Cell(
         size=profile.size, units=profile.units, recipe=recipe, world_size=world_size, nodes=nodes
     )
-    num_microbatches = costs.num_microbatches(cell)
-    forward, backward = (
-        [
-            slowdown
-            * num_microbatches
-            * operation_seconds(
-                operations,
-                samples / num_microbatches,
-                node.card,
-                recipe,
-                constants,
-                tensor=layout.tensor,
-                sequence=layout.sequence,
-            )
-            / stages
-            for operations in of_units
-        ]
-        for of_units in (
-            [unit.forward for unit in profile.units],
-            [unit.backward for unit in profile.units],
-        )
-    )
-    if recipe.activation_checkpointing:
-        backward = [first + second for first, second in zip(forward, backward, strict=True)]
-    traffic = costs.library_traffic(cell)
-    gradient_bytes = FP32_BYTES * max(1, profile.size.trained_parameters) / parts
-    reduced = [
-        each.payload_bytes / gradient_bytes
-        for each in traffic
-        if each.kind in REDUCING and not each.waited_for
-    ]
-    ranks_of_one = max(
-        (each.ranks * each.rank_stride for each in traffic), default=1
-    )  # servers, too
-    kept = layout.ranks[0].holds
     servers = len(layout.server_ranks)
-    host = None
-    if recipe.cpu_offload:
-        host = costs.step_state(cell).host
-    updating = update_seconds(
-        kept.optimizer_state * profile.size.trained_parameters,
-        recipe.optimizer.name,
+    column = layout_column(
+        costs,
+        cell,
+        layout,
         node,
         constants,
-        sharing=None if host is None else per_node,
-    )
-    return Step(
-        host=host,
-        forward_seconds=tuple(forward),
-        backward_seconds=tuple(backward),
-        update_seconds=slowdown * updating,
-        held=_shares([unit.parameters for unit in profile.units]),
-        trained=_shares([unit.trained_parameters for unit in profile.units]),
-        passes=passes,
-        gathers_again=kept.parameters * parts < 0.999,
-        reducing_passes=min(passes, max(1, round(max(reduced, default=0.0)))),
-        bubble=costs.bubble(cell),
-        devices=layout.devices,
-        node=node,
-        ranks_per_node=per_node if nodes > 1 else max(ranks_of_one, per_node),
-        traffic=traffic,
-        slowdown=slowdown,
-        library_seconds=slowdown * library_seconds(costs, cell, node.card),
+        gathers_again=holds.parameters * layout.tensor * layout.pipeline < 0.999,
+        optimizer_fraction=holds.optimizer_state,
+        host=costs.step_state(cell).host if recipe.cpu_offload else None,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
+    return Step.of_columns([column], profile, recipe, node, constants)
 
 
-def _shares(parameters: list[int]) -> tuple[float, ...]:
-    whole = max(1, sum(parameters))
-    return tuple(each / whole for each in parameters)
+def layout_column(
+    costs: Costs[Any],
+    cell: Cell,
+    layout: Layout,
+    node: NodeType,
+    constants: Constants,
+    *,
+    gathers_again: bool,
+    optimizer_fraction: float,
+    host: HostState | None,
+    workers_per_server: float = 1.0,
+) -> Column:
+    """Return the numbers of one layout; of `layout` only its sizes are read.
+
+    Raises `InputError` for a link or network that the node's file does not describe.
+    """
+    size, passes = cell.size, cell.recipe.gradient_accumulation
+    per_node = max(1, cell.world_size // cell.nodes)
+    microbatches = costs.num_microbatches(cell)
+    traffic = costs.library_traffic(cell)
+    parts = layout.tensor * layout.pipeline
+    gradient_bytes = FP32_BYTES * max(1, size.trained_parameters) / parts
+    reduced = [
+        part.payload_bytes / gradient_bytes
+        for part in traffic
+        if part.kind in REDUCTIONS and not part.waited_for
+    ]
+    ranks_per_node = per_node
+    if cell.nodes == 1:  # groups may include parameter servers
+        ranks_per_node = max((per_node, *(part.ranks * part.rank_stride for part in traffic)))
+    sent, copied = [0.0] * STREAMS, [0.0] * STREAMS
+    for part in traffic:
+        stream = _stream(part)
+        sent[stream] += workers_per_server * collective_seconds(
+            part, ranks_per_node, node, constants
+        )
+        copied[stream] += node.slowdown(per_node) * copy_seconds(
+            part.copied_bytes, node.card, constants
+        )
+    moved_bytes = (
+        (0.0,) * STREAMS if host is None else (host.fetched, host.handed_back, host.returned, 0.0)
+    )
+    return Column(
+        samples=cell.samples(layout.shares) / passes / microbatches,
+        tensor=layout.tensor,
+        sequence=layout.sequence,
+        repeats=microbatches * size.stage_compute_imbalance / layout.pipeline,
+        passes=passes,
+        reducing_passes=min(passes, max(1, round(max(reduced, default=0.0)))),
+        gathers_again=float(gathers_again),
+        bubble=costs.bubble(cell),
+        devices=layout.devices,
+        slowdown=node.slowdown(per_node),
+        update_seconds=update_seconds(
+            optimizer_fraction * size.trained_parameters,
+            cell.recipe.optimizer.name,
+            node,
+            constants,
+            sharing=None if host is None else per_node,
+        ),
+        library_seconds=library_seconds(costs, cell, node.card),
+        communication_seconds=sent,
+        copy_seconds=copied,
+        host_seconds=[host_seconds(count, node.card, constants) for count in moved_bytes],
+    )
+
+
+def _stream(traffic: Traffic) -> int:
+    if traffic.waited_for:
+        return 3 if traffic.filling else 2
+    return int(traffic.kind in REDUCTIONS)
+
+
+def _fractions(counts: Sequence[int]) -> Array:
+    """Return the counts divided by their sum, shape (counts, 1)."""
+    return np.array(counts, dtype=np.float64)[:, None] / max(1, sum(counts))
+
+
+def two_streams(
+    computing: Sequence[Numbers], gathering: Sequence[Numbers], reducing: Sequence[Numbers]
+) -> Numbers:
+    """Seconds until a stream that computes and one that communicates have finished all tasks.
+
+    Each stream does one thing at a time, in the order of requests.  Arguments have the seconds of
+    each task in order: to compute, to gather what it needs, which is requested when the task before
+    it begins, and to reduce what it leaves.  The first task waits for its own gather.
+    """
+    computed = np.zeros_like(computing[0])
+    sent = ready = gathering[0]
+    for seconds, ahead, reduced in zip(computing, (*gathering[1:], 0.0), reducing, strict=True):
+        begun = np.maximum(computed, ready)
+        fetched = np.maximum(sent, begun) + ahead
+        ready = np.where(ahead > 0, fetched, 0.0)
+        sent = np.where(ahead > 0, fetched, sent)
+        computed = begun + seconds
+        sent = np.where(reduced > 0, np.maximum(sent, computed) + reduced, sent)
+    return np.maximum(computed, sent)
+
+
+def distribution_tax(ranks: Numbers, passes: Numbers, constants: Constants) -> Numbers:
+    """Extra computing time of several ranks over that of one: hooks, and waiting for the slowest.
+
+    The largest of n normal draws lies sqrt(2 ln n) standard deviations above their mean for large
+    n (David and Nagaraja, Order Statistics, 3rd ed., 2003, section 10.5); ranks wait for each other
+    once in a step, and the mean of its passes spreads less by their square root.
+    """
+    slowest = constants.spread * np.sqrt(2 * np.log(ranks) / passes)
+    return np.where(np.asarray(ranks) > 1, constants.distribution + slowest, 0.0)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import ceil, log2
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
@@ -13,6 +16,8 @@ from shardmark.costs.base import FP32_BYTES
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Operation
 
+Numbers: TypeAlias = Any
+"""A number, or an array with one number for each layout."""
 MESSAGE_BYTES = 25 * 2**20
 """Bytes of one message, as in DDP's buckets: larger units are cut, smaller ones merged."""
 UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
@@ -54,14 +59,14 @@ class Constants:
 
 def operation_seconds(
     operations: Iterable[Operation],
-    samples: float,
+    samples: Numbers,
     card: Card,
     recipe: Recipe,
     constants: Constants,
     *,
-    tensor: int = 1,
-    sequence: int = 1,
-) -> float:
+    tensor: Numbers = 1,
+    sequence: Numbers = 1,
+) -> Numbers:
     """Predict operations of one pass: a product takes its FLOPs and then its bytes, any other
     operation the longer of the two.
 
@@ -76,16 +81,16 @@ def operation_seconds(
     # On a GPU the start of an operation overlaps the one before: a measured time is a CPU's.
     measured = card.operation_seconds if card.device_type == "cpu" else None
     started = measured or constants.call_seconds
-    seconds = 0.0
+    seconds = 0.0 * samples
     for operation in operations:
         moved = operation.bytes.at(samples, tensor) / bandwidth / sequence
         flops = operation.flops.at(samples, tensor) / sequence
         if operation.kind == "other":
-            seconds += max(flops / (constants.core_share * fp32), moved)
+            seconds = seconds + np.maximum(flops / (constants.core_share * fp32), moved)
         else:
             share = shares[operation.kind] if peak > fp32 else constants.core_share
-            seconds += flops / (share * peak) + moved
-        seconds += operation.calls * started
+            seconds = seconds + flops / (share * peak) + moved
+        seconds = seconds + operation.calls * started
     return seconds
 
 

@@ -15,10 +15,11 @@ from shardmark.core.recipe import Recipe
 from shardmark.predict.hardware.catalogue import load_node
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.profile import Profile
-from shardmark.predict.search import GAIN, Searcher
+from shardmark.predict.search import GAIN, Candidate, Searcher
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.strategies import STRATEGIES
+from shardmark.strategies.base import Strategy
 from shardmark.trials.matrix import expand
 
 GiB = 2**30
@@ -78,18 +79,27 @@ def searcher(
     )
 
 
+def rebuilt(candidate: Candidate, of: Searcher) -> tuple[Recipe, Strategy]:
+    """Recipe and strategy of a candidate, to predict it alone."""
+    fields = ("activation_checkpointing", "cpu_offload", "gradient_accumulation")
+    recipe = of.recipe.model_copy(update={name: getattr(candidate, name) for name in fields})
+    return recipe, STRATEGIES[candidate.strategy](**candidate.options)
+
+
 def test_all_at_once_takes_what_each_takes_alone() -> None:
     of = searcher()
-    layouts = [*of.layouts()]
-    assert len(layouts) > 300
-    for name, options, recipe, seconds, _ in layouts:
+    candidates = of.candidates()
+    assert len(candidates) > 300
+    for candidate in candidates:
+        recipe, strategy = rebuilt(candidate, of)
         profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
-        strategy = STRATEGIES[name](**options)
         alone = plan_step(
             profile, strategy, recipe, RANKS, of.node, nodes=NODES, constants=of.constants
         )
         expected = alone.time(of.constants, of.factors).seconds
-        assert seconds == pytest.approx(expected, rel=1e-9), (name, options, recipe)
+        assert candidate.step_seconds == pytest.approx(expected, rel=1e-9), candidate
+        memory = rank_memory(profile, strategy, recipe, RANKS, nodes=NODES).device_bytes("cuda")
+        assert candidate.device_bytes == pytest.approx(memory, rel=1e-9), candidate
 
 
 @pytest.mark.parametrize("room_gib", [80, 12])
@@ -101,29 +111,26 @@ def test_no_layout_beats_the_front(room_gib: int) -> None:
     assert needed == sorted(needed, reverse=True)
     assert needed[0] <= room_gib * GiB
     assert [each.step_seconds for each in front] == sorted(each.step_seconds for each in front)
-    for name, options, recipe, seconds, least in of.layouts():
-        profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
-        strategy = STRATEGIES[name](**options)
-        memory = rank_memory(profile, strategy, recipe, RANKS, nodes=NODES).device_bytes("cuda")
-        assert least <= memory * (1 + 1e-9), (name, options, recipe)
+    for candidate in of.candidates():
+        seconds, memory = candidate.step_seconds, candidate.device_bytes
         faster = [each.device_bytes for each in front if each.step_seconds <= seconds * (1 + 1e-9)]
         if memory <= room_gib * GiB:
-            assert faster, (name, options, "is faster than the front")
-            assert memory >= GAIN * min(faster) * (1 - 1e-9), (name, options, recipe)
+            assert faster, f"{candidate} is faster than the front"
+            assert memory >= GAIN * min(faster) * (1 - 1e-9), candidate
 
 
 def test_layouts_that_train_fewer_samples_are_not_faster() -> None:
     """With a batch of each share, tensor ranks and stages train a part of what shards do."""
     of = searcher(global_batch=None, per_rank_batch=1)
     found = of.search(80 * GiB).front[0]
-    layouts = [*of.layouts()]
-    samples = [
-        STRATEGIES[name](**options).layout(RANKS, NODES).shares for name, options, *_ in layouts
+    candidates = of.candidates()
+    rates = [
+        rebuilt(candidate, of)[1].layout(RANKS, NODES).shares / candidate.step_seconds
+        for candidate in candidates
     ]
-    rates = [count / seconds for count, (*_, seconds, _) in zip(samples, layouts, strict=True)]
     assert found.samples_per_second == pytest.approx(max(rates))
     assert found.samples == RANKS
-    assert found.step_seconds > 1.5 * min(seconds for *_, seconds, _ in layouts), "less work"
+    assert found.step_seconds > 1.5 * min(one.step_seconds for one in candidates), "less work"
 
 
 def test_nothing_fits() -> None:

@@ -14,12 +14,12 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.costs import COSTS
 from shardmark.costs.base import Cell, Costs
+from shardmark.costs.replicas import DDPCosts
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.intervals import COVERAGE, interval, residuals_of
 from shardmark.predict.profile import Amount, Operation, Profile, Unit
-from shardmark.predict.step import Factors, Step, plan_step
-from shardmark.predict.timeline import distribution_tax, two_streams
+from shardmark.predict.step import Factors, Step, distribution_tax, plan_step, two_streams
 from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
@@ -192,24 +192,21 @@ def test_gloo_broadcasts_along_a_tree(ranks_per_node: int, expected_seconds: flo
     ],
 )
 def test_other_micro_batches_hide_messages_between_stages(
-    gigabytes: float, shown_seconds: float
+    gigabytes: float, shown_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent = Traffic(
         kind="send", payload_bytes=1e9 * gigabytes, ranks=2, waited_for=True, filling=True
     )
-    step = replace(
-        plan_step(
-            profile(),
-            build_strategy("ddp", {}),
-            Recipe(steps=1, per_rank_batch=4),
-            4,
-            NODE.model_copy(
-                update={"card": CARD.model_copy(update={"link_bytes_per_second": 1e10})}
-            ),
-            constants=PLAIN,
-        ),
-        traffic=(sent,),
-        bubble=3 / 8,
+    monkeypatch.setattr(DDPCosts, "library_traffic", lambda *_: (sent,))
+    monkeypatch.setattr(DDPCosts, "bubble", lambda *_: 3 / 8)
+    card = CARD.model_copy(update={"link_bytes_per_second": 1e10})
+    step = plan_step(
+        profile(),
+        build_strategy("ddp", {}),
+        Recipe(steps=1, per_rank_batch=4),
+        4,
+        NODE.model_copy(update={"card": card}),
+        constants=PLAIN,
     )
     assert step.time(PLAIN).waiting_seconds == pytest.approx(shown_seconds)
 
@@ -217,8 +214,9 @@ def test_other_micro_batches_hide_messages_between_stages(
 def test_the_host_updates_for_all_of_its_ranks() -> None:
     here, there = offloaded("fsdp")
     own = GRADIENT_BYTES / 4
-    assert here.update_seconds == pytest.approx(5 * own / 1e12)
-    assert there.update_seconds == pytest.approx(4 * 5 * own / PLAIN.host_memory_bytes_per_second)
+    assert here.columns.update_seconds == pytest.approx(5 * own / 1e12)
+    there_seconds = 4 * 5 * own / PLAIN.host_memory_bytes_per_second
+    assert there.columns.update_seconds == pytest.approx(there_seconds)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +307,7 @@ def test_accumulation_reduces_once_and_fsdp_gathers_in_each_pass() -> None:
     copied = 2 * GRADIENT_BYTES / 1e12  # read and written
     gather, scatter = (0.005 + copied) / UNITS, (0.005 + copied) / UNITS
     assert fsdp.time(PLAIN).waiting_seconds == pytest.approx(4 * gather + scatter)
-    assert fsdp.update_seconds == pytest.approx(ddp.update_seconds / 2)
+    assert fsdp.columns.update_seconds == pytest.approx(ddp.columns.update_seconds / 2)
 
 
 @pytest.mark.parametrize(
@@ -408,4 +406,4 @@ def test_ranks_that_share_cores_slow_one_another_down() -> None:
         ).forward_seconds
         for ranks in (1, 4)
     )
-    assert among == pytest.approx([2 * each for each in alone])
+    assert among == pytest.approx(2 * alone)
