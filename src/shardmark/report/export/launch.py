@@ -41,7 +41,7 @@ LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
           "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
           "tf32", "seed")  # fmt: skip
-"""Of the recipe: what the user's own code has to set."""
+"""Fields of the recipe that the user's own code has to set."""
 OF_MACHINE = re.compile(
     r"(CUDA_(CACHE|DEVICE_ORDER|HOME|PATH|VISIBLE)|DS_|GLOO_|GOMP_|MKL_|NVIDIA_VISIBLE|OMP_|OPENBLAS_"
     r"|TORCH_CUDA_ARCH|TORCHINDUCTOR_)\w*|\w+_(AFFINITY|DIR|FILE|HCA|HOSTID|IFNAME|PATH)"
@@ -69,7 +69,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedLaunch:
-    """What was written."""
+    """The files that an export of a launch command has written."""
 
     title: str
     place: str

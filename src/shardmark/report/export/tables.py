@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_STEPS_BYTES = 2**30
-"""Of `steps.jsonl` or `samples.jsonl`."""
+"""Largest `steps.jsonl` or `samples.jsonl` that is read."""
 MOST_LINE_BYTES = 2**22
 Record = dict[str, Any]
 By = Literal["trial", "epoch", "step", "sample"]
@@ -41,29 +41,29 @@ TABLES: Mapping[By, str] = {
     "step": "steps",
     "sample": "samples",
 }
-"""What a row is -> the table's name."""
+"""Meaning of a row -> name of the table."""
 
 IDENTITY = ("experiment", "run", "id", "strategy", "strategy_options", "world_size", "precision",
             "repeat")  # fmt: skip
 TRIALS = ("synthetic", "outcome", "failure", "equivalent", "started_at_seconds", *TRIAL_METRICS)
 DTYPES = {"failure": "string", "equivalent": "boolean"}
-"""Of columns that are often empty; all others have their values' own, metrics float64."""
+"""Types of columns that are often empty; other columns have the type of their values."""
 _UNITS = ("seconds", "bytes", "percent", "watts", "joules", "celsius")
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One run to be exported."""
+    """A run to be exported."""
 
     run: StoredRun
     label: str
-    """Its folder's name, with those above it where two runs share the name."""
+    """Name of the run's folder, with parent folders if two runs share the name."""
 
     def folder(self, trial_id: str) -> Path:
         return RunFolder(self.run.path).trial_folder(trial_id)
 
     def equivalent(self, trial: TrialResult) -> bool | None:
-        """Whether the trial trains what the reference trains; None where that was not shown."""
+        """Return True if the trial trains the same as the reference; None if not verified."""
         verification = self.run.verification
         verdict = None if verification is None else verification.verdict_of(cell_id(trial.trial))
         return None if verdict is None else verdict.equivalent
@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export did."""
+    """The result of an export."""
 
     place: str
     """Folder, file or tracking URI."""
@@ -80,7 +80,7 @@ class Exported:
     existing: int = 0
     """Trials that the target held already; they are not changed."""
     look: str
-    """How to look at it: a command, or a line of Python."""
+    """A command, or a line of Python, that shows the result."""
 
 
 def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
@@ -209,7 +209,7 @@ def values_of(trial: TrialResult) -> dict[str, float]:
 
 
 def epoch_rows(trial: TrialResult) -> list[Record]:
-    """One an epoch, counted from 1 as `compare --epochs` does; none where the recipe counts steps.
+    """Return a row for each epoch, counted from 1; none if the recipe counts steps.
 
     `ended_at_seconds` is the Unix time at which the slowest rank had trained it.
     """
@@ -240,7 +240,7 @@ def epoch_rows(trial: TrialResult) -> list[Record]:
 
 
 def step_rows(source: Source, trial: TrialResult) -> list[Record]:
-    """One a rank and step, as `steps.jsonl` has them; epochs are counted from 1."""
+    """Return a row for each rank and step of `steps.jsonl`; epochs are counted from 1."""
     rows = [dict(line) for line in _lines(source, trial, STEPS_FILE)]
     for row in rows:
         epoch = row.get("epoch")
@@ -252,7 +252,7 @@ def step_rows(source: Source, trial: TrialResult) -> list[Record]:
 
 
 def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
-    """One row for each sampling and subject: rank, interface, GPU, or the machine."""
+    """Return a row for each sampling and subject: rank, interface, GPU or machine."""
     rows: list[Record] = []
     for line in _lines(source, trial, SAMPLES_FILE):
         at = {"at_seconds": line.get("at_seconds")}
@@ -271,7 +271,7 @@ def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
 
 
 def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[str, Any]]:
-    """Of a trial that ended ok and recorded the file."""
+    """Yield the lines of the file; none if the trial did not end ok or has no such file."""
     path = source.folder(trial.id) / name
     if trial.outcome is not Outcome.OK or not path.exists():
         return

@@ -30,7 +30,7 @@ PLACES = {"mlflow": "MLFLOW_TRACKING_URI", "wandb": "WANDB_DIR", "trackio": "TRA
 
 
 class TrackedRun(Protocol):
-    """One run of a tracker, with the two methods of a run of Weights & Biases."""
+    """A run of a tracker, with the two methods of a run of Weights & Biases."""
 
     def log(self, data: dict[str, float], step: int) -> None:
         """Store values by series; `_timestamp` is their Unix time in seconds."""

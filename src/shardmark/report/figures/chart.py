@@ -8,7 +8,7 @@ from math import exp, floor, isfinite, log, log10
 from typing import Literal
 
 WHISKER_SHARE = 0.5
-"""How far intervals may reach beyond the values, as a share of what the values span."""
+"""Length by which intervals may exceed the values, as a fraction of the values' range."""
 MOST_PANELS = 12
 _WIDEST_LINEAR = 10
 """Largest ratio of values that an ordinary axis still shows well."""
@@ -17,7 +17,7 @@ _RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line, set of points or set of bars, with one name in the legend."""
+    """A line, a set of points or a set of bars, with a name in the legend."""
 
     name: str
     x: Sequence[float] | Sequence[str]
@@ -32,18 +32,18 @@ class Series:
     dashed: bool = False
     """A reference such as ideal scaling: a dashed line without markers, also among points."""
     text: Sequence[str] | None = None
-    """What stands at each point, beside `y`."""
+    """Texts beside the points, one for each value of `y`."""
     places: Sequence[str] = ()
-    """What each point is, where the series' name and x do not say it; beside `y`."""
+    """Names of the points, one for each value of `y`; empty if name and `x` identify them."""
     faint: Sequence[bool] = ()
-    """What decides nothing, since other work disturbed it; one for each value or one for all."""
+    """True for values that were disturbed by other work; one for each value or one for all."""
     rows: Sequence[int] = ()
-    """Of the comparison, one for each value or one for all: the page's filters hide by it."""
+    """Row numbers in the comparison, one for each value or one for all, for the page's filters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """One pair of axes.  Bars go down the page; their x is the category and their y the value."""
+    """A pair of axes.  Bars are horizontal; their x is the category and their y the value."""
 
     title: str
     kind: Literal["line", "points", "bars", "stacked"]
@@ -51,12 +51,12 @@ class Panel:
     y_label: str
     series: tuple[Series, ...]
     x_unit: str = ""
-    """Of the values, for the text that the pointer shows; the labels have it too."""
+    """Unit of x in the text that the pointer shows; `x_label` names it too."""
     y_unit: str = ""
     x_logarithmic: bool = False
     y_logarithmic: bool = False
     x_ticks: tuple[float, ...] = ()
-    """Where the ticks are; empty leaves it to the library."""
+    """Positions of the ticks; empty lets the library choose."""
     x_whole: bool = False
     """Counts, such as epochs: no tick between two of them."""
     x_from_zero: bool = False
@@ -65,7 +65,7 @@ class Panel:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """Of all series: in the given order, the rest by their first appearance."""
+        """Categories of all series in the given order; others by their first appearance."""
         present = dict.fromkeys(str(x) for series in self.series for x in series.x)
         ordered = [name for name in self.category_order if name in present]
         return tuple(dict.fromkeys((*ordered, *present)))
@@ -105,13 +105,13 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One or more panels that share a legend, in base units already scaled for reading."""
+    """Panels that share a legend, in units that are scaled for reading."""
 
     name: str
-    """Of its files and its anchor: lower case, words joined by `-`."""
+    """Name of the figure's files and anchor: lower case, words joined by `-`."""
     title: str
     caption: str
-    """What one sees and how it was measured, in one or two sentences; plain text."""
+    """A plain text of one or two sentences: content, and how it was measured."""
     panels: tuple[Panel, ...]
     """In reading order: row by row."""
 

@@ -22,7 +22,7 @@ WIDTH, HEIGHT = 420, 290
 """Pixels of a panel: one fits a phone, two or three stand beside each other on a desk."""
 BAR_PIXELS = 22
 LABEL_PIXELS = 180
-"""Of the longest name of a bar; the rest is left to the pointer."""
+"""Width of the longest name of a bar; the pointer shows the full name."""
 WIDE_LETTER_PIXELS = 7.6
 FEW_TICKS = 12
 """Whole numbers between which the ticks are chosen here; of more the library chooses."""
@@ -32,7 +32,7 @@ MOST_WHISKERS = 12
 """Points of a line that get whiskers; more get a band."""
 VEGA_LITE = "6.4"
 PIXELS_A_PIXEL = 2
-"""Of the PNG, so that it can be printed."""
+"""Resolution of the PNG, which is high enough for print."""
 REFERENCE = "reference"
 """Style of what nobody measured: ideal scaling, the border of a pareto front."""
 _FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
@@ -199,7 +199,7 @@ def _number(value: float | None) -> str:
 
 
 def _records(panel: Panel, series: Series) -> list[Spec]:
-    """One for each value; `y` is None where it cannot be drawn, intervals end at the range."""
+    """Return a record for each value; `y` is None if it cannot be drawn, intervals are clipped."""
     look = look_of(series.style)
     bottom, top = panel.y_range or (float("-inf"), float("inf"))
     lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
@@ -393,7 +393,7 @@ _GAP, _TITLE, _LEGEND_LINE = 16, 22, 20
 
 
 def figure_svg(drawing: Drawing) -> str:
-    """All panels and the legend in one drawing; the title is left to the caption, as papers do."""
+    """Return all panels and the legend in one drawing; the title is left to the caption."""
     figure = drawing.figure
     columns = min(len(figure.panels), 2)
     title = _TITLE if any(panel.title for panel in figure.panels) else 0

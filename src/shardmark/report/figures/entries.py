@@ -26,7 +26,7 @@ class Entry:
 
     row: Row
     number: int
-    """Of the row in the comparison."""
+    """Number of the row in the comparison."""
     epochs: EpochsOfRow
     name: str
     """The strategy with its options, short, and no other strategy's."""
@@ -89,13 +89,13 @@ def groups_of(rows: Sequence[Row]) -> list[Group]:
 
 
 def having(groups: Sequence[Group], has: Callable[[Entry], object]) -> list[Group]:
-    """The groups with those entries alone that have something to draw."""
+    """Return the groups with only those entries that have something to draw."""
     filtered = [replace(group, entries=tuple(filter(has, group.entries))) for group in groups]
     return [group for group in filtered if group.entries]
 
 
 def facets_of(groups: Sequence[Group]) -> list[Group]:
-    """The groups by number of ranks; what exists on one rank alone stands beside all others."""
+    """Divide groups by number of ranks; strategies on one rank alone are in each."""
     facets: list[Group] = []
     for group in groups:
         sizes = sorted({entry.row.world_size for entry in group.entries})
@@ -115,7 +115,7 @@ def entries_in(groups: Iterable[Group]) -> list[Entry]:
 
 
 def estimates_of(entries: Iterable[Entry], metric: str) -> list[Estimate]:
-    """One for each entry that has the metric."""
+    """Return the estimate of each entry that has the metric."""
     return [value for entry in entries if (value := entry.row.metrics[metric]) is not None]
 
 
@@ -138,7 +138,7 @@ def estimates_series(
 
 
 def reliability(entries: Sequence[Entry]) -> str:
-    """How many repeats there are, what the whiskers are, and what is faint."""
+    """Return a sentence about the repeats, the whiskers and the faint marks."""
     counts = sorted({len(entry.row.ok_trials) for entry in entries})
     if not counts:
         return ""

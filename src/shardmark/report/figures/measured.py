@@ -1,4 +1,4 @@
-"""What each row came to: speed against memory, throughput, scaling, memory by kind, step time."""
+"""Figures of results: speed against memory, throughput, scaling, memory by kind, step time."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
 
 
 def memory_figures(groups: Sequence[Group]) -> list[Figure]:
-    """One bar a row, and one for its servers where there are some."""
+    """Draw a bar for each row, and another for the row's parameter servers."""
     bars = {
         entry: entry_bars for entry in entries_in(groups) if (entry_bars := _memory_bars(entry))
     }
@@ -257,7 +257,7 @@ def memory_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
-    """Name, row and bytes by kind: of the fullest worker, and of the fullest server."""
+    """Return name, row and bytes by kind for the fullest worker and the fullest server."""
     bars: list[tuple[str, int, Mapping[str, float]]] = []
     for role in ("worker", "server"):
         fullest = []
@@ -272,7 +272,7 @@ def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
 
 
 def _memory_parts(ranks: Sequence[RankRecord]) -> dict[str, float]:
-    """Means; the other bytes only where the peak and all kinds are known."""
+    """Return mean bytes by kind; the rest of the peak only if the peak and all kinds are known."""
     probes = [rank.probe for rank in ranks if rank.probe is not None]
     parts = {}
     for kind, attribute in _STATE.items():
@@ -286,14 +286,14 @@ def _memory_parts(ranks: Sequence[RankRecord]) -> dict[str, float]:
 
 
 def peak_bytes(rank: RankRecord) -> int | None:
-    """The rank's own peak; on a CPU that of the probe."""
+    """Return the rank's own peak; on a CPU that of the probe."""
     if rank.peak_memory_bytes is not None:
         return rank.peak_memory_bytes
     return None if rank.probe is None else rank.probe.peak_memory_bytes
 
 
 def step_figures(groups: Sequence[Group]) -> list[Figure]:
-    """One bar a row."""
+    """Draw a bar for each row: the parts of its median step."""
     parts = {
         e: parts_of_row.parts() for e in entries_in(groups) if (parts_of_row := step_time(e.row))
     }

@@ -1,4 +1,4 @@
-"""What went on while rows trained: loss and quality, stale gradients, network, CPU and GPUs."""
+"""Figures over the training: loss, quality, stale gradients, network, CPU and GPUs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _BY_EPOCH = {
 
 
 def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
-    """By epoch and by training time, save what is a time itself; made-up data have no quality."""
+    """Draw metrics by epoch and by training time; no quality for synthetic data."""
     recorded = (
         name for e in entries_in(groups) for epoch in e.epochs.epochs for name in epoch.metrics
     )
@@ -116,7 +116,7 @@ def _epoch_end(epoch: Epoch) -> float | None:
 
 
 def step_loss_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Where the recipe counts no epochs; from raw files of one repeat of a number of rows."""
+    """Draw the loss by step if the recipe has no epochs, from one repeat of each row."""
     counted = [entry for entry in entries_in(groups) if not entry.epochs.epochs]
     curves = {entry: loss_curve(entry.row) for entry in counted[:MOST_ROWS_READ]}
     facets = facets_of(having(groups, lambda entry: entry in curves and curves[entry].by_step.x))
@@ -155,7 +155,7 @@ def step_loss_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Share of gradients by their staleness, where servers counted any."""
+    """Draw the fraction of gradients by staleness, if parameter servers counted it."""
     counts = {entry: count for entry in entries_in(groups) if (count := _staleness(entry))}
     largest = max((max(count) for count in counts.values()), default=0)
     width = ceil((largest + 1) / _MOST_BINS)
@@ -243,7 +243,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def interface_figures(groups: Sequence[Group]) -> list[Figure]:
-    """One panel a row; none where all went over one interface, which another figure shows."""
+    """Draw a panel for each row; nothing if there is one interface, which another figure shows."""
     pairs = [(group, entry) for group in groups for entry in group.entries]
     read = [(*pair, _interfaces(pair[1])) for pair in pairs[:MOST_ROWS_READ]]
     if len({name for *_, interfaces in read for name in interfaces}) < 2:

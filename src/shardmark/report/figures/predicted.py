@@ -55,7 +55,7 @@ def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list
 def _values(
     groups: Sequence[Group], metric: str, predict: Callable[[Row], float]
 ) -> dict[Entry, float]:
-    """Of rows that have the metric and can be predicted."""
+    """Return predictions for the rows that have the metric and can be predicted."""
     predicted = {}
     for entry in entries_in(having(groups, lambda entry: entry.row.metrics[metric])):
         try:
@@ -68,7 +68,7 @@ def _values(
 def _panel(
     group: Group, metric: str, values: dict[Entry, float], unit: str, size: float = 1.0
 ) -> Panel:
-    """Without anything to draw where no row is known."""
+    """Draw measured against predicted values; the panel is empty if nothing was predicted."""
     quantity = {_RATE: "throughput", _PEAK: "peak memory"}[metric]
     points: list[Series] = []
     for entries in group.by_name():
@@ -100,7 +100,7 @@ def _panel(
 
 
 def _off(name: str, metric: str, values: dict[Entry, float]) -> str:
-    """By how much predictions are wrong, in the middle and at most."""
+    """Return a sentence about the median and the largest error of the predictions."""
     if not values:
         return ""
     wrong = [

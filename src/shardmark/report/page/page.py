@@ -60,7 +60,7 @@ _UNIT = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was put on the disk."""
+    """The files that `write_report` has written."""
 
     page: Path
     images: Path | None
@@ -97,7 +97,7 @@ def render_page(
     drawings: Sequence[Drawing],
     images: str | None,
 ) -> str:
-    """The whole page; `images` is the folder of the figures' files, as seen from the page."""
+    """Return the page; `images` is the folder of the figures' files, relative to the page."""
     rows = comparison.rows
     figures = [_figure(drawing, images) for drawing in drawings]
     unstable = warnings_of(comparison)
@@ -153,7 +153,7 @@ def template_text(name: str) -> str:
 
 
 def _templates() -> Environment:
-    """All values but `Markup` are escaped, and their control characters left out."""
+    """Return an environment that escapes all values but `Markup` and drops control characters."""
     environment = Environment(
         loader=FunctionLoader(template_text),
         autoescape=True,
@@ -235,7 +235,7 @@ def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object
 
 
 def _axes(rows: Sequence[Row]) -> dict[str, object]:
-    """Each axis with its values where there are many rows, and every row's values."""
+    """Return the page's filters, for many rows only, and every row's value on each axis."""
     named = [(column, value_of) for column, value_of in row_columns(rows) if column.names_row]
     by_row = [
         {column.title: column.show(value_of(row)) for column, value_of in named} for row in rows

@@ -1,4 +1,4 @@
-"""What the page holds beside figures and comparison: machine, failures, verdicts, trials, ranks."""
+"""Parts of the page beside figures and comparison: machine, failures, verdicts, trials, ranks."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ TRIAL_METRICS = ("samples_per_second", "tokens_per_second", "step_seconds", "pea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """One run's machine and experiment."""
+    """Machine and experiment of a run."""
 
     run: str
     date: str
     host: str
     environment: str
-    """As indented JSON; empty where nothing was recorded."""
+    """The machine's environment as indented JSON; empty if none was recorded."""
     experiment_yaml: str
-    """Or why the file cannot be read."""
+    """The experiment file, or the reason for which it cannot be read."""
 
 
 def facts_of(run: StoredRun) -> Facts:
-    """From `environment.json` and `experiment.yaml`."""
+    """Read `environment.json` and `experiment.yaml`."""
     try:
         text = read_regular(run.path / EXPERIMENT_FILE, MAX_CHARACTERS).decode()
     except (OSError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def facts_of(run: StoredRun) -> Facts:
 
 
 def _environment_text(environment: dict[str, Any]) -> str:
-    """Without a path of the machine, and what the number of cores says."""
+    """Return the environment without paths of the machine and without the list of cores."""
     shown = {key: value for key, value in environment.items() if key != "python_executable"}
     if isinstance(cpu := environment.get("cpu"), dict):
         shown["cpu"] = {key: value for key, value in cpu.items() if key != "affinity"}
@@ -88,7 +88,7 @@ def _environment_text(environment: dict[str, Any]) -> str:
 
 
 def planned_trials(run: StoredRun) -> int | None:
-    """How many trials the experiment asks for at least; None where that cannot be told here."""
+    """Return the least number of trials of the experiment; None if it is not known here."""
     from shardmark.config.load import from_mapping
     from shardmark.trials.matrix import expand
 
@@ -102,7 +102,7 @@ def planned_trials(run: StoredRun) -> int | None:
 
 
 def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
-    """What of each run has no result yet."""
+    """Return a note for each run with trials that have no result yet."""
     notes = []
     for run in runs:
         planned = planned_trials(run)
@@ -126,12 +126,12 @@ class LogTail:
     trial: str
     text: str
     cut: bool
-    """More stands before it in the file."""
+    """True if the file has more lines before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotOk:
-    """Trials of one row that ended alike."""
+    """Trials of one row with the same outcome and reason."""
 
     place: str
     outcome: str
@@ -141,7 +141,7 @@ class NotOk:
 
 
 def not_ok(rows: Sequence[Row]) -> list[NotOk]:
-    """By row, outcome and reason; in the order of the comparison."""
+    """Return failed trials by row, outcome and reason, in the order of the comparison."""
     return [
         NotOk(
             place=row.place,
@@ -189,18 +189,18 @@ def _shortened(line: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What was verified of one run."""
+    """Verdicts and checks of a run."""
 
     run: str
     reference: str
     steps: int
     verdicts: Table
     checks: tuple[Table, ...]
-    """Of each verdict that has some."""
+    """Checks of each verdict that has some."""
 
 
 def verified(runs: Sequence[StoredRun]) -> list[Verified]:
-    """The stored verdicts of each run that has some, few ranks before many."""
+    """Return the stored verdicts of each run, few ranks before many."""
     tables = []
     for run in runs:
         if run.verification is not None:
@@ -222,14 +222,14 @@ def verified(runs: Sequence[StoredRun]) -> list[Verified]:
 
 
 def trials_table(rows: Sequence[Row]) -> Table:
-    """One line a trial, in the order of the comparison."""
+    """Return a table with a line for each trial, in the order of the comparison."""
     listed = [(row, trial) for row in rows for trial in row.trials]
     columns = [*_names(rows), *for_items(_TRIAL, itemgetter(1))]
     return table_of(f"All {len(listed)} trials", listed, columns)
 
 
 def ranks_table(rows: Sequence[Row]) -> Table:
-    """One line a rank that left a record; memory is the rank's own peak."""
+    """Return a table with a line for each rank's record, with the rank's own memory peak."""
     listed = [
         (row, trial.repeat, rank) for row in rows for trial in row.trials for rank in trial.ranks
     ]
@@ -239,14 +239,14 @@ def ranks_table(rows: Sequence[Row]) -> Table:
 
 
 def definitions(rows: Sequence[Row]) -> Table:
-    """The catalogue's entries for what is not missing everywhere."""
+    """Return the definitions of the metrics that have a value somewhere."""
     names = {name for row in rows for name, value in row.metrics.items() if value is not None}
     metrics = [metric for metric in METRICS.values() if metric.name in names]
     return table_of("Metrics with a value", metrics, _DEFINITION)
 
 
 def _names(rows: Sequence[Row]) -> Columns[Any]:
-    """The columns that name the row, which is the first of what a line shows."""
+    """Return the columns that name a row, for items whose first element is the row."""
     return for_items([pair for pair in row_columns(rows) if pair[0].names_row], itemgetter(0))
 
 
@@ -276,13 +276,13 @@ def _word(verdict: Verdict) -> str:
 
 
 def _worst(verdict: Verdict) -> str | None:
-    """Of what rounding may make; None where nothing was compared so."""
+    """Return the largest deviation relative to rounding; None if nothing was compared."""
     compared = verdict.checks and verdict.guarantee is None and verdict.worst is not None
     return deviation_text(verdict.worst) if compared else None
 
 
 def _cause(verdict: Verdict) -> str:
-    """Why it deviates, or was not tried; nothing where the verdict says it."""
+    """Return the cause of a deviation or of a missing verdict; empty if the verdict says it."""
     cause = verdict.cause
     deviates = verdict.equivalent is False or not verdict.checks
     if cause is None or not deviates or cause.text == _word(verdict):

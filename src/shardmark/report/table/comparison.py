@@ -31,9 +31,9 @@ from shardmark.report.table.table import (
 
 STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 PREDICTED = "predicted"
-"""Asks for predictions: the models are traced, which takes seconds."""
+"""Column that asks for predictions: the models are traced, which takes seconds."""
 BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
-"""Fits 80 characters."""
+"""Columns that fit 80 characters."""
 WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
         "peak_memory_bytes", "memory_ratio", "state_bytes", "worker_state_bytes", "staleness_mean",
         "server_wait_seconds", "quality", "map_50", "validation_loss", "recorded",
@@ -108,7 +108,7 @@ def _predicted_json(
 
 
 def _effect(row: Row) -> dict[str, object] | None:
-    """`p_corrected` decides."""
+    """Return the effect as JSON holds it; `p_corrected` decides the verdict."""
     if row.effect is None:
         return None
     ratio = asdict(row.effect.ratio)
@@ -142,7 +142,7 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
 
 
 def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
-    """Speed and memory beside what was measured; loads torch, to trace the models."""
+    """Return predicted beside measured speed and memory; loads torch to trace the models."""
     from shardmark.analysis.compare.predicted import Predictions
 
     predictions = Predictions(rows)
@@ -179,7 +179,7 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
 
 
 def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]]) -> list[str]:
-    """Each reason once, with the rows that it holds for."""
+    """Return each reason once, with the rows for which it holds."""
     names: dict[str, dict[str, None]] = {}
     for value_of in columns:
         for row in rows:
@@ -189,7 +189,7 @@ def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]
 
 
 def _marks(row: Row) -> str:
-    """What bars the row from being ranked with the others."""
+    """Return the reasons for which the row is not ranked with the others."""
     marks = {
         "loss not finite": row.diverged is not None,
         "not equivalent": row.equivalent is False,
@@ -198,7 +198,7 @@ def _marks(row: Row) -> str:
 
 
 def _outcomes(row: Row) -> str:
-    """Nothing where every trial ended ok."""
+    """Return the outcomes; empty if every trial ended ok."""
     if set(row.outcomes) <= {"ok"}:
         return ""
     return ", ".join(f"{count} {outcome}" for outcome, count in row.outcomes.items())
@@ -211,7 +211,7 @@ def _state_bytes(row: Row) -> float | None:
 
 
 def _worker_state_bytes(row: Row) -> float | None:
-    """What the fullest worker holds, where servers hold the rest; None without servers."""
+    """Return the state of the fullest worker; None without parameter servers."""
     ranks = [rank for trial in row.ok_trials for rank in trial.ranks if row.servers]
     probes = [rank.probe for rank in ranks if rank.role == "worker" and rank.probe is not None]
     state_bytes = (sum(getattr(probe, name) or 0 for name in STATE_METRICS) for probe in probes)

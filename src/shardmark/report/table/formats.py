@@ -1,4 +1,4 @@
-"""Every format of a table, written once: text, Markdown, LaTeX, CSV and JSON."""
+"""Formats of a table: text, Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardmark.report.table.table import Column, Missing, Table, Value
 GUTTER = "  "
 NOTE_WIDTH = 98
 LEAST_WIDTH = 40
-"""Notes are not made narrower than this; a terminal may be."""
+"""Smallest width of a note, even on a narrower terminal."""
 FORMULA_SIGNS = ("=", "+", "-", "@")
 
 
 class Format(StrEnum):
-    """How tables are printed."""
+    """Formats of tables."""
 
     TEXT = "text"
     MARKDOWN = "markdown"
@@ -75,7 +75,7 @@ def render_points(points: Sequence[str], form: Format, width: int | None = None)
 
 
 def _wrapped(text: str, width: int | None) -> str:
-    """A paragraph whose further lines are indented; ends with a line break."""
+    """Return a paragraph with a hanging indent and a line break at the end."""
     filled = textwrap.fill(
         one_line(text),
         NOTE_WIDTH if width is None else max(LEAST_WIDTH, min(NOTE_WIDTH, width)),
@@ -98,7 +98,7 @@ def _text(table: Table, width: int | None) -> str:
 def _blocks(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None
 ) -> list[list[str]]:
-    """Lines of as many blocks of columns as the width needs; each names the rows."""
+    """Divide the columns into blocks that fit the width; each block names the rows."""
     cells = [
         [column.title, column.unit, *texts] for column, *texts in zip(columns, *rows, strict=True)
     ]
@@ -154,7 +154,7 @@ _MARKDOWN = str.maketrans({"<": "&lt;", **{sign: f"\\{sign}" for sign in "\\|[]*
 
 
 def escape_markdown(text: str) -> str:
-    """What would end a cell, a line or the text, or load a picture."""
+    """Escape what would end a cell, a line or the text, or load an image."""
     return one_line(text).translate(_MARKDOWN)
 
 
@@ -178,7 +178,7 @@ def _latex(table: Table) -> str:
 
 
 def render_csv(tables: Sequence[Table]) -> str:
-    """All rows in one table, base units; an estimate is NAME, NAME_low and NAME_high."""
+    """Return all rows as one table in base units; an estimate is NAME, NAME_low and NAME_high."""
     header: dict[str, None] = {}
     lines: list[dict[str, Value]] = []
     for table in tables:
@@ -203,7 +203,7 @@ def _csv_names(column: Column) -> tuple[str, ...]:
 
 
 def csv_cell(value: Value) -> str:
-    """A cell that a spreadsheet takes for a value: text that begins a formula is quoted."""
+    """Return the cell as text; text that a spreadsheet would take for a formula is quoted."""
     if value is None or isinstance(value, Missing):
         return ""
     if isinstance(value, float):
@@ -216,7 +216,7 @@ def csv_cell(value: Value) -> str:
 
 
 def records(table: Table) -> list[dict[str, Any]]:
-    """The rows as JSON has them; `missing` says why a value is null."""
+    """Return the rows as JSON holds them; `missing` has the reasons of null values."""
     lines = []
     for row in table.rows:
         named = [
@@ -241,5 +241,5 @@ def json_value(value: Value, unit: str = "") -> Any:
 
 
 def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Strict: nothing is NaN; ends with a line break."""
+    """Return strict JSON, without NaN, with a line break at the end."""
     return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"

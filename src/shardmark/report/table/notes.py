@@ -1,4 +1,4 @@
-"""What a reader must know beside the numbers, as short sentences, cautions first."""
+"""Notes below the tables: short sentences, cautions first."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.results.verification import numerics_text
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
-"""Metrics whose absence is worth a note; the reasons of all others are in JSON."""
+"""Metrics whose absence gets a note; the reasons for others are in JSON."""
 MOST_NAMED = 3
-"""Rows that a note names; of more it says how many."""
+"""Largest number of rows that a note names."""
 
 
 class NoteKind(StrEnum):
-    """What a note is about, in the order of the notes."""
+    """Subjects of notes, in the order in which notes are printed."""
 
     EMPTY = "empty"
     FAILURE = "failure"
@@ -40,7 +40,7 @@ class NoteKind(StrEnum):
 
 
 class Note(NamedTuple):
-    """One sentence or two below the table."""
+    """A note of one or two sentences below the table."""
 
     kind: NoteKind
     text: str
@@ -87,7 +87,7 @@ def notes_of(
 
 
 def seeds_note(rows: Sequence[Row]) -> list[str]:
-    """Where repeats share a seed: then no interval of a quality holds the luck of a seed."""
+    """Return a note if repeats share a seed: quality intervals then exclude the seed's effect."""
     qualities = [name for name, metric in METRICS.items() if metric.group == "quality"]
     repeated = [
         row
@@ -102,7 +102,7 @@ def seeds_note(rows: Sequence[Row]) -> list[str]:
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:
-    """Trials that did not end ok: they are in no number."""
+    """Return a note that names the trials that did not end ok and count in no number."""
     names = [
         f"{row.place} ({', '.join(f'{group.count} x {group.outcome}' for group in row.failed)})"
         for row in rows
@@ -112,7 +112,7 @@ def left_out(rows: Sequence[Row]) -> list[str]:
 
 
 def by_reason(said_of: Iterable[tuple[str, str]], count: int) -> list[str]:
-    """Each text once, with the places that it is said of unless those are all `count`."""
+    """Return each text once, with its places unless these are all `count` places."""
     return [
         f"{text}." if len(places) == count else f"{text} ({'; '.join(places)})."
         for text, places in _places(said_of).items()
@@ -124,7 +124,7 @@ def _by_place(said_of: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
-    """Text -> the places that it is said of, each once."""
+    """Return text -> the places for which it holds."""
     places: dict[str, dict[str, None]] = {}
     for text, place in said_of:
         places.setdefault(text, {})[place] = None
@@ -132,7 +132,7 @@ def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
 
 
 def _unstable(warnings: Sequence[Instability]) -> list[str]:
-    """One line a kind: the worst, how many more, and the remedy."""
+    """Return a line for each kind of warning: the worst, the number of others, the remedy."""
     counts = Counter(warning.kind for warning in warnings)
     worst = {warning.kind: warning for warning in reversed(warnings)}
     return [
@@ -178,7 +178,7 @@ def _labels(rows: Sequence[Row]) -> list[str]:
 
 
 def _shares_of_batch_norm(row: Row) -> set[int]:
-    """Into how many parts a batch falls, of each of which batch norm takes statistics."""
+    """Return the numbers of parts of a batch over which batch norm computes its statistics."""
     return {
         trial.layout.shares
         for trial in row.ok_trials
@@ -188,7 +188,7 @@ def _shares_of_batch_norm(row: Row) -> set[int]:
 
 
 def _relations(comparison: Comparison) -> list[str]:
-    """As sentences; a strategy's name at the beginning stays as it is."""
+    """Return the comparison's notes as sentences; a strategy's name keeps its case."""
     names = tuple(row.label for row in comparison.rows)
     return [
         f"{note if note.startswith(names) else note[:1].upper() + note[1:]}."
@@ -197,7 +197,7 @@ def _relations(comparison: Comparison) -> list[str]:
 
 
 def _repeats(rows: Sequence[Row]) -> list[str]:
-    """What ± is; without repeats the answers say so."""
+    """Return a note that explains ±; nothing without repeats, which the answers mention."""
     counts = sorted({len(row.ok_trials) for row in rows} - {0})
     if not counts or counts == [1]:
         return []

@@ -1,4 +1,4 @@
-"""One table for every format: columns that say how a value is shown, rows in base units."""
+"""A table for all formats: columns that define how values are shown, rows in base units."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shardmark.analysis.compare.rows import Row
 
 EMPTY_CELL = "-"
-"""A cell without a value, as people see it."""
+"""Text of a cell without a value."""
 BYTES = "bytes"
 """Unit of a column that is shown in KiB, MiB or GiB, whichever suits its largest value."""
 _BYTE_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
@@ -27,7 +27,7 @@ Part = TypeVar("Part")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A value that is not there, and why."""
+    """A missing value with its reason."""
 
     reason: str
 
@@ -37,28 +37,28 @@ Value = str | bool | int | float | Estimate | Missing | Mapping[str, Any] | Sequ
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What a column holds and how people see it."""
+    """Content of a column, and how it is shown to people."""
 
     key: str
-    """Its name in CSV and JSON."""
+    """Name of the column in CSV and JSON."""
     title: str
     _: KW_ONLY
     unit: str = ""
-    """As people see it; empty for none."""
+    """Unit that is shown to people; empty for none."""
     scale: float = 1.0
-    """From the base unit to the one that people see."""
+    """Factor from the base unit to the shown unit."""
     decimals: int | None = None
     """None for about four significant digits."""
     interval: Literal["", "±", "to"] = ""
-    """How people see an estimate's interval: not at all, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
+    """Form of an estimate's interval: none, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
     numeric: bool = True
     """Numbers stand to the right, text to the left."""
     names_row: bool = False
-    """It tells the rows apart: where a table is divided, each part has it."""
+    """True if the column identifies rows: each part of a divided table has it."""
     estimated: bool = False
-    """It holds estimates: three columns in CSV."""
+    """True if the column holds estimates, which are three columns in CSV."""
     base_unit: str = ""
-    """Of its estimates, in JSON."""
+    """Unit of the column's estimates in JSON."""
     shown_to: Literal["all", "people", "programs"] = "all"
     """`programs` are CSV and JSON."""
 
@@ -134,7 +134,7 @@ class Table:
 def table_of(
     title: str, items: Sequence[Item], columns: Columns[Item], notes: Sequence[str] = ()
 ) -> Table:
-    """One row an item, its values by the columns' functions."""
+    """Return a table with a row for each item; the columns' functions give its values."""
     rows = tuple(tuple(value_of(item) for _, value_of in columns) for item in items)
     fitted = (_fitted(column, [row[i] for row in rows]) for i, (column, _) in enumerate(columns))
     return Table(title=title, columns=tuple(fitted), rows=rows, notes=tuple(notes))
@@ -146,14 +146,14 @@ def table_by_row(
     columns: Columns[Item],
     notes: Sequence[str] = (),
 ) -> Table:
-    """One line an item: what tells its row apart, then the item's own columns."""
+    """Return a table with a line for each item: its row's identity, then the item's columns."""
     rows = row_columns([row for row, _ in items])
     all_columns = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
     return table_of(title, items, all_columns, notes)
 
 
 def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
-    """The columns for items that have such a part, as a point of a curve has a row."""
+    """Adapt columns of a part to items that have such a part, as a point of a curve has a row."""
 
     def through(value_of: Callable[[Part], Value]) -> Callable[[Item], Value]:
         return lambda item: value_of(part_of(item))
@@ -162,7 +162,7 @@ def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Column
 
 
 def for_programs(key: str) -> Column:
-    """A column of CSV and JSON alone."""
+    """Return a column that only CSV and JSON have."""
     return Column(key, key, shown_to="programs")
 
 
@@ -182,7 +182,7 @@ def byte_unit(largest_bytes: float) -> tuple[str, float]:
 
 
 HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
-"""From here on a table shows a power of ten."""
+"""Values from which a table shows a power of ten."""
 
 
 def number(value: float, *, decimals: int | None = None) -> str:
@@ -239,7 +239,7 @@ _SHOWN = {
 
 
 def metric_column(name: str, **changes: Any) -> Column:
-    """How a metric is shown; one that is not in the catalogue bare, under its own name."""
+    """Return the column of a metric; a metric outside the catalogue has its own name as title."""
     definition = METRICS.get(name)
     column = _SHOWN.get(name) or Column(name, name, unit=definition.unit if definition else "")
     base_unit = definition.unit if definition else column.base_unit
@@ -247,7 +247,7 @@ def metric_column(name: str, **changes: Any) -> Column:
 
 
 def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
-    """The estimate of the metric, or why there is none; of whatever has `metrics` and `missing`."""
+    """Return the metric's column, with its estimate or reason from `metrics` and `missing`."""
 
     def value_of(item: Any) -> Value:
         return item.metrics.get(name) or Missing(item.missing.get(name, "not recorded"))
@@ -259,7 +259,7 @@ def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
 
 
 def row_columns(rows: Sequence[Row]) -> Columns[Row]:
-    """For people every axis that varies, for programs all that the row is."""
+    """Return the columns that identify rows: varying axes for people, all fields for programs."""
     # Here, since every command imports this file for the names of the formats.
     from shardmark.analysis.compare.rows import plain
     from shardmark.config.axes import title_of
@@ -296,7 +296,7 @@ def _name(key: str) -> Column:
 
 
 def identity_of(row: Row) -> dict[str, Any]:
-    """What the row is; a varied key stands beside the fixed ones under its dotted name."""
+    """Return the row's identity; varied keys have their dotted names."""
     return {
         "experiment": row.experiment,
         "workload": row.workload,
@@ -319,5 +319,5 @@ def identity_of(row: Row) -> dict[str, Any]:
 
 
 def ranks_of(row: Row) -> str:
-    """Ranks that train, and servers beside them: `2+1`."""
+    """Return the number of training ranks, with servers behind a plus sign: `2+1`."""
     return f"{row.world_size}+{row.servers}" if row.servers else str(row.world_size)

@@ -19,7 +19,7 @@ from shardmark.report.table.notes import left_out
 from shardmark.report.table.table import Column, Columns, Table, metric_column, table_of
 
 _ONE_SIDED = 4
-"""Trainings named that only one side has."""
+"""Largest number of trainings that a note names."""
 _name = partial(Column, numeric=False, names_row=True)
 
 
@@ -106,7 +106,7 @@ _CLAIMS: Columns[ClaimPair] = [
 
 
 def _notes(against: Against) -> tuple[str, ...]:
-    """What differs, hardware and task first: they decide what compares at all."""
+    """Return notes on what differs; hardware and task come first."""
     study = against.study
     task = "; ".join(text for key, text in against.differences if key in TASK_KEYS)
     other = "; ".join(text for key, text in against.differences if key not in TASK_KEYS)
@@ -132,7 +132,7 @@ def _some(title: str, places: list[str]) -> str:
 
 
 def _hardware_note(against: Against) -> str:
-    """Whether seconds compare, or only ratios."""
+    """Return a note that says if seconds compare, or only ratios."""
     text = f"Published on {against.study.hardware}; measured on"
     if not against.measured_on:
         return f"{text} nothing: no trial ended ok."

@@ -1,4 +1,4 @@
-"""Every row epoch by epoch, and the training seconds until a loss or a quality is reached."""
+"""Views of epochs: all metrics by epoch, and the training time to a loss or a quality."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TARGET_METRICS = tuple(
 
 
 def epochs_tables(comparison: Comparison) -> list[Table]:
-    """One line for each epoch of each row."""
+    """Return a table with a line for each epoch of each row."""
     epochs_of_rows = [epochs_of(row) for row in comparison.rows]
     lines = [(epochs.row, epoch) for epochs in epochs_of_rows for epoch in epochs.epochs]
     recorded = dict.fromkeys(name for _, epoch in lines for name in epoch.metrics)
@@ -73,7 +73,7 @@ def _is_shown(name: str) -> bool:
 
 
 def _epoch_notes(epochs_of_rows: Sequence[EpochsOfRow]) -> list[str]:
-    """What the seconds of an epoch are, and why a row or a metric is not there."""
+    """Return notes on the seconds of an epoch and on missing rows and metrics."""
     timed = [epochs for epochs in epochs_of_rows if epochs.epochs]
     notes = []
     if timed:
@@ -103,7 +103,7 @@ def _epoch_notes(epochs_of_rows: Sequence[EpochsOfRow]) -> list[str]:
 
 
 class TargetReached(NamedTuple):
-    """What one repeat did with the target."""
+    """Result of one repeat for the target."""
 
     repeat: int
     epoch: int | None
@@ -113,11 +113,11 @@ class TargetReached(NamedTuple):
     best: float | None
     """The best value at the end of any epoch; None where none is finite."""
     reason: str | None
-    """Why there is no time to the target."""
+    """The reason for which there is no time to the target."""
 
 
 def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
-    """One line for each row that has a trial that ended ok.
+    """Return a table with a line for each row that has a trial that ended ok.
 
     `text` is `METRIC=VALUE`, or `METRIC` for the best value that every row reached.  Raises
     `InputError` for a metric that is no quality, a value that is no number or that no such metric
@@ -167,7 +167,7 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
 
 
 def _target(rows: Sequence[Row], text: str) -> tuple[str, float, list[str]]:
-    """Metric, value, and where a value comes from that was not given."""
+    """Return metric, target value, and a note on a target that was not given."""
     metric, equals, value_text = (part.strip() for part in text.partition("="))
     user_defined = {
         name for row in rows for name in row.values.keys() - METRICS.keys() if row.better(name)
@@ -219,7 +219,7 @@ def _value(metric: str, value_text: str) -> float:
 def _target_reached(
     row: Row, trial: TrialResult, metric: str, target: float, *, higher: bool
 ) -> TargetReached:
-    """To the end of the first epoch whose value is at least that good: nothing is interpolated."""
+    """Return the time to the end of the first epoch that reached the target, not interpolated."""
     history = _history(row, trial)
 
     def reached(epoch: Epoch) -> bool:
@@ -272,7 +272,7 @@ def _reached(repeats: Sequence[TargetReached]) -> int:
 
 
 def _known_seconds(repeats: Sequence[TargetReached]) -> list[float]:
-    """Of every repeat; nothing where one is not known."""
+    """Return the seconds of every repeat; an empty list if one is not known."""
     seconds = [repeat.seconds for repeat in repeats if repeat.seconds is not None]
     return seconds if len(seconds) == len(repeats) else []
 
@@ -289,13 +289,13 @@ def _seconds(repeats: Sequence[TargetReached]) -> Value:
 
 
 def _more_than_seconds(repeats: Sequence[TargetReached]) -> float | None:
-    """What the mean exceeds where some repeat missed the target after all of its training."""
+    """Return a lower bound of the mean if some repeat missed the target; else None."""
     seconds = _known_seconds(repeats)
     return fmean(seconds) if seconds and _reached(repeats) < len(repeats) else None
 
 
 def _epochs(repeats: Sequence[TargetReached]) -> str | None:
-    """Of the repeats that reached it; several where they differ."""
+    """Return the epoch, or the range of epochs, in which repeats reached the target."""
     epochs = sorted({repeat.epoch for repeat in repeats if repeat.epoch is not None})
     return " to ".join(map(str, dict.fromkeys((epochs[0], epochs[-1])))) if epochs else None
 

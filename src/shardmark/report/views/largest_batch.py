@@ -52,7 +52,7 @@ def _answer(batches: Sequence[LargestBatch]) -> Iterator[str]:
 
 
 def place_of(batch: LargestBatch) -> str:
-    """`ddp on 2 ranks, precision bf16`."""
+    """Return the name of a cell, such as `ddp on 2 ranks, precision bf16`."""
     varied = (f", {title_of(key)} {as_text(value)}" for key, value in batch.cell.varied.items())
     return f"{batch.cell.title}{''.join(varied)}"
 

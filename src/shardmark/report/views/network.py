@@ -1,4 +1,4 @@
-"""What strategies send, by formula and as measured, over which interfaces, and a run's links."""
+"""View of the network: bytes by formula and as measured, interfaces, and a run's links."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _speed = partial(Column, unit="MB/s", scale=1e-6)
 
 
 def network_tables(comparison: Comparison) -> list[Table]:
-    """Bytes against formula, collectives, interfaces, and each run's links."""
+    """Return the tables of bytes, collectives, interfaces, and of each run's links."""
     wires = [
         wire
         for wire in wires_of(comparison.rows)
@@ -94,7 +94,7 @@ def network_tables(comparison: Comparison) -> list[Table]:
 
 
 def network_json(tables: Sequence[Table]) -> dict[str, Any]:
-    """The tables' rows by what they are of: bytes, collectives, interfaces, links."""
+    """Return the tables' rows under their keys: bytes, collectives, interfaces, links."""
     document: dict[str, list[Any]] = {key: [] for key in (*KEYS.values(), "links")}
     for table in tables:
         document[KEYS.get(table.title, "links")] += records(table)
@@ -202,7 +202,7 @@ def _missing(
 
 
 def _run_links(folder: Path) -> Table:
-    """The run's links, or why there are none."""
+    """Return the run's links, or a table with the reason for their absence."""
     try:
         record = read_network(folder)
     except InputError as error:
@@ -216,7 +216,7 @@ def _run_links(folder: Path) -> Table:
 
 
 def links_table(record: NetworkRecord) -> Table:
-    """One line for each operation: latency and bandwidth with their intervals."""
+    """Return a table with a line for each operation: latency and bandwidth with their intervals."""
 
     def fitted(field: str) -> Callable[[MeasuredOperation], Value]:
         def value_of(operation: MeasuredOperation) -> Value:

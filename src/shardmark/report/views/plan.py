@@ -40,7 +40,7 @@ from shardmark.report.table.table import (
 
 QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
 CLOSE = 0.03
-"""Peaks that differ by less are not told apart: predictions of memory are off by as much."""
+"""Relative error of predicted peaks: smaller differences decide nothing."""
 
 
 def render_plan(plan: Plan, form: Format, width: int | None) -> str:
@@ -84,7 +84,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 
 
 def decided(best: Best) -> bool:
-    """Whether the next best strategy lies beyond what predictions are off by."""
+    """Return True if the next best strategy is worse by more than the predictions' error."""
     return not _close(best)
 
 
@@ -95,14 +95,14 @@ def _close(best: Best) -> list[Prediction]:
 
 
 def _off(row: Prediction) -> float:
-    """By how much longer a step may take, as a share."""
+    """Return the fraction by which a step may take longer than predicted."""
     if row.step_seconds is None or row.high_seconds is None:
         return 0.0
     return row.high_seconds / row.step_seconds - 1
 
 
 def text_of(best: Best) -> str:
-    """One answer in sentences: where others are close, and where it is another training."""
+    """Return an answer in sentences, with close rivals and deviating training."""
     row, exact = best.row, best.exact
     cost = partial(_cost_text, work=best.work)
     figures: dict[str, Callable[[Prediction], str]]
@@ -146,7 +146,7 @@ def _rival(row: Prediction) -> str:
 
 
 def _amount(unit: str) -> str:
-    """Work that costs are compared for, as `Plan.work` has it."""
+    """Return the amount of work for which costs are compared, as `Plan.work` has it."""
     return "1 B tokens" if unit == "tokens" else "1 M samples"
 
 
@@ -203,7 +203,7 @@ def _last_notes(plan: Plan) -> list[str]:
 
 
 def _refusals(plan: Plan) -> Iterator[str]:
-    """Each reason once, with the strategies and ranks that it holds for."""
+    """Yield each reason once, with the strategies and ranks for which it holds."""
     sizes: dict[str, dict[str, dict[str, None]]] = {}
     for row in plan.rows:
         if row.reason is not None:
@@ -239,7 +239,7 @@ def memory_table(plan: Plan) -> Table:
 
 
 def search_tables(plan: Plan) -> list[Table]:
-    """The front of all layouts, the fastest first."""
+    """Return the table of the best layouts, the fastest first."""
     if (search := plan.search) is None:
         return []
     row = plan.rows[0]

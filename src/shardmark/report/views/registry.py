@@ -22,7 +22,7 @@ def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
 
 
 class View(NamedTuple):
-    """How one view is made, and how JSON holds it."""
+    """A view: its tables, and its form in JSON."""
 
     key: str
     """The view's key in JSON."""

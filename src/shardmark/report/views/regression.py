@@ -19,7 +19,7 @@ from shardmark.report.table.table import (
 )
 
 NAMED = 3
-"""Cells named in a line; the table has all."""
+"""Largest number of regressed cells that have a line of their own."""
 
 
 def regression_lines(regression: Regression) -> list[str]:
@@ -54,7 +54,7 @@ def _change_text(cell: ChangedCell) -> str:
 
 
 def regression_table(regression: Regression) -> Table:
-    """One line a cell, the worst change first."""
+    """Return a table with a line for each cell, the worst change first."""
     order = list(Change)
     cells = sorted(regression.cells, key=lambda cell: order.index(cell.change))
     # What is shown changes as samples/s do, by which a cell is judged.

@@ -21,7 +21,7 @@ _TITLES = {
 
 
 class Point(NamedTuple):
-    """One number of ranks of one strategy under fixed conditions."""
+    """A strategy on one number of ranks under fixed conditions."""
 
     row: Row
     reference: Row
@@ -60,7 +60,7 @@ def _points(rows: Sequence[Row]) -> list[Point]:
 
 
 def _grouped(rows: Sequence[Row], without: str = "") -> list[list[Row]]:
-    """By their conditions, that varied key aside."""
+    """Group the rows by their conditions, except for the varied key `without`."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         varied = plain({key: value for key, value in row.varied.items() if key != without})
@@ -110,7 +110,7 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
 
 
 def _notes(points: Sequence[Point]) -> list[str]:
-    """Where more ranks are shown to be slower, where nothing is shown, and what the columns are."""
+    """Return notes: rows that more ranks slow down, undecided rows, and the columns' meaning."""
     slower, unclear = [], []
     for point in points:
         gain = point.speedup
