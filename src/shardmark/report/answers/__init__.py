@@ -1,1 +1,1 @@
-"""Answers."""
+"""Answers to the main questions about a comparison."""

@@ -24,9 +24,9 @@ Question = Literal["fastest", "memory", "equivalent", "caution"]
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
 LABELS = {"fastest": "Fastest", "memory": "Memory", "equivalent": "Same training?"}
 MOST_REASON = 60
-"""Characters of a deviation's cause that fit beside an answer."""
+"""Largest number of characters of a deviation's cause beside an answer."""
 MOST_EXCEPTIONS = 3
-"""Groups that are named beside the winner of most."""
+"""Largest number of groups that are named beside the most frequent winner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

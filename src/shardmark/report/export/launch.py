@@ -62,7 +62,7 @@ class Chosen:
 
     @property
     def micro_batch(self) -> int:
-        """Samples of one forward pass of the rank that has most."""
+        """Return the largest number of samples that a rank has in one forward pass."""
         parts = self.trial.layout.shares * self.trial.recipe.gradient_accumulation
         return ceil(self.trial.batch_per_step / parts)
 
@@ -125,7 +125,7 @@ def _trial_of(run: StoredRun, name: str) -> TrialResult:
 
 
 def _titles(result: TrialResult) -> tuple[str, str]:
-    """`fsdp`, and `fsdp-hybrid (shard_group=2) on 4 ranks`."""
+    """Return `fsdp`, and the form `fsdp-hybrid (shard_group=2) on 4 ranks`."""
     label = with_options(result.strategy, result.strategy_options)
     ranks = ranks_and_nodes(result.world_size, result.trial.get("nodes", 1))
     return result.strategy, f"{label} on {ranks}"
@@ -226,7 +226,7 @@ def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
 
 
 def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
-    """File name -> content, of what the launcher or its library reads itself."""
+    """Return file name -> content of the files that the launcher or its library reads."""
     configuration, name = chosen.configuration, chosen.trial.strategy.name
     forms = {"accelerate": configuration.accelerate, "deepspeed": configuration.deepspeed}
     if forms[to] is None:

@@ -76,7 +76,7 @@ class Exported:
     place: str
     """Folder, file or tracking URI."""
     trials: int
-    """Written, or written anew."""
+    """Number of trials that were written."""
     existing: int = 0
     """Trials that the target held already; they are not changed."""
     look: str
@@ -149,7 +149,7 @@ def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
 
 
 def _series(name: str, values: Sequence[Any], by: By) -> pd.Series:
-    """Typed, with pandas' NA, so that whole numbers stay whole; text where types are mixed."""
+    """Return a typed series; missing values are pandas' NA, mixed types become text."""
     import pandas as pd
 
     kinds = {"integer": "Int64", "boolean": "boolean", "floating": "float64",
@@ -167,7 +167,7 @@ def _series(name: str, values: Sequence[Any], by: By) -> pd.Series:
 
 
 def unit_of(name: str) -> str:
-    """Empty where the column has none."""
+    """Return the unit of a column; empty if it has none."""
     if name.endswith("at_seconds"):
         return "seconds since 1970, UTC"
     if name in METRICS:
@@ -202,7 +202,7 @@ def _trial_rows(source: Source, trial: TrialResult) -> list[Record]:
 
 
 def values_of(trial: TrialResult) -> dict[str, float]:
-    """Metric -> value, without the missing; none of a trial that did not end ok."""
+    """Return metric -> value without missing ones; empty if the trial did not end ok."""
     if trial.outcome is not Outcome.OK:
         return {}
     return {name: summary.value for name, summary in trial.metrics.items() if summary is not None}

@@ -1,4 +1,4 @@
-"""Figures of a comparison as data, and what draws them."""
+"""Figures of a comparison: as data, and drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figure
 
 
 def figures_of(comparison: Comparison, *, predicted: bool = False) -> tuple[Figure, ...]:
-    """Every figure for which there are data, in the order of the report.
+    """Return every figure for which there are data, in the order of the report.
 
     Rows under other conditions (model, precision, any other axis) stand in panels of their own.
     Raw files are read of one repeat of each row.  `predicted` traces the models.

@@ -21,10 +21,10 @@ class Series:
 
     name: str
     x: Sequence[float] | Sequence[str]
-    """Categories for bars."""
+    """Values of the x axis; categories for bars."""
     y: Sequence[float | None]
     low: Sequence[float | None] | None = None
-    """Lower ends of the 95 % intervals, beside `y`; None where there is none."""
+    """Lower ends of the 95 % intervals, one for each value of `y`; None without an interval."""
     high: Sequence[float | None] | None = None
     style: int | str = 0
     """Number of the strategy in the comparison, which has the same colour in every figure; or the
@@ -58,7 +58,7 @@ class Panel:
     x_ticks: tuple[float, ...] = ()
     """Positions of the ticks; empty lets the library choose."""
     x_whole: bool = False
-    """Counts, such as epochs: no tick between two of them."""
+    """True for counts, such as epochs: ticks are whole numbers."""
     x_from_zero: bool = False
     y_from_zero: bool = True
     category_order: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Panel:
 
     @property
     def y_range(self) -> tuple[float, float] | None:
-        """Ends of the values' axis; None leaves them to the library.
+        """Return the ends of the values' axis; None lets the library choose.
 
         Few repeats on a busy machine have intervals many times as long as what the values differ
         by: whiskers end at the border then, so that the values are not squeezed together.
@@ -99,7 +99,7 @@ class Panel:
 
     @property
     def longest(self) -> int:
-        """Points of the longest series: markers and whiskers are the same for a whole panel."""
+        """Return the length of the longest series, which decides on markers and whiskers."""
         return max((len(series.y) for series in self.series), default=0)
 
 
@@ -113,11 +113,11 @@ class Figure:
     caption: str
     """A plain text of one or two sentences: content, and how it was measured."""
     panels: tuple[Panel, ...]
-    """In reading order: row by row."""
+    """Panels in reading order, row by row."""
 
     @property
     def legend(self) -> dict[str, Series]:
-        """Every name's first series; empty where the bars themselves are named."""
+        """Return each name's first series; empty for bars, which have names."""
         if self.panels[0].kind == "bars":
             return {}
         first: dict[str, Series] = {}
@@ -145,7 +145,7 @@ def stacked_panel(
     bars: Sequence[tuple[str, int, Mapping[str, float | None]]],
     unit_size: float,
 ) -> Panel:
-    """Bars of parts; each bar is its name, its row and the value of each part in base units."""
+    """Return stacked bars; a bar has a name, a row, and values by part in base units."""
     kinds = dict.fromkeys(kind for *_, parts in bars for kind, value in parts.items() if value)
     series = []
     for kind in kinds:
@@ -175,7 +175,7 @@ def rate_unit(largest_bytes_per_second: float) -> tuple[str, float]:
 
 
 def readable(panels: Iterable[Panel]) -> list[Panel]:
-    """Logarithmic where values differ by much: a row that diverges must not hide the rest."""
+    """Make the y axes logarithmic if values differ much, so that no row hides the others."""
     drawn = list(panels)
     values = [y for panel in drawn for series in panel.series for y in series.y if y is not None]
     if not values or min(values) <= 0 or max(values) / min(values) < _WIDEST_LINEAR:
@@ -184,7 +184,7 @@ def readable(panels: Iterable[Panel]) -> list[Panel]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round values between the two, few over decades and more within one."""
+    """Return round values in the range: few over several decades, more within one."""
     steps: tuple[float, ...] = (1, 2, 5) if high >= 10 * low else (1, 1.5, 2, 3, 5, 7)
     decades = range(floor(log10(low)), floor(log10(high)) + 1)
     if len(decades) > 4:

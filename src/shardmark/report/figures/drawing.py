@@ -25,16 +25,16 @@ LABEL_PIXELS = 180
 """Width of the longest name of a bar; the pointer shows the full name."""
 WIDE_LETTER_PIXELS = 7.6
 FEW_TICKS = 12
-"""Whole numbers between which the ticks are chosen here; of more the library chooses."""
+"""Largest number of whole-numbered ticks that are set here; the library chooses beyond."""
 MOST_MARKED = 20
-"""Points of a panel's longest line that still get a marker each."""
+"""Longest line, in points, whose points have markers."""
 MOST_WHISKERS = 12
-"""Points of a line that get whiskers; more get a band."""
+"""Longest line, in points, that has whiskers; a longer one has a band."""
 VEGA_LITE = "6.4"
 PIXELS_A_PIXEL = 2
 """Resolution of the PNG, which is high enough for print."""
 REFERENCE = "reference"
-"""Style of what nobody measured: ideal scaling, the border of a pareto front."""
+"""Style of lines that were not measured: ideal scaling, the Pareto front."""
 _FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"
 _FONT_SIZE, _TEXT_SIZE = 12, 11
 _LETTER_PIXELS = 6.2
@@ -74,7 +74,7 @@ Spec = dict[str, Any]
 
 
 class Look(NamedTuple):
-    """Colour is never the only channel: lines differ in dash and marker, bars have names."""
+    """The look of a series: lines differ in colour, dash and marker, bars in name and colour."""
 
     colour: str
     """`#rrggbb`, with a contrast of at least 3:1 on white and on #111111."""
@@ -85,7 +85,7 @@ class Look(NamedTuple):
 
 
 DASHES = ((1, 0), (5, 2), (2, 2), (8, 2, 2, 2), (8, 2, 2, 2, 2, 2), (10, 3))
-"""Pixels drawn and left out."""
+"""Lengths of dashes and gaps in pixels."""
 MARKERS = {
     "circle": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
     "square": "M-3.5-3.5h7v7h-7Z",
@@ -122,7 +122,7 @@ def look_of(style: int | str) -> Look:
 
 
 def plain_text(text: str) -> str:
-    """On one line, and without the characters that vl-convert cannot take.
+    """Return the text on one line, without the characters that vl-convert cannot take.
 
     It aborts the process at a NUL, and where it cuts a long label it may cut a pair of surrogates.
     """
@@ -148,7 +148,7 @@ class Drawing:
 
 
 def draw(figures: Sequence[Figure]) -> list[Drawing]:
-    """Every panel once, `WIDTH` pixels wide.  Nothing is loaded for it."""
+    """Draw every panel once, `WIDTH` pixels wide.  The SVG loads no other file."""
     require("vl_convert", needed_for="figures")
     from vl_convert import vega_to_svg, vegalite_to_vega
 
@@ -177,7 +177,7 @@ def panel_spec(panel: Panel) -> Spec:
 
 
 def _tagged(svg: str, panel: Panel) -> str:
-    """With the series and the rows of each mark beside its label: the page's filters read them."""
+    """Add series and rows to each mark, beside its label, for the page's filters."""
     tags = {}
     for series in panel.series:
         name = plain_text(series.name)
@@ -248,7 +248,7 @@ def _field(name: str) -> Spec:
 
 
 def _layer(records: Sequence[Spec], mark: Spec, **encoding: Spec) -> Spec:
-    """Every mark has its label, by which the page names and filters it."""
+    """Return a layer whose marks have labels, by which the page names and filters them."""
     label = {"field": "label", "type": "nominal"}
     return {
         "data": {"values": records},
@@ -258,7 +258,7 @@ def _layer(records: Sequence[Spec], mark: Spec, **encoding: Spec) -> Spec:
 
 
 def _bar_layers(panel: Panel) -> list[Spec]:
-    """Bars to the right, in the panel's order; single ones with interval and value."""
+    """Return horizontal bars in the panel's order; single ones have interval and value."""
     records = [record for series in panel.series for record in _records(panel, series)]
     drawn = [record for record in records if record["y"] is not None]
     order = [plain_text(name) for name in panel.categories]
@@ -453,7 +453,7 @@ def _text(x: float, y: float, text: str, weight: int = 400) -> str:
 
 
 def write_images(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
-    """NAME.png and NAME.svg of each figure; the same figures give the same bytes.
+    """Write NAME.png and NAME.svg of each figure; the same figures give the same bytes.
 
     Raises `StorageError` where the folder cannot be written.
     """

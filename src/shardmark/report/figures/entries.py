@@ -17,7 +17,7 @@ from shardmark.trials.trial import ranks_and_nodes
 LONGEST_NAME = 40
 LONGEST_TITLE = 60
 MOST_ROWS_READ = 24
-"""Rows whose raw files are read for one figure."""
+"""Largest number of rows whose raw files are read for a figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class Entry:
 
     @property
     def ranks(self) -> str:
-        """Workers, and servers beside them."""
+        """Return the number of workers, with servers behind a plus sign."""
         count = ranks_of(self.row)
         return "1 rank" if count == "1" else f"{count} ranks"
 
@@ -53,7 +53,7 @@ class Group:
     """Rows under the same conditions; they differ in strategy and number of ranks."""
 
     title: str
-    """Only what differs from the other groups; empty for a single one."""
+    """Conditions that differ from those of the other groups; empty for a single group."""
     entries: tuple[Entry, ...]
 
     def by_name(self) -> list[list[Entry]]:
@@ -125,7 +125,7 @@ def estimates_series(
     estimates: Sequence[Estimate],
     scale: float = 1,
 ) -> Series:
-    """Line, points or bars of entries with one name, with intervals."""
+    """Return the line, points or bars of entries of one name, with intervals."""
     return replace(
         entries[0].line((), ()),
         x=tuple(x),  # type: ignore[arg-type]  # a tuple of one of the two kinds
@@ -160,7 +160,7 @@ def _only_on_one(entry: Entry, group: Group) -> bool:
 
 
 def _conditions(row: Row) -> tuple[str, ...]:
-    """Always as many, so that each can be compared with another row's."""
+    """Return the row's conditions, the same number for every row."""
     varied = ", ".join(
         f"{key.rpartition('.')[2]} {plain(value)}" for key, value in row.varied.items()
     )
@@ -171,7 +171,7 @@ def _conditions(row: Row) -> tuple[str, ...]:
 
 
 def _distinct(texts: Sequence[str], longest: int) -> list[str]:
-    """Shortened, and numbered where two of them would be the same."""
+    """Shorten the texts, and number those that would be equal."""
     names: list[str] = []
     for text in texts:
         name, number = short(text, longest), 1

@@ -25,7 +25,7 @@ from shardmark.results.schema import RankRecord
 
 _RATE, _PEAK, _EFFICIENCY = "samples_per_second", "peak_memory_bytes", "scaling_efficiency"
 _MOST_NAMED = 12
-"""Cells of a panel that have their strategy's name beside them; more have their ranks alone."""
+"""Largest number of points with strategy names; with more points, texts are rank counts."""
 _WIDEST_LINEAR = 8
 """Largest ratio of numbers of ranks that an ordinary axis still shows well."""
 _STATE = {
@@ -86,7 +86,7 @@ def trade_off_panel(
     unit: str,
     rate_unit: str = METRICS[_RATE].unit,
 ) -> Panel:
-    """Throughput over memory in `unit`; the frontier is that of the `candidates`, in the same."""
+    """Draw throughput against memory in `unit`, with the frontier of the `candidates`."""
     peaks = [float(x) for series in cells for x in series.x]
     corners = _frontier(candidates)
     if corners:  # it ends where the cells end, so that a single corner is seen, too
@@ -120,7 +120,7 @@ def _text(entry: Entry, group: Group) -> str:
 
 
 def _frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Steps through the points that no other beats in both, from the left up."""
+    """Return a step line through the points that no other point beats in both values."""
     corners: list[tuple[float, float]] = []
     for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
         if not corners or y > corners[-1][1]:
@@ -159,7 +159,7 @@ def _throughput(group: Group) -> Panel:
 
 
 def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Throughput and efficiency, where there are several numbers of ranks."""
+    """Draw throughput and efficiency if there are several numbers of ranks."""
     scaled = [
         group
         for group in having(groups, lambda entry: entry.row.metrics[_RATE])
@@ -221,7 +221,7 @@ def _scaling_panel(group: Group, metric: str) -> Panel:
 
 
 def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
-    """That of `single`; without it the best on the fewest ranks."""
+    """Return the rate of `single`, or the best rate on the fewest ranks."""
     entries = [entry for entry in group.entries if entry.row.strategy == "single"]
     entries = entries or [entry for entry in group.entries if entry.row.world_size == fewest]
     return max(estimates_of([e], rate)[0].value / e.row.world_size for e in entries)

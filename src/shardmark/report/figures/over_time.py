@@ -37,7 +37,7 @@ _BY_EPOCH = {
     "perplexity": ("Perplexity", "", 1),
     "epoch_seconds": ("Time of an epoch", "s", 1),
 }
-"""Metric of an epoch -> title, unit, and how many of that its base unit is."""
+"""Metric of an epoch -> title, unit, and factor from the base unit."""
 
 
 # By epoch and step
@@ -205,7 +205,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
     facets = facets_of(having(groups, read.__contains__))
 
     def panels(*quantities: tuple[str, str, str, float]) -> list[Panel]:
-        """Each an attribute of `Sampled`, its label, unit and what one unit is."""
+        """Draw a panel for each attribute of `Sampled`, given with label, unit and unit size."""
         return [
             _panel(
                 facet.title,
@@ -272,7 +272,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def _interfaces(entry: Entry) -> dict[str, OverTime]:
-    """Bytes per second sent over each, by name, with the node's number where there are several."""
+    """Return interface -> bytes per second; names have the node's number if there are several."""
     several = entry.row.nodes > 1
     return {
         f"node {used.node}, {used.name}" if several else used.name: used.sent.over_time

@@ -1,4 +1,4 @@
-"""Predicted against measured speed and memory: how wrong predictions are."""
+"""Figure of predicted against measured speed and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RATE, _PEAK = "samples_per_second", "peak_memory_bytes"
 
 
 def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list[Figure]:
-    """Speed and memory of each row that can be predicted; loads torch, to trace the models."""
+    """Draw speed and memory of each row that can be predicted; loads torch to trace the models."""
     measured = entries_in(having(groups, lambda entry: entry.row.metrics[_PEAK]))
     unit, size = byte_unit(max((peak.value for peak in estimates_of(measured, _PEAK)), default=0.0))
     rates = _values(groups, _RATE, predictions.samples_per_second)

@@ -1,1 +1,1 @@
-"""Page."""
+"""The report page."""

@@ -45,9 +45,9 @@ from shardmark.results.store import StoredRun
 PAGE_NAME = "report.html"
 SUFFIXES = (".html", ".htm")
 FIRST = ("speed-and-memory", "throughput")
-"""Figures that are not folded."""
+"""Figures that are open at first."""
 LEAST_FILTERED = 6
-"""Rows that are still seen at once: filters would only be in the way."""
+"""Number of rows from which the page has filters."""
 CAUTIONS = (NoteKind.NOT_EQUIVALENT,)
 """Notes that cast doubt on a number."""
 TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
@@ -64,7 +64,7 @@ class Written:
 
     page: Path
     images: Path | None
-    """Folder of the figures; None where none were asked for, or there is none to draw."""
+    """Folder of the figures; None if none were requested, or none can be drawn."""
     figures: int
 
 
@@ -191,7 +191,7 @@ def policy(script: str, style: str) -> str:
 
 
 def default_out(folders: Sequence[Path]) -> Path:
-    """Inside the run's folder.  Raises `InputError` for several runs: none is the right one."""
+    """Return the page inside the run's folder.  Raises `InputError` for several runs."""
     if len(folders) != 1:
         raise InputError(
             "--out", f"{len(folders)} runs and no file", "name the page to write, such as both.html"

@@ -1,1 +1,1 @@
-"""Table."""
+"""Tables for all formats, and the notes below them."""

@@ -205,7 +205,7 @@ def _outcomes(row: Row) -> str:
 
 
 def _state_bytes(row: Row) -> float | None:
-    """Parameters, gradients and optimizer state of the fullest rank; None if one is not known."""
+    """Return the bytes of parameters, gradients and optimizer state; None if one is not known."""
     values = [part.value for name in STATE_METRICS if (part := row.metrics[name]) is not None]
     return sum(values) if len(values) == len(STATE_METRICS) else None
 

@@ -66,7 +66,7 @@ def render_tables(
 
 
 def render_points(points: Sequence[str], form: Format, width: int | None = None) -> str:
-    """Sentences as a list, as paragraphs in text; ends with a line break."""
+    """Return sentences as a list, or as paragraphs in text, with a line break at the end."""
     if form is Format.MARKDOWN:
         return "\n".join(_bullets(points)) + "\n"
     if form is Format.LATEX:

@@ -48,7 +48,7 @@ class Column:
     scale: float = 1.0
     """Factor from the base unit to the shown unit."""
     decimals: int | None = None
-    """None for about four significant digits."""
+    """Number of decimals; None for about four significant digits."""
     interval: Literal["", "±", "to"] = ""
     """Form of an estimate's interval: none, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
     numeric: bool = True
@@ -60,7 +60,7 @@ class Column:
     base_unit: str = ""
     """Unit of the column's estimates in JSON."""
     shown_to: Literal["all", "people", "programs"] = "all"
-    """`programs` are CSV and JSON."""
+    """Readers of the column; `programs` read CSV and JSON."""
 
     def show(self, value: Value) -> str:
         """The value as people see it, on one line and free of control characters."""
@@ -97,7 +97,7 @@ class Column:
 
 
 Columns = Sequence[tuple[Column, Callable[[Item], Value]]]
-"""Columns with the function that gives an item's value."""
+"""Columns, each with the function that returns an item's value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def for_people(self) -> tuple[list[Column], list[list[str]]]:
-        """Columns that show something, and the rows' cells as text."""
+        """Return the columns with content, and the rows' cells as text."""
         columns, cells = [], []
         for index, column in enumerate(self.columns):
             texts = [column.show(row[index]) for row in self.rows]
@@ -186,7 +186,7 @@ HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
 
 
 def number(value: float, *, decimals: int | None = None) -> str:
-    """Fixed decimals, or about four significant digits; an exponent for huge numbers alone."""
+    """Format with fixed decimals or about four significant digits; huge numbers have exponents."""
     if abs(value) >= (
         HUGE_WITH_DECIMALS if decimals else HUGE
     ):  # what diverges would burst its column

@@ -1,1 +1,1 @@
-"""Views."""
+"""Views of comparisons, plans and largest batches as tables."""

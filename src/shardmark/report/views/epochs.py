@@ -32,7 +32,7 @@ from shardmark.results.schema import TrialResult
 
 SHOWN = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds", "map", "map_50",
          "accuracy_top1", "bits_per_byte", "perplexity")  # fmt: skip
-"""For people; CSV and JSON hold every quality."""
+"""Metrics that are shown to people; CSV and JSON hold every quality."""
 OPTION = "--view time-to"
 NOT_REACHED = "not reached"
 TARGET_METRICS = tuple(
@@ -107,9 +107,9 @@ class TargetReached(NamedTuple):
 
     repeat: int
     epoch: int | None
-    """Counted from 1: the first epoch at whose end the target was reached; None if none."""
+    """The first epoch, from 1, at whose end the target was reached; None if none."""
     seconds: float | None
-    """Training time to the end of that epoch; of all epochs where none reached it."""
+    """Training time to the end of that epoch, or of all epochs if none reached the target."""
     best: float | None
     """The best value at the end of any epoch; None where none is finite."""
     reason: str | None
@@ -278,7 +278,7 @@ def _known_seconds(repeats: Sequence[TargetReached]) -> list[float]:
 
 
 def _seconds(repeats: Sequence[TargetReached]) -> Value:
-    """Missing unless every repeat reached it: a mean over the survivors would be too short."""
+    """Return the mean time; missing if a repeat missed the target: the mean would be too short."""
     missed, seconds = len(repeats) - _reached(repeats), _known_seconds(repeats)
     if seconds and not missed:
         return estimate_mean(seconds)
@@ -305,7 +305,7 @@ def _time_notes(times: Sequence[tuple[Row, list[TargetReached]]], metric: str) -
     bounded = [repeats for _, repeats in times if _more_than_seconds(repeats) is not None]
     if bounded:
         notes.append(
-            "> : some repeat never reached the target. It counts with all of its training, so the"
+            "> : a repeat did not reach the target. It counts with its full training time, so the"
             " mean is longer than that."
         )
     unknown = [
@@ -316,7 +316,7 @@ def _time_notes(times: Sequence[tuple[Row, list[TargetReached]]], metric: str) -
     notes += by_reason(unknown, len(times))
     notes.append(
         "Time of training alone, warm-up included, to the end of the first epoch that reached the"
-        " target; nothing is interpolated between epochs."
+        " target, without interpolation between epochs."
     )
     if metric == "train_loss":
         notes.append("The loss of an epoch is the mean over its steps, not the loss at its end.")

@@ -22,8 +22,9 @@ def render_largest(batches: Sequence[LargestBatch], form: Format, width: int | N
         )
     rows = sorted(batches, key=lambda batch: -(batch.samples_of_step or 0))
     notes = [
-        "Samples of a step, confirmed by real steps. Of a rank: recipe.per_rank_batch; ranks that"
-        " divide layers share it. Peak: tensors of the fullest rank."
+        "Largest batch: samples of a step, confirmed by real steps. Of a rank:"
+        " recipe.per_rank_batch, which ranks that share layers have together. Peak: tensors of the"
+        " fullest rank."
     ]
     table = table_of("Largest batch", rows, _columns(), notes)
     missing = [*_missing(batches)]

@@ -41,10 +41,10 @@ KEYS = {
     "Collectives of a step": "collectives",
     "Bandwidth by interface": "interfaces",
 }
-"""Title of a table -> its key in JSON; those of links have `links`."""
+"""Title of a table -> its key in JSON; tables of links have the key `links`."""
 BYTES, COLLECTIVES, INTERFACES = KEYS
 WIDEST_FACTOR = 4.0
-"""Between the ends of a bandwidth's interval; beyond it, the bandwidth is not known."""
+"""Largest ratio of the ends of a bandwidth's interval; a wider one is called too noisy."""
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
 HOW_TO_MEASURE = (
     f"No {NETWORK_FILE} is stored with this run. measure.link_seconds measures links before the"

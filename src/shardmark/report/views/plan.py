@@ -44,7 +44,7 @@ CLOSE = 0.03
 
 
 def render_plan(plan: Plan, form: Format, width: int | None) -> str:
-    """Answers, speed, memory, notes; ends with a line break."""
+    """Return answers, speed, memory and notes, with a line break at the end."""
     if form is Format.JSON:
         return render_json(plan_json(plan))
     made = [speed_table(plan), memory_table(plan), *search_tables(plan)]
@@ -58,7 +58,7 @@ def render_plan(plan: Plan, form: Format, width: int | None) -> str:
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """`answers` as `compare` has them, `rows` in base units, `notes`."""
+    """Return `answers` in the form of `compare`, `rows` in base units, and `notes`."""
     answers = [
         {
             "question": best.question,
@@ -174,7 +174,7 @@ def _answers(plan: Plan) -> Iterator[str]:
 
 
 def _layout_text(layout: Candidate, row: Prediction) -> str:
-    """`fsdp-tp (data 4, tensor 2), offloading, 9,500 tokens/s, 123.7 ms a step in 10.3 GiB`."""
+    """Return, for example, `fsdp-tp (data 4, tensor 2), 9,500 tokens/s, 123 ms a step in 9 GiB`."""
     sizes = layout.mesh.model_dump()
     parts = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     parts_text = [f"{layout.strategy} ({parts})" if parts else layout.strategy]
@@ -193,8 +193,8 @@ def _range_note(plan: Plan) -> str:
     if plan.anchored is not None:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     return (
-        f"Nothing was measured: in brackets is a factor of {UNMEASURED}, which is no interval, as"
-        " half of published runs lie within. --from RUN gives one."
+        "No measurement: the ranges in brackets are no intervals. Half of the published runs lie"
+        f" within this factor of {UNMEASURED} of the prediction. --from RUN gives intervals."
     )
 
 
@@ -219,7 +219,7 @@ def _refusals(plan: Plan) -> Iterator[str]:
 
 def speed_table(plan: Plan) -> Table:
     rows = [row for row in plan.rows if row.time is not None]
-    naive = "Naive: a GPU's throughput stays what it is on the fewest."
+    naive = "Naive: each GPU keeps its throughput on the fewest GPUs."
     notes = [_range_note(plan), naive]
     if plan.work is not None:
         notes.append(
@@ -232,8 +232,8 @@ def speed_table(plan: Plan) -> Table:
 def memory_table(plan: Plan) -> Table:
     rows = [row for row in plan.rows if row.memory is not None]
     notes = [
-        "Of the card: what the peak's tensors need there, with the gaps between them, context and"
-        " libraries. Largest batch: samples of a rank in one pass."
+        "Of the card: memory of the peak's tensors with fragmentation, context and libraries."
+        " Largest batch: samples of a rank in one pass."
     ]
     return table_of("Memory of a rank at its peak", rows, [*_names(rows), *_memory(rows)], notes)
 
@@ -270,7 +270,7 @@ def search_tables(plan: Plan) -> list[Table]:
 
 
 def _searched(layout: Candidate) -> str:
-    """`fsdp-hybrid (reshard_after_forward=false)`; the mesh and micro-batches have columns."""
+    """Return, for example, `fsdp-hybrid (reshard_after_forward=false)`; others have columns."""
     flags = {name: value for name, value in layout.options.items() if isinstance(value, bool)}
     return with_options(layout.strategy, flags)
 

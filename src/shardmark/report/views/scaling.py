@@ -27,13 +27,13 @@ class Point(NamedTuple):
     reference: Row
     """The strategy itself on the fewest ranks, or `single` where that is on fewer."""
     speedup: Estimate | None
-    """Samples per second over the reference's, repeat by repeat."""
+    """Ratio of samples per second to the reference's, repeat by repeat."""
     efficiency: Estimate | None
     """The speed-up over the growth in devices; 1 is ideal.  Servers are no devices here."""
 
 
 def scaling_tables(comparison: Comparison) -> list[Table]:
-    """Strong scaling, then weak."""
+    """Return the tables of strong and weak scaling."""
     points = _points(comparison.rows)
     tables = [
         _table(comparison, part, weak=weak)
@@ -45,7 +45,7 @@ def scaling_tables(comparison: Comparison) -> list[Table]:
 
 
 def _points(rows: Sequence[Row]) -> list[Point]:
-    """In the order of the rows; rows without a throughput are left out.
+    """Return the points in the order of the rows, without rows that have no throughput.
 
     Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where more
     nodes only are how there come to be more ranks.
