@@ -179,7 +179,7 @@ def test_the_table_marks_what_is_only_a_bound() -> None:
         ["fsdp", "2", "> 22.00", "2", "1 of 2", "0.6000"],
         ["zero-1", "2", "-", "-", "0 of 1", "-"],
     ]
-    assert any(note.startswith("> : some repeat") for note in table.notes)
+    assert any(note.startswith("> : a repeat") for note in table.notes)
     missed = records(table)[1]["repeats"][1]
     assert (missed["epoch"], missed["seconds"], missed["best"]) == (None, 22.0, 0.6)
 
