@@ -49,7 +49,7 @@ for kind in {KINDS!r}:
     "compare": (
         """
 from shardmark.cli import main
-for more in ([], ["--view", "epochs"], ["--view", "studies:lamsal-2025"]):
+for more in ([], ["--view", "epochs"], ["--view", "study:lamsal-2025"]):
     assert main(["compare", given["golden"], *more]) == 0, more
 for more in ([], ["--view", "scaling", "--view", "network", "--view", "time-to:train_loss"]):
     assert main(["compare", given["run"], *more]) == 0, more

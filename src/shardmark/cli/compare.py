@@ -62,7 +62,7 @@ def compare(
             " epochs (loss, time and quality of every epoch), network (bytes, bandwidth and links),"
             " time-to:METRIC[=VALUE] (training time to a loss or quality, such as"
             " time-to:accuracy_top1=0.8; without =VALUE, to the best one that every row reached),"
-            " studies:NAME (a published study beside the comparison; `shardmark list studies` has"
+            " study:NAME (a published study beside the comparison; `shardmark list studies` has"
             " the names).  May be given repeatedly.",
         ),
     ] = None,
@@ -126,7 +126,7 @@ def _old_views(
         "--epochs": "epochs" if epochs else None,
         "--network": "network" if network else None,
         "--time-to": None if time_to is None else f"time-to:{time_to}",
-        "--against": None if against is None else f"studies:{against}",
+        "--against": None if against is None else f"study:{against}",
     }
     views = {option: name for option, name in names.items() if name is not None}
     for option, name in views.items():

@@ -37,7 +37,7 @@ STEERS = (
 RUNS = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)><a href='javascript:x'>`${{7*7}}"
 VIEWS: tuple[tuple[str, ...], ...] = (
     ("--wide",), ("--columns", "verdict,threads"), ("--view", "scaling"), ("--view", "epochs"),
-    ("--view", "time-to:accuracy_top1"), ("--view", "network"), ("--view", "studies:lamsal-2025"),
+    ("--view", "time-to:accuracy_top1"), ("--view", "network"), ("--view", "study:lamsal-2025"),
 )  # fmt: skip
 
 

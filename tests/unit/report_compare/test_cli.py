@@ -28,7 +28,7 @@ OLD_OPTIONS = {
     "epochs": ["--epochs"],
     "network": ["--network"],
     "time-to:train_loss": ["--time-to", "train_loss"],
-    "studies:lamsal-2025": ["--against", "lamsal-2025"],
+    "study:lamsal-2025": ["--against", "lamsal-2025"],
 }
 """Value of `--view` -> the option of earlier versions."""
 
@@ -80,8 +80,8 @@ def test_a_view_works_in_every_format(
         (["--format", "csv", "--view", "epochs", "--view", "scaling"], "2 views are given"),
         (["--view", "speed"], "no view 'speed'; allowed are scaling, epochs, network, time-to:ME"),
         (["--view", "scaling:2"], "this view has no value; write scaling"),
-        (["--view", "studies"], "it has no value; write studies:NAME"),
-        (["--view", "studies:lamsal"], "no study 'lamsal'; allowed are"),
+        (["--view", "study"], "it has no value; write study:NAME"),
+        (["--view", "study:lamsal"], "no study 'lamsal'; allowed are"),
         (["--nodes"], "--nodes: this view was removed; `shardmark export --to csv`"),
         (["--pareto"], "--pareto: this view was removed; the figure 'Speed against memory'"),
         (["--columns", "speedupp"], "did you mean 'speedup'?"),
@@ -106,6 +106,12 @@ def test_an_old_option_is_a_view_with_a_hint(
     assert old[:2] == new[:2]
     assert new[2] == ""
     assert old[2].endswith(f"use --view {view}\n")
+
+
+def test_an_old_name_of_a_view_still_works(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    old = answer(capsys, folder, "--view", "studies:lamsal-2025")
+    assert old == answer(capsys, folder, "--view", "study:lamsal-2025")
+    assert old[0] == 0
 
 
 def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) -> None:

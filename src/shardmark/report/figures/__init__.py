@@ -31,8 +31,8 @@ _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figure
 def figures_of(comparison: Comparison, *, predicted: bool = False) -> tuple[Figure, ...]:
     """Return every figure for which there are data, in the order of the report.
 
-    Rows under other conditions (model, precision, any other axis) stand in panels of their own.
-    Raw files are read of one repeat of each row.  `predicted` traces the models.
+    Rows under different conditions (model, precision, any other axis) are in separate panels.  Raw
+    files are read of one repeat of each row.  `predicted` adds predictions and traces the models.
     """
     groups = groups_of(comparison.rows)
     drawn = [drawn for figures in _MAKERS for drawn in figures(groups)]

@@ -1,4 +1,4 @@
-"""A figure as plain data: what is drawn, in which units, over which range."""
+"""Describes a figure as plain data: its panels, series, units and ranges."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Series:
     """Lower ends of the 95 % intervals, one for each value of `y`; None without an interval."""
     high: Sequence[float | None] | None = None
     style: int | str = 0
-    """Number of the strategy in the comparison, which has the same colour in every figure; or the
-    name of a reference or of a part of memory or time."""
+    """Number of the strategy in the comparison, so that it has the same colour in every figure; or
+    the name of a reference or of a part of memory or time."""
     dashed: bool = False
-    """A reference such as ideal scaling: a dashed line without markers, also among points."""
+    """The series is a reference, such as ideal scaling: a dashed line without markers."""
     text: Sequence[str] | None = None
     """Texts beside the points, one for each value of `y`."""
     places: Sequence[str] = ()
@@ -74,8 +74,8 @@ class Panel:
     def y_range(self) -> tuple[float, float] | None:
         """Return the ends of the values' axis; None lets the library choose.
 
-        Few repeats on a busy machine have intervals many times as long as what the values differ
-        by: whiskers end at the border then, so that the values are not squeezed together.
+        With few repeats on a busy machine, intervals can be many times longer than the range of the
+        values.  Whiskers are then cut at the border, so that the values stay readable.
         """
 
         def usable(ends: Iterable[float | None]) -> list[float]:
@@ -128,7 +128,7 @@ class Figure:
 
 
 def figure(name: str, title: str, panels: Iterable[Panel], *captions: str) -> list[Figure]:
-    """The figure; nothing where no panel has anything to draw."""
+    """Return a list of the figure, or an empty list if no panel has anything to draw."""
     drawn = [panel for panel in panels if panel.series]
     if not drawn:
         return []
@@ -170,7 +170,7 @@ def stacked_panel(
 
 
 def rate_unit(largest_bytes_per_second: float) -> tuple[str, float]:
-    """Name and size of a unit of network rates, in decimal units as networks have them."""
+    """Return the name and the size of a decimal unit that suits the largest network rate."""
     return next((unit for unit in _RATES if largest_bytes_per_second >= unit[1]), _RATES[-1])
 
 

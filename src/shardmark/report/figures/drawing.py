@@ -1,7 +1,7 @@
-"""Draws each panel once, by Vega-Lite, as SVG: the page shows it, files put panels together.
+"""Draws each panel with Vega-Lite as SVG, for the page and for image files.
 
-Colours of text and rules are `currentColor`, so that one drawing serves light, dark and paper.  The
-SVG has no script, no style, no identifier and no link.
+Colours of text and rules are `currentColor`, so that one drawing suits light pages, dark pages and
+paper.  The SVG has no script, no style, no identifier and no link.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardmark.report.figures.chart import Figure, Panel, Series, log_ticks
 from shardmark.results.files import write_files
 
 WIDTH, HEIGHT = 420, 290
-"""Pixels of a panel: one fits a phone, two or three stand beside each other on a desk."""
+"""Size of a panel in pixels: a phone shows one in a line, a desktop two or three."""
 BAR_PIXELS = 22
 LABEL_PIXELS = 180
 """Width of the longest name of a bar; the pointer shows the full name."""
@@ -69,7 +69,7 @@ _BESIDE_POINTS = {
     "anchor": ["top-left", "left", "top", "right", "bottom", "bottom-right"],
     "offset": [3, 8, 8, 8, 8, 4],
 }
-"""Vega places each text where it covers no point and no other text, or not at all."""
+"""Vega places a text so that it covers no point and no other text, or omits it."""
 Spec = dict[str, Any]
 
 
@@ -96,7 +96,7 @@ MARKERS = {
     "triangle-right": "M4.5 0L-3.5 4.5V-4.5Z",
     "triangle-left": "M-4.5 0L3.5 4.5V-4.5Z",
 }
-"""Vega's name -> path about the origin, for legends."""
+"""Vega's name of each marker, and its path about the origin for legends."""
 _COLOURS = ("#0072b2", "#d55e00", "#00a37a", "#cf66ae", "#b58900", "#7350d6", "#4d8b00", "#bc3f4c")
 _GREY = "#808080"
 _PARTS = {
@@ -111,11 +111,11 @@ _PARTS = {
     "exposed communication": _COLOURS[1],
     "rest": _GREY,
 }
-"""Part of a rank's memory or of a step -> colour."""
+"""Colour of each part of a rank's memory or of a step."""
 
 
 def look_of(style: int | str) -> Look:
-    """Return the look of a strategy's number, of a reference or of a part."""
+    """Return the look of a strategy, by its number, or of a reference or a part, by its name."""
     if isinstance(style, int):
         return Look(_COLOURS[style % len(_COLOURS)], style % len(DASHES), style % len(MARKERS))
     return Look(_GREY, 1, 0) if style == REFERENCE else Look(_PARTS[style], 0, 0)
@@ -124,7 +124,7 @@ def look_of(style: int | str) -> Look:
 def plain_text(text: str) -> str:
     """Return the text on one line, without the characters that vl-convert cannot take.
 
-    It aborts the process at a NUL, and where it cuts a long label it may cut a pair of surrogates.
+    A NUL makes it abort the process, and it may cut a long label within a pair of surrogates.
     """
     line = " ".join(text.split())
     return "".join(
@@ -134,7 +134,7 @@ def plain_text(text: str) -> str:
 
 
 def short(text: str, longest: int) -> str:
-    """The same, cut where it is long."""
+    """Return the text on one line, cut to `longest` characters."""
     line = plain_text(text)
     return line if len(line) <= longest else f"{line[: longest - 1].rstrip()}…"
 
@@ -163,7 +163,7 @@ def draw(figures: Sequence[Figure]) -> list[Drawing]:
 
 
 def panel_spec(panel: Panel) -> Spec:
-    """The panel in Vega-Lite's grammar (vega.github.io/vega-lite, version 6)."""
+    """Return the panel's specification for Vega-Lite 6 (vega.github.io/vega-lite)."""
     bars = panel.kind in ("bars", "stacked")
     return {
         "width": WIDTH,
@@ -225,7 +225,7 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
 
 
 def _label(panel: Panel, series: Series, index: int, low: float | None, high: float | None) -> str:
-    """The value in words, such as `ddp, 2 ranks: 812 samples/s (790 to 830)`."""
+    """Write a value in words, such as `ddp, 2 ranks: 812 samples/s (790 to 830)`."""
     x = series.x[index]
     if isinstance(x, str):
         place = f"{x}, {series.name}" if panel.kind == "stacked" else x
@@ -243,7 +243,7 @@ def _dash(look: Look, series: Series) -> tuple[int, ...]:
 
 
 def _field(name: str) -> Spec:
-    """A channel that takes the field as it is."""
+    """Return a channel that uses the field's values unchanged."""
     return {"field": name, "type": "nominal", "scale": None, "legend": None}
 
 
@@ -262,7 +262,7 @@ def _bar_layers(panel: Panel) -> list[Spec]:
     records = [record for series in panel.series for record in _records(panel, series)]
     drawn = [record for record in records if record["y"] is not None]
     order = [plain_text(name) for name in panel.categories]
-    # a reader's font may be wider than the one that Vega measures
+    # The font of a reader may be wider than the font that Vega measures.
     names_pixels = min(1.1 * LABEL_PIXELS, max(map(len, order), default=1) * WIDE_LETTER_PIXELS)
     category = {
         "field": "x",
@@ -368,7 +368,7 @@ def _x_channel(panel: Panel) -> Spec:
         scale["domain"] = [0, high * 1.08]
     if panel.x_whole:
         axis |= {"tickMinStep": 1, "format": "d"}
-        if high - low <= FEW_TICKS:  # the library labels the half between two epochs, too
+        if high - low <= FEW_TICKS:  # The library would label half epochs, too.
             axis["values"] = [*range(ceil(low), floor(high) + 1, ceil((high - low) / 6) or 1)]
     if panel.x_ticks:
         axis["values"] = list(panel.x_ticks)
@@ -410,12 +410,12 @@ def figure_svg(drawing: Drawing) -> str:
     x = _GAP
     for name, series in figure.legend.items():
         text = short(name, 60)
-        needed = round(len(text) * _LETTER_PIXELS) + 44
-        if x > _GAP and x + needed > width:
+        entry_width = round(len(text) * _LETTER_PIXELS) + 44
+        if x > _GAP and x + entry_width > width:
             x, y = _GAP, y + _LEGEND_LINE
         parts.append(f'<g transform="translate({x},{y})">{swatch(series, figure)}</g>')
         parts.append(_text(x + 30, y + 10, text))
-        x += needed
+        x += entry_width
     height = y + (_LEGEND_LINE if figure.legend else 0) + 4
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
@@ -431,7 +431,7 @@ def _height_of(svg: str) -> int:
 
 
 def swatch(series: Series, figure: Figure) -> str:
-    """The series' sign in a legend, 24 x 14 pixels."""
+    """Return the series' symbol in a legend, 24 x 14 pixels."""
     look = look_of(series.style)
     kind = figure.panels[0].kind
     if kind == "stacked":
@@ -455,7 +455,7 @@ def _text(x: float, y: float, text: str, weight: int = 400) -> str:
 def write_images(drawings: Sequence[Drawing], folder: Path) -> list[Path]:
     """Write NAME.png and NAME.svg of each figure; the same figures give the same bytes.
 
-    Raises `StorageError` where the folder cannot be written.
+    Raises `StorageError` if the folder cannot be written.
     """
     from vl_convert import svg_to_png
 

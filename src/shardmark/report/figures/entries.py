@@ -1,4 +1,4 @@
-"""The rows of a comparison as figures show them: in groups, with a name and a line each."""
+"""Groups the rows of a comparison for figures, and names them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MOST_ROWS_READ = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Entry:
-    """A row and how it is shown."""
+    """A row with the name and the style that figures give it."""
 
     row: Row
     number: int
     """Number of the row in the comparison."""
     epochs: EpochsOfRow
     name: str
-    """The strategy with its options, short, and no other strategy's."""
+    """Short, unique name of the strategy with its options."""
     style: int
     """Number of the strategy with its options in the comparison."""
 
@@ -50,14 +50,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows under the same conditions; they differ in strategy and number of ranks."""
+    """The rows under the same conditions; they differ in strategy and number of ranks."""
 
     title: str
     """Conditions that differ from those of the other groups; empty for a single group."""
     entries: tuple[Entry, ...]
 
     def by_name(self) -> list[list[Entry]]:
-        """The entries of each line: one strategy on growing numbers of ranks."""
+        """Return the entries of each strategy, ordered by the number of ranks."""
         named: dict[str, list[Entry]] = {}
         for entry in self.entries:
             named.setdefault(entry.name, []).append(entry)
@@ -65,7 +65,7 @@ class Group:
 
 
 def groups_of(rows: Sequence[Row]) -> list[Group]:
-    """The rows that ended ok at least once, by everything but strategy and number of ranks."""
+    """Group the rows that ended ok by all conditions except strategy and number of ranks."""
     labels = list(dict.fromkeys(row.label for row in rows))
     names = dict(zip(labels, _distinct(labels, LONGEST_NAME), strict=True))
     groups: dict[tuple[str, ...], list[Entry]] = {}
@@ -105,7 +105,7 @@ def facets_of(groups: Sequence[Group]) -> list[Group]:
             if of_this_size or sizes == [1]:
                 title = ", ".join(filter(None, (group.title, ranks_and_nodes(size, 1))))
                 facets.append(Group(title=title, entries=(*alone, *of_this_size)))
-    if len(facets) == len(groups):  # one number of ranks each: nothing to tell apart
+    if len(facets) == len(groups):  # Each group has one number of ranks.
         return [replace(f, title=group.title) for f, group in zip(facets, groups, strict=True)]
     return facets
 

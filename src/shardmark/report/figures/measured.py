@@ -89,7 +89,7 @@ def trade_off_panel(
     """Draw throughput against memory in `unit`, with the frontier of the `candidates`."""
     peaks = [float(x) for series in cells for x in series.x]
     corners = _frontier(candidates)
-    if corners:  # it ends where the cells end, so that a single corner is seen, too
+    if corners:  # It extends to the outermost cells, so that a single corner is visible.
         lowest = min(y for series in cells for y in series.y if y is not None)
         corners = [(corners[0][0], lowest), *corners, (max(peaks), corners[-1][1])]
     frontier = Series(
@@ -184,7 +184,7 @@ def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def _scaling_panel(group: Group, metric: str) -> Panel:
-    """The ideal throughput grows with the ranks; the ideal efficiency is 100 % everywhere."""
+    """Return a metric over ranks, with its ideal: proportional throughput or 100 % efficiency."""
     is_rate = metric != _EFFICIENCY
     title, unit, scale = "Scaling efficiency", "%", 100
     if is_rate:

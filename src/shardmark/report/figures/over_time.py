@@ -195,7 +195,7 @@ def _staleness(entry: Entry) -> Counter[int]:
     return +counts
 
 
-# Sampled while one repeat of each row trained, from raw files of a number of rows
+# Values that were sampled during training, from raw files of one repeat of each row
 
 
 def sampled_figures(groups: Sequence[Group]) -> list[Figure]:

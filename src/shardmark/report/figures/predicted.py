@@ -46,8 +46,8 @@ def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list
         panels,
         "On the dashed line both agree. Speed is predicted from the trial on fewest devices of the"
         " run, which is not shown.",
-        _off("Speed", _RATE, rates),
-        _off("Memory", _PEAK, peaks),
+        _error_note("Speed", _RATE, rates),
+        _error_note("Memory", _PEAK, peaks),
         reliability([*rates, *peaks]),
     )
 
@@ -61,7 +61,7 @@ def _values(
         try:
             predicted[entry] = predict(entry.row)
         except ShardmarkError:
-            continue  # the column `predicted` says why
+            continue  # The column `predicted` gives the reason.
     return predicted
 
 
@@ -99,15 +99,16 @@ def _panel(
     )
 
 
-def _off(name: str, metric: str, values: dict[Entry, float]) -> str:
+def _error_note(name: str, metric: str, values: dict[Entry, float]) -> str:
     """Return a sentence about the median and the largest error of the predictions."""
     if not values:
         return ""
-    wrong = [
+    errors = [
         abs(value / estimates_of([entry], metric)[0].value - 1) for entry, value in values.items()
     ]
-    if len(wrong) == 1:
-        return f"{name} is off by {wrong[0]:.0%}."
+    if len(errors) == 1:
+        return f"{name} is off by {errors[0]:.0%}."
     return (
-        f"{name} is off by {median(wrong):.0%} (median of {len(wrong)}), {max(wrong):.0%} at most."
+        f"{name} is off by {median(errors):.0%} (median of {len(errors)}),"
+        f" {max(errors):.0%} at most."
     )

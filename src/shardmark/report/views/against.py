@@ -1,4 +1,4 @@
-"""A comparison beside a published study: one joined table, the study's claims, what differs."""
+"""Tables that show a comparison beside a published study, and the study's claims."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _name = partial(Column, numeric=False, names_row=True)
 
 
 def against_tables(against: Against) -> tuple[Table, ...]:
-    """The joined table with what differs, then the claims where the study states some."""
+    """Return the joined table of both sides, and the table of the claims if there are any."""
     study, notes = against.study, _notes(against)
     title = f"Against {study.name}: published (publ.) and measured (meas.)"
     tables = []

@@ -68,7 +68,7 @@ def epochs_tables(comparison: Comparison) -> list[Table]:
 
 
 def _is_shown(name: str) -> bool:
-    """Return whether people see it: a task's own metrics are all shown."""
+    """Return whether tables for people show the metric; they show all metrics of user tasks."""
     return name in SHOWN or name not in METRICS
 
 

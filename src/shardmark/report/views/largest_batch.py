@@ -15,7 +15,7 @@ from shardmark.report.table.table import BYTES, Column, Columns, Missing, Value,
 
 
 def render_largest(batches: Sequence[LargestBatch], form: Format, width: int | None) -> str:
-    """The answer, the table, what is not known; ends with a line break."""
+    """Return the answer, the table, and what is unknown; the text ends with a line break."""
     if form is Format.JSON:
         return render_json(
             {"answer": [*_answer(batches)], "rows": [_record(batch) for batch in batches]}

@@ -1,4 +1,4 @@
-"""A plan as answers, tables and JSON."""
+"""Shows a plan as answers, tables and JSON."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ class View(NamedTuple):
     key: str
     """The view's key in JSON."""
     tables: Callable[[Comparison, str], Sequence[Table]]
-    """Makes the tables; the text is VALUE, or empty for a view without one."""
+    """Makes the tables from the comparison and VALUE, which is empty if the view takes none."""
     value: str = ""
-    """VALUE as the usage message shows it; empty for a view without one."""
+    """VALUE as the usage message shows it; empty for a view that takes no value."""
     with_comparison: bool = False
-    """The text of the usual comparison stands above the tables."""
+    """If True, the usual comparison is printed above the tables."""
     document: Callable[[Sequence[Table]], Any] = _rows_json
     """Turns the tables into what JSON holds under `key`."""
 
@@ -43,14 +43,16 @@ VIEWS = {
         "network", lambda comparison, _: network_tables(comparison), document=network_json
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
-    "studies": View(
+    "study": View(
         "against",
         lambda comparison, name: against_tables(set_against(comparison, load_study(name))),
         value="NAME",
         with_comparison=True,
     ),
 }
-"""Name on the command line -> view."""
+"""The views by their names on the command line."""
+OLD_NAMES = {"studies": "study"}
+"""Names of earlier versions, which still work, and the names that replace them."""
 
 
 def find_view(text: str) -> tuple[View, str]:
@@ -59,6 +61,7 @@ def find_view(text: str) -> tuple[View, str]:
     Raises `InputError` for another name, and for a value that is missing or not expected.
     """
     name, _, value = (part.strip() for part in text.partition(":"))
+    name = OLD_NAMES.get(name, name)
     if name not in VIEWS:
         usage = [f"{name}:{view.value}" if view.value else name for name, view in VIEWS.items()]
         raise InputError("--view", f"there is no view {name!r}", f"allowed are {', '.join(usage)}")

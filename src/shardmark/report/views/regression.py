@@ -1,4 +1,4 @@
-"""Two runs of one experiment: each cell's change, a verdict, and what differs between the runs."""
+"""Compares two runs of one experiment: changes of cells, verdict, differences of the runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def regression_table(regression: Regression) -> Table:
     """Return a table with a line for each cell, the worst change first."""
     order = list(Change)
     cells = sorted(regression.cells, key=lambda cell: order.index(cell.change))
-    # What is shown changes as samples/s do, by which a cell is judged.
+    # The verdict is from samples/s; the main rate changes by the same ratio.
     rate = main_rate([row for cell in cells for row in (cell.before, cell.after)])
     only = {"before": regression.only_before, "after": regression.only_after}
     return table_by_row(

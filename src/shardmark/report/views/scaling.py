@@ -1,4 +1,4 @@
-"""Speed-up and efficiency over the numbers of ranks, from the fewest that exist."""
+"""Tables of speed-up and efficiency over the number of ranks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _TITLES = {
 }
 
 
-class Point(NamedTuple):
+class ScalingPoint(NamedTuple):
     """A strategy on one number of ranks under fixed conditions."""
 
     row: Row
     reference: Row
-    """The strategy itself on the fewest ranks, or `single` where that is on fewer."""
+    """The strategy on its fewest ranks, or `single` if that has fewer ranks."""
     speedup: Estimate | None
     """Ratio of samples per second to the reference's, repeat by repeat."""
     efficiency: Estimate | None
-    """The speed-up over the growth in devices; 1 is ideal.  Servers are no devices here."""
+    """The speed-up divided by the growth in devices; 1 is ideal.  Servers do not count."""
 
 
 def scaling_tables(comparison: Comparison) -> list[Table]:
@@ -44,14 +44,14 @@ def scaling_tables(comparison: Comparison) -> list[Table]:
     return tables or [Table(title="Scaling", notes=notes)]
 
 
-def _points(rows: Sequence[Row]) -> list[Point]:
+def _points(rows: Sequence[Row]) -> list[ScalingPoint]:
     """Return the points in the order of the rows, without rows that have no throughput.
 
-    Runs, workloads, precisions, options and varied keys are never mixed; nodes are, where more
-    nodes only are how there come to be more ranks.
+    A group never mixes runs, workloads, precisions, options or varied keys.  It mixes numbers of
+    nodes if each number of ranks has one row.
     """
     measured = [row for row in rows if row.values.get(METRIC)]
-    points: list[Point] = []
+    points: list[ScalingPoint] = []
     for group in _grouped(measured, NODES):
         several_rows_a_size = len({row.world_size for row in group}) < len(group)
         for part in _grouped(group) if several_rows_a_size else [group]:
@@ -69,7 +69,7 @@ def _grouped(rows: Sequence[Row], without: str = "") -> list[list[Row]]:
     return list(groups.values())
 
 
-def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
+def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[ScalingPoint]:
     ordered = sorted(group, key=attrgetter("devices"))
     single = single_baseline(ordered[0], measured)
     starts_later = single is not None and single.devices < ordered[0].devices
@@ -82,7 +82,7 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
         return ratio_between(row, reference, METRIC, per_device=per_device)
 
     return [
-        Point(
+        ScalingPoint(
             row,
             reference,
             *(over_reference(row, per_device=by_device) for by_device in (False, True)),
@@ -91,7 +91,7 @@ def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[Point]:
     ]
 
 
-def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Table:
+def _table(comparison: Comparison, points: Sequence[ScalingPoint], *, weak: bool) -> Table:
     fewest = metric_column("fewest_ranks", title="from", unit="ranks", estimated=False)
     efficiency = metric_column("scaling_efficiency", key="efficiency_over_fewest")
     other_columns = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
@@ -109,7 +109,7 @@ def _table(comparison: Comparison, points: Sequence[Point], *, weak: bool) -> Ta
     )
 
 
-def _notes(points: Sequence[Point]) -> list[str]:
+def _notes(points: Sequence[ScalingPoint]) -> list[str]:
     """Return notes: rows that more ranks slow down, undecided rows, and the columns' meaning."""
     slower, unclear = [], []
     for point in points:
