@@ -43,7 +43,9 @@ def run(tmp_path: Path) -> StoredRun:
 
 
 @EACH
-def test_a_trial_as_it_was(run: StoredRun, tmp_path: Path, target: str) -> None:
+def test_trackers_hold_settings_series_and_metrics(
+    run: StoredRun, tmp_path: Path, target: str
+) -> None:
     out = tmp_path / "out"
     done = export_runs([run], target, str(out))
     assert (done.trials, done.existing) == (2, 0)
@@ -81,9 +83,7 @@ def test_a_trial_as_it_was(run: StoredRun, tmp_path: Path, target: str) -> None:
 
 
 @EACH
-def test_exporting_again_leaves_one_record_and_adds_what_is_new(
-    tmp_path: Path, target: str
-) -> None:
+def test_exporting_again_adds_only_new_trials(tmp_path: Path, target: str) -> None:
     out = tmp_path / "out"
     for names, added in ((["one"], 1), (["one"], 0), (["one", "two"], 1)):
         run = exportable(tmp_path / "first", *(ok_trial(id=name) for name in names))
@@ -102,7 +102,7 @@ def test_another_measurement_of_a_trial_is_another_run(tmp_path: Path, target: s
         assert export_runs([run], target, str(out)).trials == 1
 
 
-def test_mlflow_writes_anew_what_an_interrupted_export_left(
+def test_mlflow_replaces_an_interrupted_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow import MlflowClient
@@ -121,7 +121,7 @@ def test_mlflow_writes_anew_what_an_interrupted_export_left(
     assert READERS["mlflow"](out)[OK].final
 
 
-def test_mlflow_takes_the_users_store(
+def test_mlflow_uses_the_tracking_uri_of_the_environment(
     run: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = (tmp_path / "users").as_uri()

@@ -27,7 +27,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", LIBRARIES)
-def test_a_missing_library_is_told(
+def test_a_missing_library_names_its_extra(
     target: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,7 +71,7 @@ def test_a_place_that_does_not_fit_is_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["afile", "run"]
 
 
-def test_runs_that_are_none_and_trials_that_are_damaged(
+def test_missing_runs_and_damaged_trials_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["export", str(tmp_path / "none"), "--to", "csv"]) == BAD_INPUT

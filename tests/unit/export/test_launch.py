@@ -248,7 +248,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
         ("csv", "ddp", "--trial: is for torchrun, accelerate, deepspeed"),
     ],
 )
-def test_what_has_no_such_form_is_refused(
+def test_strategies_without_a_launcher_form_are_refused(
     *,
     on_cpu: str,
     tmp_path: Path,
@@ -272,7 +272,7 @@ def test_what_has_no_such_form_is_refused(
         ("powersgd", {"comm_hook": "power_sgd"}, "PowerSGDState(None, matrix_approximation_rank=1"),
     ],
 )
-def test_compression_is_told(
+def test_compression_has_a_note(
     tmp_path: Path, compress: str, hook: dict[str, str], note: str
 ) -> None:
     """As Accelerate's DistributedDataParallelKwargs take it, and as a call of torch's."""

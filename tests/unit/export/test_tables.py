@@ -92,7 +92,7 @@ def test_steps_are_those_of_the_file(run: shardmark.Run) -> None:
     assert frame.attrs["units"]["step_seconds"] == "seconds"
 
 
-def test_samples_have_a_row_a_subject(run: shardmark.Run) -> None:
+def test_samples_have_a_row_for_each_subject(run: shardmark.Run) -> None:
     frame = run.to_pandas("sample")
     assert "network" not in frame
     assert frame["rank"].dropna().tolist() == [0]
@@ -149,7 +149,7 @@ def test_axes_keep_their_type(tmp_path: Path) -> None:
         (b"\xff\n", "line 1 is no JSON"),
     ],
 )
-def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str) -> None:
+def test_a_damaged_raw_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     run = exportable(tmp_path / "run")
     (tmp_path / "run" / "trials" / run.trials[0].id / "steps.jsonl").write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
@@ -157,7 +157,7 @@ def test_a_damaged_raw_file_is_told(tmp_path: Path, content: bytes, message: str
     assert "steps.jsonl" in str(caught.value)
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:
+def test_runs_of_one_name_have_distinct_labels(tmp_path: Path) -> None:
     runs = [exportable(tmp_path / name) for name in ("a/run", "b/run", "other")]
     labels = [source.label for source in sources_of(runs)]
     assert labels == ["a/run", "b/run", f"{tmp_path.name}/other"]

@@ -81,7 +81,7 @@ def test_memory_is_stacked_by_kind_for_the_fullest_worker_and_server(tmp_path: P
     assert series_of(panel, "activations and other").y == pytest.approx(other)
 
 
-def test_the_frontier_leaves_out_what_is_beaten_in_both(tmp_path: Path) -> None:
+def test_the_frontier_excludes_dominated_points(tmp_path: Path) -> None:
     cells = {"ddp": (300, 200), "fsdp": (100, 50), "zero-2": (90, 150), "dp": (200, 80)}
     run = [
         invented_trial(
@@ -233,7 +233,7 @@ def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:
     assert all({series.name for series in panel.series} == {"single", "ddp"} for panel in loss)
 
 
-def test_what_runs_on_one_rank_alone_stands_beside_every_number_of_ranks(tmp_path: Path) -> None:
+def test_single_rank_strategies_are_in_every_panel(tmp_path: Path) -> None:
     run = [
         invented_trial(strategy, size, ranks=tuple(map(two_epochs, range(size))))
         for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
@@ -249,7 +249,7 @@ def test_without_a_result_there_is_no_figure(tmp_path: Path) -> None:
     assert figures_by_name(compare([])) == {}
 
 
-def test_of_many_settings_some_are_drawn_and_the_rest_is_told(tmp_path: Path) -> None:
+def test_the_caption_counts_panels_that_are_left_out(tmp_path: Path) -> None:
     ranks = (two_epochs(0), two_epochs(1))
     run = [
         invented_trial("ddp", 2, varied={"recipe.global_batch": 2**number}, ranks=ranks)

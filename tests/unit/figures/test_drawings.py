@@ -115,7 +115,7 @@ def test_hostile_names_stay_text(kind: str, tmp_path: Path) -> None:
     assert {mark["data-series"] for mark in marks_in(drawing.panels[0])} >= set(HOSTILE[:2])
 
 
-def test_hostile_names_of_a_run_stay_apart(tmp_path: Path) -> None:
+def test_long_names_of_a_run_stay_distinct(tmp_path: Path) -> None:
     names = (*HOSTILE[:3], "w" * 300 + "a", "w" * 300 + "b")
     trials = [
         invented_trial("fsdp", 2, id=f"fsdp-{number}", strategy_options={"wrap": name + " " * 3})

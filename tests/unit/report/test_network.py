@@ -85,7 +85,7 @@ def wire(*trials: TrialResult) -> WireOfRow:
         pytest.param("ps-sync", SERVER, 8e6, 8e6, (1.0, 1.0, 1.0), id="answers count for workers"),
     ],
 )
-def test_bytes_beside_the_formula(
+def test_formula_and_measured_bytes_agree(
     strategy: str, payloads: Payloads, sent: float, defined: float, ratios: tuple[float, ...]
 ) -> None:
     row = wire(trial(strategy, 2, payloads, sent))
@@ -95,7 +95,7 @@ def test_bytes_beside_the_formula(
     assert not row.missing
 
 
-def test_what_is_not_known_is_null_with_a_reason() -> None:
+def test_unknown_bytes_are_null_with_a_reason() -> None:
     """A probe that counted nothing; a model that was never counted."""
     row = wire(trial("fsdp", 2, None, 8e6))
     assert row.defined_bytes == pytest.approx(6e6)
@@ -197,7 +197,7 @@ def nodes(tmp_path: Path) -> Comparison:
     return two_nodes(tmp_path / "two")
 
 
-def test_interfaces_are_told_apart_by_node(nodes: Comparison) -> None:
+def test_interfaces_of_several_nodes_are_separate_rows(nodes: Comparison) -> None:
     traffic = traffic_of(nodes.rows[0])
     assert not traffic.missing
     interfaces = [(each.node, each.name) for each in traffic.interfaces]
@@ -277,7 +277,7 @@ def test_tables_figure_and_page(nodes: Comparison, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("low", "high", "noisy"), [(4e7, 1.7e8, True), (5e7, 1.9e8, False), (None, None, True)]
 )
-def test_bandwidths_that_are_hardly_known_are_said(
+def test_uncertain_bandwidths_are_marked(
     low: float | None, high: float | None, noisy: bool
 ) -> None:
     fit = LinkFit(
@@ -292,7 +292,7 @@ def test_bandwidths_that_are_hardly_known_are_said(
     assert ("too noisy" in cell) is noisy
 
 
-def test_why_links_are_not_there(nodes: Comparison, tmp_path: Path) -> None:
+def test_missing_links_have_a_reason(nodes: Comparison, tmp_path: Path) -> None:
     assert "doctor --network" in network_tables(nodes)[-1].notes[0]
     RunFolder(tmp_path / "two").write_environment({"links_missing": "timed_out: no end"})
     assert network_tables(nodes)[-1].notes == ("Links could not be measured: timed_out: no end.",)

@@ -88,7 +88,7 @@ def test_a_view_works_in_every_format(
         (["--view", "time-to:speed=1"], "'speed' is no loss or quality; allowed are train_loss"),
     ],
 )
-def test_what_does_not_go_together_is_a_message(
+def test_invalid_options_are_a_message(
     capsys: pytest.CaptureFixture[str], folder: str, options: list[str], message: str
 ) -> None:
     code, out, err = answer(capsys, folder, *options)

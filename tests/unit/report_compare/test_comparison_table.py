@@ -93,7 +93,7 @@ def test_every_axis_that_varies_names_the_row() -> None:
     assert compared(*trials).rows[0].place.startswith("ddp on 2 ranks, bf16, recipe.global_batch")
 
 
-def test_several_runs_and_workloads_are_told_apart() -> None:
+def test_several_runs_and_workloads_have_columns() -> None:
     other = {"experiment": "second", "workload": {"name": "detection", "dataset": "coco"}}
     second = invented_trial("fsdp", 2).model_copy(update={"trial": other})
     runs = [
@@ -115,7 +115,7 @@ def test_servers_are_counted_beside_the_workers() -> None:
     assert "worker MiB" not in shown(invented_trial())
 
 
-def test_json_is_the_contracts() -> None:
+def test_json_has_the_documented_keys() -> None:
     varied = {"recipe.global_batch": 64}
     failed = invented_trial("fsdp", outcome=Outcome.FAILED, varied=varied)
     _, ddp, fsdp = document(compared(*single_and_ddp(varied=varied), failed))["rows"]
@@ -148,7 +148,7 @@ def test_csv_has_every_metric_with_its_interval() -> None:
     assert json.loads(fsdp["strategy_options"]) == {"wrap": "block"}
 
 
-def test_synthetic_data_and_weak_scaling_are_told() -> None:
+def test_synthetic_data_and_weak_scaling_have_notes() -> None:
     trial = invented_trial(synthetic=True)
     trial = trial.model_copy(update={"trial": {"recipe": {"per_rank_batch": 32}}})
     notes = " ".join(comparison_table(compared(trial)).notes)

@@ -71,7 +71,7 @@ def test_epochs_are_means_over_the_repeats_that_ended_ok() -> None:
     assert "includes its 4 warm-up steps" in notes
 
 
-def test_why_there_is_no_epoch() -> None:
+def test_missing_epochs_have_a_reason() -> None:
     by_steps = detection_trial(recipe={"epochs": None, "steps": 20})
     for trial, reason in (
         (by_steps, "the recipe counts 20 steps and no epochs"),
@@ -147,7 +147,7 @@ def test_time_ends_with_the_first_epoch_that_reached_it(
     assert (time["low"] is not None) == (seconds is not None and len(trials) > 1)
 
 
-def test_without_a_value_the_target_is_what_every_repeat_of_every_row_reached() -> None:
+def test_the_default_target_is_the_best_value_that_every_repeat_reached() -> None:
     """A row that failed or diverged at once sets none."""
     trials = [
         learning_trial("ddp", 2, 0, accuracies=(0.6, 0.9), losses=(1.0, 0.25)),
@@ -163,7 +163,7 @@ def test_without_a_value_the_target_is_what_every_repeat_of_every_row_reached() 
     assert time_to("train_loss", *trials).title == "Training time to train_loss ≤ 0.5"
 
 
-def test_the_table_marks_what_is_only_a_bound() -> None:
+def test_the_table_marks_lower_bounds() -> None:
     table = time_to(
         f"{TOP1}=0.7",
         *(learning_trial("ddp", 2, repeat) for repeat in (0, 1)),

@@ -56,7 +56,7 @@ def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
         pytest.param(pair(2, synthetic=True), False, "2 repeats", id="its quality means nothing"),
     ],
 )
-def test_repeats_and_shared_seeds_are_told(
+def test_repeats_and_shared_seeds_have_notes(
     trials: list[TrialResult], shared_seed: bool, interval: str | None
 ) -> None:
     notes = " ".join(texts(*trials, kind=NoteKind.REPEATS))
@@ -65,7 +65,7 @@ def test_repeats_and_shared_seeds_are_told(
     assert (interval or "") in notes
 
 
-def test_a_missing_rate_or_baseline_is_told_and_other_gaps_are_not() -> None:
+def test_only_a_missing_rate_or_baseline_has_a_note() -> None:
     silent = {"samples_per_second": None, "mfu": None}
     (gap,) = texts(invented_trial(metrics=silent), kind=NoteKind.GAP)
     assert "ddp on 2 ranks: no samples_per_second" in gap
@@ -73,7 +73,7 @@ def test_a_missing_rate_or_baseline_is_told_and_other_gaps_are_not() -> None:
     assert note.startswith("No speed-up where `single` has no trial under the same")
 
 
-def test_mathematics_of_its_own_are_named() -> None:
+def test_intended_numerics_have_a_note() -> None:
     told = {"mathematics": ["gradients are reduced in bf16"]}
     ranks = tuple(invented_rank(rank).model_copy(update={"settings": told}) for rank in range(2))
     trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)

@@ -65,7 +65,7 @@ def regression(before: Rates, after: Rates, threshold: float = 0.02) -> Regressi
         pytest.param((), STEADY, "works now", id="it failed"),
     ],
 )
-def test_what_became_of_a_cell(
+def test_a_cell_s_change_is_classified(
     before: Sequence[float], after: Sequence[float], change: str
 ) -> None:
     steady = {"fsdp": STEADY}
@@ -118,7 +118,7 @@ def test_equal_runs_seldom_regress(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(map(bool, found)) / 60 <= 0.05 + 3 * (0.05 * 0.95 / 60) ** 0.5
 
 
-def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None:
+def test_differences_of_the_runs_have_notes(tmp_path: Path) -> None:
     versions = [{"torch": "2.14.0", "numpy": "2.4"}, {"torch": "2.15.0", "numpy": "2.4"}]
     runs: list[StoredRun] = []
     for number, packages in enumerate(versions):
@@ -135,7 +135,9 @@ def test_what_differs_is_told_and_only_one_side_is_named(tmp_path: Path) -> None
         assert said in notes
 
 
-def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_exit_code_reports_regressions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = written(tmp_path / "before", {"ddp": STEADY, "fsdp": STEADY})
     slower = written(tmp_path / "after", {"ddp": (90.0, 90.1, 89.9), "fsdp": STEADY})
     again = written(tmp_path / "again", {"ddp": STEADY, "fsdp": STEADY})
@@ -153,7 +155,7 @@ def test_the_command_s_code_is_for_ci(tmp_path: Path, capsys: pytest.CaptureFixt
     assert document["cells"][0]["ratio"]["value"] == pytest.approx(0.9, rel=0.01)
 
 
-def test_a_job_does_not_take_noise_for_a_pass(
+def test_undecided_cells_have_an_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noisy = (63.8, 99.0, 110.0)
@@ -177,7 +179,7 @@ def test_a_job_does_not_take_noise_for_a_pass(
         pytest.param((60.0, 140.0, 99.0), (64.0, 130.0, 90.0), "quieter machines", id="wild"),
     ],
 )
-def test_what_would_decide_a_noisy_cell(
+def test_the_answer_names_what_decides_a_noisy_cell(
     before: tuple[float, ...], after: tuple[float, ...], said: str
 ) -> None:
     """The advice holds: the named threshold decides, and so do repeats that scatter as much."""

@@ -73,7 +73,7 @@ def test_the_table_and_what_disturbs_a_whole_repeat_cancels() -> None:
         ({"strategy_options": {"bucket_mb": 1}}, {}),
     ],
 )
-def test_conditions_and_options_are_kept_apart(two: dict[str, Any], four: dict[str, Any]) -> None:
+def test_conditions_and_options_are_never_mixed(two: dict[str, Any], four: dict[str, Any]) -> None:
     given = (trial("ddp", 2, **two), trial("ddp", 4, **four))
     assert [speedup for *_, speedup in gains(*given)] == [1.0, 1.0]
 
@@ -95,7 +95,7 @@ def test_weak_scaling_has_a_table_of_its_own() -> None:
         ((180.0, 181.9), None),
     ],
 )
-def test_only_what_the_interval_shows_is_said(rates: tuple[float, float], said: str | None) -> None:
+def test_notes_follow_the_interval(rates: tuple[float, float], said: str | None) -> None:
     made = [
         trial("ddp", size, rate, repeat)
         for size, pair in ((2, (100.0, 101.0)), (4, rates))
@@ -105,7 +105,7 @@ def test_only_what_the_interval_shows_is_said(rates: tuple[float, float], said: 
     assert growth == ([] if said is None else [said])
 
 
-def test_no_throughput_is_said() -> None:
+def test_rows_without_throughput_have_a_note() -> None:
     table = viewed(invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="x")))
     assert (table.rows, table.notes[0]) == ((), "No trial has a throughput.")
 

@@ -67,7 +67,7 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         ({}, "two\nlines\x1b[31m\u202e", "two lines"),
     ],
 )
-def test_a_cell_as_people_see_it(fields: dict[str, Any], value: Value, text: str) -> None:
+def test_values_are_formatted_for_people(fields: dict[str, Any], value: Value, text: str) -> None:
     assert column(**fields).show(value) == text
 
 
@@ -116,7 +116,7 @@ EVERY = "".join(map(chr, range(0x20, 0x17F))) + "\u200b\U0001f600"
 @pytest.mark.parametrize(
     "text", [HOSTILE, EVERY, EVERY[::-1], "\\end{tabular}", "$x$ % & --", "\\\\[1em]"]
 )
-def test_whatever_stands_in_a_name_is_text_in_every_format(text: str) -> None:
+def test_special_characters_are_escaped_in_every_format(text: str) -> None:
     columns = (column(text, numeric=False, names_row=True), column("a|b", title=text))
     shown = Table(title=text, columns=columns, rows=((text, text),), notes=(text,))
     lines = render_tables([shown], Format.MARKDOWN).splitlines()

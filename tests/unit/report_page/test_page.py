@@ -127,7 +127,7 @@ def test_failures_have_reason_remedy_and_log(tmp_path: Path) -> None:
     assert len(page.scripts) == 4, "no text has ended a script"
 
 
-def test_what_is_missing_or_damaged_is_told(run: Path) -> None:
+def test_missing_and_damaged_trials_are_listed(run: Path) -> None:
     (run / "trials" / "ddp-2-7").mkdir()
     (run / "trials" / "ddp-2-0" / "result.json").write_text("{")
     (run / "environment.json").write_text("[]")
@@ -175,7 +175,7 @@ def test_the_command_writes_page_and_figures(
         (["{run}/nothing"], "does not exist"),
     ],
 )
-def test_mistakes_are_told(
+def test_invalid_output_paths_are_refused(
     run: Path, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "folder.html").mkdir()
@@ -184,7 +184,7 @@ def test_mistakes_are_told(
     assert told in capsys.readouterr().err
 
 
-def test_a_run_without_any_result_is_told(
+def test_a_run_without_results_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_run(tmp_path / "run", [])
@@ -238,7 +238,7 @@ def test_a_log_is_shown_without_what_moves_a_cursor(tmp_path: Path) -> None:
     assert tail.text.split("\n") == ["red ok \ufffd", " tab", "20 %", long]
 
 
-def test_alike_failures_are_told_once(tmp_path: Path) -> None:
+def test_equal_failures_are_listed_once(tmp_path: Path) -> None:
     broke = Failure(reason="it broke", remedy="mend it", rank=1)
     other = Failure(reason="it broke otherwise")
     rows = rows_of_trials(
@@ -268,7 +268,7 @@ def test_the_environment_is_shown_without_paths_and_long_lists(tmp_path: Path) -
     assert not any(word in facts.environment for word in ("affinity", "/here"))
 
 
-def test_the_plan_is_counted(tmp_path: Path) -> None:
+def test_planned_trials_are_counted(tmp_path: Path) -> None:
     run = load_run(write_run(tmp_path / "run", [invented_trial("single", 1)]))
     assert planned_trials(run) == 6, "single on one rank, ddp and fsdp on two; each twice"
     (note,) = progress_notes([run])
@@ -299,7 +299,7 @@ def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
     assert "mfu" not in metrics
 
 
-def test_verdicts_tell_cause_and_checks(tmp_path: Path) -> None:
+def test_verdicts_list_cause_and_checks(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
     assert verified([load_run(folder)]) == []
     verdict = Verdict(
