@@ -106,8 +106,8 @@ def test_times_are_of_the_same_samples_and_a_claim_needs_what_it_is_relative_to(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, ["only ratios compare", "On a CPU all ranks share the cores"]),
-        ({"device": "NVIDIA RTX A6000"}, ["so that seconds compare"]),
+        ({}, ["only ratios can be compared", "On a CPU all ranks share the cores"]),
+        ({"device": "NVIDIA RTX A6000"}, ["so seconds can be compared"]),
         ({"workload": {"model": "resnet18"}}, ["Another task: model published fasterrcnn"]),
         ({"recipe": {"epochs": 7}}, ["Also differs: epochs published 5, measured 7"]),
         ({"recipe": {"per_rank_batch": 5}}, ["batch published 8 (per GPU or in total"]),

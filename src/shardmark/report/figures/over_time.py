@@ -265,7 +265,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
             for group, entry, interfaces in read
         ],
         _FIRST_REPEAT,
-        "Sent, by the interfaces' own counters; lo is the loopback, which joins the ranks of one"
+        "Sent, by the interfaces' own counters; lo is the loopback, which connects ranks of one"
         " node.",
         rows_read(len(pairs)),
     )

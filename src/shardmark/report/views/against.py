@@ -114,13 +114,13 @@ def _notes(against: Against) -> tuple[str, ...]:
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
     notes = [
         _hardware_note(against),
-        f"Another task: {task}. Loss and quality do not compare." if task else "",
+        f"Another task: {task}. Loss and quality cannot be compared." if task else "",
         f"Also differs: {other}." if other else "",
         _some("Published, not measured here", only_published),
         _some("Measured, not published", only_measured) if study.figures else "",
         *left_out(against.rows),
         f"The study: {study.authors}: {study.title}.",
-        f"What it leaves open: docs/studies/{study.name}.md.",
+        f"What it does not state: docs/studies/{study.name}.md.",
     ]
     return tuple(filter(None, notes))
 
@@ -132,12 +132,12 @@ def _some(title: str, places: list[str]) -> str:
 
 
 def _hardware_note(against: Against) -> str:
-    """Return a note that says if seconds compare, or only ratios."""
+    """Return a note that says if seconds can be compared, or only ratios."""
     text = f"Published on {against.study.hardware}; measured on"
     if not against.measured_on:
         return f"{text} nothing: no trial ended ok."
     text += f" {against.measured_on}"
     if against.same_hardware:
-        return f"{text}: the same kind of device, so that seconds compare."
+        return f"{text}: the same kind of device, so seconds can be compared."
     cores = " On a CPU all ranks share the cores." if against.on_cpu else ""
-    return f"{text}: only ratios compare.{cores}"
+    return f"{text}: only ratios can be compared.{cores}"

@@ -83,7 +83,7 @@ def _epoch_notes(epochs_of_rows: Sequence[EpochsOfRow]) -> list[str]:
     warmup = sorted({epochs.warmup_steps for epochs in timed} - {0})
     if warmup:
         steps = " or ".join(map(str, warmup))
-        notes.append(f"Only here, the first epoch's time includes its {steps} warm-up steps.")
+        notes.append(f"In this view, the first epoch's time includes its {steps} warm-up steps.")
     measured = [epochs for epochs in epochs_of_rows if epochs.row.ok_trials]
     reasons = [
         *(

@@ -52,21 +52,21 @@ HOW_TO_MEASURE = (
 )
 BYTES_NOTES = (
     "MB (10^6 bytes) that the network carries for one training rank in one step.",
-    "formula: by the strategy's definition.  collectives: counted in a probed step, each moving"
-    " what it must.  interfaces: sent in the measured steps, headers and other programs included.",
-    "Ratios are to the formula.  interfaces / collectives is what backend and protocols add.",
+    "formula: follows from the strategy's definition.  collectives: the minimum for the collectives"
+    " of a probed step.  interfaces: sent in the measured steps, with headers and other programs.",
+    "Ratios are to the formula.  interfaces / collectives shows what backend and protocols add.",
 )
 GPU_NOTE = (
-    "Not counted: what GPUs of one node exchange over PCIe or through shared memory.  NVLink and"
-    " InfiniBand are counted where NVML and /sys/class/infiniband tell, for all programs together."
+    "Not counted: traffic between GPUs of one node over PCIe or shared memory.  NVLink and"
+    " InfiniBand are counted if NVML and /sys/class/infiniband report them, for all programs."
 )
 INTERFACES_NOTE = (
-    "MB in the time of a step, of all ranks and other programs on the node; lo, the loopback, joins"
-    " ranks of one node.  MB/s: mean of the measured windows, and the most between two samplings."
+    "MB in the time of a step, of all ranks and other programs on the node; lo, the loopback,"
+    " connects ranks of one node.  MB/s: mean over measured windows, and peak between two samples."
 )
 KINDS_NOTE = (
-    "What a training rank calls in one step: calls, and MB of the tensors that it hands in (its"
-    " own part for a gather), beside the formula's."
+    "Collectives of a training rank in one step: calls, and MB of their input tensors (a gather's"
+    " input is one shard), as counted and by the formula."
 )
 
 _text = partial(Column, numeric=False)

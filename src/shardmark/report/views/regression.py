@@ -80,8 +80,8 @@ def regression_table(regression: Regression) -> Table:
             (for_programs("reason"), lambda cell: cell.reason),
         ],
         [
-            f"before, after: {METRICS[rate].unit}. ratio: after over before, 95 % interval."
-            " peak: of the memory.",
+            f"before, after: {METRICS[rate].unit}. ratio: after / before, 95 % interval."
+            " peak: ratio of peak memory.",
             *_what_changed(regression),
             *(f"Only {side}: {'; '.join(places)}." for side, places in only.items() if places),
         ],

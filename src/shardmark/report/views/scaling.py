@@ -124,8 +124,8 @@ def _notes(points: Sequence[ScalingPoint]) -> list[str]:
     if unclear:
         notes.append(f"No difference shown to the fewest ranks: {'; '.join(unclear)}.")
     notes.append(
-        "Speed-up: throughput over that on the fewest ranks (from), where `single` stands in for"
-        " a strategy that needs more. Efficiency (eff.): speed-up over growth in ranks."
+        "Speed-up: throughput divided by that on the fewest ranks (from), or by that of `single` if"
+        " the strategy needs more. Efficiency (eff.): speed-up divided by growth in ranks."
     )
     repeats = max(len(point.row.ok_trials) for point in points)
     interval = "± and brackets: 95 % interval, over the repeats that both numbers of ranks have."
