@@ -63,7 +63,7 @@ class UnitState:
     backward: float = 0.0
     """Gathered parameters and messages during the unit's backward pass."""
     copied: float = 0.0
-    """Extra bytes at the moment when one of the unit's gradients is complete."""
+    """Bytes of copies that exist when one of the unit's gradients is complete."""
     reducing: float = 0.0
     """Bytes beside the unit's gradients while they are reduced together after its backward pass."""
     retained_gradients: float = 0.0
@@ -75,11 +75,11 @@ class HostState:
     """Bytes of a rank's offloaded state in host memory, and bytes that a step moves to and fro."""
 
     resident: float
-    """Bytes beside the optimizer's own state, all of which is on the host: the host updates."""
+    """Bytes on the host without the optimizer's own state, which is on the host as well."""
     fetched: float = 0.0
     """Bytes of parameters that are fetched ahead of the layers that use them."""
     handed_back: float = 0.0
-    """Bytes of gradients that are moved while gradients of earlier layers are computed."""
+    """Bytes of gradients moved to the host while gradients of earlier layers are computed."""
     returned: float = 0.0
     """Bytes of parameters that are moved to the device after their update."""
 
@@ -100,7 +100,7 @@ class StepState:
     buffers: float = 0.0
     """Communication buffers, which exist all the time."""
     updating: float | None = None
-    """Gradients during the update, where some of the retained ones are freed before it."""
+    """Bytes of gradients during the update; None if all retained gradients still exist."""
     flat_update: bool = False
     """True if the optimizer updates all parameters as one tensor."""
     units: tuple[UnitState, ...]

@@ -198,7 +198,7 @@ class Worker(Protocol):
         return 1
 
     def end_rounds(self) -> None:
-        """Make each further step communicate like the last one of a round.  No training follows."""
+        """Make every further step end a round.  Only untimed counting steps follow."""
         return
 
     def exchange(self) -> ExchangeRecord | None:
@@ -343,9 +343,9 @@ def check_machine(
 ) -> None:
     """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
 
-    Ranks share the cores of a CPU.  `offload_instead` is what to use for CPU offload; None where
-    the strategy can.  `no_sync_batch_norm` is why it cannot synchronise batch norms; None where it
-    can.
+    Ranks share the cores of a CPU.  `offload_instead` names strategies that can offload to the
+    CPU; None if this one can.  `no_sync_batch_norm` is the reason why it cannot synchronise batch
+    norms; None if it can.
     """
     on_cpu = machine.device_type != "cuda"
     if not on_cpu and devices > machine.device_count:

@@ -116,7 +116,7 @@ def join_group(trial: Trial) -> RankContext:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    # A rank that waits longer than the trial's time limit waits for a dead rank.
+    # The launcher ends the trial before; this ends only a rank that the launcher cannot reach.
     timeout = timedelta(seconds=trial.limits.trial_seconds + 60)
     backend = strategy.backend(trial.device_type, trial.recipe)
     dist.init_process_group(
@@ -133,7 +133,9 @@ def join_group(trial: Trial) -> RankContext:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        devices=trial.world_size if world_size == 1 else 1,
+        devices=trial.world_size
+        if world_size == 1
+        else 1,  # DataParallel: one process, all devices
         threads=threads,
         node=int(os.environ.get(NODE_VARIABLE, "0")),
         nodes=trial.nodes,

@@ -98,9 +98,9 @@ def _fork_ranks(
 
 
 def _wait_for_ranks(ranks: Mapping[int, BaseProcess]) -> list[ProcessEnd]:
-    """Wait until all ranks have ended, and return those that failed, the first death first.
+    """Wait until all ranks have ended, and return those that failed in order.
 
-    The first failure ends the other ranks.
+    The first failure ends the other ranks, which are returned after it.
     """
     running = dict(ranks)
     deaths: list[ProcessEnd] = []
