@@ -300,7 +300,7 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
 def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause | None:
     """Return the cause of a loss that is not finite; None where all are.
 
-    A training subject reference has no finite loss either fails whatever the strategy.
+    If the loss of the reference is not finite either, the training fails with every strategy.
     """
     actual = nonfinite_step(capture)
     wanted = actual if expected is None else nonfinite_step(expected)
