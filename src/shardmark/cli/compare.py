@@ -58,11 +58,12 @@ def compare(
         list[str] | None,
         typer.Option(
             metavar="NAME[:VALUE]",
-            help="Show a view instead: scaling (speed-up and efficiency over the numbers of ranks),"
-            " epochs (loss, time and quality of every epoch), network (bytes, bandwidth and links),"
+            help="Show a view instead of the comparison: scaling (speed-up and efficiency over the"
+            " numbers of ranks), epochs (loss, time and quality of every epoch), network (bytes,"
+            " bandwidth and links),"
             " time-to:METRIC[=VALUE] (training time to a loss or quality, such as"
             " time-to:accuracy_top1=0.8; without =VALUE, to the best one that every row reached),"
-            " study:NAME (a published study beside the comparison; `shardmark list studies` has"
+            " study:NAME (the comparison, then a published study; `shardmark list studies` has"
             " the names).  May be given repeatedly.",
         ),
     ] = None,
@@ -174,7 +175,7 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
 
     if len(runs) != 2:
         count = "one run is" if len(runs) == 1 else f"{len(runs)} runs are"
-        raise InputError("--regression", f"{count} named", "name two: before and after")
+        raise InputError("--regression", f"{count} named", "name two different runs: before, after")
     regression = find_regressions(*runs, threshold=percent / 100)
     if form is Format.JSON:
         say_text(render_json({"regression": regression_json(regression)}))

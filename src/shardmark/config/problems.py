@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from shardmark.config.axes import MATRIX_ONLY_AXES, axis_keys
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 Schema = dict[str, Any]
+
+TYPO_SIMILARITY = 0.85
+"""Similarity from which a key is a typo of one in its section, not a key in the wrong section."""
 
 _EXPECTED = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping (key: value)"),
@@ -71,7 +75,9 @@ def _problem_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, s
         case "extra_forbidden":
             noun = "axis" if location[0] == "matrix" and len(location) == 2 else "key"
             names = _keys_at(place[:-1])
-            is_near = near_names(place[-1], names, 0)
+            is_near = near_names(place[-1], names, 0) or get_close_matches(
+                str(place[-1]), names, n=1, cutoff=TYPO_SIMILARITY
+            )
             elsewhere = [] if is_near else near_names(place[-1], _all_keys(), 0)
             problem, allowed = f"no such {noun}", choices(place[-1], names)
             if elsewhere:

@@ -52,6 +52,8 @@ def _message(source: str | Path) -> str:
         ("name: a\nname: b", "FILE, line 2: the key 'name' is given twice"),
         (GOOD.replace("epochs", "epoch"), "FILE: recipe.epoch: no such key; allowed are"),
         (GOOD.replace("epochs", "epoch"), "(nearest: 'epochs')"),
+        # `step` is also a key of another section.
+        (GOOD.replace("epochs", "step"), "FILE: recipe.step: no such key; allowed are"),
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrix: missing; this key is required\n"),
         (GOOD.replace("matrix:", "matrxi:"), "FILE: matrxi: no such key; allowed are name, "),
         (GOOD.replace("x-rate", "rate"), "keys of your own, for anchors, begin with x-"),

@@ -238,10 +238,10 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> str:
         (
             "deepspeed",
             "ddp",
-            "DeepSpeed has no ddp on a CPU; it goes to torchrun or accelerate",
+            "DeepSpeed has no ddp on a CPU; use --to torchrun or --to accelerate",
         ),
-        ("accelerate", "fsdp", "Accelerate has no fsdp on a CPU; it goes to torchrun"),
-        ("accelerate", "zero-3", "on a CPU; it goes to torchrun or deepspeed"),
+        ("accelerate", "fsdp", "Accelerate has no fsdp on a CPU; use --to torchrun"),
+        ("accelerate", "zero-3", "on a CPU; use --to torchrun or --to deepspeed"),
         ("accelerate", "ps-async", "ps-async runs on Shardmark's own processes"),
         ("torchrun", "ps-async", "ps-async runs on Shardmark's own processes"),
         ("torchrun", "none", "has no 'none'; it has single on 1 rank (single-w1"),

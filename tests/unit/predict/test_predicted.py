@@ -52,7 +52,7 @@ def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     elsewhere = [rank.model_copy(update={"device": "abacus"}) for rank in single.ranks]
     rows = rows_of(tmp_path, single.model_copy(update={"ranks": tuple(elsewhere)}), ddp)
     predictions = Predictions([*rows.values()], MadeModels())
-    with pytest.raises(InputError, match="nothing is known of its card"):
+    with pytest.raises(InputError, match="the speed of its machine is not known"):
         predictions.samples_per_second(rows["ddp"])
     own = {**single.trial, "workload": OWN}
     rows = rows_of(tmp_path, single.model_copy(update={"trial": own}))
@@ -80,7 +80,8 @@ def test_the_column_has_both_beside_what_was_measured(
     rates = table.values("predicted_samples_per_second")
     assert sum(isinstance(rate, Missing) for rate in rates) == 1
     reason = "predicted: no undisturbed trial on fewer devices"
-    assert any(note.startswith(f"Not predicted for single: {reason}") for note in table.notes)
+    note = f"Not predicted for single: {reason.removeprefix('predicted: ')}"
+    assert any(text.startswith(note) for text in table.notes)
     rows = comparison_json(compare([run], None), ["predicted"])["rows"]
     told = {row["strategy"]: (row["predicted"], row["not_predicted"]) for row in rows}
     assert told["ddp"][0]["samples_per_second"] > 0

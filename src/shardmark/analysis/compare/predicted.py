@@ -81,7 +81,9 @@ def _node_of(row: Row, ranks: int) -> NodeType:
     assert row.folder is not None, "rows come from runs"
     record = read_network(row.folder)
     if record is None or record.speed is None:
-        raise _unpredictable("nothing is known of its card; measure.link_seconds=8 measures it")
+        raise _unpredictable(
+            "the speed of its machine is not known; measure.link_seconds: 8 measures it"
+        )
     return node_of(record, device=device)
 
 

@@ -157,6 +157,9 @@ def load_node(name: str) -> NodeType:
     """
     counted = re.fullmatch(r"(.+)x(\d+)", name)
     if counted and name not in names("nodes") and not Path(name).is_file():
+        if not 1 <= int(counted[2]) <= MOST_DEVICES:
+            allowed = f"the number of cards of a node is from 1 to {MOST_DEVICES}"
+            raise InputError("--on", f"found {name}", allowed)
         content: Any = {"card": counted[1], "devices": int(counted[2])}
     else:
         content = _content("nodes", name)
@@ -199,8 +202,9 @@ def _content(kind: Kind, name: str) -> Any:
         form = ", CARDxCOUNT" if kind == "nodes" else ""
         allowed = f"allowed are {', '.join(shipped_names)}{form} or a YAML file"
         allowed += nearest(name, shipped_names)
-        if kind == "nodes" and name in names("cards"):
-            raise InputError("--on", f"{name!r} is a card", f"say how many: {name}x8")
+        card = name.removesuffix("x")
+        if kind == "nodes" and card in names("cards"):
+            raise InputError("--on", f"{card!r} is a card", f"say how many: {card}x8")
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)

@@ -233,7 +233,8 @@ def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
         others = ["torchrun", *(key for key, form in forms.items() if form is not None)]
         title = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}[to]
         reason = f"{title} has no {name}{' on a CPU' * (chosen.trial.device_type == 'cpu')}"
-        raise InputError(f"--to {to}", reason, f"it goes to {' or '.join(others)}")
+        instead = f"use --to {' or --to '.join(others)}, or --trial to select another strategy"
+        raise InputError(f"--to {to}", reason, instead)
     files = {}
     if configuration.deepspeed is not None:
         batch = {"train_micro_batch_size_per_gpu": chosen.micro_batch}

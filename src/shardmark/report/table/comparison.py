@@ -185,7 +185,10 @@ def _not_predicted(rows: Sequence[Row], columns: Sequence[Callable[[Row], Value]
         for row in rows:
             if isinstance(value := value_of(row), Missing):
                 names.setdefault(value.reason, {})[row.label] = None
-    return [f"Not predicted for {listed([*labels])}: {reason}" for reason, labels in names.items()]
+    return [
+        f"Not predicted for {listed([*labels])}: {reason.removeprefix('predicted: ')}"
+        for reason, labels in names.items()
+    ]
 
 
 def _marks(row: Row) -> str:

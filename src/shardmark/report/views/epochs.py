@@ -152,7 +152,7 @@ def time_to_tables(comparison: Comparison, text: str) -> list[Table]:
             (people("after", "after", unit="epoch"), _epochs),
             (
                 people("reached_of", "reached"),
-                lambda repeats: f"{_reached(repeats)} of {len(repeats)}",
+                _reached_text,
             ),
             (for_programs("reached"), _reached),
             (
@@ -269,6 +269,14 @@ def _worst(values: Iterable[float | None], *, higher: bool) -> float | None:
 
 def _reached(repeats: Sequence[TargetReached]) -> int:
     return sum(repeat.epoch is not None for repeat in repeats)
+
+
+def _reached_text(repeats: Sequence[TargetReached]) -> str | Missing:
+    recorded = [repeat for repeat in repeats if repeat.best is not None]
+    reason = next((repeat.reason for repeat in repeats if repeat.reason), None)
+    if not recorded and reason is not None:
+        return Missing(reason)
+    return f"{_reached(repeats)} of {len(repeats)}"
 
 
 def _known_seconds(repeats: Sequence[TargetReached]) -> list[float]:
