@@ -151,7 +151,7 @@ def _fastest(group: ComparableGroup) -> Answer:
         return Answer(question="fastest", decided=False, text=f"not decided: {cause}")
     shown = main_rate(group.rows)
     best, value = chosen.best, _value(chosen.best, shown)
-    text = f"{_who(chosen, group)}, {rate(value)} {METRICS[shown].unit}"
+    text = f"{_best_rows_text(chosen, group)}, {rate(value)} {METRICS[shown].unit}"
     if chosen.rival is not None:
         ratio = times_better(chosen.rival, best, RATE)
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
@@ -169,7 +169,7 @@ def _memory(group: ComparableGroup) -> Answer:
     if chosen is None:
         return Answer(question="memory", decided=False, text="not measured")
     _, value = chosen.values[0]
-    text = f"{_who(chosen, group)}, {size(value)} per rank"
+    text = f"{_best_rows_text(chosen, group)}, {size(value)} per rank"
     if chosen.rival is not None:
         rival = name(chosen.rival, with_ranks=_several_sizes(group))
         text += f" ({rival} {size(chosen.value_of(chosen.rival), value, unit=False)})"
@@ -178,7 +178,7 @@ def _memory(group: ComparableGroup) -> Answer:
     return Answer(question="memory", decided=chosen.decided, strategy=_winner(chosen), text=text)
 
 
-def _who(chosen: Selection, group: ComparableGroup) -> str:
+def _best_rows_text(chosen: Selection, group: ComparableGroup) -> str:
     """Name the best row and the rows that share its place."""
     rows = [chosen.best, *chosen.ties]
     names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
@@ -274,9 +274,9 @@ def answer_grid(comparison: Comparison) -> Table | None:
         lines,
         [
             *map(axis_column, axes),
-            (fastest, lambda line: line.who(RATE)),
+            (fastest, lambda line: line.best_row_text(RATE)),
             (metric_column(speed), lambda line: line.value(RATE, speed)),
-            (least_memory, lambda line: line.who(PEAK)),
+            (least_memory, lambda line: line.best_row_text(PEAK)),
             (metric_column(PEAK), lambda line: line.value(PEAK, PEAK)),
         ],
         axis_lines(groups),
@@ -360,7 +360,7 @@ class _GridLine:
     """Axis -> its value in the group."""
     chosen: Mapping[str, Selection | None]
 
-    def who(self, metric: str) -> str | None:
+    def best_row_text(self, metric: str) -> str | None:
         chosen = self.chosen[metric]
         if chosen is None or chosen.state == "disturbed":
             return None if chosen is None else "not decided"

@@ -83,7 +83,7 @@ def export_launch(
     """Write `launch.sh`, `settings.json` and the launcher's own file into the folder `out`.
 
     Without an id the fastest verified trial is taken.  Raises `InputError` for several runs, for a
-    trial that did not end ok, and for a strategy that the launcher has not.
+    trial that did not end ok, and for a strategy that the launcher does not have.
     """
     if len(runs) != 1:
         raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
@@ -95,7 +95,7 @@ def export_launch(
     if to != "torchrun":
         contents |= _files_of(to, chosen, folder)
     elif chosen.configuration.importable:
-        contents |= _wrapping()
+        contents |= _wrapping_modules()
     contents[SCRIPT] = _script(to, chosen, run)
     write_files({folder / name: content.encode() for name, content in contents.items()})
     return ExportedLaunch(
@@ -107,7 +107,7 @@ def export_launch(
 
 
 def _trial_of(run: StoredRun, name: str) -> TrialResult:
-    """The trial with that id, or the first of a strategy: `fsdp`, or `fsdp on 4 ranks`."""
+    """Return the first ok trial with this id or title, such as `fsdp` or `fsdp on 4 ranks`."""
     named = [result for result in run.trials if name in (result.id, *_titles(result))]
     ended = {cell_id(r.trial): r for r in reversed(named) if r.outcome is Outcome.OK}
     if len(ended) == 1:
@@ -132,7 +132,11 @@ def _titles(result: TrialResult) -> tuple[str, str]:
 
 
 def _fastest_verified(run: StoredRun) -> TrialResult:
-    best = [chosen for group in groups_of(compare([run]).rows) if (chosen := _winner(group))]
+    best = [
+        chosen
+        for group in groups_of(compare([run]).rows)
+        if (chosen := _fastest_verified_row(group))
+    ]
     if not best:
         raise InputError(
             str(run.path),
@@ -149,8 +153,8 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
     return best[0].ok_trials[0]
 
 
-def _winner(group: ComparableGroup) -> Row | None:
-    """The fastest of those that are proven to train the same thing, as the answers name it."""
+def _fastest_verified_row(group: ComparableGroup) -> Row | None:
+    """Return the fastest verified row of the group, or None if there is none."""
     verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
     chosen = select(verified, METRIC)
     return None if chosen is None else chosen.best
@@ -196,8 +200,8 @@ def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
     )
 
 
-def _wrapping() -> dict[str, str]:
-    """The module that wraps a model, and the one that finds its blocks."""
+def _wrapping_modules() -> dict[str, str]:
+    """Return file name -> code of the modules that wrap a model and find its blocks."""
     sources = files("shardmark.strategies")
     code = (sources / "wrap.py").read_text()
     return {

@@ -186,7 +186,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
 
 
 def _except_on_cpu(accelerate: Mapping[str, Any], device_type: str) -> Mapping[str, Any] | None:
-    """On a CPU, Accelerate would silently train replicas, or each rank alone."""
+    """Return None on a CPU, where Accelerate silently trains replicas, or each rank alone."""
     return None if device_type == "cpu" else accelerate
 
 
@@ -230,7 +230,7 @@ def _zero(strategy: Zero, recipe: Recipe, _: Layout, device_type: str) -> Launch
 
 
 def _layered(strategy: Layered, _: Recipe, layout: Layout, __: str) -> LaunchConfiguration:
-    """Layers are divided first, then stages are cut, then both are wrapped by DDP or FSDP2."""
+    """Return how layers are split, stages are cut, and both are then wrapped by DDP or FSDP2."""
     sizes = {axis: getattr(layout, axis) for axis in AXES}
     arguments: dict[str, Any] = {"mesh": {n: size for n, size in sizes.items() if size > 1}}
     wrappers, notes = ["torch.distributed.fsdp.fully_shard"], list[str]()

@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """The result of an export."""
+    """Summary of an export: its place, and the number of trials."""
 
     place: str
     """Folder, file or tracking URI."""
@@ -84,7 +84,7 @@ class Exported:
 
 
 def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
-    """The runs with labels that differ.  Raises `InputError` for a run without a result."""
+    """Give each run a unique label.  Raises `InputError` for a run without a result."""
     for run in runs:
         if not run.trials:
             raise InputError(
@@ -104,10 +104,11 @@ def sources_of(runs: Sequence[StoredRun]) -> list[Source]:
 
 
 def frame_of(sources: Sequence[Source], by: By) -> pd.DataFrame:
-    """The runs' trials, or the epochs, steps or samples of those that ended ok, in run order.
+    """Return the runs' trials, or the epochs, steps or samples of those that ended ok.
 
-    Identity first, then what varies, then the table's own columns; base units, which
-    `attrs["units"]` has by column.
+    The rows are in the order of the runs.  The columns are the trial's identity, the settings that
+    vary, and the table's own columns.  Values are in base units; `attrs["units"]` maps each column
+    that has a unit to it.
 
     Raises `InputError` for another `by`, or a raw file that is damaged.
     """

@@ -1,4 +1,4 @@
-"""Hands finished trials to experiment trackers: one tracked run for each trial."""
+"""Export of finished trials to experiment trackers, one tracked run for each trial."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun
     if any(Path(place).glob(f"wandb/*run-*-{key}")):
         return None
     Path(place).mkdir(parents=True, exist_ok=True)
-    # What a run records of its machine would be of the one that exports.
+    # A run would record the machine that exports, not the one that was measured.
     off: dict[str, Any] = dict.fromkeys(
         ("disable_git", "disable_code", "x_disable_stats", "x_disable_meta"), True
     )
@@ -190,4 +190,6 @@ TRACKERS: Mapping[str, tuple[Callable[[str, str, str, Record], TrackedRun | None
     "wandb": (_start_wandb, "wandb sync {}/wandb/offline-run-*"),
     "trackio": (_start_trackio, "TRACKIO_DIR={} trackio show"),
 }
-"""Name of tracker and module -> what starts a run, None for one that exists; how to look at it."""
+"""Name of the tracker and its module -> function that starts a run, and command that shows it.
+
+The function returns None if the tracker already holds the trial."""

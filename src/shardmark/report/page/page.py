@@ -173,13 +173,13 @@ def _plain(value: object) -> object:
 
 
 def sentence(text: str) -> Markup:
-    """A sentence of ours, escaped: names in backquotes are code, a number keeps its unit."""
+    """Escape a text, format names in backquotes as code, and join each number to its unit."""
     escaped = str(escape(one_line(text)))
     return Markup(_UNIT.sub("\\1\N{NO-BREAK SPACE}", _CODE.sub("<code>\\1</code>", escaped)))
 
 
 def policy(script: str, style: str) -> str:
-    """A content security policy for this inline script and style alone; nothing is loaded."""
+    """Return a content security policy that allows this inline script and style alone."""
 
     def sha256(text: str) -> str:
         return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode()

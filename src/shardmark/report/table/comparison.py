@@ -41,9 +41,9 @@ WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficien
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
-    """Table of one line a row: fastest first in each task, non-finite losses last; programs get
-    every metric.
+    """Return a table with a line for each row, the fastest first in each task.
 
+    Rows with a non-finite loss come last.  Programs get every metric.
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
     `rate` and `quality` (the main ones), `recorded` (the user's own) and `predicted`; raises
     `InputError` for others.  Columns without any content are not shown.
@@ -72,8 +72,10 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
 
 
 def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict[str, Any]:
-    """`rows` with every metric and the effect on which the verdict rests, and `warnings`; of
-    `columns` only `predicted` adds something, with reasons in `not_predicted`."""
+    """Return `rows` with every metric and the effect on which the verdict rests, and `warnings`.
+
+    Of `columns` only `predicted` adds something, with reasons in `not_predicted`.
+    """
     predicted = [
         (column.key.removeprefix(f"{PREDICTED}_"), value_of)
         for column, value_of in (_predicted(comparison.rows) if PREDICTED in columns else [])

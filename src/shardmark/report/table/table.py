@@ -63,7 +63,7 @@ class Column:
     """Readers of the column; `programs` read CSV and JSON."""
 
     def show(self, value: Value) -> str:
-        """The value as people see it, on one line and free of control characters."""
+        """Format the value for people, on one line and without control characters."""
         if value is None or isinstance(value, Missing):
             return EMPTY_CELL
         if isinstance(value, bool):
@@ -136,7 +136,9 @@ def table_of(
 ) -> Table:
     """Return a table with a row for each item; the columns' functions give its values."""
     rows = tuple(tuple(value_of(item) for _, value_of in columns) for item in items)
-    fitted = (_fitted(column, [row[i] for row in rows]) for i, (column, _) in enumerate(columns))
+    fitted = (
+        _in_fitting_unit(column, [row[i] for row in rows]) for i, (column, _) in enumerate(columns)
+    )
     return Table(title=title, columns=tuple(fitted), rows=rows, notes=tuple(notes))
 
 
@@ -166,8 +168,8 @@ def for_programs(key: str) -> Column:
     return Column(key, key, shown_to="programs")
 
 
-def _fitted(column: Column, values: Sequence[Value]) -> Column:
-    """A column of bytes in the unit that suits the largest."""
+def _in_fitting_unit(column: Column, values: Sequence[Value]) -> Column:
+    """Return a column of bytes in the unit that suits the largest value; others are unchanged."""
     if column.unit != BYTES:
         return column
     numbers = (value.value if isinstance(value, Estimate) else value for value in values)
@@ -177,7 +179,7 @@ def _fitted(column: Column, values: Sequence[Value]) -> Column:
 
 
 def byte_unit(largest_bytes: float) -> tuple[str, float]:
-    """Name and bytes of the binary unit that suits the largest value."""
+    """Return name and bytes of the binary unit that suits the largest value."""
     return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
