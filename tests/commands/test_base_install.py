@@ -42,6 +42,7 @@ REFUSED = {
     ("verify", "quickstart", "--set", "workload.model=timm:vit_tiny_patch16_224"): "timm",
     ("verify", "quickstart", "--set", "workload.model=vgg19"): "vision",
     ("report", str(GOLDEN), "--out", "page.html"): "figures",
+    ("compare", str(GOLDEN), "--format", "latex"): "tables",
     ("export", str(GOLDEN), "--to", "csv", "--out", "tables"): "tables",
     ("export", str(GOLDEN), "--to", "mlflow", "--out", "mlruns"): "mlflow",
     ("export", str(GOLDEN), "--to", "tensorboard", "--out", "events"): "tensorboard",

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.core.extras import require
 from shardmark.core.text import one_line
 from shardmark.report.table.table import Column, Missing, Table, Value
 
@@ -163,6 +164,7 @@ def escape_markdown(text: str) -> str:
 
 def _latex(table: Table) -> str:
     """Return the table with booktabs' rules; its title and notes are comments."""
+    require("pandas", needed_for="--format latex")
     import pandas as pd
 
     columns, rows = table.for_people()
