@@ -95,7 +95,12 @@ class FakeTrackio(ModuleType):
         self.logged: list[tuple[dict[str, float], int]] = []
 
     def Api(self) -> SimpleNamespace:  # noqa: N802 (Trackio's name)
-        return SimpleNamespace(runs=lambda project: self.projects[project])
+        return SimpleNamespace(runs=self._runs)
+
+    def _runs(self, project: str) -> list[Any]:
+        if project not in self.projects:
+            raise ValueError(f"Project '{project}' does not exist")
+        return self.projects[project]
 
     def init(self, project: str, name: str, config: dict[str, Any], **_: bool) -> SimpleNamespace:
         self.projects.setdefault(project, []).append(SimpleNamespace(name=name, config=config))
@@ -110,10 +115,10 @@ def test_trackio_gets_every_trial_once(
     trackio = FakeTrackio()
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     run, out = write_exportable(tmp_path / "run"), tmp_path / "out"
+    out.mkdir()
     for message in ("2 trials to", "0 trials to"):
         assert main(["export", str(run), "--to", "trackio", "--out", str(out)]) == 0
         assert f"trackio: {message} {out}" in capsys.readouterr().out
-        out.mkdir(exist_ok=True)
     runs = trackio.projects["invented"]
     assert [each.config["outcome"] for each in runs] == ["ok", "out_of_memory"]
     assert runs[0].name.startswith(f"{OK}-")

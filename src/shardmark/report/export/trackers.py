@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
@@ -66,7 +67,8 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
     except Exception as error:
         if type(error).__module__.partition(".")[0] != tracker:
             raise
-        message = f"{tracker} says: {str(error).strip().splitlines()[0]}"
+        first_line, *_ = [*str(error).strip().splitlines(), type(error).__name__]
+        message = f"{tracker} says: {first_line}"
         raise InputError(place, message, "name another place by --out") from None
     finally:
         if tracker == "wandb":
@@ -99,8 +101,9 @@ def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun
 def _start_trackio(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
     os.environ["TRACKIO_DIR"] = place
     trackio = import_module("trackio")
-    if Path(place).exists() and key in {run.name for run in trackio.Api().runs(group)}:
-        return None
+    with suppress(ValueError):  # Trackio has no such project yet
+        if key in {run.name for run in trackio.Api().runs(group)}:
+            return None
     off = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
     run: TrackedRun = trackio.init(group, name=key, config=config, **off)
     return run
