@@ -28,7 +28,7 @@ class Series:
     high: Sequence[float | None] | None = None
     style: int | str = 0
     """Number of the strategy in the comparison, so that it has the same colour in every figure; or
-    the name of a reference or of a part of memory or time."""
+    the name of a reference or of a part of memory or time.  An interface has its own number."""
     dashed: bool = False
     """The series is a reference, such as ideal scaling: a dashed line without markers."""
     text: Sequence[str] | None = None

@@ -246,7 +246,8 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
     """Draw a panel for each row; nothing if there is one interface, which another figure shows."""
     pairs = [(group, entry) for group in groups for entry in group.entries]
     read = [(*pair, _interfaces(pair[1])) for pair in pairs[:MOST_ROWS_READ]]
-    if len({name for *_, interfaces in read for name in interfaces}) < 2:
+    names = list(dict.fromkeys(name for *_, interfaces in read for name in interfaces))
+    if len(names) < 2:
         return []
     unit, size = rate_unit(_largest(sent for *_, by_name in read for sent in by_name.values()))
     return figure(
@@ -258,8 +259,8 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
                 f"Sent ({unit})",
                 unit,
                 [
-                    _line(entry, sent, size, name=name, style=number)
-                    for number, (name, sent) in enumerate(interfaces.items())
+                    _line(entry, sent, size, name=name, style=names.index(name))
+                    for name, sent in interfaces.items()
                 ],
             )
             for group, entry, interfaces in read
