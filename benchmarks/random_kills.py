@@ -70,7 +70,7 @@ VICTIM_WEIGHTS = {
 """Relative frequencies; after all but the first two, the libraries are loaded again."""
 ENDS_COMMAND = ("controller", "everything")
 REASONS = {
-    **{"rank": ("SIGKILL", "every worker is gone"), "node": ("was lost",)},
+    **{"rank": ("SIGKILL",), "node": ("was lost",)},
     **{"launcher": ("the launcher",), "fork server": ("the launcher",)},
     **{"controller": (), "everything": ("SIGKILL", "was lost", "the launcher")},
 }
