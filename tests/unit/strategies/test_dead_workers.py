@@ -13,11 +13,11 @@ from tests.unit.strategies.network import COUNTS, Scene
 @pytest.mark.parametrize("bound", [0, 1, None])
 @pytest.mark.parametrize("send_hangs", [False, True])
 def test_worker_death_is_an_error(counting: Scene, bound: int | None, send_hangs: bool) -> None:
-    """Also where a send to the dead worker never ends, as gloo's does not."""
+    """Also while a send to another worker never ends."""
     with counting.served(bound, **COUNTS) as served:
         if send_hangs:
-            counting.network.dead[1] = threading.Event()
-            counting.clients[1].push(*counting.constant(-1.0))
+            counting.network.dead[0] = threading.Event()
+            counting.clients[0].ask_for_parameters()
         counting.network.dies(1)
         served.end()
     assert isinstance(served.error, ShardmarkError)
