@@ -388,17 +388,13 @@ def build_optimizer(
     groups: Sequence[ParameterGroup] = (),
     made: Callable[[list[dict[str, Any]], Optimizer], torch.optim.Optimizer] | None = None,
 ) -> torch.optim.Optimizer:
-    """Build the recipe's optimizer with every default set; without groups, all parameters are one.
+    """Build the recipe's optimizer with every option set; by default all parameters are one group.
 
     Raises `InputError` for a group with an option that the optimizer does not have.
     """
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
-    filled = [
-        {"params": group_tensors, **options}
-        for part, options in parts
-        for group_tensors in by_mesh(part)
-    ]
+    filled = [{"params": group, **options} for part, options in parts for group in by_mesh(part)]
     optimizer = (made or create_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
@@ -417,10 +413,10 @@ def scale(tensors: Iterable[Tensor], factor: Tensor) -> None:
 
 def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:
     """Group tensors by device mesh: torch's multi-tensor operators take only one mesh at once."""
-    group_tensors: dict[object, list[AnyTensor]] = {}
+    by_device_mesh: dict[object, list[AnyTensor]] = {}
     for tensor in tensors:
-        group_tensors.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
-    return [*group_tensors.values()]
+        by_device_mesh.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return [*by_device_mesh.values()]
 
 
 def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:

@@ -31,7 +31,7 @@ class StalenessGate:
         self.on_gathered: Callable[[], None] = lambda: None
         """Called with `changed` held when all workers have gathered."""
         self.wait_seconds = 0.0
-        self.step_shards_taken = 0
+        self._step_shards_taken = 0
         self._bound = bound
         self._workers = workers
         self._states: dict[int, State] = dict.fromkeys(range(workers), State.RUNNING)
@@ -66,10 +66,10 @@ class StalenessGate:
     def step_shard(self, rank: int, end_step: int) -> tuple[int, int] | None:
         """Return the next (step, share) before `end_step`; None if none is left."""
         with self.changed:
-            if self.step_shards_taken >= end_step * self._workers:
+            if self._step_shards_taken >= end_step * self._workers:
                 return None
-            self.step_shards_taken += 1
-            return divmod(self.step_shards_taken - 1, self._workers)
+            self._step_shards_taken += 1
+            return divmod(self._step_shards_taken - 1, self._workers)
 
     def gather(self, rank: int, value: object) -> list[object]:
         """Wait until every present worker has called; return their values in order of rank."""
