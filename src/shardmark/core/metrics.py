@@ -122,9 +122,9 @@ _CATALOGUE = (
     ),
     _time(
         "compile_seconds",
-        "Time that torch.compile took of a rank, of which that of `recompilations` is also in the"
-        " measured steps; nothing compiled earlier is at hand. Null without recipe.compile.",
-        source="host clock around each compilation, as torch tells of it",
+        "Time that a rank spent in torch.compile, with empty caches at the start of the trial; the"
+        " time of `recompilations` is also in the measured steps. Null without recipe.compile.",
+        source="host clock around each compilation, as torch reports it",
     ),
     _time(
         "recompilations",
@@ -135,7 +135,7 @@ _CATALOGUE = (
     ),
     _time(
         "measured_steps",
-        "Steps in the windows, of the rank with fewest. Under 10 make no firm rate.",
+        "Steps in the windows, of the rank with fewest. A rate from under 10 steps is not firm.",
         source="counted",
         over="trial",
         better=None,
@@ -297,7 +297,7 @@ _CATALOGUE = (
     ),
     _device(
         "gpu_utilization",
-        "Share of the windows in which a kernel ran on the GPU; says nothing of how well it ran.",
+        "Share of the windows in which a kernel ran on the GPU, however well it used the GPU.",
         over="mean",
         better="higher",
         unit="percent",

@@ -18,10 +18,12 @@ from tests.runs import (
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.series import MAX_POINTS, loss_curve, sampled, thinned
+from shardmark.analysis.compare.series import MAX_POINTS, OverTime, loss_curve, sampled, thinned
 from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
+from shardmark.report.figures import over_time
 from shardmark.report.figures.drawing import _x_channel
+from shardmark.report.figures.entries import Entry, groups_of
 from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
 
 MEBIBYTE = 2**20
@@ -353,3 +355,18 @@ def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> 
     assert not own.y_logarithmic, "only what may diverge has a logarithmic axis"
     steps = replace(by_epoch, series=(replace(by_epoch.series[0], x=(3.0, 3000.0)),))
     assert "values" not in _x_channel(steps)["axis"], "the library chooses round steps"
+
+
+def test_an_interface_has_the_same_style_in_every_panel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"single": ["lo"], "ddp": ["eth0", "lo"]}
+
+    def interfaces(entry: Entry) -> dict[str, OverTime]:
+        return dict.fromkeys(names[entry.row.strategy], OverTime(x=(0.0, 1.0), y=(1e6, 1e6)))
+
+    monkeypatch.setattr(over_time, "_interfaces", interfaces)
+    comparison = comparison_of(tmp_path, [invented_trial("single", 1), invented_trial("ddp", 2)])
+    (figure,) = over_time.interface_figures(groups_of(comparison.rows))
+    styles = {(line.name, line.style) for panel in figure.panels for line in panel.series}
+    assert len(styles) == len(figure.legend) == 2
