@@ -13,6 +13,7 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,10 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
     points = [
         (row["metrics"][PEAK]["value"] / size, row["metrics"][RATE]["value"]) for row in verified
     ]
-    series = [marks(strategy, members, size) for strategy, members in by_strategy.items()]
+    series = [
+        replace(marks(strategy, members, size), style=number)
+        for number, (strategy, members) in enumerate(by_strategy.items())
+    ]
     panel = trade_off_panel("", series, points, unit)
     (drawing,) = draw(figure("throughput-memory", "Speed against memory", [panel]))
     return figure_svg(drawing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,4 +34,6 @@ def test_a_run_is_stored_with_a_mark_for_every_cell(
     svg = picture.read_text()
     assert svg.count('aria-roledescription="point"') == 3
     assert "ddp, 4" in svg
+    points = re.findall(r'<path aria[^>]*roledescription="point"[^>]*>', svg)
+    assert len({re.sub(r'.* fill="([^"]*)".*', r"\1", point) for point in points}) == 2
     assert len(svg) < MOST_PICTURE_BYTES
