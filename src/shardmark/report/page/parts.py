@@ -161,7 +161,7 @@ def not_ok(rows: Sequence[Row]) -> list[NotOk]:
 
 
 def log_tail(folder: Path) -> LogTail | None:
-    """The last lines of a trial's log as plain text; None where there is nothing to show."""
+    """Return the last lines of a trial's log as plain text; None without a readable text."""
     try:
         with open_regular(folder / LOG_FILE) as file:
             size_bytes = file.seek(0, os.SEEK_END)
@@ -180,7 +180,9 @@ def log_tail(folder: Path) -> LogTail | None:
 
 
 def _shortened(line: str) -> str:
-    text = one_line(line.rstrip().rpartition("\r")[2])  # of a line that was overwritten
+    text = one_line(
+        line.rstrip().rpartition("\r")[2]
+    )  # the last text of a line that was overwritten
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 
 

@@ -49,7 +49,7 @@ class Note(NamedTuple):
 def notes_of(
     comparison: Comparison, warnings: Sequence[Instability] | None = None
 ) -> tuple[Note, ...]:
-    """The notes below the table, most important first; `warnings` where they are known already."""
+    """Return the notes, most important first; `warnings` are computed if they are not given."""
     rows = comparison.rows
     begun = _counted(len(comparison.missing), "trial")
     unfinished = [f"Begun without a result: {begun}."] if comparison.missing else []
