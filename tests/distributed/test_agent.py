@@ -48,3 +48,15 @@ def test_ranks_that_succeed_are_no_deaths() -> None:
     for process in ranks.values():
         process.start()
     assert agent._wait_for_ranks(ranks) == []
+
+
+@pytest.mark.timeout(30)
+def test_rank_that_dies_before_the_next_rank_starts_is_a_death() -> None:
+    ranks = {0: FORK.Process(target=os._exit, args=(3,))}
+    ranks[0].start()
+    assert ranks[0].pid is not None
+    os.waitid(os.P_PID, ranks[0].pid, os.WEXITED | os.WNOWAIT)
+    ranks[1] = FORK.Process(target=time.sleep, args=(60,))
+    ranks[1].start()
+    deaths = agent._wait_for_ranks(ranks)
+    assert [(death.rank, death.exit_code) for death in deaths] == [(0, 3), (1, -signal.SIGTERM)]

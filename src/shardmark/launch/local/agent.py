@@ -103,7 +103,8 @@ def _wait_for_ranks(ranks: Mapping[int, BaseProcess]) -> list[ProcessEnd]:
     The first failure ends the other ranks, which are returned after it.
     """
     running = dict(ranks)
-    deaths: list[ProcessEnd] = []
+    # Starting a process collects the ranks that have ended; `waitid` does not return for those.
+    deaths = _collect(running)
     while running and not deaths:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         deaths += _collect(running)
