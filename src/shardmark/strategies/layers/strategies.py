@@ -92,11 +92,9 @@ class Layered(Strategy):
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         factors = self.factors(world_size, nodes)
-        sizes, allowed_axes = (
-            dict(factors),
-            {*self.axes, *(["data"] if "shard" in self.axes else [])},
-        )
-        allowed_axes |= {*AXES} if self.any_axes else set()
+        sizes, allowed_axes = dict(factors), {*(AXES if self.any_axes else self.axes)}
+        if "shard" in self.axes:
+            allowed_axes.add("data")
         other = [axis for axis, size in factors if size > 1 and axis not in allowed_axes]
         node_ranks = world_size // nodes
         if world_size == 1:
