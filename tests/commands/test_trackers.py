@@ -8,7 +8,8 @@ import pytest
 
 from shardmark.cli import BAD_INPUT, main
 from shardmark.core.errors import InputError
-from shardmark.report.export import TARGETS, export_runs
+from shardmark.report.export import export_runs
+from shardmark.report.export.trackers import TRACKERS
 from shardmark.results.store import StoredRun
 from tests.unit.export.runs import (
     BROKEN,
@@ -150,7 +151,7 @@ def test_wandb_heeds_the_users_project_and_refuses_a_mode_that_writes_nothing(
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["csv", *TRACKERS])
 @pytest.mark.parametrize("version", GOLDEN, ids=lambda path: path.name)
 def test_a_stored_run_exports_to_its_usual_place(
     version: Path,

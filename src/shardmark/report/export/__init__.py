@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardmark.report.export.tables import Exported, export_csv, sources_of
-from shardmark.report.export.trackers import TRACKERS, export_trials
+from shardmark.report.export.trackers import export_trials
 from shardmark.results.store import StoredRun
-
-TARGETS = ("csv", *TRACKERS)
 
 
 def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> Exported:
