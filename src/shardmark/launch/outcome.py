@@ -128,9 +128,8 @@ def decide(
     ahead_seconds = ending.clocks_ahead_seconds
     errors = [(rank.rank, rank.error) for rank in ranks if rank.error is not None]
     errors.sort(key=lambda entry: entry[1].at_seconds - ahead_seconds.get(entry[0], 0.0))
-    by_kind = {
-        error.kind: (rank, error) for rank, error in reversed(errors)
-    }  # the first error of each kind
+    # Reversed, so that the first error of each kind is kept.
+    by_kind = {error.kind: (rank, error) for rank, error in reversed(errors)}
     if memory := by_kind.get("out_of_memory"):
         return Outcome.OUT_OF_MEMORY, _failure(*memory, remedy=MEMORY_REMEDY)
     first = first_death(ending.failures)

@@ -210,9 +210,8 @@ def _rank_and_stream(log: Path) -> tuple[int, str]:
 def clear(directory: Path, *, keep: Iterable[str] = TRIAL_FILES) -> None:
     """Remove all other files from a trial's folder; the trial's description goes last."""
     if RESULT_FILE not in keep:
-        (directory / RESULT_FILE).unlink(
-            missing_ok=True
-        )  # first, so that no result is without its files
+        # The result goes first, so that no result is without its files.
+        (directory / RESULT_FILE).unlink(missing_ok=True)
     for path in sorted(directory.iterdir(), key=lambda path: path.name == TRIAL_FILE):
         if path.name in keep:
             continue

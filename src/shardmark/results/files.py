@@ -25,10 +25,9 @@ MAX_VALUES = 2_000_000
 """Maximum number of values in a file; small values take eighty times their size in memory."""
 MAX_FAULTS = 10_000
 """Maximum number of faults of a file that are examined."""
-PERMANENT_ERRORS = {
-    *(errno.EINVAL, errno.EFBIG, errno.ELOOP),
-    *(errno.EISDIR, errno.ENOTDIR, errno.ENOENT),
-}
+PERMANENT_ERRORS = frozenset(
+    {errno.EINVAL, errno.EFBIG, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENOENT}
+)
 """Error numbers that describe the file, not a temporary condition."""
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-REMOVED_METRICS = (
-    *("lost_samples", "restarts", "lost_seconds", "checkpoint_seconds", "checkpoint_bytes"),
+REMOVED_METRICS = frozenset(
+    {"lost_samples", "restarts", "lost_seconds", "checkpoint_seconds", "checkpoint_bytes"}
 )
 """Metrics of restarts inside a trial, and of workers that died while others trained on."""
 

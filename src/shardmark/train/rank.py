@@ -133,9 +133,8 @@ def join_group(trial: Trial) -> RankContext:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        devices=trial.world_size
-        if world_size == 1
-        else 1,  # DataParallel: one process, all devices
+        # DataParallel has one process for all devices.
+        devices=trial.world_size if world_size == 1 else 1,
         threads=threads,
         node=int(os.environ.get(NODE_VARIABLE, "0")),
         nodes=trial.nodes,

@@ -340,9 +340,8 @@ class _Server:
                 with suppress(OSError):
                     sys.stdout.flush()
                 os._exit(code)
-        with suppress(
-            PermissionError, ProcessLookupError
-        ):  # the child does the same; either may be first
+        # The child does the same; either may be first.
+        with suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
         self._agent_pid = pid
         return pid
