@@ -11,7 +11,15 @@ from pydantic import Field, ValidationInfo, field_validator
 from shardmark.config.axes import SHORTENED, BareName, check_matrix, full_key, matrix_model
 from shardmark.config.engines import EngineOptions, LocalOptions
 from shardmark.config.messages import mistake, refuse, show
-from shardmark.core.recipe import Limits, Measure, Model, Placement, Recipe, SlowRanks
+from shardmark.core.recipe import (
+    RESTART_DEFAULTS,
+    Limits,
+    Measure,
+    Model,
+    Placement,
+    Recipe,
+    SlowRanks,
+)
 from shardmark.workloads import TaskOptions
 
 ENGINE_NAMES = ("local", "torchrun", "ray", "slurm")
@@ -41,11 +49,17 @@ class Experiment(Model):
     @field_validator("limits", mode="before")
     @classmethod
     def _no_restarts(cls, limits: Any) -> Any:
-        if isinstance(limits, Mapping) and (restarts := limits.get("max_restarts")):
-            problem = f"found {show(restarts)}, and restarts inside a trial were removed"
-            instead = "remove this key; after a failure, run the same command with the same --out"
-            instead += " again to go on trial by trial"
-            refuse([mistake(("max_restarts",), problem, instead, restarts)])
+        removed = "restarts inside a trial were removed"
+        instead = "remove this key; after a failure, run the same command with the same --out"
+        instead += " again to go on trial by trial"
+        content = limits if isinstance(limits, Mapping) else {}
+        mistakes = [
+            mistake((key,), f"found {show(content[key])}, and {removed}", instead, content[key])
+            for key, default in RESTART_DEFAULTS.items()
+            if content.get(key, default) != default
+        ]
+        if mistakes:
+            refuse(mistakes)
         return limits
 
     @field_validator("matrix")

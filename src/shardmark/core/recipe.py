@@ -322,6 +322,15 @@ class Measure(Model):
     null: 8 for trials with several nodes, otherwise 0."""
 
 
+RESTART_DEFAULTS: Mapping[str, object] = {
+    "max_restarts": 0,
+    "checkpoint_steps": 100,
+    "checkpoint_dir": None,
+    "node_return_seconds": 0,
+}
+"""Removed keys of `limits`, for restarts inside a trial, with the values that had no effect."""
+
+
 class Limits(Model):
     """Bounds on one trial."""
 
@@ -332,10 +341,9 @@ class Limits(Model):
     @classmethod
     def _without_restarts(cls, data: Any) -> Any:
         """Drop keys of restarts inside a trial, which stored experiments and trials may hold."""
-        removed = ("max_restarts", "checkpoint_steps", "checkpoint_dir", "node_return_seconds")
         if not isinstance(data, Mapping):
             return data
-        return {key: value for key, value in data.items() if key not in removed}
+        return {key: value for key, value in data.items() if key not in RESTART_DEFAULTS}
 
 
 MAX_RANKS = 2**16

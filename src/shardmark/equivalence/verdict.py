@@ -55,32 +55,32 @@ from shardmark.workloads import build_workload
 
 UNDECIDED = Cause(
     text="undecided: forward passes differ by rounding, and this model amplifies rounding",
-    evidence="equal weights, samples and draws; other first losses, within rounding; a disturbance "
-    "of that size alone moves the reference's gradient by more than a quarter of itself",
+    evidence="weights, samples and random numbers are equal, and the first losses differ only by"
+    " rounding; a perturbation of that size changes the reference's gradient by over a quarter",
     first_deviation="losses",
 )
 
 NO_UPDATE = Cause(
     text="undecided: every step overflows fp16 and is skipped",
-    evidence="of the strategy and of the reference, which halve the loss scale each time",
+    evidence="this holds for the strategy and the reference, which halve the loss scale each time",
     first_deviation=SKIPPED,
 )
 
 ROUNDING_SKIPS = Cause(
     text="undecided: rounding alone decides which steps overflow fp16",
-    evidence="a disturbance of that size makes the reference skip other steps",
+    evidence="a perturbation of that size makes the reference skip other steps",
     first_deviation=SKIPPED,
 )
 
 OTHER_DEVICE = Cause(
-    text="undecided: the reference fits the host's memory alone",
-    evidence="on the CPU it comes to other numbers; other kernels and draws may be the reason",
+    text="undecided: the reference fits only in host memory",
+    evidence="computed on the CPU, it differs; other kernels and random numbers may be the reason",
     first_deviation="none",
 )
 
 COMMUNICATES = Cause(
     text="undecided: the task communicates by itself",
-    evidence="its collectives are over all ranks, of which several have the same samples",
+    evidence="its collectives include all ranks, and several ranks process the same samples",
     first_deviation="none",
 )
 
@@ -88,7 +88,7 @@ UNKNOWN_GROUP = ("world group map", "Could not resolve the process group", "not 
 """Parts of torch's messages about a group that the reference does not know."""
 
 LIBRARIES = (str(Path(__file__).parents[1]), "-packages", sysconfig.get_path("stdlib"), "<")
-"""Parts of the names of files that are not the user's."""
+"""Parts of the names of files that are not the user's; "<" marks generated code."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class KnownReference(NamedTuple):
     tolerances: Tolerances
     whole_batch: WholeBatch
     unrepeatable: Cause | None = None
-    """Cause of an undecided verdict if the task does not repeat itself, else None."""
+    """Cause of an undecided verdict if two identical runs of the task differ, else None."""
 
 
 class NoReferenceError(Exception):
@@ -111,7 +111,7 @@ class NoReferenceError(Exception):
         self.cause = cause
 
 
-def as_defined(recipe: Recipe) -> Recipe:
+def without_execution_settings(recipe: Recipe) -> Recipe:
     """The recipe without settings that change how a step is computed but not its result.
 
     `channels_last` stays: dropout on pictures draws for elements as they lie in memory.
@@ -135,7 +135,7 @@ class ReferenceCache:
 
     def get(self, trial: Trial, steps: int) -> KnownReference:
         """Raises `NoReferenceError` where the task fails, or no memory here holds the reference."""
-        recipe = as_defined(trial.recipe)
+        recipe = without_execution_settings(trial.recipe)
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
         numerics = asdict(trial.built_strategy.numerics(recipe))
@@ -227,7 +227,7 @@ def compare_cells(folder: Path) -> None:
 
 
 def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCache) -> Verdict:
-    """Return the verdict on what the trial's ranks left there; without a reference, 'not tried'."""
+    """Return the verdict on the captures in the directory; undecided if there is no reference."""
     steps = trial.recipe.steps
     assert steps is not None, "a verification counts steps"
     capture = read_capture(trial, directory)
@@ -254,7 +254,7 @@ def compare_to_reference(trial: Trial, directory: Path, references: ReferenceCac
 
 
 def verdict_on(capture: Capture, trial: Trial, steps: int, references: ReferenceCache) -> Verdict:
-    """Hold a capture against the reference of its trial."""
+    """Compare a capture with the reference of its trial."""
     runs, tolerances, whole_batch, unrepeatable = references.get(trial, steps)
     one_process = len(capture.losses) == 1 and trial.layout.shares > 1
     if one_process:
@@ -298,27 +298,29 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
 
 
 def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause | None:
-    """Return the cause of a loss that is not finite; None where all are.
+    """Return the cause of a loss that is not finite; None if all losses are finite.
 
     If the loss of the reference is not finite either, the training fails with every strategy.
     """
     actual = nonfinite_step(capture)
-    wanted = actual if expected is None else nonfinite_step(expected)
-    if actual is None and wanted is None:
+    reference_step = actual if expected is None else nonfinite_step(expected)
+    if actual is None and reference_step is None:
         return None
-    step, rank, loss = actual or wanted or (0, 0, math.nan)
+    step, rank, loss = actual or reference_step or (0, 0, math.nan)
     subject = "the loss" if actual else "the reference's loss"
     other = "the strategy's losses are finite"
     if actual:
         other = (
-            f"the reference's is not finite from step {wanted[0] + 1} on"
-            if wanted
+            f"the reference's is not finite from step {reference_step[0] + 1} on"
+            if reference_step
             else ("the reference's losses are finite")
         )
     return Cause(
         text=f"{subject} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
         evidence=f"on rank {rank}" + (f"; {other}" if expected is not None else ""),
-        training_fails=actual is not None and wanted is not None and wanted[0] <= actual[0],
+        training_fails=actual is not None
+        and reference_step is not None
+        and reference_step[0] <= actual[0],
         first_deviation="losses",
     )
 
@@ -352,11 +354,12 @@ def differs_by_rounding(capture: Capture, tolerances: Tolerances, largest: float
     if not tolerances.exact_forward:
         return False
     pairs = [
-        (actual[0], wanted[0])
-        for actual, wanted in zip(capture.losses, tolerances.reference.losses, strict=True)
+        (actual[0], reference_loss[0])
+        for actual, reference_loss in zip(capture.losses, tolerances.reference.losses, strict=True)
     ]
-    return any(actual != wanted for actual, wanted in pairs) and all(
-        abs(actual - wanted) <= largest * abs(wanted) for actual, wanted in pairs
+    return any(actual != reference_loss for actual, reference_loss in pairs) and all(
+        abs(actual - reference_loss) <= largest * abs(reference_loss)
+        for actual, reference_loss in pairs
     )
 
 

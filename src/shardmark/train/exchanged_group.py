@@ -219,7 +219,9 @@ def world_of(players: Players) -> Iterator[None]:
 
     The same number of players always gets the same group, because a task may keep it between steps.
     """
-    group = _groups.setdefault(players.ranks, ExchangedGroup(players.ranks))
+    if players.ranks not in _groups:
+        _groups[players.ranks] = ExchangedGroup(players.ranks)
+    group = _groups[players.ranks]
     world = dist.group.WORLD
     if world is not None:
         dist.group.WORLD, group.players = group, players

@@ -62,6 +62,10 @@ IN_THE_BASE = [
         "--set limits.max_restarts: found 2, and restarts inside a trial were removed; remove this "
         "key; after a failure, run the same command with the same --out again",
     ),
+    (
+        "limits.checkpoint_dir=/fast",
+        "limits.checkpoint_dir: found '/fast', and restarts inside a trial were removed",
+    ),
     ("num_epochs=3", "no such key here; nearest: 'recipe.epochs'"),
     ("strategies=[ddp]", "no such key here; nearest: 'matrix.strategy'"),
     ("world_sizes=[2]", "no such key here; nearest: 'matrix.world_size'"),
