@@ -130,10 +130,11 @@ class RunSession:
             listener.note(line)
         self.runner.load(trials)
         began = time.monotonic()
+        verification_seconds = 0.0
         if measure.verify:
             self.verify([trial for trial in trials if not trial.twin])
+            verification_seconds = time.monotonic() - began
         shutil.rmtree(path / CAPTURES_FOLDER, ignore_errors=True)  # of a killed command
-        verification_seconds = time.monotonic() - began
         measure_run_links(self.runner, self.plan.trials, measure)
         self.measure(queue)
         share = verification_seconds / (time.monotonic() - began)

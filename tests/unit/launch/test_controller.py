@@ -63,6 +63,21 @@ def outcomes(out: Path) -> dict[str, str]:
     return {trial.strategy: str(trial.outcome) for trial in load_run(out, verify=True).trials}
 
 
+def test_time_of_verification_is_not_reported_without_one(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long the machine takes before the first trial."""
+    now = [0.0]
+
+    def remove(*_: object, **__: object) -> None:
+        now[0] += 1000
+
+    monkeypatch.setattr("shardmark.launch.session.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("shardmark.launch.session.shutil.rmtree", remove)
+    _, listener = run(out)
+    assert not [note for note in listener.notes if "verification took" in note]
+
+
 def test_every_trial_runs_once_and_is_reported(out: Path) -> None:
     engine, listener = run(out)
     assert engine.calls[:2] == ["machine cpu", "load cpu"]
