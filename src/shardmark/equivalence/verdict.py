@@ -303,24 +303,24 @@ def nonfinite_cause(capture: Capture, expected: Capture | None = None) -> Cause 
     If the loss of the reference is not finite either, the training fails with every strategy.
     """
     actual = nonfinite_step(capture)
-    reference_step = actual if expected is None else nonfinite_step(expected)
-    if actual is None and reference_step is None:
+    reference_nonfinite = actual if expected is None else nonfinite_step(expected)
+    if actual is None and reference_nonfinite is None:
         return None
-    step, rank, loss = actual or reference_step or (0, 0, math.nan)
+    step, rank, loss = actual or reference_nonfinite or (0, 0, math.nan)
     subject = "the loss" if actual else "the reference's loss"
     other = "the strategy's losses are finite"
     if actual:
         other = (
-            f"the reference's is not finite from step {reference_step[0] + 1} on"
-            if reference_step
-            else ("the reference's losses are finite")
+            f"the reference's is not finite from step {reference_nonfinite[0] + 1} on"
+            if reference_nonfinite
+            else "the reference's losses are finite"
         )
     return Cause(
         text=f"{subject} is {'NaN' if math.isnan(loss) else 'infinite'} from step {step + 1} on",
         evidence=f"on rank {rank}" + (f"; {other}" if expected is not None else ""),
         training_fails=actual is not None
-        and reference_step is not None
-        and reference_step[0] <= actual[0],
+        and reference_nonfinite is not None
+        and reference_nonfinite[0] <= actual[0],
         first_deviation="losses",
     )
 

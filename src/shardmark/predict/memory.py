@@ -124,6 +124,11 @@ def memory_column(cell: Cell, layout: Layout, state: StepState, in_flight: float
     )
 
 
+_FIELDS = [field.name for field in fields(UnitState)]
+_NO_BYTES, _ALWAYS = -2, -1
+"""Columns that follow the fields of a unit's state: 0 and 1."""
+
+
 class _Moment(NamedTuple):
     """A moment of a step at which a rank may hold most."""
 
@@ -135,19 +140,15 @@ class _Moment(NamedTuple):
     """Fields of the unit's state that exist."""
     fresh_bytes: float | None = None
     """Bytes of the unit's gradients, in the backward pass."""
-    only_if: int = -1
+    only_if: int = _ALWAYS
     """Field of the unit's state that has to exist."""
-
-
-_FIELDS = [field.name for field in fields(UnitState)]
-_NO_BYTES, _ALWAYS = -2, -1
-"""Columns that follow the fields of a unit's state: 0 and 1."""
 
 
 def _moments(profile: Profile) -> Iterator[_Moment]:
     """Yield the moments of a step but the update, in order of time."""
-    entering_forward, forward, entering_backward, backward, copied, reducing, _ = range(
-        len(_FIELDS)
+    entering_forward, forward, entering_backward, backward, copied, reducing = map(
+        _FIELDS.index,
+        ("entering_forward", "forward", "entering_backward", "backward", "copied", "reducing"),
     )
     for at, unit in enumerate(profile.units):
         yield _Moment(unit.begun_bytes, at, at, (entering_forward, _NO_BYTES))

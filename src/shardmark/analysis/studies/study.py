@@ -138,7 +138,7 @@ def load_study(name: str) -> Study:
     names = study_names()
     if name not in names:
         allowed = f"allowed are {', '.join(names)}{nearest(name, names, count=3)}"
-        raise InputError("--view studies", f"there is no study {name!r}", allowed)
+        raise InputError("--view study", f"there is no study {name!r}", allowed)
     text = files(FOLDER).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return Study.model_validate(parse_yaml(text, f"study {name}"))
 

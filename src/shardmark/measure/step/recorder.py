@@ -174,7 +174,7 @@ class Recorder:
         """Relate device marks to Unix time.  Called once, before the first step."""
         self._clock.synchronize()
         self._origin = (self._clock.mark(), self._clock.unix_seconds())
-        self.first_step_at_seconds = self.first_step_at_seconds or self._origin[1]
+        self.first_step_at_seconds = self._origin[1]
 
     @property
     def measured_seconds(self) -> float:
