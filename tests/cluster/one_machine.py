@@ -21,6 +21,7 @@ from tests.kept_engine import REPOSITORY, KeptEngine
 EXPERIMENT = experiment(
     name="nodes",
     matrix={"strategy": ["single", "ddp", {"name": "ps-sync", "servers": 2}]},
+    recipe={"steps": 60},  # ranks of fewer steps may end before their node has looked for them once
     measure={"sample_seconds": 0.2, "evaluate": "end", "link_seconds": 1},
 )
 ENDLESS: dict[str, Any] = {
