@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardmark.analysis.compare.comparison import Comparison
     from shardmark.report.table.table import Table
     from shardmark.report.views.registry import View
-    from shardmark.results.store import StoredRun
+    from shardmark.results.store import Damaged, StoredRun
 
 DEFAULT_THRESHOLD_PERCENT = 2.0
 """The smallest change that is called a regression."""
@@ -102,20 +102,42 @@ def compare(
         raise InputError(
             "--threshold", f"found {threshold:g}", "it is a percentage, and goes with --regression"
         )
+    table_options = {
+        "--wide": wide,
+        "--columns": columns is not None,
+        # The rows of a view have their verdicts against the baseline in CSV.
+        "--baseline": baseline is not None and (regression or form is not Format.CSV),
+    }
+    given = [option for option, is_set in table_options.items() if is_set]
     if regression:
+        _refuse_table_options(given, "--regression")
         percent = threshold or DEFAULT_THRESHOLD_PERCENT
-        raise typer.Exit(_regression(load_runs(runs), form, percent))
+        loaded = load_runs(runs)
+        _report_damaged(damaged for run in loaded for damaged in run.damaged)
+        raise typer.Exit(_regression(loaded, form, percent))
     from shardmark.analysis.compare.comparison import compare as compare_runs
     from shardmark.report.table.comparison import WIDE
+    from shardmark.report.views.registry import find_view
 
+    parsed_views = [find_view(name) for name in views]
+    with_comparison = _with_comparison(parsed_views, form)
+    if not with_comparison:
+        _refuse_table_options(given, f"--view {views[0]}")
     names = list(WIDE) if wide else None
     if columns is not None:
         names = [name.strip() for name in columns.split(",") if name.strip()]
+        if wide or not names:
+            problem = "given with --wide" if wide else "names no column"
+            raise InputError("--columns", problem, "give one of --wide and --columns NAME,NAME")
     comparison = compare_runs(load_runs(runs), baseline)
-    say_text(_render(comparison, views, form, names))
-    if form.for_programs:
-        for damaged in comparison.damaged:
-            say(f"damaged, left out: {damaged}", error=True)
+    say_text(_render(comparison, parsed_views, form, names))
+    if form.for_programs or not with_comparison:  # otherwise a note below the comparison
+        _report_damaged(comparison.damaged)
+
+
+def _report_damaged(results: Iterable[Damaged]) -> None:
+    for damaged in results:
+        say(f"damaged, left out: {damaged}", error=True)
 
 
 def _old_views(
@@ -135,15 +157,30 @@ def _old_views(
     return list(views.values())
 
 
+def _with_comparison(views: Sequence[tuple[View, str]], form: Format) -> bool:
+    """Return True if the output has the comparison, alone or beside the views."""
+    if not views or form is Format.JSON:
+        return True
+    return form is not Format.CSV and any(view.with_comparison for view, _ in views)
+
+
+def _refuse_table_options(given: Sequence[str], printed: str) -> None:
+    """Raise `InputError` if an option of the comparison table is given, which is not printed."""
+    if given:
+        problem = f"it is for the comparison table, in place of which {printed} prints another"
+        raise InputError(given[0], problem, f"leave out {given[0]} or {printed}")
+
+
 def _render(
-    comparison: Comparison, names: Sequence[str], form: Format, columns: Sequence[str] | None
+    comparison: Comparison,
+    views: Sequence[tuple[View, str]],
+    form: Format,
+    columns: Sequence[str] | None,
 ) -> str:
-    """Render the comparison, or the named views of it."""
+    """Render the comparison, or the views of it."""
     from shardmark.report.answers.overview import overview, overview_json
     from shardmark.report.table.formats import render_tables
-    from shardmark.report.views.registry import find_view
 
-    views = [find_view(name) for name in names]
     tables: dict[View, list[Table]] = {}
     for view, value in views:
         tables.setdefault(view, []).extend(view.tables(comparison, value))
@@ -151,7 +188,7 @@ def _render(
         documents = {view.key: view.document(made) for view, made in tables.items()}
         return overview_json(comparison, documents, columns or ())
     parts = []
-    if not views or (form is not Format.CSV and any(view.with_comparison for view in tables)):
+    if _with_comparison(views, form):
         width = terminal_width() or (None if columns else 80)
         parts.append(overview(comparison, form, columns, width))
     if views:

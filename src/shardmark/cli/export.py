@@ -30,12 +30,30 @@ class To(StrEnum):
     DEEPSPEED = "deepspeed"
 
 
+REMOVED_TARGETS = {
+    "parquet": "load the run in Python: `run = shardmark.load(RUN)`, then"
+    " `run.to_pandas().to_parquet(FILE)`"
+}
+"""Replacements of removed targets."""
+
+
+def _target_of(text: str) -> To:
+    if text in REMOVED_TARGETS:
+        raise InputError(f"--to {text}", "this target was removed", REMOVED_TARGETS[text])
+    if text not in [*To]:
+        raise InputError("--to", f"found {text!r}", f"allowed are {', '.join(To)}")
+    return To(text)
+
+
 def export(
     to: Annotated[
         To,
         typer.Option(
+            metavar=f"[{'|'.join(To)}]",
+            parser=_target_of,
+            autocompletion=lambda: [*To],
             help="A tracker; csv for table files; or a launcher, for which the fastest verified"
-            " trial becomes a command and its configuration."
+            " trial becomes a command and its configuration.",
         ),
     ],
     runs: Runs = None,

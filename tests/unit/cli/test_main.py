@@ -122,14 +122,20 @@ def test_compare_takes_a_baseline_and_several_runs_each_once(
     assert f"invented ({other})" in text
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_compare_reports_damaged_trials(capsys: Captured, tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [("--format text", 0), ("--format json", 0), ("--view scaling", 0), ("--regression", 2)],
+)
+def test_compare_reports_damaged_trials(
+    capsys: Captured, tmp_path: Path, options: str, code: int
+) -> None:
     run = write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
+    runs = [run, write_run(tmp_path / "b", [invented_trial()])] if code else [run]
     (run / "trials" / "ddp-2-1" / "result.json").write_text('{"half')
-    code, out, err = answer(capsys, "compare", str(run), "--format", form)
-    assert code == 0
-    told = out if form == "text" else err
-    assert "ddp-2-1/result.json: is not whole JSON" in " ".join(told.split())
+    ended, out, err = answer(capsys, "compare", *map(str, runs), *options.split())
+    assert ended == code
+    printed = out if options == "--format text" else err
+    assert "ddp-2-1/result.json: is not whole JSON" in " ".join(printed.split())
 
 
 @pytest.mark.parametrize("kind", KINDS)

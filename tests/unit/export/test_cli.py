@@ -45,6 +45,8 @@ def test_a_missing_library_names_its_extra(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ("parquet", r"--to parquet: this target was removed; .*`run\.to_pandas\(\)\.to_parquet"),
+        ("pdf", "--to: found 'pdf'; allowed are tensorboard, mlflow, "),
         ("csv --tracking-uri http://x", "--tracking-uri: is for mlflow"),
         ("mlflow --tracking-uri http://x --out y", "--tracking-uri: is given with --out"),
         ("mlflow --out=", "--out: is empty; "),
@@ -60,7 +62,7 @@ def test_a_missing_library_names_its_extra(
         ),
     ],
 )
-def test_a_place_that_does_not_fit_is_refused(
+def test_a_target_or_place_that_does_not_fit_is_refused(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     skip_without(arguments.split(maxsplit=1)[0])

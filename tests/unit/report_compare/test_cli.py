@@ -84,6 +84,13 @@ def test_a_view_works_in_every_format(
         (["--view", "study:lamsal"], "no study 'lamsal'; allowed are"),
         (["--nodes"], "--nodes: this view was removed; `shardmark export --to csv`"),
         (["--pareto"], "--pareto: this view was removed; the figure 'Speed against memory'"),
+        (["--view", "scaling", "--wide"], "--wide: it is for the comparison table, in place of wh"),
+        (["--view", "epochs", "--columns", "threads"], "leave out --columns or --view epochs"),
+        (["--view", "network", "--baseline", "ddp"], "--baseline: it is for the comparison table"),
+        (["--view", "study:lamsal-2025", "--format", "csv", "--wide"], "leave out --wide or --vi"),
+        (["--regression", "--baseline", "ddp"], "leave out --baseline or --regression"),
+        (["--wide", "--columns", "threads"], "--columns: given with --wide; give one of"),
+        (["--columns", " ,"], "--columns: names no column"),
         (["--columns", "speedupp"], "did you mean 'speedup'?"),
         (["--view", "time-to:speed=1"], "'speed' is no loss or quality; allowed are train_loss"),
     ],
@@ -143,6 +150,11 @@ def test_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     assert "verdict" in answer(capsys, folder, "--wide")[1].partition("--------")[0]
     chosen = answer(capsys, folder, "--columns", "threads, verdict")[1]
     assert "strategy  ranks  threads  verdict" in chosen
+    study = answer(capsys, folder, "--view", "study:lamsal-2025", "--columns", "threads")[1]
+    assert "strategy  ranks  threads" in study, "above the study stands the comparison"
+    scaling = ("--view", "scaling", "--baseline", "ddp")
+    assert "baseline" in answer(capsys, folder, *scaling, "--format", "csv")[1]
+    assert answer(capsys, folder, *scaling, "--format", "json")[0] == 0
 
 
 @pytest.mark.parametrize("form", Format)
