@@ -108,9 +108,9 @@ def compare(
         # The rows of a view have their verdicts against the baseline in CSV.
         "--baseline": baseline is not None and (regression or form is not Format.CSV),
     }
-    given = [option for option, is_set in table_options.items() if is_set]
+    table_only = [option for option, is_set in table_options.items() if is_set]
     if regression:
-        _refuse_table_options(given, "--regression")
+        _refuse_table_options(table_only, "--regression")
         percent = threshold or DEFAULT_THRESHOLD_PERCENT
         loaded = load_runs(runs)
         _report_damaged(damaged for run in loaded for damaged in run.damaged)
@@ -122,7 +122,7 @@ def compare(
     parsed_views = [find_view(name) for name in views]
     with_comparison = _with_comparison(parsed_views, form)
     if not with_comparison:
-        _refuse_table_options(given, f"--view {views[0]}")
+        _refuse_table_options(table_only, f"--view {views[0]}")
     names = list(WIDE) if wide else None
     if columns is not None:
         names = [name.strip() for name in columns.split(",") if name.strip()]
@@ -164,11 +164,11 @@ def _with_comparison(views: Sequence[tuple[View, str]], form: Format) -> bool:
     return form is not Format.CSV and any(view.with_comparison for view, _ in views)
 
 
-def _refuse_table_options(given: Sequence[str], printed: str) -> None:
+def _refuse_table_options(options: Sequence[str], printed: str) -> None:
     """Raise `InputError` if an option of the comparison table is given, which is not printed."""
-    if given:
+    if options:
         problem = f"it is for the comparison table, in place of which {printed} prints another"
-        raise InputError(given[0], problem, f"leave out {given[0]} or {printed}")
+        raise InputError(options[0], problem, f"leave out {options[0]} or {printed}")
 
 
 def _render(
