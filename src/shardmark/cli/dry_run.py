@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,9 +17,12 @@ from shardmark.launch.engines import submission
 from shardmark.launch.estimate import time_lines
 from shardmark.launch.fingerprint import check_same_run, fingerprint_of
 from shardmark.launch.input_checks import check_plan, check_schedules, refused_models
+from shardmark.launch.run_options import RunOptions
+from shardmark.launch.trial_queue import runs_again
 from shardmark.measure.system.environment import machine
 from shardmark.progress.lines import shown
 from shardmark.report.answers.wording import listed
+from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder, is_run, load_run
 from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
@@ -32,9 +35,7 @@ def print_plan(
     experiment: Experiment,
     plan: Plan,
     out: Path | None,
-    budget_seconds: float | None,
-    *,
-    remeasure: bool,
+    options: RunOptions,
 ) -> None:
     """Print what the command would do, without touching a device or fetching data.
 
@@ -46,16 +47,18 @@ def print_plan(
     check_schedules(checked)
     if out is not None:
         RunFolder.check(out)
-        if not remeasure:
+        if not options.remeasure:
             check_same_run(out, experiment, fingerprint_of(available))
     this_machine = machine(experiment.device)
     plan = plan.on("cuda" if this_machine.device_type == "cuda" else "cpu")
-    continued = out if out is not None and is_run(out) and not remeasure else None
+    continued = out if out is not None and is_run(out) and not options.remeasure else None
     stored = load_run(continued) if continued else None
-    done = {result.id for result in (*stored.trials, *stored.twins)} if stored else set()
-    remaining = [trial for trial in plan.with_twin if trial.id not in done]
-    say(*_trial_lines(plan), *_duration_lines(plan))
-    say(*time_lines(remaining, continued, budget_seconds, verify=experiment.measure.verify))
+    results = {r.id: r for r in (*stored.trials, *stored.twins)} if stored else {}
+    finished = {key for key, r in results.items() if not runs_again(r, retry=options.retry)}
+    say(*_trial_lines(plan, results, finished), *_duration_lines(plan))
+    remaining = [trial for trial in plan.with_twin if trial.id not in finished]
+    verify = experiment.measure.verify
+    say(*time_lines(remaining, continued, options.budget_seconds, verify=verify))
     command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
     engine = experiment.engine.name
     unavailable = _unavailable_lines(plan, this_machine if engine == "local" else None)
@@ -63,14 +66,24 @@ def print_plan(
         say(f"{engine}: {line}")
 
 
-def _trial_lines(plan: Plan) -> Iterator[str]:
-    """Yield a line for each certain trial: number, id, strategy, ranks, repeat, varied keys.
+def _trial_lines(
+    plan: Plan, results: Mapping[str, TrialResult], finished: Set[str]
+) -> Iterator[str]:
+    """Yield a line for each certain trial: number, id, strategy, ranks, repeat, keys, state.
 
-    One line counts the repeats that run only if they are needed.
+    One line counts the repeats that run only if they are needed.  `results` are stored ones by
+    trial; `finished` are the trials among them that do not run again.
     """
     repeats = plan.trials[0].measure.repeats
     certain = [trial for trial in plan.with_twin if trial.repeat < repeats.at_least]
-    rows = [_row(number, trial) for number, trial in enumerate(certain, start=1)]
+    states = {
+        key: f"{'finished' if key in finished else 'runs again'}: {result.outcome}"
+        for key, result in results.items()
+    }
+    rows = [
+        [*_row(number, trial), states.get(trial.id, "")]
+        for number, trial in enumerate(certain, start=1)
+    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield GAP.join(t.ljust(width) for t, width in zip(row, widths, strict=True)).rstrip()
@@ -83,7 +96,9 @@ def _trial_lines(plan: Plan) -> Iterator[str]:
     count = len(plan.with_twin)
     most = f" to {count}" if repeats.adaptive else ""
     trials = f"{len(certain)}{most} trial{'' if count == 1 else 's'}"
-    yield f"{trials}, {_counted(len(plan.left_out), 'cell')} left out"
+    done = sum(trial.id in finished for trial in plan.with_twin)
+    state = f", {done} finished" if results else ""
+    yield f"{trials}{state}, {_counted(len(plan.left_out), 'cell')} left out"
 
 
 def _row(number: int, trial: Trial) -> list[str]:

@@ -7,6 +7,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -70,19 +71,24 @@ def run(
     """Run every trial of an experiment and compare them."""
     from shardmark.config.load import load_experiment
     from shardmark.core.durations import parse_seconds
+    from shardmark.launch.run_options import RunOptions
     from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     plan = expand(resolved)
-    budget_seconds = None if budget is None else parse_seconds(budget, "--budget")
+    options = RunOptions(
+        retry=retry,
+        remeasure=remeasure,
+        budget_seconds=None if budget is None else parse_seconds(budget, "--budget"),
+        quiet=quiet,
+    )
     if dry_run:
         from shardmark.cli.dry_run import print_plan
 
-        print_plan(resolved, plan, out, budget_seconds, remeasure=remeasure)
+        print_plan(resolved, plan, out, options)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.engines import serve_as_node
-    from shardmark.launch.run_options import RunOptions
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import run_folder
 
@@ -93,10 +99,7 @@ def run(
     words += [] if budget is None else ["--budget", budget]
     if remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: --remeasure counts for the first start alone", error=True)
-        remeasure = False
-    options = RunOptions(
-        retry=retry, remeasure=remeasure, budget_seconds=budget_seconds, quiet=quiet
-    )
+        options = replace(options, remeasure=False)
     _name_other_runs(resolved, plan, None if out is not None else words)
     with _interrupted_by_sigterm(), run_folder(out, resolved.name) as folder:
         again = shlex.join([*words, "--out", str(folder)])

@@ -24,7 +24,7 @@ from shardmark.launch.listener import ProgressListener
 from shardmark.launch.run_options import RunOptions
 from shardmark.launch.trial import TrialRunner
 from shardmark.launch.trial_artifacts import clear
-from shardmark.launch.trial_queue import TrialQueue, cell_of
+from shardmark.launch.trial_queue import TrialQueue, cell_of, runs_again
 from shardmark.launch.verification import (
     cells_of,
     is_decided,
@@ -34,7 +34,7 @@ from shardmark.launch.verification import (
     verify_cells,
 )
 from shardmark.measure.system.environment import environment, occupied_devices
-from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
+from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder, has_results
 from shardmark.results.verification import (
     VERIFICATION_FILE,
@@ -161,17 +161,10 @@ class RunSession:
             if isinstance(stored, Damaged):
                 folder.set_aside(folder.trial_folder(trial.id), "damaged")
                 self.runner.listener.note(f"{stored}: it is measured again")
-            elif stored is not None and not self._repeats(stored):
+            elif stored is not None and not runs_again(stored, retry=self.options.retry):
                 if (folder.trial_folder(trial.id) / TRIAL_FILE).exists():
                     clear(folder.trial_folder(trial.id))  # the command was killed before it could
                 yield stored
-
-    def _repeats(self, stored: TrialResult) -> bool:
-        """Return whether the trial of the stored result is run again."""
-        if stored.outcome in NOT_MEASURED:
-            return True  # what was missing may be installed by now, and asking costs nothing
-        failed = stored.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
-        return self.options.retry and (failed or stored.disturbed is not None)
 
     def verify(self, trials: Sequence[Trial]) -> None:
         """Store a verdict on each cell that has none yet; reuse the verdicts of `verify`."""

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from shardmark.analysis.advise.decided import decided_cells
 from shardmark.core.recipe import Repeats
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial, cell_id
 
@@ -109,6 +109,14 @@ class TrialQueue:
 def is_sound(result: TrialResult) -> bool:
     """Return whether a decision may rest on the result."""
     return result.outcome is Outcome.OK and result.disturbed is None
+
+
+def runs_again(result: TrialResult, *, retry: bool) -> bool:
+    """Return whether the next command runs the trial of the stored result again."""
+    if result.outcome in NOT_MEASURED:
+        return True  # what was missing may be installed by now, and asking costs nothing
+    failed = result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT)
+    return retry and (failed or result.disturbed is not None)
 
 
 def expected_seconds(trials: Sequence[Trial], results: Iterable[TrialResult]) -> float | None:

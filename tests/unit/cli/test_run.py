@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from shardmark.report.answers.overview import overview
 from shardmark.results.files import write_model
 from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.results.schema import Failure, Outcome
-from shardmark.results.store import load_run
+from shardmark.results.store import RunFolder, load_run
 from shardmark.results.verification import Verification, write_verification
 from shardmark.trials.matrix import expand
 from tests.golden.invented import invented_trial, write_run
@@ -272,7 +273,7 @@ def test_dry_run_estimates_time_from_earlier_trials(
     monkeypatch.chdir(tmp_path)
     changes = settings("strategy=[ddp]", "measure.repeats={at_least: 3, at_most: 6}", "device=cpu")
     experiment = load_experiment("quickstart", changes[1::2])
-    first, *_ = expand(experiment, "cpu").trials
+    first, second, third, *_ = expand(experiment, "cpu").trials
     measured = invented_trial(id=first.id, trial=first.model_dump(mode="json"), total_seconds=40.0)
     write_run(Path("runs/quickstart-2"), [measured])
     (write_run(Path("runs/quickstart-3"), [measured]) / "planted").symlink_to("elsewhere")
@@ -283,11 +284,32 @@ def test_dry_run_estimates_time_from_earlier_trials(
         "time: about 2 min to 4 min, as in runs/quickstart-2; plus loading and verifying\n"
         in printed
     )
-    write_run(Path("here"), [measured], experiment=experiment.model_dump(mode="json"))
+    stopped, broken = (
+        invented_trial(
+            id=trial.id,
+            trial=trial.model_dump(mode="json"),
+            outcome=outcome,
+            failure=Failure(reason="it ended early"),
+        )
+        for trial, outcome in ((second, Outcome.INTERRUPTED), (third, Outcome.FAILED))
+    )
+    write_run(Path("here"), [measured, stopped], experiment=experiment.model_dump(mode="json"))
     write_model(Path("here") / FINGERPRINT_FILE, Fingerprint())
     _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", "--budget", "2m")
     assert "time: about 80 s to 3 min" in printed, "one trial has its result"
+    assert re.search(rf"{first.id} .*  finished: ok\n", printed)
+    assert re.search(rf"{second.id} .*  runs again: interrupted\n", printed)
+    assert "3 to 6 trials, 1 finished, 0 cells left out" in printed
     assert "budget: 2 min, enough for at most 3 of the 3 to 6 repeats" in printed
+    RunFolder(Path("here")).write_result(broken)
+    for options, state, finished in (
+        ([], "finished: failed", 2),
+        (["--retry"], "runs again: f", 1),
+    ):
+        _, printed, _ = answer("quickstart", "--dry-run", *changes, "--out", "here", *options)
+        assert re.search(rf"{third.id} .*  {state}", printed)
+        assert f"3 to 6 trials, {finished} finished, " in printed
+    shutil.rmtree(Path("here") / "trials" / third.id)
     verified = Verification(reference="one process", steps=3, verdicts=(), seconds=30.0)
     write_verification(Path("here"), verified)
     for budget, reach in (
