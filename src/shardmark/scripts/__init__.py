@@ -1,0 +1,1 @@
+"""Training scripts of users, started unchanged with hooks in their interpreters."""
