@@ -1,15 +1,25 @@
-"""The agent of a node: the first death ends the other ranks."""
+"""The agent of a node: it forks ranks from one thread; the first death ends the other ranks."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from dataclasses import asdict
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
+from shardmark.config.load import from_mapping
+from shardmark.core.environment_variables import RENDEZVOUS_VARIABLE
+from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.local import agent
+from shardmark.launch.placement import MeetingPoint
+from shardmark.trials.matrix import expand
+from tests.distributed.experiments import experiment
+from tests.distributed.test_nobody_gets_in import meeting_points
 
 FORK = get_context("fork")
 
@@ -60,3 +70,33 @@ def test_rank_that_dies_before_the_next_rank_starts_is_a_death() -> None:
     ranks[1].start()
     deaths = agent._wait_for_ranks(ranks)
     assert [(death.rank, death.exit_code) for death in deaths] == [(0, 3), (1, -signal.SIGTERM)]
+
+
+def run_node(folder: Path, place: MeetingPoint) -> None:
+    """Run an agent whose ranks do nothing; write the number of its threads at each fork."""
+    threads: list[int] = []
+    os.register_at_fork(before=lambda: threads.append(len([*Path("/proc/self/task").iterdir()])))
+    os.environ[RENDEZVOUS_VARIABLE] = json.dumps(asdict(place))
+    assert agent.run_agent(str(folder), "measure") == 0
+    (folder / "threads.json").write_text(json.dumps(threads))
+
+
+@pytest.mark.timeout(60)
+def test_ranks_of_several_nodes_are_forked_from_a_single_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock that another thread holds during a fork stays locked in the rank for ever."""
+    monkeypatch.setattr(agent, "rank_main", lambda *_: None)
+    content = experiment(matrix={"strategy": ["ddp"], "world_size": [4]})
+    (trial,) = expand(from_mapping(content | {"placement": {"nodes": 2}}), "cpu").trials
+    nodes = []
+    for place in meeting_points(2):
+        folder = tmp_path / str(place.node)
+        folder.mkdir()
+        (folder / TRIAL_FILE).write_text(trial.model_dump_json())
+        nodes.append(FORK.Process(target=run_node, args=(folder, place)))
+        nodes[-1].start()
+    for node in nodes:
+        node.join()
+    counts = [json.loads((tmp_path / str(n) / "threads.json").read_text()) for n in range(2)]
+    assert counts == [[1, 1], [1, 1]]

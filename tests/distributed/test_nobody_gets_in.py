@@ -104,15 +104,18 @@ def test_pickles_in_the_store_of_several_nodes_are_not_read(tmp_path: Path) -> N
     points = meeting_points(2)
     pickled = pickle.dumps(Pwned(tmp_path / "pwned")).decode("latin-1")
     with ThreadPoolExecutor() as threads:
-        first, second = threads.map(lambda place: NodesStore(2, place), points)
+        first = NodesStore(2, points[0])
         waiting = threads.submit(first.open)
+        second = NodesStore(2, points[1])
         stranger = TCPStore(
             "127.0.0.1", points[0].port, is_master=False, timeout=timedelta(seconds=5)
         )
         for key in (*stranger.list_keys(), "torch.rendezvous.t", "MASTER_ADDR"):
             stranger.set(key, pickled)
+        second.open()
+        waiting.result(timeout=10)
         address = f"tcp 127.0.0.1 {points[0].port} ranks"
-        assert [second.open(), waiting.result(timeout=10)] == [address] * 2
+        assert [second.address(), first.address()] == [address] * 2
         assert not (tmp_path / "pwned").exists()
         ending = threads.submit(first.close, succeeded=True)
         second.close(succeeded=True)
@@ -120,19 +123,20 @@ def test_pickles_in_the_store_of_several_nodes_are_not_read(tmp_path: Path) -> N
 
 
 def test_failed_node_ends_the_wait_of_other_nodes() -> None:
+    here, there = meeting_points(2)
     with ThreadPoolExecutor() as threads:
-        first, second = threads.map(lambda place: NodesStore(2, place), meeting_points(2))
-        ending = threads.submit(first.close, succeeded=True)
-        second.close(succeeded=False)
-        ending.result(timeout=10)
+        first = NodesStore(2, here)
+        waiting = threads.submit(first.open)
+        NodesStore(2, there).close(succeeded=False)
         with pytest.raises(ShardmarkError, match="another node has failed"):
-            first.open()
+            waiting.result(timeout=10)
+        first.close(succeeded=True)
 
 
 def test_store_of_one_node_is_an_unnamed_file() -> None:
     """Nothing is left of it, however the trial ends."""
     before = of_this_process()
-    kind, path = FileOfRanks().open().split()
+    kind, path = FileOfRanks().address().split()
     assert kind == "file"
     assert "(deleted)" in str(Path(path).readlink())
     assert of_this_process() == before

@@ -58,8 +58,9 @@ def run_agent(directory: str, task: str) -> int:
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
     store: RankStore = FileOfRanks() if trial.nodes == 1 else NodesStore(trial.nodes, place)
-    os.environ[STORE_VARIABLE] = store.open()
+    os.environ[STORE_VARIABLE] = store.address()
     ranks = _fork_ranks(trial, folder, task, place)
+    store.open()  # not before the forks: the store of several nodes has a thread
     deaths = _wait_for_ranks(ranks)
     store.close(succeeded=not deaths)
     if not deaths:

@@ -32,10 +32,16 @@ FAILED = "failed"
 
 
 class RankStore(Protocol):
-    """The store of a trial's ranks, as one node's agent holds it."""
+    """The store of a trial's ranks, as one node's agent holds it.
 
-    def open(self) -> str:
-        """Wait for the agents of all nodes; return the value of `STORE_VARIABLE` for the ranks."""
+    Until `open` is called the process has no other thread, so that it can fork the ranks.
+    """
+
+    def address(self) -> str:
+        """Return the value of `STORE_VARIABLE` for the ranks.  Called once."""
+
+    def open(self) -> None:
+        """Serve the ranks, which the agent has forked, and wait for the agents of all nodes."""
 
     def close(self, *, succeeded: bool) -> None:
         """Keep the store until the ranks of all nodes have finished; `succeeded` is this node's."""
@@ -44,22 +50,41 @@ class RankStore(Protocol):
 class FileOfRanks:
     """A file in memory without a name.  Forked ranks inherit it, and it is gone with them."""
 
-    def open(self) -> str:
+    def address(self) -> str:
         return f"file /proc/self/fd/{os.memfd_create('store-of-ranks')}"
+
+    def open(self) -> None:
+        pass
 
     def close(self, *, succeeded: bool) -> None:
         pass
 
 
 class NodesStore:
-    """A TCP store on node 0, for trials on several nodes."""
+    """A TCP store on node 0, for trials on several nodes.
+
+    Node 0 listens at once, and serves after `open`: the store has a thread that looks up the name
+    of every client under a lock of the C library.  A rank that was forked meanwhile would find that
+    lock taken, and wait for ever.
+    """
 
     def __init__(self, nodes: int, place: MeetingPoint) -> None:
         self._nodes = range(nodes)
         self._place = place
-        self._store = _tcp_store(place)
+        self._listening: socket.socket | None = None
+        if place.node == 0:
+            # On its own address; torch would listen on all of them.
+            family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+            self._listening = socket.create_server((place.host, place.port), family=family)
+        else:
+            self._store = self._connect()  # waits until node 0 serves
 
-    def open(self) -> str:
+    def address(self) -> str:
+        return f"tcp {self._place.host} {self._place.port} ranks"
+
+    def open(self) -> None:
+        if self._listening is not None:
+            self._store = self._connect(self._listening.detach())
         self._store.set(f"joined-{self._place.node}", "")
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._store.check([f"joined-{node}" for node in self._nodes]):
@@ -68,7 +93,6 @@ class NodesStore:
             if time.monotonic() > deadline:
                 raise ShardmarkError(f"not all nodes have come in {JOIN_SECONDS:g} s")
             time.sleep(POLL_SECONDS)
-        return f"tcp {self._place.host} {self._place.port} ranks"
 
     def close(self, *, succeeded: bool) -> None:
         with suppress(RuntimeError):  # node 0 is gone, which the controller notices
@@ -77,18 +101,13 @@ class NodesStore:
             while succeeded and not (self._store.check(finished) or self._store.check([FAILED])):
                 time.sleep(WAIT_SECONDS)
 
-
-def _tcp_store(place: MeetingPoint) -> Store:
-    """Connect to node 0's store, which listens on its own address; torch would use all of them."""
-    listening = None
-    if place.node == 0:
-        family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-        listening = socket.create_server((place.host, place.port), family=family).detach()
-    return TCPStore(
-        place.host,
-        place.port,
-        is_master=place.node == 0,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=STORE_SECONDS),
-        master_listen_fd=listening,
-    )
+    def _connect(self, listening: int | None = None) -> Store:
+        """Connect to node 0's store; on node 0, start it on its listening socket."""
+        return TCPStore(
+            self._place.host,
+            self._place.port,
+            is_master=listening is not None,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=STORE_SECONDS),
+            master_listen_fd=listening,
+        )
