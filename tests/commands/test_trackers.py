@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardmark.cli import BAD_INPUT, main
 from shardmark.core.errors import InputError
-from shardmark.report.export import export_runs
+from shardmark.report.export import export_runs, trackers
+from shardmark.report.export.tables import series_of
 from shardmark.report.export.trackers import TRACKERS
 from shardmark.results.store import StoredRun
 from tests.unit.export.runs import (
@@ -103,23 +107,26 @@ def test_another_measurement_of_a_trial_is_another_run(tmp_path: Path, target: s
         assert export_runs([run], target, str(out)).trials == 1
 
 
-def test_mlflow_replaces_an_interrupted_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@EACH
+def test_exporting_again_replaces_an_interrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    from mlflow import MlflowClient
-
     run, out = exportable(tmp_path / "first"), tmp_path / "out"
 
-    def dies(*_: object, **__: object) -> None:
+    def stopped(*arguments: Any) -> Iterator[tuple[int, dict[str, float]]]:
+        yield from islice(series_of(*arguments), 2)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "log_batch", dies)
+        patched.setattr(trackers, "series_of", stopped)
         with pytest.raises(KeyboardInterrupt):
-            export_runs([run], "mlflow", str(out))
-    done = export_runs([run], "mlflow", str(out))
-    assert (done.trials, done.existing) == (2, 0)
-    assert READERS["mlflow"](out)[OK].final
+            export_runs([run], target, str(out))
+    for existing in (0, 2):
+        done = export_runs([run], target, str(out))
+        assert (done.trials, done.existing) == (2 - existing, existing)
+        held = READERS[target](out)
+        assert set(held) == {OK, BROKEN}
+        assert held[OK].final
 
 
 def test_mlflow_uses_the_tracking_uri_of_the_environment(

@@ -97,6 +97,8 @@ def export(
     existing = f"; {done.existing} exist there and are not changed" if done.existing else ""
     trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
     say(f"{to.value}: {trials} to {done.place}{existing}")
+    if done.replaced:
+        say(f"replaced files with other content: {', '.join(done.replaced)}")
     say(f"look: {done.look}")
 
 

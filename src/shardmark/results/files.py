@@ -55,6 +55,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def changed_files(contents: Mapping[Path, bytes]) -> list[Path]:
+    """Return the files that exist with other content, which `write_files` would replace."""
+
+    def differs(path: Path, content: bytes) -> bool:
+        try:
+            return path.is_file() and path.read_bytes() != content
+        except OSError:
+            return os.access(path, os.F_OK)  # a file that exists but cannot be read
+
+    return [path for path, content in contents.items() if differs(path, content)]
+
+
 def write_files(contents: Mapping[Path, bytes]) -> None:
     """Write files atomically, and create their folders.  Raises `StorageError`."""
     for path, content in contents.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.cli import BAD_INPUT, main
+from shardmark.cli import BAD_INPUT, INTERRUPTED, main
 from tests.unit.export.runs import OK, write_exportable
 from tests.unit.export.trackers import LIBRARIES, skip_without, without_the_users_settings
 
@@ -95,6 +95,7 @@ class FakeTrackio(ModuleType):
         self.__spec__ = ModuleSpec("trackio", None)
         self.projects: dict[str, list[Any]] = {}
         self.logged: list[tuple[dict[str, float], int]] = []
+        self.dies_after: int | None = None
 
     def Api(self) -> SimpleNamespace:  # noqa: N802 (Trackio's name)
         return SimpleNamespace(runs=self._runs)
@@ -105,10 +106,16 @@ class FakeTrackio(ModuleType):
         return self.projects[project]
 
     def init(self, project: str, name: str, config: dict[str, Any], **_: bool) -> SimpleNamespace:
-        self.projects.setdefault(project, []).append(SimpleNamespace(name=name, config=config))
-        return SimpleNamespace(
-            log=lambda data, step: self.logged.append((data, step)), finish=lambda: None
-        )
+        run = SimpleNamespace(name=name, config=config)
+        run.rename = lambda new_name: setattr(run, "name", new_name)
+        run.delete = lambda: self.projects[project].remove(run)
+        self.projects.setdefault(project, []).append(run)
+        return SimpleNamespace(log=self.log, finish=lambda: None)
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        if len(self.logged) == self.dies_after:
+            raise KeyboardInterrupt
+        self.logged.append((data, step))
 
 
 def test_trackio_gets_every_trial_once(
@@ -118,12 +125,20 @@ def test_trackio_gets_every_trial_once(
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     run, out = write_exportable(tmp_path / "run"), tmp_path / "out"
     out.mkdir()
+    trackio.dies_after = 2
+    assert main(["export", str(run), "--to", "trackio", "--out", str(out)]) == INTERRUPTED
+    assert [entry.name.partition(" ")[2] for entry in trackio.projects["invented"]] == [
+        "(unfinished)"
+    ]
+    trackio.dies_after = None
+    trackio.logged.clear()
     for message in ("2 trials to", "0 trials to"):
         assert main(["export", str(run), "--to", "trackio", "--out", str(out)]) == 0
         assert f"trackio: {message} {out}" in capsys.readouterr().out
     runs = trackio.projects["invented"]
     assert [each.config["outcome"] for each in runs] == ["ok", "out_of_memory"]
     assert runs[0].name.startswith(f"{OK}-")
+    assert " " not in runs[0].name
     values, step = trackio.logged[4]
     assert step == 4
     assert values["total_seconds"] > 0

@@ -46,10 +46,15 @@ def test_a_file_is_the_table_of_trials(run: StoredRun, tmp_path: Path) -> None:
     assert read(out)["id"].tolist() == [trial.id for trial in run.trials]
 
 
-def test_exporting_again_replaces(tmp_path: Path) -> None:
+def test_exporting_again_replaces_and_reports_files_with_other_content(tmp_path: Path) -> None:
     out = tmp_path / "v1.2"
     first = exportable(tmp_path / "a", ok_trial(id="one"), ok_trial(id="two"))
     second = exportable(tmp_path / "b", ok_trial(id="three"))
-    for runs, ids in (([first], ["one", "two"]), ([first, second], ["one", "two", "three"])):
-        export_runs(runs, "csv", str(out))
+    every = tuple(f"{name}.csv" for name in TABLES.values())
+    for runs, ids, replaced in (
+        ([first], ["one", "two"], ()),
+        ([first], ["one", "two"], ()),
+        ([first, second], ["one", "two", "three"], every),
+    ):
+        assert export_runs(runs, "csv", str(out)).replaced == replaced
         assert read(out / "trials.csv")["id"].tolist() == ids

@@ -224,6 +224,10 @@ def test_a_strategy_names_its_trial(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has 2 different trials of 'fsdp'" in said
     assert f"fsdp on 2 ranks ({fewer.id}), fsdp on 4 ranks ({more.id})" in said
     assert main([*command, "fsdp on 2 ranks"]) == 0
+    assert main([*command, fewer.id]) == 0, "the same files"
+    capsys.readouterr()
+    assert main([*command, "fsdp on 4 ranks"]) == BAD_INPUT
+    assert "exists with other content; name another folder by --out" in capsys.readouterr().err
     assert fewer.id in (tmp_path / "out" / "launch.sh").read_text()
 
 

@@ -29,7 +29,7 @@ from shardmark.report.export.launch_configuration import (
     launch_configuration,
 )
 from shardmark.report.table.formats import render_json
-from shardmark.results.files import write_files
+from shardmark.results.files import changed_files, write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.trials.trial import Trial, cell_id, ranks_and_nodes
@@ -83,7 +83,8 @@ def export_launch(
     """Write `launch.sh`, `settings.json` and the launcher's own file into the folder `out`.
 
     Without an id the fastest verified trial is taken.  Raises `InputError` for several runs, for a
-    trial that did not end ok, and for a strategy that the launcher does not have.
+    trial that did not end ok, for a strategy that the launcher does not have, and for files that
+    it would replace.
     """
     if len(runs) != 1:
         raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
@@ -97,7 +98,10 @@ def export_launch(
     elif chosen.configuration.importable:
         contents |= _wrapping_modules()
     contents[SCRIPT] = _script(to, chosen, run)
-    write_files({folder / name: content.encode() for name, content in contents.items()})
+    encoded = {folder / name: content.encode() for name, content in contents.items()}
+    for path in changed_files(encoded):
+        raise InputError(str(path), "exists with other content", "name another folder by --out")
+    write_files(encoded)
     return ExportedLaunch(
         title=chosen.trial.title,
         place=str(folder),

@@ -22,7 +22,7 @@ from shardmark.core.extras import require
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.report.table.formats import csv_cell
-from shardmark.results.files import open_regular, write_files
+from shardmark.results.files import changed_files, open_regular, write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.trials.trial import cell_id
@@ -79,6 +79,8 @@ class Exported:
     """Number of trials that were written."""
     existing: int = 0
     """Trials that the target held already; they are not changed."""
+    replaced: tuple[str, ...] = ()
+    """Names of files that existed with other content."""
     look: str
     """A command, or a line of Python, that shows the result."""
 
@@ -383,7 +385,7 @@ def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
     """Write every table of the runs in base units; what is missing is an empty cell.
 
     `out` is a folder for all tables, or a file that ends in .csv for the trials alone.  Files of
-    the same names are replaced.
+    the same names are replaced, and reported.
     """
     place = Path(out or "exports/csv").expanduser()
     single = place.suffix.lower() == ".csv"
@@ -395,9 +397,11 @@ def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
         for by, name in TABLES.items()
         if by == "trial" or not single
     }
+    replaced = changed_files(encoded)
     write_files(encoded)
     return Exported(
         place=str(place),
+        replaced=tuple(path.name for path in replaced),
         trials=sum(len(source.run.trials) for source in sources),
         look=f'pandas.read_csv("{next(iter(encoded))}")',
     )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
@@ -37,6 +39,21 @@ class TrackedRun(Protocol):
         """Store values by series; `_timestamp` is their Unix time in seconds."""
 
     def finish(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedRun:
+    """A run of a tracker that does not tell finished from interrupted runs by itself."""
+
+    run: TrackedRun
+    mark_finished: Callable[[], None]
+
+    def log(self, data: dict[str, float], step: int) -> None:
+        self.run.log(data, step=step)
+
+    def finish(self) -> None:
+        self.run.finish()
+        self.mark_finished()
 
 
 def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> Exported:
@@ -79,14 +96,22 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
     return Exported(place=place, trials=written, existing=len(trials) - written, look=look)
 
 
+FINISHED_FILE = "shardmark-finished"
+"""Marks the folder of a run of Weights & Biases that has all its values."""
+
+
 def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
+    """Start a run unless a finished one exists; delete what an interrupted export left."""
     import wandb
 
     mode = os.environ["WANDB_MODE"]
     if mode not in ("offline", "online"):
         raise InputError("WANDB_MODE", f"found {mode!r}", "allowed: offline, online")
-    if any(Path(place).glob(f"wandb/*run-*-{key}")):
-        return None
+    pattern = f"wandb/*run-*-{key}"
+    for folder in Path(place).glob(pattern):
+        if (folder / FINISHED_FILE).exists():
+            return None
+        shutil.rmtree(folder)
     Path(place).mkdir(parents=True, exist_ok=True)
     # A run would record the machine that exports, not the one that was measured.
     off: dict[str, Any] = dict.fromkeys(
@@ -94,19 +119,40 @@ def _start_wandb(place: str, group: str, key: str, config: Record) -> TrackedRun
     )
     settings = wandb.Settings(console="off", **off)
     project, name = os.environ.get("WANDB_PROJECT", "shardmark"), config["trial"]
-    return wandb.init(project=project, group=group, name=name, id=key, config=config, dir=place,
-                      settings=settings)  # fmt: skip
+    run = wandb.init(project=project, group=group, name=name, id=key, config=config, dir=place,
+                     settings=settings)  # fmt: skip
+
+    def mark_finished() -> None:
+        for folder in Path(place).glob(pattern):
+            (folder / FINISHED_FILE).touch()
+
+    return MarkedRun(run, mark_finished)
 
 
 def _start_trackio(place: str, group: str, key: str, config: Record) -> TrackedRun | None:
+    """Start a run unless a finished one exists; delete what an interrupted export left.
+
+    A run gets its final name when it has all its values.
+    """
     os.environ["TRACKIO_DIR"] = place
     trackio = import_module("trackio")
-    with suppress(ValueError):  # Trackio has no such project yet
-        if key in {run.name for run in trackio.Api().runs(group)}:
-            return None
+    unfinished = f"{key} (unfinished)"
+
+    def runs_named(name: str) -> list[Any]:
+        with suppress(ValueError):  # Trackio has no such project yet
+            return [run for run in trackio.Api().runs(group) if run.name == name]
+        return []
+
+    def mark_finished() -> None:
+        for run in runs_named(unfinished):
+            run.rename(key)
+
+    if runs_named(key):
+        return None
+    for run in runs_named(unfinished):
+        run.delete()
     off = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-    run: TrackedRun = trackio.init(group, name=key, config=config, **off)
-    return run
+    return MarkedRun(trackio.init(group, name=unfinished, config=config, **off), mark_finished)
 
 
 class TensorBoardRun:
