@@ -12,7 +12,7 @@ import pytest
 import shardmark
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.report.export.tables import By, frame_of, sources_of
+from shardmark.report.export.tables import By, frame_of, series_of, sources_of
 from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.golden.invented import STARTED_AT_SECONDS
@@ -144,17 +144,31 @@ def test_axes_keep_their_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"rank": 0}\n{"rank', "line 2 is no JSON"),
+        (b'{"step": 0}\n{"rank', "line 2 is no JSON"),
         (b"7\n", "line 1 is no object"),
         (b"\xff\n", "line 1 is no JSON"),
+        (b'{"step": 0}\n{"rank": 0}\n', "line 2: step is missing"),
+        (b'{"step": true}\n', "line 1: step is true"),
+        (b'{"step": -1}\n', "line 1: step is -1"),
+        (b'{"step": 1e300}\n', "line 1: step is 1e"),
+        (b'{"step": 0, "loss": "low"}\n', 'line 1: loss is "low"'),
+        (b'{"step": 0, "step_seconds": NaN}\n', "line 1: step_seconds is NaN"),
+        (b'{"step": 0, "started_at_seconds": []}\n', "line 1: started_at_seconds is "),
     ],
 )
 def test_a_damaged_raw_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     run = exportable(tmp_path / "run")
-    (tmp_path / "run" / "trials" / run.trials[0].id / "steps.jsonl").write_bytes(content)
-    with pytest.raises(InputError, match=message) as caught:
-        frame_of(sources_of([run]), "step")
-    assert "steps.jsonl" in str(caught.value)
+    folder = tmp_path / "run" / "trials" / run.trials[0].id
+    (folder / "steps.jsonl").write_bytes(content)
+    (source,) = sources_of([run])
+    for read in (
+        lambda: frame_of([source], "step"),
+        lambda: list(series_of(source, run.trials[0])),
+    ):
+        with pytest.raises(InputError, match=message) as caught:
+            read()
+        assert "steps.jsonl" in str(caught.value)
+        assert f"remove {folder} and run" in str(caught.value)
 
 
 def test_runs_of_one_name_have_distinct_labels(tmp_path: Path) -> None:

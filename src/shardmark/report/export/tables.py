@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from pydantic_core import from_json
 from shardmark.analysis.compare.epochs import epoch_values
 from shardmark.analysis.compare.rows import other_varied, plain
 from shardmark.analysis.trial.rank_metrics import workers_of
-from shardmark.analysis.trial.raw_files import mapping, objects
+from shardmark.analysis.trial.raw_files import mapping, number, objects
 from shardmark.core.errors import InputError
 from shardmark.core.extras import require
 from shardmark.core.metrics import METRICS, TRIAL_METRICS
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 MOST_STEPS_BYTES = 2**30
 """Largest `steps.jsonl` or `samples.jsonl` that is read."""
 MOST_LINE_BYTES = 2**22
+MAX_STEPS = 2**53
 Record = dict[str, Any]
 By = Literal["trial", "epoch", "step", "sample"]
 TABLES: Mapping[By, str] = {
@@ -286,18 +288,33 @@ def _lines(source: Source, trial: TrialResult, name: str) -> Iterator[Mapping[st
         if os.fstat(file.fileno()).st_size > MOST_STEPS_BYTES:
             raise _damaged(path, f"it is larger than {MOST_STEPS_BYTES // 2**20} MiB")
         lines = iter(partial(file.readline, MOST_LINE_BYTES), b"")
-        for number, line in enumerate(lines, 1):
+        for place, line in enumerate(lines, 1):
             try:
                 content = from_json(line)
             except ValueError as error:
-                raise _damaged(path, f"line {number} is no JSON: {error}") from None
+                raise _damaged(path, f"line {place} is no JSON: {error}") from None
             if not isinstance(content, dict):
-                raise _damaged(path, f"line {number} is no object")
+                raise _damaged(path, f"line {place} is no object")
+            if name == STEPS_FILE and (field := _invalid_field(content)) is not None:
+                actual = json.dumps(content[field])[:40] if field in content else "missing"
+                raise _damaged(path, f"line {place}: {field} is {actual}")
             yield content
 
 
+def _invalid_field(step: Mapping[str, Any]) -> str | None:
+    """Return the first field of a line of `steps.jsonl` that has no valid value, or None."""
+    index = step.get("step")
+    if type(index) is not int or not 0 <= index < MAX_STEPS:
+        return "step"
+    for name in ("started_at_seconds", *_MEANS, *_SPANS):
+        value = number(step.get(name))
+        if step.get(name) is not None and (value is None or not math.isfinite(value)):
+            return name
+    return None
+
+
 def _damaged(path: Path, reason: str) -> InputError:
-    remedy = "run the experiment again with the same --out, which repeats the trial"
+    remedy = f"remove {path.parent} and run the experiment again with the same --out"
     return InputError(str(path), reason, remedy)
 
 
