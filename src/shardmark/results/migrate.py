@@ -14,7 +14,7 @@ REMOVED_METRICS = frozenset(
 def without_restarts(stored: Any) -> Any:
     """Return a stored trial without fields of restarts; anything else is returned unchanged.
 
-    A trial that trained on without a worker that had died is `failed`, as it is today.
+    A trial that trained on without a worker that had died is `failed` and has no metrics, as today.
     """
     if not isinstance(stored, Mapping):
         return stored
@@ -28,6 +28,7 @@ def without_restarts(stored: Any) -> Any:
             death = rank.get("lost") if isinstance(rank, Mapping) else None
             if death is not None and trial.get("outcome") == "ok":
                 trial |= {"outcome": "failed", "failure": {"reason": f"a worker {death}"}}
+                trial |= {"metrics": {}, "missing": {}, "stability": []}
     return trial
 
 

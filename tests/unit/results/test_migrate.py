@@ -37,8 +37,12 @@ def test_a_restarted_trial_loads_without_its_restarts() -> None:
     assert loaded.ranks[1].exchange.pushes == 3
 
 
-def test_a_trial_that_went_on_without_a_worker_is_failed() -> None:
-    loaded = TrialResult.model_validate(stored(lost="was ended by SIGKILL"))
+def test_a_trial_that_went_on_without_a_worker_is_failed_and_has_no_metrics() -> None:
+    finding = {"kind": "slow steps", "text": "3 slow steps", "severity": 1.0}
+    earlier = stored(lost="was ended by SIGKILL") | {"stability": [finding]}
+    assert earlier["metrics"]["samples_per_second"]
+    loaded = TrialResult.model_validate(earlier)
+    assert (loaded.metrics, loaded.missing, loaded.stability) == ({}, {}, ())
     assert loaded.outcome is Outcome.FAILED
     assert loaded.failure is not None
     assert loaded.failure.reason == "a worker was ended by SIGKILL"

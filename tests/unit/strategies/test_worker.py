@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from shardmark.core.errors import ShardmarkError
 from shardmark.measure.step.recorder import NoSpans
+from shardmark.strategies.parameter_server import messages
 from shardmark.strategies.parameter_server.buckets import partition_parameters
 from shardmark.strategies.parameter_server.messages import CONTENT, HEADER, Kind
 from shardmark.strategies.parameter_server.server import GradientServer
@@ -193,3 +196,40 @@ def test_a_worker_and_its_server_train_as_torch_does(
     assert (record.pushes, record.pulls) == (3, 3)
     assert record.sent_bytes == record.received_bytes == {"1": sent_bytes}
     assert server.exchange().received_bytes == {"0": sent_bytes}
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        lambda worker: worker.step(worker.workload.batch(range(8)), NoSpans()),
+        lambda worker: next(worker.step_shards(1)),
+        lambda worker: worker.group.barrier(),
+        PushPullWorker.full_parameters,
+        PushPullWorker.full_gradients,
+        PushPullWorker.full_optimizer_state,
+        PushPullWorker.close,
+    ],
+)
+def test_every_exchange_names_a_server_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch, talk: Callable[[PushPullWorker], object]
+) -> None:
+    workload = ToyWorkload(plain)
+    model = workload.build_model()
+    partition = partition_parameters(model, servers=1, bucket_bytes=100, wire="fp32")
+    worker = PushPullWorker(
+        model,
+        partition=partition,
+        workload=workload,
+        recipe=recipe(),
+        device=CPU,
+        shares=1,
+        bound=None,
+    )
+
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    gone = SimpleNamespace(send=closed, isend=closed, recv=closed)
+    monkeypatch.setattr(messages, "dist", gone)
+    with pytest.raises(ShardmarkError, match="the parameter server, rank 1, is gone; see log"):
+        talk(worker)

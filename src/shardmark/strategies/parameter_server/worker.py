@@ -36,7 +36,7 @@ from shardmark.workloads.base import Batch
 
 @contextmanager
 def talking_to_servers() -> Iterator[None]:
-    """A server that is gone ends the trial with a message."""
+    """Turn the loss of a server into an error that names it.  Every exchange is within it."""
     try:
         yield
     except PeerGone as gone:
@@ -304,6 +304,7 @@ class PushPullWorker(StepWorker):
     def exchange(self) -> ExchangeRecord:
         return ExchangeRecord(**self._counts.as_json() | {"updates": None})
 
+    @talking_to_servers()
     def close(self) -> None:
         for server in self._servers:
             send_header(server, Kind.CLOSE)
@@ -329,10 +330,12 @@ class PushPullWorker(StepWorker):
                 state.setdefault(name, {})[key] = tensor
         return state
 
+    @talking_to_servers()
     def _asked(
         self, kind: Kind, keys: Sequence[str] = ("",)
-    ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Receive a server's fp32 tensors by parameter, for each key."""
+    ) -> list[tuple[str, dict[str, Tensor]]]:
+        """Receive each server's fp32 tensors by parameter, for each key."""
+        answers = []
         for queue in self._sender.queues:
             send_header(queue.server, kind)
             for key in keys:
@@ -341,7 +344,8 @@ class PushPullWorker(StepWorker):
                     flat = torch.empty(bucket.elements)
                     receive(flat, queue.server)
                     named |= bucket.by_name(flat)
-                yield key, named
+                answers.append((key, named))
+        return answers
 
     def held_state(self) -> HeldState:
         return HeldState(
