@@ -79,7 +79,9 @@ def test_every_mark_names_its_series_and_rows(drawings: list[Drawing]) -> None:
 
 
 def test_a_mark_says_value_unit_and_interval() -> None:
-    series = Series(name="ddp", x=("ddp, 2 ranks",), y=(812.0,), low=(790.0,), high=(830.0,))
+    series = Series(
+        name="ddp", style=0, x=("ddp, 2 ranks",), y=(812.0,), low=(790.0,), high=(830.0,)
+    )
     (drawing,) = draw([figure_of(line_panel(series, kind="bars", y_unit="samples/s"))])
     labels = {mark["aria-label"] for mark in marks_in(drawing.panels[0])}
     assert labels == {"ddp, 2 ranks: 812 samples/s (790 to 830)"}
@@ -99,7 +101,7 @@ def test_a_panel_can_stand_in_any_page(drawings: list[Drawing]) -> None:
 @pytest.mark.parametrize("kind", ["line", "points", "bars", "stacked"])
 def test_hostile_names_stay_text(kind: str, tmp_path: Path) -> None:
     series = [
-        Series(name=name, x=(name,) if kind in ("bars", "stacked") else (1.0,), y=(2.0,),
+        Series(name=name, style=0, x=(name,) if kind in ("bars", "stacked") else (1.0,), y=(2.0,),
                text=(name[:20],))
         for name in HOSTILE
     ]  # fmt: skip
@@ -141,7 +143,7 @@ def test_images_are_one_drawing_in_two_forms(drawings: list[Drawing], tmp_path: 
 
 
 def test_missing_values_are_gaps() -> None:
-    series = Series(name="ddp", x=(1.0, 2.0, 3.0, 4.0), y=(5.0, None, float("nan"), 4.0))
+    series = Series(name="ddp", style=0, x=(1.0, 2.0, 3.0, 4.0), y=(5.0, None, float("nan"), 4.0))
     figure = figure_of(line_panel(series))
     json.dumps(panel_spec(figure.panels[0]), allow_nan=False)
     marks = marks_in(draw([figure])[0].panels[0])
@@ -151,7 +153,13 @@ def test_missing_values_are_gaps() -> None:
 def test_texts_beside_points_do_not_cover_one_another() -> None:
     """A text that fits nowhere is invisible: the pointer shows it."""
     series = [
-        Series(name=f"s{n}", x=(100.0 + n % 5, 300.0), y=(50.0 + n / 9, 80.0), text=("label", "2"))
+        Series(
+            name=f"s{n}",
+            style=n,
+            x=(100.0 + n % 5, 300.0),
+            y=(50.0 + n / 9, 80.0),
+            text=("label", "2"),
+        )
         for n in range(12)
     ]
     (drawing,) = draw([figure_of(line_panel(*series, kind="points"))])
@@ -164,7 +172,9 @@ def test_texts_beside_points_do_not_cover_one_another() -> None:
 
 
 def test_wide_intervals_do_not_squeeze_the_values() -> None:
-    series = Series(name="ddp", x=(1.0, 2.0), y=(5.0, 10.0), low=(4.0, -90), high=(6.0, 110.0))
+    series = Series(
+        name="ddp", style=0, x=(1.0, 2.0), y=(5.0, 10.0), low=(4.0, -90), high=(6.0, 110.0)
+    )
     assert line_panel(series).y_range == pytest.approx((0.0, 15.5))
 
 

@@ -26,7 +26,7 @@ class Series:
     low: Sequence[float | None] | None = None
     """Lower ends of the 95 % intervals, one for each value of `y`; None without an interval."""
     high: Sequence[float | None] | None = None
-    style: int | str = 0
+    style: int | str
     """Number of the strategy in the comparison, so that it has the same colour in every figure; or
     the name of a reference or of a part of memory or time.  An interface has its own number."""
     dashed: bool = False
