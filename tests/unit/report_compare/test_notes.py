@@ -77,5 +77,5 @@ def test_intended_numerics_have_a_note() -> None:
     told = {"mathematics": ["gradients are reduced in bf16"]}
     ranks = tuple(invented_rank(rank).model_copy(update={"settings": told}) for rank in range(2))
     trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)
-    (note,) = texts(trial, kind=NoteKind.OWN_MATHEMATICS)
+    (note,) = texts(trial, kind=NoteKind.OTHER_NUMERICS)
     assert note == "ddp (compress=bf16): by its own definition, gradients are reduced in bf16."

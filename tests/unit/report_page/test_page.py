@@ -21,13 +21,13 @@ from shardmark.report.page.parts import (
     TAIL_LINES,
     definitions,
     facts_of,
+    failed_trials,
     log_tail,
-    not_ok,
     planned_trials,
     progress_notes,
     ranks_table,
     trials_table,
-    verified,
+    verification_tables,
 )
 from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
 from shardmark.results.store import load_run
@@ -249,7 +249,7 @@ def test_equal_failures_are_listed_once(tmp_path: Path) -> None:
         ),
         invented_trial("ddp", 2, 3),
     )
-    assert [(group.repeats, group.failure, len(group.logs)) for group in not_ok(rows)] == [
+    assert [(group.repeats, group.failure, len(group.logs)) for group in failed_trials(rows)] == [
         ("0, 1", broke, 2),
         ("2", other, 1),
     ]
@@ -301,7 +301,7 @@ def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
 
 def test_verdicts_list_cause_and_checks(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
-    assert verified([load_run(folder)]) == []
+    assert verification_tables([load_run(folder)]) == []
     verdict = Verdict(
         id="ddp",
         strategy="ddp",
@@ -318,7 +318,7 @@ def test_verdicts_list_cause_and_checks(tmp_path: Path) -> None:
         cause=Cause(text="summed", evidence="twice", setting="averaging", first_deviation="loss"),
     )
     write_verification(folder, Verification(reference="one", steps=3, verdicts=(verdict,)))
-    (run,) = verified([load_run(folder)])
+    (run,) = verification_tables([load_run(folder)])
     assert run.verdicts.rows == (
         (
             "ddp (bucket_mb=1) on 2 ranks, fp32",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardmark.report.export.tables import Exported, export_csv, sources_of
+from shardmark.report.export.tables import ExportSummary, export_csv, sources_of
 from shardmark.report.export.trackers import export_trials
 from shardmark.results.store import StoredRun
 
 
-def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> Exported:
+def export_runs(runs: Sequence[StoredRun], target: str, out: str | None = None) -> ExportSummary:
     """Hand the runs to the target of that name; a trial that is exported twice is stored once.
 
     `out` is a folder, a file or a tracking URI; None for the usual place.  Raises `InputError`

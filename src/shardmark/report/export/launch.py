@@ -42,7 +42,7 @@ RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradie
           "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
           "tf32", "seed")  # fmt: skip
 """Fields of the recipe that the user's own code has to set."""
-OF_MACHINE = re.compile(
+MACHINE_VARIABLES = re.compile(
     r"(CUDA_(CACHE|DEVICE_ORDER|HOME|PATH|VISIBLE)|DS_|GLOO_|GOMP_|MKL_|NVIDIA_VISIBLE|OMP_|OPENBLAS_"
     r"|TORCH_CUDA_ARCH|TORCHINDUCTOR_)\w*|\w+_(AFFINITY|DIR|FILE|HCA|HOSTID|IFNAME|PATH)"
 )
@@ -50,7 +50,7 @@ OF_MACHINE = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class ExportedTrial:
     """The trial that is exported, as it was run."""
 
     result: TrialResult
@@ -90,22 +90,22 @@ def export_launch(
         raise InputError(f"--to {to}", f"{len(runs)} runs are named", "name one")
     run = runs[0]
     result = _trial_of(run, trial_id) if trial_id is not None else _fastest_verified(run)
-    chosen = _chosen(run, result, to)
+    exported = _exported_trial(run, result, to)
     folder = Path(out or f"exports/{to}").expanduser()
-    contents = {SETTINGS: render_json(_settings(to, chosen))}
+    contents = {SETTINGS: render_json(_settings(to, exported))}
     if to != "torchrun":
-        contents |= _files_of(to, chosen, folder)
-    elif chosen.configuration.importable:
+        contents |= _files_of(to, exported, folder)
+    elif exported.configuration.importable:
         contents |= _wrapping_modules()
-    contents[SCRIPT] = _script(to, chosen, run)
+    contents[SCRIPT] = _script(to, exported, run)
     encoded = {folder / name: content.encode() for name, content in contents.items()}
     for path in changed_files(encoded):
         raise InputError(str(path), "exists with other content", "name another folder by --out")
     write_files(encoded)
     return ExportedLaunch(
-        title=chosen.trial.title,
+        title=exported.trial.title,
         place=str(folder),
-        notes=chosen.notes,
+        notes=exported.notes,
         command=f"sh {shlex.quote(str(folder / SCRIPT))} train.py",
     )
 
@@ -137,9 +137,7 @@ def _titles(result: TrialResult) -> tuple[str, str]:
 
 def _fastest_verified(run: StoredRun) -> TrialResult:
     best = [
-        chosen
-        for group in groups_of(compare([run]).rows)
-        if (chosen := _fastest_verified_row(group))
+        row for group in groups_of(compare([run]).rows) if (row := _fastest_verified_row(group))
     ]
     if not best:
         raise InputError(
@@ -160,11 +158,11 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
 def _fastest_verified_row(group: ComparableGroup) -> Row | None:
     """Return the fastest verified row of the group, or None if there is none."""
     verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
-    chosen = select(verified, METRIC)
-    return None if chosen is None else chosen.best
+    selection = select(verified, METRIC)
+    return None if selection is None else selection.best
 
 
-def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
+def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTrial:
     try:
         trial = Trial.model_validate(result.trial)
     except ValidationError as error:
@@ -177,7 +175,7 @@ def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
     if configuration is None:
         raise InputError(
             f"trial {result.id}",
-            f"{trial.strategy.name} runs on Shardmark's own processes, and nowhere else",
+            f"{trial.strategy.name} runs only in Shardmark's processes",
             "name a trial of another strategy: --trial NAME",
         )
     stored = RunFolder(run.path).read_environment().get("variables")
@@ -186,7 +184,7 @@ def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
         name: str(value)
         for name, value in stored.items()
         if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) and MASK not in str(value)
-        if not OF_MACHINE.fullmatch(name)
+        if not MACHINE_VARIABLES.fullmatch(name)
     }
     threads = max(rank.threads for rank in result.ranks)
     environment["OMP_NUM_THREADS"] = str(threads)
@@ -195,7 +193,7 @@ def _chosen(run: StoredRun, result: TrialResult, to: str) -> Chosen:
         notes += configuration.accelerate_notes
     elif to == "torchrun" and configuration.importable:
         notes += (f"`from wrap import wrap` wraps your model as it was measured: {WRAP}.",)
-    return Chosen(
+    return ExportedTrial(
         result=result,
         trial=trial,
         configuration=configuration,
@@ -214,8 +212,8 @@ def _wrapping_modules() -> dict[str, str]:
     }
 
 
-def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
-    trial, configuration = chosen.trial, chosen.configuration
+def _settings(to: str, exported: ExportedTrial) -> dict[str, Any]:
+    trial, configuration = exported.trial, exported.configuration
     recipe = trial.recipe.model_dump(mode="json")
     renamed = configuration.accelerate_arguments if to == "accelerate" else {}
     return {
@@ -227,33 +225,33 @@ def _settings(to: str, chosen: Chosen) -> dict[str, Any]:
         "wrapper": configuration.wrapper,
         "arguments": dict(renamed or configuration.arguments),
         "global_batch": trial.batch_per_step,
-        "micro_batch": chosen.micro_batch,
+        "micro_batch": exported.micro_batch,
         **{key: recipe[key] for key in RECIPE},
-        "notes": list(chosen.notes),
+        "notes": list(exported.notes),
     }
 
 
-def _files_of(to: str, chosen: Chosen, folder: Path) -> dict[str, str]:
+def _files_of(to: str, exported: ExportedTrial, folder: Path) -> dict[str, str]:
     """Return file name -> content of the files that the launcher or its library reads."""
-    configuration, name = chosen.configuration, chosen.trial.strategy.name
+    configuration, name = exported.configuration, exported.trial.strategy.name
     forms = {"accelerate": configuration.accelerate, "deepspeed": configuration.deepspeed}
     if forms[to] is None:
         others = ["torchrun", *(key for key, form in forms.items() if form is not None)]
         title = {"accelerate": "Accelerate", "deepspeed": "DeepSpeed"}[to]
-        reason = f"{title} has no {name}{' on a CPU' * (chosen.trial.device_type == 'cpu')}"
+        reason = f"{title} has no {name}{' on a CPU' * (exported.trial.device_type == 'cpu')}"
         instead = f"use --to {' or --to '.join(others)}, or --trial to select another strategy"
         raise InputError(f"--to {to}", reason, instead)
     files = {}
     if configuration.deepspeed is not None:
-        batch = {"train_micro_batch_size_per_gpu": chosen.micro_batch}
+        batch = {"train_micro_batch_size_per_gpu": exported.micro_batch}
         files[DEEPSPEED] = render_json(dict(configuration.deepspeed) | batch)
     if to == "accelerate":
-        files[ACCELERATE] = format_yaml(_accelerate(chosen, folder))
+        files[ACCELERATE] = format_yaml(_accelerate(exported, folder))
     return files
 
 
-def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
-    trial, launcher_options = chosen.trial, dict(chosen.configuration.accelerate or {})
+def _accelerate(exported: ExportedTrial, folder: Path) -> dict[str, Any]:
+    trial, launcher_options = exported.trial, dict(exported.configuration.accelerate or {})
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": trial.nodes,
@@ -264,8 +262,8 @@ def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
         "use_cpu": trial.device_type == "cpu",
         "debug": False,
     }
-    if chosen.configuration.deepspeed is not None:
-        # Accelerate refuses keys that DeepSpeed's own file has as well, the precision among them.
+    if exported.configuration.deepspeed is not None:
+        # Accelerate refuses keys that are also in DeepSpeed's file, such as the precision.
         file = str((folder / DEEPSPEED).resolve())
         launcher_options["deepspeed_config"] |= {"deepspeed_config_file": file}
         return content | launcher_options
@@ -275,27 +273,27 @@ def _accelerate(chosen: Chosen, folder: Path) -> dict[str, Any]:
     )
 
 
-def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
-    nodes = chosen.trial.layout.ranks_by_node
+def _script(to: str, exported: ExportedTrial, run: StoredRun) -> str:
+    nodes = exported.trial.layout.ranks_by_node
     lines = [
         "#!/bin/sh",
-        f"# {chosen.trial.title}, as measured in trial {chosen.result.id} of {run.path.name}.",
+        f"# {exported.trial.title}, as measured in trial {exported.result.id} of {run.path.name}.",
         f"# Written by shardmark {__version__}.  Usage: sh {SCRIPT} train.py [ARGUMENT...]",
-        *(f"# {note}" for note in chosen.notes),
+        *(f"# {note}" for note in exported.notes),
     ]
     if len(nodes) > 1:
         both = to == "accelerate"
         also = ", and NODE to its own number, from 0" if both else ""
         lines.append(f"# Run it on every node, with MASTER set to the first one's address{also}.")
         lines += [f': "${{{name}:?is not set}}"' for name in ("MASTER", "NODE")[: 1 + both]]
-    environment = dict(chosen.environment)
-    if chosen.trial.device_type == "cpu":
+    environment = dict(exported.environment)
+    if exported.trial.device_type == "cpu":
         lines.append("# It was measured on a CPU.")
         if to == "accelerate":
-            # Its launcher passes `use_cpu` to one process.
+            # Accelerate's launcher passes `use_cpu` only to a single process.
             environment["ACCELERATE_USE_CPU"] = "true"
     lines.append('folder=$(dirname "$0")')
-    if to == "torchrun" and chosen.configuration.importable:
+    if to == "torchrun" and exported.configuration.importable:
         lines.append('export PYTHONPATH="$folder${PYTHONPATH:+:$PYTHONPATH}"')
     if environment.keys() & ALLOCATOR.keys():
         lines.append("# Measured with MALLOC_*: glibc keeps freed memory for the next step.")
@@ -309,7 +307,7 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
         "torchrun": f'{torchrun} "$@"',
         "accelerate": f"accelerate launch{_machines(nodes)} --config_file"
         f' "$folder/{ACCELERATE}" "$@"',
-        # What `deepspeed.add_config_arguments` reads.
+        # `deepspeed.add_config_arguments` reads these arguments.
         "deepspeed": f'{torchrun} "$@" --deepspeed --deepspeed_config "$folder/{DEEPSPEED}"',
     }
     lines.append(f"exec {launchers[to]}")
@@ -318,5 +316,5 @@ def _script(to: str, chosen: Chosen, run: StoredRun) -> str:
 
 def _machines(nodes: Sequence[object]) -> str:
     if len(nodes) == 1:
-        return " --main_process_port 0"  # any that is free
+        return " --main_process_port 0"  # any free port
     return ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'

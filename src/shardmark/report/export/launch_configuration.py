@@ -103,7 +103,7 @@ def _ddp(strategy: DDP, *_: object) -> LaunchConfiguration:
     return LaunchConfiguration(
         wrapper="torch.nn.parallel.DistributedDataParallel",
         arguments=strategy.arguments(),
-        # Its launcher starts one process alone for MULTI_CPU, which is for MPI.
+        # For MULTI_CPU, which is for MPI, Accelerate's launcher starts a single process.
         accelerate={"distributed_type": "MULTI_GPU"},
         accelerate_arguments=strategy.arguments("broadcast_buffers") | hook,
         importable=strategy.compress == "none",
@@ -166,7 +166,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
         accelerate_notes = (*accelerate_notes, reduced)
     elif recipe.precision != "fp32":
         notes = (FSDP_AUTOCAST_NOTE,)
-        accelerate["mixed_precision"] = "no"  # its own casts the parameters, too
+        accelerate["mixed_precision"] = "no"  # Accelerate's would also cast parameters
     return LaunchConfiguration(
         wrapper="torch.distributed.fsdp.fully_shard",
         arguments={
@@ -215,7 +215,7 @@ def _fsdp1(
 
 def _zero(strategy: Zero, recipe: Recipe, _: Layout, device_type: str) -> LaunchConfiguration:
     optimizer = "DeepSpeedCPUAdam" if strategy.cpu_adam else "your own optimizer"
-    # The rest is in DeepSpeed's own file, beside which Accelerate takes no more keys.
+    # All other keys are in DeepSpeed's file; Accelerate refuses them here as well.
     accelerate = {"distributed_type": "DEEPSPEED", "deepspeed_config": {"zero3_init_flag": False}}
     return LaunchConfiguration(
         wrapper="deepspeed.initialize",

@@ -72,7 +72,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportSummary:
     """Summary of an export: its place, and the number of trials."""
 
     place: str
@@ -270,7 +270,7 @@ def sample_rows(source: Source, trial: TrialResult) -> list[Record]:
         for gpu in objects(line, "gpus"):
             fields = {key: value for key, value in gpu.items() if key != "uuid"}
             rows.append({**at, "subject": "gpu", "gpu_uuid": gpu.get("uuid"), **fields})
-        if machine := mapping(line.get("machine")):  # some kernels do not tell
+        if machine := mapping(line.get("machine")):  # some kernels do not report it
             rows.append({**at, "subject": "machine", **machine})
     return rows
 
@@ -398,7 +398,7 @@ def _numbers(rows: Sequence[Record], name: str) -> list[float]:
 # Files
 
 
-def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
+def export_csv(sources: Sequence[Source], out: str | None) -> ExportSummary:
     """Write every table of the runs in base units; what is missing is an empty cell.
 
     `out` is a folder for all tables, or a file that ends in .csv for the trials alone.  Files of
@@ -416,7 +416,7 @@ def export_csv(sources: Sequence[Source], out: str | None) -> Exported:
     }
     replaced = changed_files(encoded)
     write_files(encoded)
-    return Exported(
+    return ExportSummary(
         place=str(place),
         replaced=tuple(path.name for path in replaced),
         trials=sum(len(source.run.trials) for source in sources),

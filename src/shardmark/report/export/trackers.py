@@ -18,7 +18,7 @@ from shardmark.analysis.compare.rows import plain
 from shardmark.core.errors import InputError
 from shardmark.core.extras import require
 from shardmark.core.storage import storage_error
-from shardmark.report.export.tables import Exported, Record, Source, series_of, settings_of
+from shardmark.report.export.tables import ExportSummary, Record, Source, series_of, settings_of
 from shardmark.results.files import write_files
 
 DEFAULTS = {
@@ -56,7 +56,7 @@ class MarkedRun:
         self.mark_finished()
 
 
-def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> Exported:
+def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> ExportSummary:
     """Hand every trial to the tracker, unless the tracker already holds it.
 
     `out` is a folder, or for MLflow also a tracking URI; None for the tracker's usual place.
@@ -93,7 +93,7 @@ def export_trials(tracker: str, sources: Sequence[Source], out: str | None) -> E
         os.environ.clear()
         os.environ.update(environment)
     look = look.format(quote(place))
-    return Exported(place=place, trials=written, existing=len(trials) - written, look=look)
+    return ExportSummary(place=place, trials=written, existing=len(trials) - written, look=look)
 
 
 FINISHED_FILE = "shardmark-finished"

@@ -39,7 +39,7 @@ def _rate_of(group: Group) -> str:
     return main_rate([entry.row for entry in group.entries])
 
 
-# Throughput against peak memory: one mark a cell, and the frontier
+# Throughput against peak memory: a mark for each cell, and the frontier
 
 
 def trade_off_figures(groups: Sequence[Group]) -> list[Figure]:
@@ -128,7 +128,7 @@ def _frontier(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]
     return corners
 
 
-# Throughput, the fastest first, and against the number of ranks
+# Throughput as bars, the fastest first, and over the number of ranks
 
 
 def throughput_figures(groups: Sequence[Group]) -> list[Figure]:
@@ -227,7 +227,7 @@ def _best_rate_per_rank(group: Group, rate: str, fewest: int) -> float:
     return max(estimates_of([e], rate)[0].value / e.row.world_size for e in entries)
 
 
-# Stacked bars: what a rank's memory holds, and where a step's time goes
+# Stacked bars: parts of a rank's memory and of a step's time
 
 
 def memory_figures(groups: Sequence[Group]) -> list[Figure]:

@@ -56,7 +56,7 @@ def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
 
 def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     title, unit, scale = _BY_EPOCH.get(metric, (metric, "", 1))
-    # A logarithmic axis is for losses, which may diverge.
+    # Losses may diverge, so their axis may become logarithmic.
     rises = any(entry.row.better(metric) == "higher" for entry in entries_in(groups))
     is_time = metric == "epoch_seconds"
     is_quality = not is_time and metric != "train_loss"

@@ -28,11 +28,11 @@ from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, 
 from shardmark.report.page.parts import (
     definitions,
     facts_of,
-    not_ok,
+    failed_trials,
     progress_notes,
     ranks_table,
     trials_table,
-    verified,
+    verification_tables,
 )
 from shardmark.report.table.comparison import WIDE, comparison_table
 from shardmark.report.table.formats import render_csv
@@ -59,7 +59,7 @@ _UNIT = re.compile(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class ReportFiles:
     """The files that `write_report` has written."""
 
     page: Path
@@ -75,11 +75,11 @@ def write_report(
     *,
     images: bool = True,
     predicted: bool = False,
-) -> Written:
-    """Write the page to `out` whole or not at all, and the figures into NAME-figures beside it.
+) -> ReportFiles:
+    """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
-    `predicted` also draws what would have been predicted.  Raises `InputError` where no trial has a
-    result, `StorageError` where nothing can be written.
+    `predicted` also draws predictions.  Raises `InputError` if no trial has a result, and
+    `StorageError` if a file cannot be written.
     """
     _check(runs, comparison, out)
     drawings = draw(figures_of(comparison, predicted=predicted))
@@ -88,7 +88,7 @@ def write_report(
     if folder is not None:
         write_images(drawings, folder)
     write_files({out: page.encode("utf-8", errors="replace")})
-    return Written(page=out, images=folder, figures=len(drawings))
+    return ReportFiles(page=out, images=folder, figures=len(drawings))
 
 
 def render_page(
@@ -138,8 +138,8 @@ def render_page(
             csv=render_csv([comparison_table(comparison)]),
             json=overview_json(comparison),
             network=network_tables(comparison) if several else [],
-            verified=verified(runs),
-            not_ok=not_ok(rows),
+            verification=verification_tables(runs),
+            failed_trials=failed_trials(rows),
             failed=sum(len(row.trials) - len(row.ok_trials) for row in rows),
             damaged=[f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
             definitions=definitions(rows),

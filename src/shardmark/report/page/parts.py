@@ -97,7 +97,7 @@ def planned_trials(run: StoredRun) -> int | None:
         experiment = from_mapping(RunFolder(run.path).read_experiment())
         plan = expand(experiment, "cuda" if "cuda" in device_types else "cpu")
     except ShardmarkError:
-        return None  # another version's experiment, or no whole file
+        return None  # an experiment of another version, or a damaged file
     return sum(trial.repeat < trial.measure.repeats.at_least for trial in plan.trials)
 
 
@@ -118,7 +118,7 @@ def progress_notes(runs: Sequence[StoredRun]) -> list[str]:
     return notes
 
 
-# Trials that did not end ok: why, what helps, and the last of what their ranks printed
+# Trials that did not end ok, with reason, remedy, and the last lines of their logs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +130,7 @@ class LogTail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotOk:
+class FailedTrials:
     """Trials of one row with the same outcome and reason."""
 
     place: str
@@ -140,10 +140,10 @@ class NotOk:
     logs: tuple[LogTail, ...]
 
 
-def not_ok(rows: Sequence[Row]) -> list[NotOk]:
+def failed_trials(rows: Sequence[Row]) -> list[FailedTrials]:
     """Return failed trials by row, outcome and reason, in the order of the comparison."""
     return [
-        NotOk(
+        FailedTrials(
             place=row.place,
             outcome=str(outcome),
             failure=failure,
@@ -171,7 +171,7 @@ def log_tail(folder: Path) -> LogTail | None:
         return None
     lines = content.decode("utf-8", errors="replace").rstrip().split("\n")
     if size_bytes > TAIL_BYTES:
-        lines = lines[1:]  # the first one may be a part
+        lines = lines[1:]  # the first line may be incomplete
     if not any(lines):
         return None
     shown = [_shortened(line) for line in lines[-TAIL_LINES:]]
@@ -180,9 +180,8 @@ def log_tail(folder: Path) -> LogTail | None:
 
 
 def _shortened(line: str) -> str:
-    text = one_line(
-        line.rstrip().rpartition("\r")[2]
-    )  # the last text of a line that was overwritten
+    last_text = line.rstrip().rpartition("\r")[2]  # of a line that a progress bar overwrote
+    text = one_line(last_text)
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 
 
@@ -190,7 +189,7 @@ def _shortened(line: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class VerificationTables:
     """Verdicts and checks of a run."""
 
     run: str
@@ -201,14 +200,14 @@ class Verified:
     """Checks of each verdict that has some."""
 
 
-def verified(runs: Sequence[StoredRun]) -> list[Verified]:
+def verification_tables(runs: Sequence[StoredRun]) -> list[VerificationTables]:
     """Return the stored verdicts of each run, few ranks before many."""
     tables = []
     for run in runs:
         if run.verification is not None:
             verdicts = sorted(run.verification.verdicts, key=_order)
             tables.append(
-                Verified(
+                VerificationTables(
                     run=run.name,
                     reference=run.verification.reference,
                     steps=run.verification.steps,

@@ -58,7 +58,7 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
         for name in columns
         for column, value_of in _columns(name, rows)
     }
-    if tuple(columns) == BRIEF:  # the interval beside it is that of the rate
+    if tuple(columns) == BRIEF:  # only the rate has an interval
         shown["speedup"] = metric("speedup", interval="")
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
@@ -126,7 +126,7 @@ def _effect(row: Row) -> dict[str, object] | None:
 def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
     recorded = list(dict.fromkeys(key for row in rows for key in row.metrics if key not in METRICS))
     quality = main_quality(rows)
-    main = recorded[:1] or ([quality] if quality else [])  # the user's own says more
+    main = recorded[:1] or ([quality] if quality else [])  # the user's metric first
     groups = {"rate": [main_rate(rows)], "quality": main, "recorded": recorded}
     if name in _EXTRA:
         return [_EXTRA[name]]
@@ -150,7 +150,7 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
     predictions = Predictions(rows)
 
     def cached(predict: Callable[[Row], float]) -> Callable[[Row], Value]:
-        values: dict[int, Value] = {}  # read for the table and for its notes
+        values: dict[int, Value] = {}  # the table and its notes read it
 
         def value_of(row: Row) -> Value:
             if id(row) not in values:

@@ -44,10 +44,10 @@ def render_tables(
     *,
     headings: bool = True,
 ) -> str:
-    """The tables below one another, each with its title and notes; ends with a line break.
+    """Return all tables, each with its title and notes, with a line break at the end.
 
-    `width` is the reader's in characters: a wider text table continues below.  None for a file.
-    CSV is one table of all rows; JSON a list of them.
+    `width` is the width of the terminal in characters: a wider text table continues below.  None
+    is for a file.  CSV is one table of all rows; JSON is a list of them.
     """
     if form is Format.CSV:
         return render_csv(tables)
@@ -213,7 +213,7 @@ def csv_cell(value: Value) -> str:
     if not isinstance(value, str):
         return json.dumps(value, sort_keys=True, default=str)
     text = one_line(value)
-    first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # some take wide signs, too
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # some programs accept wide signs
     return f"'{text}" if first in FORMULA_SIGNS else text
 
 
@@ -233,7 +233,7 @@ def records(table: Table) -> list[dict[str, Any]]:
 
 
 def json_value(value: Value, unit: str = "") -> Any:
-    """An estimate as `{"value", "low", "high", "unit", "n"}`, a missing value as null."""
+    """Return an estimate as `{"value", "low", "high", "unit", "n"}`, a missing value as None."""
     if isinstance(value, Missing):
         return None
     if isinstance(value, Estimate):

@@ -31,7 +31,7 @@ class NoteKind(StrEnum):
     UNFINISHED = "unfinished"
     UNSTABLE = "unstable"
     NOT_EQUIVALENT = "not equivalent"
-    OWN_MATHEMATICS = "own mathematics"
+    OTHER_NUMERICS = "other numerics"
     GAP = "gap"
     LABEL = "label"
     RELATION = "relation"
@@ -71,7 +71,7 @@ def notes_of(
                 if row.equivalent is False
             )
         ],
-        NoteKind.OWN_MATHEMATICS: [
+        NoteKind.OTHER_NUMERICS: [
             f"{text}."
             for text in _by_place(
                 (numerics_text(row.mathematics), row.label) for row in rows if row.mathematics
@@ -111,22 +111,22 @@ def left_out(rows: Sequence[Row]) -> list[str]:
     return [f"Left out, not ok: {'; '.join(names)}."] if names else []
 
 
-def by_reason(said_of: Iterable[tuple[str, str]], count: int) -> list[str]:
+def by_reason(findings: Iterable[tuple[str, str]], count: int) -> list[str]:
     """Return each text once, with its places unless these are all `count` places."""
     return [
         f"{text}." if len(places) == count else f"{text} ({'; '.join(places)})."
-        for text, places in _places(said_of).items()
+        for text, places in _places(findings).items()
     ]
 
 
-def _by_place(said_of: Iterable[tuple[str, str]]) -> list[str]:
-    return [f"{'; '.join(places)}: {text}" for text, places in _places(said_of).items()]
+def _by_place(findings: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"{'; '.join(places)}: {text}" for text, places in _places(findings).items()]
 
 
-def _places(said_of: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
+def _places(findings: Iterable[tuple[str, str]]) -> dict[str, dict[str, None]]:
     """Return text -> the places for which it holds."""
     places: dict[str, dict[str, None]] = {}
-    for text, place in said_of:
+    for text, place in findings:
         places.setdefault(text, {})[place] = None
     return places
 

@@ -121,12 +121,12 @@ class Table:
         return columns, [list(row) for row in zip(*cells, strict=True)]
 
     def values(self, key: str) -> tuple[Value, ...]:
-        """A column's values by its key; `KeyError` for none."""
+        """Return the values of a column by its key.  Raises `KeyError` for an unknown key."""
         index = {column.key: index for index, column in enumerate(self.columns)}[key]
         return tuple(row[index] for row in self.rows)
 
     def cells(self, key: str) -> tuple[str, ...]:
-        """A column's cells as people see them; `KeyError` for none."""
+        """Return the cells of a column as text.  Raises `KeyError` for an unknown key."""
         column = {column.key: column for column in self.columns}[key]
         return tuple(column.show(value) for value in self.values(key))
 
@@ -191,7 +191,7 @@ def number(value: float, *, decimals: int | None = None) -> str:
     """Format with fixed decimals or about four significant digits; huge numbers have exponents."""
     if abs(value) >= (
         HUGE_WITH_DECIMALS if decimals else HUGE
-    ):  # what diverges would burst its column
+    ):  # a diverging loss would be wider than its column
         return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
@@ -257,12 +257,12 @@ def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
     return metric_column(name, **changes), value_of
 
 
-# What tells rows apart
+# Columns that identify rows
 
 
 def row_columns(rows: Sequence[Row]) -> Columns[Row]:
     """Return the columns that identify rows: varying axes for people, all fields for programs."""
-    # Here, since every command imports this file for the names of the formats.
+    # Imported here because every command imports this file for the names of the formats.
     from shardmark.analysis.compare.rows import plain
     from shardmark.config.axes import title_of
 

@@ -90,11 +90,11 @@ def decided(best: Best) -> bool:
 
 def _close(best: Best) -> list[Prediction]:
     cost = COSTS[best.question]
-    off = CLOSE if best.question == "memory" else _off(best.row)
-    return [rival for rival in best.rivals if cost(rival) <= (1 + off) * cost(best.row)]
+    margin = CLOSE if best.question == "memory" else _error_fraction(best.row)
+    return [rival for rival in best.rivals if cost(rival) <= (1 + margin) * cost(best.row)]
 
 
-def _off(row: Prediction) -> float:
+def _error_fraction(row: Prediction) -> float:
     """Return the fraction by which a step may take longer than predicted."""
     if row.step_seconds is None or row.high_seconds is None:
         return 0.0

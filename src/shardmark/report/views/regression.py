@@ -82,13 +82,13 @@ def regression_table(regression: Regression) -> Table:
         [
             f"before, after: {METRICS[rate].unit}. ratio: after / before, 95 % interval."
             " peak: ratio of peak memory.",
-            *_what_changed(regression),
+            *_run_differences(regression),
             *(f"Only {side}: {'; '.join(places)}." for side, places in only.items() if places),
         ],
     )
 
 
-def _what_changed(regression: Regression) -> list[str]:
+def _run_differences(regression: Regression) -> list[str]:
     """Return what differs between the runs, and what cannot be compared."""
     changes = list(regression.content or ())
     for key, (before, after) in regression.differences.items():
