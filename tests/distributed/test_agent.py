@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 
+import psutil
 import pytest
 
 from shardmark.config.load import from_mapping
 from shardmark.core.environment_variables import RENDEZVOUS_VARIABLE
 from shardmark.core.run_files import TRIAL_FILE
 from shardmark.launch.local import agent
+from shardmark.launch.local.fork_server import ForkServer
 from shardmark.launch.placement import MeetingPoint
 from shardmark.trials.matrix import expand
 from tests.distributed.experiments import experiment
@@ -72,6 +75,15 @@ def test_rank_that_dies_before_the_next_rank_starts_is_a_death() -> None:
     assert [(death.rank, death.exit_code) for death in deaths] == [(0, 3), (1, -signal.SIGTERM)]
 
 
+def prepared(folder: Path, **placement: int) -> Path:
+    """The folder of a trial of four ranks, with its description."""
+    folder.mkdir()
+    content = experiment(matrix={"strategy": ["ddp"], "world_size": [4]})
+    (trial,) = expand(from_mapping(content | {"placement": placement}), "cpu").trials
+    (folder / TRIAL_FILE).write_text(trial.model_dump_json())
+    return folder
+
+
 def run_node(folder: Path, place: MeetingPoint) -> None:
     """Run an agent whose ranks do nothing; write the number of its threads at each fork."""
     threads: list[int] = []
@@ -87,16 +99,44 @@ def test_ranks_of_several_nodes_are_forked_from_a_single_thread(
 ) -> None:
     """A lock that another thread holds during a fork stays locked in the rank for ever."""
     monkeypatch.setattr(agent, "rank_main", lambda *_: None)
-    content = experiment(matrix={"strategy": ["ddp"], "world_size": [4]})
-    (trial,) = expand(from_mapping(content | {"placement": {"nodes": 2}}), "cpu").trials
     nodes = []
     for place in meeting_points(2):
-        folder = tmp_path / str(place.node)
-        folder.mkdir()
-        (folder / TRIAL_FILE).write_text(trial.model_dump_json())
+        folder = prepared(tmp_path / str(place.node), nodes=2)
         nodes.append(FORK.Process(target=run_node, args=(folder, place)))
         nodes[-1].start()
     for node in nodes:
         node.join()
     counts = [json.loads((tmp_path / str(n) / "threads.json").read_text()) for n in range(2)]
     assert counts == [[1, 1], [1, 1]]
+
+
+@pytest.mark.timeout(60)
+def test_stacks_of_ranks_that_have_not_joined_their_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record names such a rank; one that has not set its handler yet lives on."""
+
+    def wait_for_the_others(*arguments: object) -> None:
+        rank = arguments[-1]["RANK"]  # type: ignore[index]
+        with (tmp_path / rank).open("w") as log:
+            if rank != "3":
+                faulthandler.register(signal.SIGUSR1, log)
+            (tmp_path / f"{rank} is ready").touch()
+            time.sleep(60)
+
+    monkeypatch.setattr(agent, "rank_main", wait_for_the_others)
+    folder = prepared(tmp_path / "trial")
+    process = FORK.Process(target=agent.run_agent, args=(str(folder), "measure"))
+    process.start()
+    while len([*tmp_path.glob("* is ready")]) < 4:
+        time.sleep(0.01)
+    server = ForkServer()
+    server._agent_pid = process.pid
+    server.show_stacks()
+    ranks = psutil.Process(process.pid).children()
+    for rank in ranks:
+        rank.kill()
+    process.join()
+    logs = [(tmp_path / str(rank)).read_text() for rank in range(4)]
+    assert ["in wait_for_the_others" in log for log in logs] == [True, True, True, False]
+    assert len(ranks) == 4

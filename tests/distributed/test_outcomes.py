@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,8 +19,9 @@ import pytest
 import shardmark
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import StorageError
-from shardmark.launch.controller import run_experiment
+from shardmark.launch.controller import run_experiment, verify_experiment
 from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.verification import LOGS_FOLDER
 from tests.distributed.experiments import experiment
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 from tests.kept_engine import REPOSITORY, KeptEngine
@@ -92,6 +94,21 @@ def test_outcomes_of_failures(ended: dict[str, TrialResult], model: str) -> None
     assert result.failure.remedy
     limit = TRIAL_SECONDS + 8 if model == "hangs" else TRIAL_SECONDS
     assert result.total_seconds < limit
+
+
+@pytest.mark.timeout(120)
+def test_verdict_on_ranks_that_hang_says_where_and_names_their_log(
+    tmp_path: Path, kept_engine: KeptEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # the log is in the folder of verdicts, below this one
+    mapping = experiment("misbehaving:hangs", limits={"trial_seconds": TRIAL_SECONDS})
+    made = verify_experiment(from_mapping(mapping), tmp_path / "scratch", engine=kept_engine)
+    (cause,) = (verdict.cause for verdict in made.verdicts)
+    (log,) = Path().glob(f"runs/.verified/*/{LOGS_FOLDER}/*.txt")
+    assert cause is not None
+    assert f"look in {log} for the stack" in cause.evidence
+    assert re.search(r"rank 1: File .*misbehaving\.py., line \d+ in <lambda>", cause.evidence)
+    assert "misbehaving.py" in log.read_text()
 
 
 def command(out: Path, mapping: dict[str, Any]) -> subprocess.Popen[str]:

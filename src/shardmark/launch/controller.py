@@ -21,7 +21,7 @@ from shardmark.launch.verification import (
     verification_of,
     verify_cells,
 )
-from shardmark.results.verification import Verification, write_verification
+from shardmark.results.verification import LOGS_FOLDER, Verification, write_verification
 from shardmark.trials.matrix import Plan, expand
 
 
@@ -71,7 +71,12 @@ def verify_experiment(
         proofs = proofs_folder(plan, engine)
         engine.load(modules_of(cells), machine.device_type)
         verdicts = verify_cells(
-            cells, engine=engine, machine=machine, scratch=scratch, listener=listener
+            cells,
+            engine=engine,
+            machine=machine,
+            scratch=scratch,
+            logs=proofs / LOGS_FOLDER,
+            listener=listener,
         )
         verification = verification_of(cells, verdicts)
         if store and proofs == proofs_folder(plan, engine):  # the code has not changed meanwhile

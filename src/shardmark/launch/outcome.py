@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.core.errors import STORAGE_EXIT
+from shardmark.core.run_files import LOG_FILE
 from shardmark.results.schema import Failure, Outcome, RankError, RankRecord
 
 MEMORY_REMEDY = (
@@ -25,7 +26,7 @@ MISMATCH_REMEDY = (
     "call every part on every rank, for example multiplied by zero, or use ddp with "
     "find_unused_parameters: true"
 )
-SEE_LOG = "see log.txt"
+SEE_LOG = f"see {LOG_FILE}"
 PROVOKED = frozenset({signal.SIGTERM, signal.SIGABRT})
 """Signals that end a rank because another one has ended, from the launcher or a library."""
 SAME_TIME_SECONDS = 1.0
@@ -120,7 +121,10 @@ def decide(
     trial_seconds: float,
     progress: Sequence[int | None],
 ) -> tuple[Outcome, Failure | None]:
-    """Return the trial's outcome and its reason.  `progress` has each rank's steps, if known."""
+    """Return the trial's outcome and its reason.
+
+    `progress` has each rank's steps, if known; it is empty if the ranks do not write them.
+    """
     if ending.status == "interrupted":
         return Outcome.INTERRUPTED, Failure(
             reason="interrupted by the user", remedy="run again with the same --out to finish"
@@ -216,8 +220,9 @@ def _timed_out(trial_seconds: float, progress: Sequence[int | None]) -> Failure:
     )
     steps_taken = [steps for steps in progress if steps is not None]
     complete = steps_taken and len(steps_taken) == len(progress)
+    reason = f"not done after limits.trial_seconds = {trial_seconds:g} s"
     return Failure(
-        reason=f"not done after limits.trial_seconds = {trial_seconds:g} s: {places}",
-        remedy="raise limits.trial_seconds, or look in log.txt for the stack of each rank",
+        reason=f"{reason}: {places}" if places else reason,
+        remedy=f"raise limits.trial_seconds, or look in {LOG_FILE} for the stack of each rank",
         rank=progress.index(min(steps_taken)) if complete else None,
     )

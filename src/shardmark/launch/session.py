@@ -37,6 +37,7 @@ from shardmark.measure.system.environment import environment, occupied_devices
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import EXPERIMENT_FILE, Damaged, RunFolder, has_results
 from shardmark.results.verification import (
+    LOGS_FOLDER,
     VERIFICATION_FILE,
     Verification,
     write_verification,
@@ -189,6 +190,7 @@ class RunSession:
                 engine=self.runner.engine,
                 machine=self.runner.machine,
                 scratch=folder.path / CAPTURES_FOLDER,
+                logs=folder.path / LOGS_FOLDER,
                 listener=listener,
             ):
                 verdicts.append(verdict)

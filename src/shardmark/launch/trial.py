@@ -246,7 +246,7 @@ def run_unmeasured(
         records,
         processes=processes,
         trial_seconds=limit_seconds,
-        progress=[None] * processes,
+        progress=(),
     )
     if outcome is Outcome.FAILED:
         raise_disk_error(directory, records, ending)

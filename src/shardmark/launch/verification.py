@@ -21,7 +21,7 @@ from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch import fingerprint
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
-from shardmark.launch.outcome import SEE_LOG, Ending, decide
+from shardmark.launch.outcome import Ending, decide
 from shardmark.launch.placement import check_trial
 from shardmark.launch.trial import run_unmeasured
 from shardmark.launch.trial_artifacts import merge_logs, raise_disk_error
@@ -54,6 +54,8 @@ UNKNOWN_STEPS = 1000
 LIMIT_SECONDS = 3600.0
 """Time limit of the process that compares captures with the reference."""
 TRACEBACK_LINES = 12
+LAST_LINES = 3
+"""Lines of output in the verdict on a cell whose ranks ended without an error of theirs."""
 PACKAGE = str(Path(__file__).parents[1])
 FIX = "fix it and run again"
 _ON_DEVICE = (
@@ -101,13 +103,15 @@ def verify_cells(
     engine: Engine,
     machine: Machine,
     scratch: Path,
+    logs: Path,
     listener: ProgressListener,
 ) -> Iterator[Verdict]:
     """Yield a verdict on every cell: capture all cells first, then compare one by one.
 
     Of cells with equal numerics, the smallest one that can run is verified.  Ctrl-C leaves finished
-    captures in the scratch folder for the next call; otherwise the folder is removed.  Raises
-    `InputError` if the user's model fails under every strategy.
+    captures in the scratch folder for the next call; otherwise the folder is removed.  The output
+    of ranks that failed is stored in `logs`.  Raises `InputError` if the user's model fails under
+    every strategy.
     """
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
@@ -128,7 +132,9 @@ def verify_cells(
                 if not captured:
                     last = number == len(groups) and not waiting[1:]
                     _refuse_broken_model(cells, failures, last=last)
-                yield _untried(waiting.pop(0), problem.text)
+                cell = waiting.pop(0)
+                reason = _with_log(problem, scratch / cell.id, logs / f"{cell.id}.txt")
+                yield _untried(cell, reason)
         if captured:
             for partial_verdict in _compared(captured, scratch, engine, listener):
                 tried, *others = captured[partial_verdict.id]
@@ -274,11 +280,38 @@ def _capture(trial: Trial, directory: Path, engine: Engine, machine: Machine) ->
     assert failure is not None, "every other outcome has one"
     cause = failure.reason.removeprefix(f"rank {failure.rank}: ")
     text = f"{outcome}: {cause if outcome is Outcome.UNAVAILABLE else failure.reason}"
-    if failure.remedy != SEE_LOG:
-        text += f"; {failure.remedy}"
+    text += f"; {failure.remedy}"
     if outcome is not Outcome.FAILED or all(record.error is None for record in records):
         return Problem(text=text)
     return Problem(text=text, error=cause, traceback=_traceback(directory, failure.rank))
+
+
+def _with_log(problem: Problem, directory: Path, path: Path) -> str:
+    """Return the problem's text; if it refers to the log, store the log and name its path."""
+    text = problem.text
+    if LOG_FILE not in text:
+        return text
+    merge_logs(directory)
+    with suppress(OSError):  # a folder that cannot be written must not cost the verdict
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(directory / LOG_FILE, path)
+        text = text.replace(LOG_FILE, str(path))
+    lines = _places_or_end(directory / LOG_FILE) if problem.error is None else ()
+    return " | ".join((text, *lines))
+
+
+def _places_or_end(log: Path) -> list[str]:
+    """Return where the ranks were, from the stacks that a timeout leaves; else the last lines."""
+    ranks: dict[str, list[str]] = {}
+    last: deque[str] = deque(maxlen=LAST_LINES)
+    with log.open(errors="replace") as lines:
+        for line in lines:
+            last.append(line.strip())
+            if "Current thread 0x" in line:
+                head, _, innermost_frame = next(lines, "").partition("] ")
+                rank = head.removeprefix("[").removesuffix(" stderr")
+                ranks.setdefault(innermost_frame.strip(), []).append(rank)
+    return [f"{', '.join(names)}: {frame}" for frame, names in ranks.items()] or [*last]
 
 
 def _traceback(directory: Path, rank: int | None) -> str:

@@ -36,6 +36,7 @@ from shardmark.results.network import NETWORK_FILE
 from shardmark.results.runs_folder import LOCK_FILE, point_latest_to
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.verification import (
+    LOGS_FOLDER,
     VERIFICATION_FILE,
     Verification,
     read_verification,
@@ -52,7 +53,8 @@ JOB_FOLDER = "slurm"
 """Folder of the jobs that earlier versions submitted to SLURM."""
 RUN_FILES = (
     TRIALS_FOLDER,  # first, so that no results remain after a crash
-    *(VERIFICATION_FILE, NETWORK_FILE, FINGERPRINT_FILE, ENVIRONMENT_FILE, EXPERIMENT_FILE),
+    *(VERIFICATION_FILE, LOGS_FOLDER, NETWORK_FILE),
+    *(FINGERPRINT_FILE, ENVIRONMENT_FILE, EXPERIMENT_FILE),
 )
 RECORDED_FILES = (STEPS_FILE, SAMPLES_FILE, LOG_FILE)
 

@@ -10,6 +10,8 @@ from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.schema import SCHEMA_VERSION, Stored
 
 VERIFICATION_FILE = "verification.json"
+LOGS_FOLDER = "verification-logs"
+"""Folder of the ranks' output of cells that could not be verified, beside `verification.json`."""
 CELLS_FILE = "cells.json"
 """Folders of the cells to compare."""
 VERDICTS_FILE = "verdicts.json"

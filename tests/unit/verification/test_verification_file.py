@@ -163,11 +163,11 @@ FAILED = Ending(status="exited", agent_exit_code=1, failures=(), oom_kills=0)
 
 def verified(engine: Engine, folder: Path) -> list[Verdict]:
     verdicts: list[Verdict] = []
-    scratch = folder / "scratch"
+    scratch, logs = folder / "scratch", folder / "logs"
     listener = RecordingListener()
     try:
         for verdict in verify_cells(
-            CELLS, engine=engine, machine=CPU, scratch=scratch, listener=listener
+            CELLS, engine=engine, machine=CPU, scratch=scratch, logs=logs, listener=listener
         ):
             verdicts.append(verdict)  # noqa: PERF402  (those before Ctrl-C count)
     except KeyboardInterrupt:
@@ -193,6 +193,55 @@ def test_another_is_tried_where_the_first_fails(tmp_path: Path) -> None:
     verdicts = verified(Engine({"ddp 2": FAILED}), tmp_path)
     told = {(v.world_size, v.equivalent, v.tried_as is None) for v in verdicts}
     assert told == {(2, None, True), (3, True, True), (2, True, True), (3, True, False)}
+
+
+STACKS = """
+Thread 0x00007f0c (most recent call first):
+  File "gloo.py", line 1 in listen
+
+Current thread 0x00007f0b (most recent call first):
+  File "{}.py", line 5 in wait
+  File "rank.py", line 9 in run_rank
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "stacks", "end"),
+    [
+        (
+            replace(FINE, status="timed_out"),
+            STACKS,
+            'rank 0, rank 2: File "store.py", line 5 in wait | rank 1: File "connect.py", line 5',
+        ),
+        (replace(FINE, status="timed_out"), "", "[rank 2 stdout] hello"),
+        (FAILED, "", "[rank 2 stdout] hello"),
+    ],
+    ids=["timed out", "timed out without stacks", "ended without an error"],
+)
+def test_output_of_ranks_that_failed_is_stored_where_the_verdict_says(
+    tmp_path: Path, ending: Ending, stacks: str, end: str
+) -> None:
+    class Waiting(Engine):
+        def run(self, directory: Path, *, task: str = "measure", **given: Any) -> Ending:
+            ended = super().run(directory, task=task, **given)
+            if ended is ending:
+                leave_files(directory, 3)
+                for rank in range(3 if stacks else 0):
+                    place = "connect" if rank == 1 else "store"
+                    log = directory / "logs" / str(rank) / "stderr.log"
+                    log.write_text(stacks.format(place))
+            return ended
+
+    verdicts = verified(Waiting({"ddp 2": ending}), tmp_path)
+    (cause,) = (verdict.cause for verdict in verdicts if verdict.equivalent is None)
+    (log,) = (tmp_path / "logs").iterdir()
+    assert cause is not None
+    assert str(log) in cause.evidence
+    assert end in cause.evidence
+    assert "had not begun" not in cause.evidence, "ranks write no progress here"
+    text = log.read_text()
+    assert all(f"[rank {rank} stdout] hello" in text for rank in range(3))
+    assert ("[rank 1 stderr] Current thread" in text) is bool(stacks)
 
 
 KILLED = Ending(status="exited", agent_exit_code=-signal.SIGKILL, oom_kills=1)
@@ -297,6 +346,7 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
         engine=engine,
         machine=CPU,
         scratch=tmp_path / "scratch",
+        logs=tmp_path / "logs",
         listener=RecordingListener(),
     )
     with pytest.raises(InputError, match="it fails in its first steps") as caught:
@@ -324,6 +374,7 @@ def test_failure_of_a_strategy_is_its_own(tmp_path: Path, strategies: list[str])
         engine=engine,
         machine=CPU,
         scratch=tmp_path / "scratch",
+        logs=tmp_path / "logs",
         listener=RecordingListener(),
     )
     told = {verdict.id: verdict.equivalent for verdict in verdicts}

@@ -47,6 +47,8 @@ def run_agent(directory: str, task: str) -> int:
     folder = Path(directory)
     _redirect(folder / AGENT_LOG)
     say(f"agent started at {time.time():.3f}")
+    # The signal asks a rank for its stack; it must not end child processes without a handler.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if task == "compare":
         from shardmark.equivalence.verdict import compare_cells
 

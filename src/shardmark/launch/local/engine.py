@@ -11,7 +11,7 @@ from typing import Any, Literal
 from shardmark.core.machine import Machine
 from shardmark.core.processes import schedule_as_batch, schedule_normally
 from shardmark.launch.engine import Task
-from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError, show_stacks
+from shardmark.launch.local.fork_server import ForkServer, ProcessDiedError
 from shardmark.launch.outcome import Ending, kernel_oom_kills
 from shardmark.launch.trial_artifacts import process_ends
 from shardmark.trials.trial import Trial
@@ -55,7 +55,7 @@ class LocalEngine:
     ) -> Ending:
         kills_before = kernel_oom_kills()
         self._fork_server.begin(directory, task, {})
-        status, exit_code = self._watch(directory, trial_seconds, on_tick)
+        status, exit_code = self._watch(trial_seconds, on_tick)
         return Ending(
             status=status,
             agent_exit_code=exit_code,
@@ -64,7 +64,7 @@ class LocalEngine:
         )
 
     def _watch(
-        self, directory: Path, trial_seconds: float, on_tick: Callable[[], None]
+        self, trial_seconds: float, on_tick: Callable[[], None]
     ) -> tuple[Literal["exited", "timed_out", "interrupted"], int]:
         """Return the status of the trial's end, and the agent's exit code."""
         deadline = time.monotonic() + trial_seconds
@@ -75,7 +75,7 @@ class LocalEngine:
                 on_tick()
                 if exit_code is not None:
                     return "exited", exit_code
-            show_stacks(directory)
+            self._fork_server.show_stacks()
             exit_code = self._fork_server.reap()
             on_tick()
         except KeyboardInterrupt:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import pickle
 import shutil
@@ -25,6 +24,8 @@ from contextlib import ExitStack, suppress
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from shardmark.core.environment_variables import (
     ALLOCATOR,
@@ -85,6 +86,8 @@ CLOSE_SECONDS = 5.0
 END_SECONDS = 60.0
 """Greatest time that a killed process takes to release the memory of a large GPU."""
 POLL_SECONDS = 0.02
+STACK_SECONDS = 0.3
+"""Time that ranks have to write their stacks."""
 
 
 class ProcessDiedError(ShardmarkError):
@@ -168,6 +171,14 @@ class ForkServer:
             await_memory(self._used_before)
         shutil.rmtree(self._temporary, ignore_errors=True)
         return exit_code
+
+    def show_stacks(self) -> None:
+        """Make each rank of this machine write its stack to its log, wherever it waits."""
+        with suppress(psutil.NoSuchProcess):  # the agent has ended
+            for rank in psutil.Process(self._agent_pid).children():
+                with suppress(psutil.NoSuchProcess):
+                    rank.send_signal(signal.SIGUSR1)
+        time.sleep(STACK_SECONDS)
 
     def reap(self) -> int:
         """Kill the trial's processes, and return the agent's exit code."""
@@ -402,14 +413,6 @@ def living(group: int, proc: Path) -> list[int]:
             if int(process_group) == group and state not in "ZX":
                 pids.append(int(file.parent.name))
     return pids
-
-
-def show_stacks(directory: Path) -> None:
-    """Make each rank of this machine write its stack to its log."""
-    for file in directory.glob("rank-*.json"):
-        with suppress(OSError, ValueError, KeyError):
-            os.kill(json.loads(file.read_text())["pid"], signal.SIGUSR1)
-    time.sleep(0.3)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from shardmark.core.scratch import scratch_folder
 from shardmark.core.storage import REMEDIES
 from shardmark.core.text import say
 from shardmark.launch.engine import Task
-from shardmark.launch.local.fork_server import ForkServer, show_stacks
+from shardmark.launch.local.fork_server import ForkServer
 from shardmark.launch.nodes.addresses import free_port, interface_variables
 from shardmark.launch.nodes.protocol import (
     AuthenticationError,
@@ -193,17 +193,17 @@ class Node:
                 if not self._with_files:
                     with suppress(ChannelEndedError):
                         mirror.look()
-                if exit_code is None and self._must_end(directory):
+                if exit_code is None and self._must_end():
                     exit_code = self._fork_server.reap()
             return exit_code
 
-    def _must_end(self, directory: Path) -> bool:
+    def _must_end(self) -> bool:
         """Return whether the controller ends the trial, or the connection has ended."""
         with suppress(queue.Empty):
             message = self._inbox.get_nowait()
             if message["do"] == "end":
                 if message["stacks"]:
-                    show_stacks(directory)
+                    self._fork_server.show_stacks()
                 return True
             self._inbox.put(message)  # for `serve`
             return message["do"] in ("bye", "gone")
