@@ -63,7 +63,7 @@ REFUSED = {
     "says powersgd": Case(
         trial=trial("ddp", recipe(), **POWERSGD),
         begin=ddp,
-        cause="it computes as one device does, and not as it says: "
+        cause="it computes as one device does, although its definition is: "
         "gradients are reduced by PowerSGD of rank 1",
     ),
     "forgets errors": Case(

@@ -150,7 +150,7 @@ def positions_from_zero(workload: Workload, wanted: Recipe, process: RankContext
     return begun
 
 
-ONE_GRADIENT = "the gradients of some parameters alone are wrong"
+ONE_GRADIENT = "only the gradients of some parameters are wrong"
 
 # Tables: (strategy with its options, changes of the recipe, model or task, fault, its cause)
 Row = tuple[Any, ...]
@@ -185,7 +185,7 @@ ROWS: dict[int, dict[str, Row]] = {
         "pp, tied weights not summed": (PP, {}, {}, untied_stages, ONE_GRADIENT),
         "pp, clipped by stage": (
             *(PP, SGD, UNTIED, clipped_by_stage),
-            "gradients are clipped by the norms of parts of the model, not by that of all",
+            "gradients are clipped by the norms of parts of the model, not by the norm of all",
         ),
     },
     4: {
@@ -219,11 +219,11 @@ ROWS: dict[int, dict[str, Row]] = {
         "fsdp-ulysses, bf16": (SHARDED_ULYSSES, BF16),
         "ulysses, gradients not summed": (
             *(ULYSSES, {}, {}, gradients_not_summed),
-            "gradients are wrong where losses hold",
+            "gradients are wrong although losses are right",
         ),
         "ulysses, positions from zero": (
             *(ULYSSES, {}, LEARNED, positions_from_zero),
-            "the model computes something else of the same samples",
+            "the model computes something else from the same samples",
         ),
     },
     8: {"fsdp-tp-pp": ({"name": "fsdp-tp-pp"}, AGAIN)},

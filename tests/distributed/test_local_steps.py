@@ -95,7 +95,7 @@ FAULTY = {
     "first round discarded": Case(
         trial=case("diloco").trial,
         begin=first_round_discarded,
-        cause="of the first round only rank 0's steps count: the other ranks' are discarded",
+        cause="only rank 0's steps of the first round are used: the others are discarded",
     )
 }
 CASES = EQUIVALENT | FAULTY

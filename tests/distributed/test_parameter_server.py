@@ -63,7 +63,7 @@ FAULTY = {
     "says messages in bf16": replace(
         case("ps-sync", 3, wire="bf16"),
         begin=in_fp32,
-        cause="it computes as one device does, and not as it says: gradients and parameters"
+        cause="it computes as one device does, although its definition is: gradients and parameters"
         " travel in bf16",
     )
 }

@@ -25,7 +25,7 @@ def guarantee_checks(
     return (
         *_input_checks(capture, trial, steps),
         *_gradient_checks(trial, steps, ranks),
-        equal("losses that are no finite number", str(not_finite), "0"),
+        equal("losses that are not finite", str(not_finite), "0"),
     )
 
 
@@ -37,14 +37,14 @@ def _input_checks(capture: Capture, trial: Trial, steps: int) -> Iterator[Check]
 
     plan = BatchPlan(global_batch=trial.batch_per_step, seed=trial.recipe.seed)
     shares = trial.layout.shares
-    wanted: list[tuple[int, ...]] = []
+    expected_ids: list[tuple[int, ...]] = []
     for index in range(shares):
         batches = workload.batches(plan, Shard(index=index, count=shares))
-        wanted += (next(batches).sample_ids for _ in range(steps))
+        expected_ids += (next(batches).sample_ids for _ in range(steps))
     counts = Counter(ids for rank in capture.sample_ids for ids in rank)
     total = counts.total()
-    once = sum(counts[ids] == 1 for ids in wanted) if total == len(wanted) else total
-    yield equal("shares that were trained on once", str(once), str(len(wanted)))
+    once = sum(counts[ids] == 1 for ids in expected_ids) if total == len(expected_ids) else total
+    yield equal("shares that were trained on once", str(once), str(len(expected_ids)))
 
 
 def _gradient_checks(trial: Trial, steps: int, ranks: Sequence[RankRecord]) -> Iterator[Check]:
@@ -72,7 +72,7 @@ def _gradient_checks(trial: Trial, steps: int, ranks: Sequence[RankRecord]) -> I
 
 
 def _largest_staleness(trial: Trial) -> int | None:
-    """Number of other workers' gradients that the bound allows between a pull and a push.
+    """Return how many gradients of other workers the bound allows between a pull and a push.
 
     When a worker pulls after c pushes, all others have made at least c - s pushes; when it pushes
     next, at most c + s + 1.  So each of the others pushes at most 2 s + 1 times in between.

@@ -1,4 +1,4 @@
-"""The cause of a deviation: read off, or the hypothesis with which the reference repeats it."""
+"""Finds the cause of a deviation: directly, or as the hypothesis that reproduces it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from shardmark.train.exchanged_group import CannotPlayError
 REDUCED_IN = "precision of the reduction"
 
 EXPLAINED_BY_REPRESENTATION = 0.9
-"""Enough where every value captured also fits into the suspected type: orders of adding differ."""
+"""Part of the deviation that may remain if every captured value is representable in the suspected
+type: the ranks may add up in another order."""
 
 TENSOR_CHECKS = frozenset(NAMES.values())
 
@@ -48,8 +49,8 @@ DECAYS: dict[str, Callable[[str, tuple[int, ...]], bool]] = {
 }
 """Cause -> function that returns true for parameters that decay, by name and shape."""
 
-Run = Callable[[Hypothesis], Capture]
-"""The reference's capture with a hypothesis."""
+RunReference = Callable[[Hypothesis], Capture]
+"""Runs the reference with a hypothesis and returns its capture."""
 
 
 def cause_of(
@@ -59,15 +60,17 @@ def cause_of(
     *,
     recipe: Recipe,
     numerics: Numerics,
-    run: Run,
+    run: RunReference,
 ) -> Cause:
-    """The cause of the first check that does not hold, or what could be excluded."""
+    """Return the cause of the first failed check, or a list of excluded causes."""
     first = first_deviation(capture, checks, tolerances)
     cause = (
-        _read_off(capture, first, tolerances)
-        or _clipped_in_parts(capture, first, tolerances.reference, recipe)
-        or _repeated(capture, checks, first, tolerances, recipe=recipe, numerics=numerics, run=run)
-        or _by_elimination(capture, first, tolerances, run=run)
+        _direct_cause(capture, first, tolerances)
+        or _clipping_cause(capture, first, tolerances.reference, recipe)
+        or _reproduced_cause(
+            capture, checks, first, tolerances, recipe=recipe, numerics=numerics, run=run
+        )
+        or _cause_by_elimination(capture, first, tolerances, run=run)
     )
     location = f" ({first.where})" if first.where else ""
     return cause.model_copy(update={"first_deviation": f"{first.name}{location}"})
@@ -77,7 +80,7 @@ def _cause(text: str, evidence: str, setting: str | None = None) -> Cause:
     return Cause(text=text, evidence=evidence, setting=setting, first_deviation="")
 
 
-def _repeated(
+def _reproduced_cause(
     capture: Capture,
     checks: Sequence[Check],
     first: Check,
@@ -85,34 +88,34 @@ def _repeated(
     *,
     recipe: Recipe,
     numerics: Numerics,
-    run: Run,
+    run: RunReference,
 ) -> Cause | None:
-    """The hypothesis that leaves least of the deviation, if one explains it."""
+    """Return the hypothesis that leaves the smallest deviation, or None if none explains it."""
     best: tuple[float, Hypothesis] | None = None
     possible = hypotheses(capture, first, tolerances.reference, recipe)
-    for hypothesis in chain(_of_own(numerics, len(capture.losses)), possible):
+    for hypothesis in chain(_numerics_hypotheses(numerics, len(capture.losses)), possible):
         try:
             expected = replace(tolerances, reference=run(hypothesis))
         except CannotPlayError:
-            continue  # neither shown nor refuted
-        left = _deviation(checks_of(capture, expected), hypothesis.compares)
+            continue  # the reference cannot test this hypothesis
+        remaining = _deviation(checks_of(capture, expected), hypothesis.compares)
         before = _deviation(checks, hypothesis.compares)
-        explains = before > 1 and left <= max(1.0, hypothesis.leaves_at_most * before)
-        if explains and (best is None or left < best[0]):
-            best = (left, hypothesis)
+        explains = before > 1 and remaining <= max(1.0, hypothesis.leaves_at_most * before)
+        if explains and (best is None or remaining < best[0]):
+            best = (remaining, hypothesis)
     if best is None:
         return None
-    left, hypothesis = best
+    remaining, hypothesis = best
     return _cause(
         hypothesis.text,
-        f"the reference trained so differs by {left:.3g} tolerances; "
-        f"trained as defined, by {_deviation(checks, hypothesis.compares):.3g}",
+        f"the reference with this change differs by {remaining:.3g} tolerances; "
+        f"the reference as defined, by {_deviation(checks, hypothesis.compares):.3g}",
         hypothesis.setting,
     )
 
 
 def _deviation(checks: Sequence[Check], compared: frozenset[str] | None) -> float:
-    """The largest deviation in tolerances, of the checks that have one."""
+    """Return the largest deviation of the compared checks, in units of their tolerances."""
     return max(
         check.in_tolerances
         for check in checks
@@ -125,28 +128,28 @@ def hypotheses(
 ) -> Iterator[Hypothesis]:
     """Yield the hypotheses that may explain the first failed check."""
     if first.name == "losses":
-        yield from _of_forward(len(expected.losses), recipe)
-    yield from _of_weights(expected, recipe)
-    yield from _of_gradient(capture, expected, recipe)
-    yield from _of_update(capture, expected, recipe)
-    yield from _of_buffers(len(expected.losses))
+        yield from _forward_hypotheses(len(expected.losses), recipe)
+    yield from _weighting_hypotheses(expected, recipe)
+    yield from _gradient_hypotheses(capture, expected, recipe)
+    yield from _update_hypotheses(capture, expected, recipe)
+    yield from _buffer_hypotheses(len(expected.losses))
 
 
-def _of_own(numerics: Numerics, ranks: int) -> Iterator[Hypothesis]:
+def _numerics_hypotheses(numerics: Numerics, ranks: int) -> Iterator[Hypothesis]:
     if numerics != ONE_DEVICE:
-        promised = "; ".join(numerics.descriptions)
+        described = "; ".join(numerics.descriptions)
         yield Hypothesis(
-            text=f"it computes as one device does, and not as it says: {promised}", one_device=True
+            text=f"it computes as one device does, although its definition is: {described}",
+            one_device=True,
         )
     for rank in range(ranks if numerics.local_steps is not None else 0):
         yield Hypothesis(
-            text=f"of the first round only rank {rank}'s steps count: the other ranks' are"
-            " discarded",
+            text=f"only rank {rank}'s steps of the first round are used: the others are discarded",
             first_round_of=rank,
         )
 
 
-def _of_forward(ranks: int, recipe: Recipe) -> Iterator[Hypothesis]:
+def _forward_hypotheses(ranks: int, recipe: Recipe) -> Iterator[Hypothesis]:
     for name, dtype in TYPES.items():
         if name != recipe.precision:
             yield Hypothesis(
@@ -169,8 +172,8 @@ def _of_forward(ranks: int, recipe: Recipe) -> Iterator[Hypothesis]:
         )
 
 
-def _of_weights(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
-    """A mean of means differs only where samples weigh other than 1."""
+def _weighting_hypotheses(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
+    """Yield hypotheses on the division by weights, if a sample has another weight than 1."""
     ids = chain.from_iterable(expected.sample_ids)
     weights = chain.from_iterable(expected.weights)
     if all(weight == len(share) for share, weight in zip(ids, weights, strict=True)):
@@ -189,7 +192,9 @@ def _of_weights(expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
         )
 
 
-def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
+def _gradient_hypotheses(
+    capture: Capture, expected: Capture, recipe: Recipe
+) -> Iterator[Hypothesis]:
     ranks, parts = len(expected.losses), recipe.gradient_accumulation
     candidates: list[tuple[float, str]] = []
     if ranks > 1:
@@ -214,12 +219,12 @@ def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterato
     for rank in range(ranks if ranks > 1 else 0):
         yield Hypothesis(
             text=f"gradients are not averaged: only rank {rank}'s is used",
-            compares=TENSOR_CHECKS,  # every rank has parameters of its own by then
+            compares=TENSOR_CHECKS,  # parameters differ between ranks after the first update
             only_rank=rank,
         )
     for name, dtype in TYPES.items():
         gradients = capture.tensors.get("gradient", {}).values()
-        if recipe.precision != name and _fits(gradients, dtype):
+        if recipe.precision != name and _representable(gradients, dtype):
             yield Hypothesis(
                 text=f"gradients are reduced in a lower precision ({name})",
                 setting="the strategy's precision of the reduction",
@@ -228,7 +233,7 @@ def _of_gradient(capture: Capture, expected: Capture, recipe: Recipe) -> Iterato
             )
 
 
-def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
+def _update_hypotheses(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[Hypothesis]:
     clipping = "gradient_clipping"
     if recipe.gradient_clipping is not None:
         yield Hypothesis(text="gradients are not clipped", setting=clipping, clipping=math.inf)
@@ -245,7 +250,7 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
         for text, decays in DECAYS.items():
             yield Hypothesis(text=text, setting="weight_decay", decays=decays)
     for name, dtype in TYPES.items():
-        if _fits(capture.tensors["parameters after the first update"].values(), dtype):
+        if _representable(capture.tensors["parameters after the first update"].values(), dtype):
             yield Hypothesis(
                 text=f"master weights are kept in a lower precision ({name})",
                 setting="the strategy's precision of master weights",
@@ -266,7 +271,7 @@ def _of_update(capture: Capture, expected: Capture, recipe: Recipe) -> Iterator[
         yield Hypothesis(text=text, skipped=frozenset({step}))
 
 
-def _of_buffers(ranks: int) -> Iterator[Hypothesis]:
+def _buffer_hypotheses(ranks: int) -> Iterator[Hypothesis]:
     for rank in range(1, ranks):
         yield Hypothesis(text=_evaluates_other_buffers(rank), evaluated_rank=rank)
     yield Hypothesis(
@@ -284,10 +289,10 @@ def _evaluates_other_buffers(rank: int) -> str:
 
 
 def _fitted_factor(capture: Capture, expected: Capture) -> float | None:
-    """The constant that takes the expected gradient nearest to the captured one."""
-    actual, wanted = capture.tensors.get("gradient", {}), expected.tensors["gradient"]
+    """Return the factor of the least-squares fit of the captured to the expected gradient."""
+    actual = capture.tensors.get("gradient", {})
     product = square = 0.0
-    for name, tensor in wanted.items():
+    for name, tensor in expected.tensors["gradient"].items():
         if name in actual:
             product += float(np.vdot(actual[name].astype(np.float64), tensor.astype(np.float64)))
             square += norm(tensor) ** 2
@@ -295,7 +300,7 @@ def _fitted_factor(capture: Capture, expected: Capture) -> float | None:
 
 
 def _clipping_values(capture: Capture, expected: Capture, recipe: Recipe) -> list[float]:
-    """Norms to try: DeepSpeed's default, and for SGD the one that the first update shows."""
+    """Return norms to try: DeepSpeed's default, and for SGD the norm that fits the first update."""
     gradient = expected.tensors["gradient"]
     total_norm = float(np.sqrt(sum(norm(tensor) ** 2 for tensor in gradient.values())))
     values = [1.0]
@@ -321,12 +326,16 @@ def reduction_checks(capture: Capture, recipe: Recipe, numerics: Numerics) -> It
     gradients = capture.tensors.get("gradient", {}).values()
     dtype = TYPES.get(numerics.reduction_precision)
     if gradients and dtype is not None and recipe.precision != "fp16":
-        actual = numerics.reduction_precision if _fits(gradients, dtype) else "a higher precision"
+        actual = (
+            numerics.reduction_precision
+            if _representable(gradients, dtype)
+            else "a higher precision"
+        )
         yield equal(REDUCED_IN, actual, numerics.reduction_precision)
 
 
-def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
-    """True if at least 99 % of the values are representable in the type."""
+def _representable(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
+    """Return True if at least 99 % of the values are representable in the type."""
     total = exact = 0
     for array in arrays:
         tensor = torch.from_numpy(np.ascontiguousarray(array))
@@ -335,11 +344,11 @@ def _fits(arrays: Iterable[Array], dtype: torch.dtype) -> bool:
     return total > 0 and exact >= 0.99 * total
 
 
-def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause | None:
-    """Causes that need no run of the reference."""
+def _direct_cause(capture: Capture, first: Check, tolerances: Tolerances) -> Cause | None:
+    """Return a cause that follows from the failed check without a run of the reference."""
     expected = tolerances.reference
     if first.name == "initial weights":
-        return _other_weights(capture, expected)
+        return _initial_weights_cause(capture, expected)
     read = {
         REDUCED_IN: (f"gradients are not reduced in {first.expected}", f"found {first.found}"),
         "learning rate": (
@@ -356,19 +365,19 @@ def _read_off(capture: Capture, first: Check, tolerances: Tolerances) -> Cause |
             "the same",
         )
     if first.name == "sample ids":
-        return _other_samples(capture, expected)
+        return _samples_cause(capture, expected)
     if first.name == "sample weights":
         evidence = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
         return _cause("different weights of the same samples", evidence)
-    compared = {"buffers": _other_ranks_buffers, SKIPPED: _skips_of_ranks}.get(first.name)
+    compared = {"buffers": _buffers_cause, SKIPPED: _skips_cause}.get(first.name)
     return compared(capture, tolerances) if compared is not None else None
 
 
-def _other_weights(capture: Capture, expected: Capture) -> Cause:
-    actual, wanted = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
-    if actual > wanted:
+def _initial_weights_cause(capture: Capture, expected: Capture) -> Cause:
+    names, defined = capture.tensors["parameters"].keys(), expected.tensors["parameters"].keys()
+    if names > defined:
         return _cause(
-            f"tied weights are not tied any more: {', '.join(sorted(actual - wanted))}",
+            f"tied weights are not tied any more: {', '.join(sorted(names - defined))}",
             "the strategy has parameters that the model does not have",
         )
     shas = dict(enumerate(sha[:12] for sha in capture.initial_sha256))
@@ -376,12 +385,13 @@ def _other_weights(capture: Capture, expected: Capture) -> Cause:
     return _cause("different initial weights", f"hash by rank {shas}, the seed's {seeds}")
 
 
-def _clipped_in_parts(
+def _clipping_cause(
     capture: Capture, first: Check, expected: Capture, recipe: Recipe
 ) -> Cause | None:
-    """Find out from SGD's first update if parts of the model are clipped by their own norms.
+    """Detect from SGD's first update if parts of the model are clipped by their norms.
 
-    An update is the gradient times what clipping leaves of it, which is the same in each part.
+    The update divided by the gradient gives the factor of the clipping, which is the same for all
+    parameters of a part.
     """
     part, largest = "parameters after the first update", recipe.gradient_clipping
     skipped = set(expected.skipped[0])
@@ -390,37 +400,37 @@ def _clipped_in_parts(
         return None
     squares = {name: norm(tensor) ** 2 for name, tensor in expected.tensors["gradient"].items()}
     total_norm = math.sqrt(sum(squares.values()))
-    wanted = min(1.0, largest / total_norm) if total_norm else 1.0
-    left = {
-        name: wanted
+    expected_factor = min(1.0, largest / total_norm) if total_norm else 1.0
+    factor_of = {
+        name: expected_factor
         + float(np.vdot(expected.tensors[part][name] - capture.tensors[part][name], gradient))
         / (rate * squares[name])
         for name, gradient in expected.tensors["gradient"].items()
         if name in capture.tensors[part]
-        # Of small gradients the update is lost in the rounding of the parameter.
+        # The update by a small gradient vanishes in the rounding of the parameter.
         and ROUNDING * norm(expected.tensors[part][name])
-        < 0.002 * wanted * rate * math.sqrt(squares[name])
+        < 0.002 * expected_factor * rate * math.sqrt(squares[name])
     }
     parts: list[list[str]] = []
-    for name in sorted(left, key=left.__getitem__):
-        if parts and math.isclose(left[name], left[parts[-1][0]], rel_tol=0.01):
+    for name in sorted(factor_of, key=factor_of.__getitem__):
+        if parts and math.isclose(factor_of[name], factor_of[parts[-1][0]], rel_tol=0.01):
             parts[-1].append(name)
         else:
             parts.append([name])
     norms = [math.sqrt(sum(squares[name] for name in names)) for names in parts]
-    factors = [left[names[0]] for names in parts]
+    factors = [factor_of[names[0]] for names in parts]
     by_part = (min(1.0, largest / part_norm) for part_norm in norms if part_norm)
     if len(parts) < 2 or not np.allclose(factors, [*by_part], rtol=0.02):
         return None
     return _cause(
-        "gradients are clipped by the norms of parts of the model, not by that of all",
-        f"by {', '.join(f'{value:.4g}' for value in norms)}, where all together have "
-        f"{total_norm:.4g}; the ranks have to add up the squares of their norms",
+        "gradients are clipped by the norms of parts of the model, not by the norm of all",
+        f"norms of the parts: {', '.join(f'{value:.4g}' for value in norms)}; of all gradients: "
+        f"{total_norm:.4g}. The ranks have to add up the squares of their norms",
         "gradient_clipping",
     )
 
 
-def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
+def _skips_cause(capture: Capture, _: Tolerances) -> Cause | None:
     """Find ranks that skip different steps."""
     if len(set(capture.skipped)) == 1:
         return None
@@ -430,64 +440,64 @@ def _skips_of_ranks(capture: Capture, _: Tolerances) -> Cause | None:
     return _cause("ranks do not skip the same steps", evidence)
 
 
-def _other_ranks_buffers(capture: Capture, tolerances: Tolerances) -> Cause | None:
+def _buffers_cause(capture: Capture, tolerances: Tolerances) -> Cause | None:
     """Find the rank whose buffers rank 0 evaluates in place of its own."""
     for rank, buffers in enumerate(tolerances.reference.buffers):
-        off = [
+        deviations = [
             norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
             / max(tolerances.allowed("buffers", rank, name), TINY)
             for name, buffer in buffers.items()
         ]
-        if rank > 0 and off and max(off) <= 1:
+        if rank > 0 and deviations and max(deviations) <= 1:
             return _cause(
                 _evaluates_other_buffers(rank),
-                f"rank 0 reports rank {rank}'s buffers to {max(off):.3g} tolerances",
+                f"rank 0 reports rank {rank}'s buffers, to within {max(deviations):.3g} tolerances",
             )
     return None
 
 
-def _other_samples(capture: Capture, expected: Capture) -> Cause:
+def _samples_cause(capture: Capture, expected: Capture) -> Cause:
     for step in range(len(expected.learning_rates)):
         actual = [i for rank in capture.sample_ids for i in rank[step]]
-        wanted = [i for rank in expected.sample_ids for i in rank[step]]
-        if actual == wanted:
+        correct = [i for rank in expected.sample_ids for i in rank[step]]
+        if actual == correct:
             continue
         repeated = sorted(i for i, count in Counter(actual).items() if count > 1)
-        if repeated and len(set(wanted)) == len(wanted):
+        if repeated and len(set(correct)) == len(correct):
             return _cause(
                 "repeated samples",
                 f"step {step + 1} takes {len(repeated)} samples more than once: {repeated[:8]}",
             )
-        same = sorted(actual) == sorted(wanted)
-        samples = "the same samples, shared out otherwise" if same else "other samples"
+        same = sorted(actual) == sorted(correct)
+        samples = "the same samples in other shares" if same else "other samples"
         return _cause("different batch shares", f"step {step + 1} has {samples}")
-    return _cause("different batch shares", "ranks' shares are exchanged")
+    return _cause("different batch shares", "the ranks have each other's shares")
 
 
-def _by_elimination(
+def _cause_by_elimination(
     capture: Capture,
     first: Check,
     tolerances: Tolerances,
     *,
-    run: Run,
+    run: RunReference,
 ) -> Cause:
-    """The most specific cause that the checks show if no hypothesis reproduces the numbers."""
+    """Return the most specific cause that the checks show; no hypothesis reproduces the numbers."""
     expected = tolerances.reference
     gradient = capture.tensors.get("gradient", {})
     if first.name == "losses" and first.where is not None and first.where.endswith("step 1"):
         drawn = run(Hypothesis(seed_offset=1))
         spread = abs(drawn.losses[0][0] - expected.losses[0][0])
-        off = abs(capture.losses[0][0] - expected.losses[0][0])
+        deviation = abs(capture.losses[0][0] - expected.losses[0][0])
         if spread > tolerances.allowed("losses", 0, 0):
             return _cause(
                 "different random draws (dropout, proposal sampling)",
-                "weights and samples are the same; other draws alone move the reference's first "
-                f"loss by {spread:.3g}; the strategy's differs by {off:.3g}",
+                "weights and samples are the same; other draws alone change the reference's first "
+                f"loss by {spread:.3g}; the strategy's first loss differs by {deviation:.3g}",
             )
         return _cause(
-            "the model computes something else of the same samples",
-            f"their weights are the same, nothing is drawn; the first loss differs by {off:.3g}. "
-            "Where ranks have parts of a sequence, look at positions and masks",
+            "the model computes something else from the same samples",
+            "weights are the same, and no random numbers are drawn; the first loss differs by "
+            f"{deviation:.3g}. If ranks have parts of a sequence, check positions and masks",
         )
     wrong = [
         name
@@ -497,16 +507,16 @@ def _by_elimination(
     ]
     if first.name == NAMES["gradient"] and len(wrong) > len(expected.tensors["gradient"]) / 2:
         return _cause(
-            "gradients are wrong where losses hold",
-            f"those of {len(wrong)} parameters, and not by a factor. Ranks that have parts of a "
-            "sample need the sum of theirs",
+            "gradients are wrong although losses are right",
+            f"for {len(wrong)} parameters, not by a constant factor. Ranks that have parts of a "
+            "sample need the sum of their gradients",
         )
     if first.name == NAMES["gradient"] and wrong:
         others = len(expected.tensors["gradient"]) - len(wrong)
         return _cause(
-            "the gradients of some parameters alone are wrong",
-            f"of {', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}; {others} others hold. "
-            "A layer that sees a part of its inputs on each rank needs the sum over those ranks",
+            "only the gradients of some parameters are wrong",
+            f"{', '.join(wrong[:3])}{', ...' if len(wrong) > 3 else ''}; {others} others hold. "
+            "A layer that gets a part of its inputs on each rank needs the sum over those ranks",
         )
     return _cause(
         "no known explanation reproduces the numbers",

@@ -51,73 +51,76 @@ CPU = torch.device("cpu")
 DISTURBED_RUNS = 3
 
 ALIGNMENT = 2
-"""DeepSpeed pads the row of all parameters to so many elements for each rank."""
+"""DeepSpeed pads the flat parameters to a multiple of this number of elements for each rank."""
 
 REDUCTIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11, "bf16": 2.0**-8, "fp16": 2.0**-11}
-"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16 has 8, TF32 11)."""
+"""Half of the distance from 1 to the next larger number (IEEE 754; bfloat16: 8 bits, TF32: 11)."""
 
 EXPLAINED = 0.01
-"""A hypothesis must leave at most this part of the deviation."""
+"""Largest fraction of the deviation that may remain under a hypothesis that explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """A way in which a training can differ from its definition: the reference run with it shows
-    whether it explains a deviation.  Without any field it is the definition itself."""
+    """A way in which a training can differ from its definition.
+
+    A run of the reference with it shows if it explains a deviation.  The default values of the
+    fields are the definition.
+    """
 
     text: str = "as defined"
     """Name of the cause."""
     setting: str | None = None
-    """The setting to blame, if there is one."""
+    """The setting that causes the difference, if there is one."""
     leaves_at_most: float = EXPLAINED
-    """The part of the deviation that may remain."""
+    """Fraction of the deviation that may remain."""
     compares: frozenset[str] | None = None
-    """Only these checks; None is every one with a tolerance."""
+    """Names of the compared checks; None compares every check with a tolerance."""
     gradient_factor: float = 1.0
-    """Multiplies the averaged gradient before anything else uses it."""
+    """Factor of the averaged gradient, applied before clipping and the update."""
     clipping: float | None = None
-    """Largest 2-norm of the gradient; None is the recipe's."""
+    """Largest 2-norm of the gradient; None takes the recipe's value."""
     sync_batch_norm: bool | None = None
-    """Batch norm takes its statistics over all ranks; None is as the recipe has it."""
+    """True if batch norm takes its statistics over all ranks; None takes the recipe's value."""
     unused_as_zero: bool = False
-    """Parameters that no rank used are updated as with a gradient of zero."""
+    """True if parameters that no rank used are updated as with a gradient of zero."""
     decays: Callable[[str, tuple[int, ...]], bool] | None = None
-    """Returns true for names and shapes of parameters with weight decay; None decays all."""
+    """Returns True for names and shapes of parameters with weight decay; None decays all."""
     one_group: bool = False
-    """The task's parameter groups are not used: the recipe's optimizer treats all alike."""
+    """True if the task's parameter groups are ignored: the recipe's settings hold for all."""
     only_rank: int | None = None
-    """Only this rank's gradient is used: nothing is averaged."""
+    """Rank whose gradient is used alone, without averaging; None averages all."""
     reduction: torch.dtype | None = None
-    """Ranks' gradients are cast to this type and added up in it; None is as the strategy says."""
+    """Type in which the ranks' gradients are added up; None takes the strategy's type."""
     one_device: bool = False
-    """Whatever the strategy says, it computes as one device does."""
+    """True to compute as one device does, instead of by the strategy's numerics."""
     masters: torch.dtype | None = None
-    """Parameters are rounded to this type after every update."""
+    """Type to which parameters are rounded after every update."""
     compute: torch.dtype | None = None
-    """Forward and backward run under autocast to this type."""
+    """Type of an autocast around the forward and backward passes."""
     skipped: frozenset[int] = frozenset()
     """Steps whose update is left out."""
     seed_offset: int = 0
-    """Draws (dropout, proposals) come from other seeds."""
+    """Offset of the seeds of random draws (dropout, proposals)."""
     same_draws: bool = False
-    """Every rank draws what rank 0 draws."""
-    buffers: Literal["own", "broadcast", "frozen"] = "own"
-    """Each rank keeps its own, all get rank 0's before each pass, or none changes."""
+    """True if every rank draws the same random numbers as rank 0."""
+    buffers: Literal["separate", "broadcast", "frozen"] = "separate"
+    """Each rank updates its buffers, all get rank 0's before each pass, or no buffer changes."""
     divisor: Literal["step", "share", "micro-batch"] = "step"
-    """Weight by which each micro-batch's loss is divided; all but `step` give a mean of means."""
+    """Weight that divides the loss of a micro-batch; all values but `step` give a mean of means."""
     evaluated_rank: int = 0
     """Rank whose buffers are evaluated."""
     flat_pieces: bool = False
-    """The optimizer updates equal pieces of all parameters in one row, one piece for each rank."""
+    """True if the optimizer updates equal pieces of the flat parameters, one for each rank."""
     first_round_of: int | None = None
-    """The first time that ranks meet after local steps, only this one's parameters count."""
+    """Rank whose parameters alone are used at the end of the first round of local steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """Relative errors of that standard size, drawn anew for each element (Parker 1997)."""
+    """Standard deviations of random relative errors of each element (Parker 1997)."""
 
     seed: int
     parameters: float
@@ -127,23 +130,23 @@ class Noise:
 AS_DEFINED = Hypothesis()
 
 Parts = Sequence[tuple[Batch, float]]
-"""Micro-batches of a rank, with what they weigh."""
+"""Micro-batches of a rank with their weights."""
 
 
 class CommunicatesError(Exception):
-    """The task calls a collective while ranks are played one after the other."""
+    """Raised if the task calls a collective while the ranks are simulated one after the other."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Reference:
     """Data parallelism by its definition.
 
-    Every distinct share of the batch passes through the same parameters with its rank's own buffers
-    and random draws; the sum of their losses is divided by the whole step's weight; one optimizer
-    steps.  Where batch norm takes its statistics over all ranks, they pass at the same time, and
-    each has modules of its own over the same parameters.  `numerics` are a strategy's own, where
-    it promises other than these.  A `hypothesis` makes it do something else on purpose; `noise`
-    disturbs it as rounding would.
+    Each distinct share of the batch passes through the same parameters, with the buffers and the
+    random draws of its rank.  The sum of the losses is divided by the weight of the full step, and
+    one optimizer takes a step.  If batch norm takes its statistics over all ranks, the shares pass
+    at the same time, and each rank has its modules, which share the parameters.  `numerics` are
+    those of the strategy.  A `hypothesis` makes the training deviate on purpose; `noise` disturbs
+    it as rounding does.
     """
 
     workload: Workload = field(kw_only=False)
@@ -156,9 +159,9 @@ class Reference:
     hypothesis: Hypothesis = AS_DEFINED
     noise: Noise | None = None
     ranks: Sequence[int] | None = None
-    """The ranks whose gradients it averages; None: all."""
+    """The ranks whose gradients are averaged; None averages all."""
     communicates: bool = False
-    """The task calls collectives by itself: ranks are played at the same time."""
+    """True if the task calls collectives: the ranks are then simulated at the same time."""
 
     def __post_init__(self) -> None:
         workload, recipe, hypothesis = self.workload, self.recipe, self.hypothesis
@@ -185,7 +188,7 @@ class Reference:
         self._current_alone = played[0]
         self.players = Players(self.shares, self._exchange, self._current_rank)
         """The simulated ranks, as the task sees them."""
-        self.models, self._drawn = self._built(len(played))
+        self.models, self._draw_readers = self._build_models(len(played))
         self.model = self.models[0]
         set_numerics(recipe)
         self.initial_sha256 = weights_sha256(
@@ -195,38 +198,43 @@ class Reference:
         groups = () if hypothesis.one_group else workload.parameter_groups
         self._optimizer = build_optimizer(self._named, recipe, groups)
         self._set_decay()
-        self._of_pieces: torch.optim.Optimizer | None = None
+        self._piece_optimizer: torch.optim.Optimizer | None = None
         self._scaler = loss_scaler(recipe, self.device)
         self._rate = learning_rate_of(recipe, self.total_steps)
         self._shards = [Shard(index=index, count=self.shares) for index in played]
-        self._drawn_plan = replace(self.plan, draws=hypothesis.seed_offset)
-        self._batches = [workload.batches(self._drawn_plan, shard) for shard in self._shards]
+        self._draws_plan = replace(self.plan, draws=hypothesis.seed_offset)
+        self._batches = [workload.batches(self._draws_plan, shard) for shard in self._shards]
         initial = dict(self.model.named_buffers())
         self._buffers = [{n: b.clone() for n, b in initial.items()} for _ in self._shards]
         self.steps_taken = 0
         self._parts: Sequence[Parts] = ()
         """Micro-batches of each rank in the step under way."""
-        self._weighs = not workload.weights_known
-        """True if the weights are known from the losses alone."""
+        self._weights_from_losses = not workload.weights_known
+        """True if the weights are known only after the losses are computed."""
         self.skipped: list[int] = []
-        """Steps whose gradients were not finite when scaled, or that a hypothesis leaves out."""
+        """Steps whose scaled gradients were not finite, or that a hypothesis skips."""
         self.sample_ids: list[list[tuple[int, ...]]] = [[] for _ in self._shards]
         self.weights: list[list[float]] = [[] for _ in self._shards]
         self.draws: list[list[tuple[str, ...]]] = [[] for _ in self._shards]
         self.gradients: dict[str, Tensor] = {}
-        """Gradients of the last step, before clipping, and scaled like the loss until the update.
-        A parameter that no rank used has none."""
+        """Gradients of the last step before clipping.  They are scaled like the loss until the
+        update.  A parameter that no rank used has no gradient."""
 
-    def _built(self, ranks: int) -> tuple[list[nn.Module], list[Callable[[], tuple[str, ...]]]]:
-        """Each rank's model, and what tells its draws: one for all, unless they pass together."""
+    def _build_models(
+        self, ranks: int
+    ) -> tuple[list[nn.Module], list[Callable[[], tuple[str, ...]]]]:
+        """Return each rank's model, and the function that returns its latest random draws.
+
+        The ranks share one model and function, unless they are simulated at the same time.
+        """
         models: list[nn.Module] = []
-        drawn: list[Callable[[], tuple[str, ...]]] = []
+        draw_readers: list[Callable[[], tuple[str, ...]]] = []
         for rank in range(1 if self._lockstep is None else ranks):
-            with world_of(self.players):  # it may ask for the number of ranks
+            with world_of(self.players):  # the task may ask for the number of ranks
                 model = self.workload.build_model()
             model = prepared_on(self.device, model, self.workload, self.recipe)
             models.append(model)
-            drawn.append(self.workload.watch_draws())
+            draw_readers.append(self.workload.watch_draws())
             if self._casts is not None:
                 allow_mixed_dtype_batch_norm(model)
             if self._lockstep is not None:
@@ -235,7 +243,7 @@ class Reference:
                 for copied, first in zip(model.parameters(), models[0].parameters(), strict=True):
                     copied.data = first.data
         copies = ranks // len(models)
-        return models * copies, drawn * copies
+        return models * copies, draw_readers * copies
 
     def _set_decay(self) -> None:
         decays = self.hypothesis.decays
@@ -255,9 +263,11 @@ class Reference:
         return self._buffers
 
     def restart(self, buffers: Sequence[Mapping[str, Tensor]]) -> None:
-        """Go back to the first batch, with these buffers of every rank; weights stay."""
-        self._buffers = [{n: b.clone() for n, b in of_rank.items()} for of_rank in buffers]
-        self._batches = [self.workload.batches(self._drawn_plan, s) for s in self._shards]
+        """Go back to the first batch with these buffers of the ranks; keep the weights."""
+        self._buffers = [
+            {n: b.clone() for n, b in rank_buffers.items()} for rank_buffers in buffers
+        ]
+        self._batches = [self.workload.batches(self._draws_plan, s) for s in self._shards]
 
     def _exchange(self, name: str, value: object) -> list[object]:
         if self.shares == 1:
@@ -273,12 +283,12 @@ class Reference:
 
     def _current_rank(self) -> int:
         if self.communicates and self._lockstep is not None and not self._lockstep.is_running:
-            # A task may keep it, and here all ranks share one task.
+            # The task may store the number, but all ranks share one task here.
             raise CannotPlayError("its rank while its model is built")
         return self._current_alone if self._lockstep is None else self._lockstep.current
 
     def step(self) -> list[Tensor]:
-        """Take one optimizer step; each rank's loss, as a worker returns it."""
+        """Take one optimizer step and return each rank's loss, as a worker does."""
         if self.noise is not None:
             with torch.no_grad():
                 for parameter in self._named.values():
@@ -305,12 +315,12 @@ class Reference:
                 parameter.copy_(exact[name])
 
     def compute_gradients(self) -> list[Tensor]:
-        """Every rank's passes, which make `gradients`, without an update; each rank's loss."""
+        """Run every rank's passes, set `gradients`, and return each rank's loss; update nothing."""
         self.gradients = {}
         count, ranks = self.recipe.gradient_accumulation, range(len(self._shards))
         batches = [next(batches).to(self.device) for batches in self._batches]
         self._parts = [[(part, part.weight) for part in batch.split(count)] for batch in batches]
-        if self._weighs:
+        if self._weights_from_losses:
             play = self._lockstep.run if self._lockstep else lambda weigh: [*map(weigh, ranks)]
             self._parts = play(self._weigh)
         losses = [] if self._lockstep is None else self._lockstep.run(self._play)
@@ -341,7 +351,7 @@ class Reference:
     def _weigh(self, rank: int) -> Parts:
         """Return the rank's parts with the weights of their losses, from a forward pass alone.
 
-        A backward pass needs the weight of the step, which all ranks make.
+        A backward pass needs the weight of the step, the sum over all ranks.
         """
         model, parts = self._begin(rank), [part for part, _ in self._parts[rank]]
         with self._cast_parameters(model), self._precision():
@@ -352,18 +362,18 @@ class Reference:
         model, micro_batches = self._begin(rank), self._parts[rank]
         ids = chain.from_iterable(batch.sample_ids for batch, _ in micro_batches)
         self.sample_ids[rank].append(tuple(ids))
-        of_share = _sum_of(micro_batches)
-        self.weights[rank].append(of_share)
+        share_weight = _sum_of(micro_batches)
+        self.weights[rank].append(share_weight)
         parts = []
         added: dict[str, Tensor] = {}
         with self._cast_parameters(model):
             for micro_batch, weight in micro_batches:
                 with self._precision():
                     loss = self.workload.loss(model, micro_batch)
-                self._weighs = not loss.known_before
-                if not self._weighs:
+                self._weights_from_losses = not loss.known_before
+                if not self._weights_from_losses:
                     check_weight(loss, micro_batch)
-                step_weight = self._step_weight(micro_batch, weight, of_share)
+                step_weight = self._step_weight(micro_batch, weight, share_weight)
                 part = share_of_step(loss, step_weight, self.shares)
                 self._backward(part, rank)
                 parts.append(part.detach())
@@ -371,32 +381,33 @@ class Reference:
         for name, parameter in model.named_parameters():
             if name in added:
                 parameter.grad = added[name].float()
-        self.draws[rank].append(self._drawn[rank]())
+        self.draws[rank].append(self._draw_readers[rank]())
         if self.hypothesis.buffers != "frozen":
             self._buffers[rank] = {n: b.clone() for n, b in model.named_buffers()}
         return torch.stack(parts).sum()
 
     def _backward(self, part: Tensor, rank: int) -> None:
-        """At once for ranks that pass together: each one's samples are in the others' losses."""
+        """Run the backward pass; once for all ranks if their batch norms are synchronised."""
         if self._lockstep is not None and self._synchronised:
             parts, first_row = self._lockstep.gather(rank, part.reshape(1))
             if first_row > 0:
                 return
             part = parts.sum()
-        # In this thread: a backward pass may wait for other ranks, whose passes must go on.
+        # A backward pass may wait for other ranks, so it must not block torch's shared threads.
         with torch.autograd.set_multithreading_enabled(not self.communicates):
             self._scaler.scale(part).backward()  # type: ignore[no-untyped-call]  # torch's
 
-    def _step_weight(self, batch: Batch, weight: float, of_share: float) -> float:
-        """The step's, or what a mean of means takes for it.
+    def _step_weight(self, batch: Batch, weight: float, share_weight: float) -> float:
+        """Return the weight of the step, or the divisor of the hypothesis.
 
-        Where the losses alone know weights, all shares weigh as much as those that are played.
+        If weights are known from losses only, the other shares are assumed to weigh as much as the
+        simulated ones.
         """
         ranks, parts = self.shares, self.recipe.gradient_accumulation
         played = sum(map(_sum_of, self._parts)) * ranks / len(self._shards)
         divisors = {
-            "step": played if self._weighs else batch.step_weight,
-            "share": ranks * of_share,
+            "step": played if self._weights_from_losses else batch.step_weight,
+            "share": ranks * share_weight,
             "micro-batch": ranks * parts * weight,
         }
         return divisors[self.hypothesis.divisor] or math.inf
@@ -433,7 +444,7 @@ class Reference:
             gradient = gradient.to_dense() if gradient.is_sparse else gradient
             total.setdefault(name, torch.zeros_like(gradient))
             share = 1 if hypothesis.only_rank is not None else len(self._shards)
-            # As torch's hooks do it: in 16 bits the cast comes before the division.
+            # As torch's hooks do, cast to 16 bits before the division.
             sent = narrowed(gradient, self._messages).to(gradient.dtype)
             part = narrowed(sent, self._reduction) / share * hypothesis.gradient_factor
             added = narrowed(total[name], self._reduction) + part
@@ -473,25 +484,27 @@ class Reference:
     @torch.no_grad()
     def _step_in_pieces(self) -> None:
         rows = [group["params"] for group in self._optimizer.param_groups]
-        if self._of_pieces is None:
+        if self._piece_optimizer is None:
             pieces = [[nn.Parameter(p.clone()) for p in self._pieces(row)] for row in rows]
             groups = zip(self._optimizer.param_groups, pieces, strict=True)
-            made: Any = type(self._optimizer)
-            self._of_pieces = made([group | {"params": piece} for group, piece in groups])
-        set_learning_rates(self._of_pieces.param_groups, self._rate(self.steps_taken))
-        for row, group in zip(rows, self._of_pieces.param_groups, strict=True):
+            optimizer_class: Any = type(self._optimizer)
+            self._piece_optimizer = optimizer_class(
+                [group | {"params": piece} for group, piece in groups]
+            )
+        set_learning_rates(self._piece_optimizer.param_groups, self._rate(self.steps_taken))
+        for row, group in zip(rows, self._piece_optimizer.param_groups, strict=True):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in row]
             for piece, gradient in zip(group["params"], self._pieces(gradients), strict=True):
                 piece.grad = gradient
-        self._of_pieces.step()
-        for row, group in zip(rows, self._of_pieces.param_groups, strict=True):
+        self._piece_optimizer.step()
+        for row, group in zip(rows, self._piece_optimizer.param_groups, strict=True):
             updated = torch.cat(group["params"])
             for parameter in row:
                 parameter.copy_(updated[: parameter.numel()].view_as(parameter))
                 updated = updated[parameter.numel() :]
 
     def _pieces(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors in one row, padded, in equal pieces."""
+        """Return equal pieces of the flattened and padded tensors."""
         row = torch.cat([tensor.reshape(-1) for tensor in tensors])
         padding = row.new_zeros(-len(row) % (ALIGNMENT * self.shares))
         return torch.cat([row, padding]).chunk(self.shares)
@@ -504,11 +517,11 @@ class Reference:
         return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
 
     def buffers(self, rank: int = 0) -> Mapping[str, Tensor]:
-        """Buffers of a rank by name."""
+        """Return the buffers of a rank by name."""
         return self._buffers[rank]
 
     def quality(self) -> Mapping[str, float | None]:
-        """The whole validation set once, with the buffers of the rank that is evaluated."""
+        """Evaluate the full validation set once, with the buffers of the evaluated rank."""
         put_buffers(self.model, self._buffers[self.hypothesis.evaluated_rank])
         self.model.eval()
         with one_rank():
@@ -527,7 +540,7 @@ class Reference:
         return (tuple(self.skipped),) * len(self._shards)
 
     def capture(self, steps: int) -> Capture:
-        """Take the steps and write them down as a strategy's are."""
+        """Take the steps and return their capture, in the form of a strategy's capture."""
         tensors: dict[str, Mapping[str, Array]] = {part: {} for part in PARTS}
         losses: list[list[float]] = [[] for _ in self._shards]
         for step in range(steps):
@@ -535,7 +548,7 @@ class Reference:
                 losses_of_step = self.step()
             for rank, loss in enumerate(losses_of_step):
                 losses[rank].append(float(loss))
-            # The first update, or what a hypothesis takes for one that was dropped without a word.
+            # The first update; a step that the hypothesis skips counts as an update.
             overflowed = step in {*self.skipped} - self.hypothesis.skipped
             if not tensors["gradient"] and not overflowed:
                 tensors["gradient"] = arrays(self.gradients)
@@ -558,7 +571,7 @@ class Reference:
 
 
 def narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in a 16-bit type; unchanged for fp32, which float64 and complex numbers exceed."""
+    """Cast the tensor to a 16-bit type; fp32 leaves it unchanged, as float64 would lose digits."""
     return tensor if dtype is torch.float32 else tensor.to(dtype)
 
 
@@ -582,9 +595,9 @@ class ReferenceRuns:
     steps: int
     device: torch.device
     threads: int = 1
-    """Threads of each of the strategy's processes: their number changes the order of sums."""
+    """Threads of each process of the strategy: their number changes the order of additions."""
     communicates: bool = False
-    """See `Reference`."""
+    """True if the task calls collectives, as in `Reference`."""
 
     def run(self, hypothesis: Hypothesis = AS_DEFINED, noise: Noise | None = None) -> Capture:
         threads = torch.get_num_threads()
@@ -615,19 +628,18 @@ class ReferenceRuns:
         return LocalReference
 
     def tolerances(self) -> Tolerances:
-        """The reference, and how far rounding-sized disturbances take it.
+        """Return the reference with its deviations under disturbances of the size of rounding.
 
         A result of n added terms has a relative error of about sqrt(n) u (Higham, Accuracy and
-        Stability of Numerical Algorithms, 2nd ed., section 2.8): forward and backward passes add
-        up as many terms as the widest layer has inputs, the reduction one for each rank and
-        micro-batch.
+        Stability of Numerical Algorithms, 2nd ed., section 2.8).  Forward and backward passes add
+        up as many terms as the widest layer has inputs; the reduction adds up one term for each
+        rank and micro-batch.
 
-        A model may amplify such errors until they hide a factor of two (detectors do: one pair of
-        nearly equal scores in another order is another choice of boxes).  Then only gradients are
-        disturbed, as reductions do, and the first forward pass must be equal to the last bit.
+        A model may amplify such errors until they hide a factor of two.  Detectors do: if two
+        nearly equal scores change places, other boxes are selected.  Then only gradients are
+        disturbed, as by reductions, and the first forward pass must be equal bit by bit.
 
-        The first of the disturbed runs is not disturbed at all: it shows whether the task repeats
-        itself.
+        The first of the disturbed runs has no disturbance: it shows if the task is repeatable.
         """
         compute, reduction = self._roundoffs()
 
@@ -648,8 +660,8 @@ class ReferenceRuns:
         if any(run.initial_sha256 != reference.initial_sha256 for run in first.disturbed):
             raise InputError(
                 "workload.model",
-                "it begins with other weights each time that it is built",
-                "return a new, whole model each time; draw its weights by torch, numpy or random",
+                "it has other initial weights each time that it is built",
+                "return a new model each time; draw its weights by torch, numpy or random",
             )
         if first.hide_errors:
             runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
@@ -662,14 +674,14 @@ class ReferenceRuns:
         return BatchPlan(global_batch=self.trial.batch_per_step, seed=self.trial.recipe.seed)
 
     def _roundoffs(self) -> tuple[float, float]:
-        """Relative errors of what a rank computes, and of the reduction over ranks."""
+        """Return the relative errors of a rank's computation and of the reduction over ranks."""
         recipe = self.trial.recipe
         model = self.workload.build_model()
         parameters = [p for p in model.parameters() if p.numel() > 0]
         widest = max((p.numel() // p.shape[0] for p in parameters if p.dim() > 0), default=1)
         terms = self.shares * recipe.gradient_accumulation
         compute = math.sqrt(widest) * UNIT_ROUNDOFF["fp32"]
-        # A frozen base of 16-bit numbers computes in these, whatever the recipe's precision.
+        # Frozen 16-bit parameters compute in their type, independent of the recipe's precision.
         types = {p.dtype for p in parameters if p.is_floating_point() and p.element_size() < 4}
         compute += max((torch.finfo(dtype).eps / 2 for dtype in types), default=0.0)
         if recipe.precision != "fp32":
@@ -680,7 +692,7 @@ class ReferenceRuns:
         numerics = self.trial.built_strategy.numerics(recipe)
         if numerics.reduction_precision != "fp32":
             reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[numerics.reduction_precision]
-        # Strategies correct what they accumulated: the last digits decide how a message rounds.
+        # Strategies rescale accumulated gradients, so their last digits decide how messages round.
         corrected = recipe.gradient_accumulation > 1 and not self.workload.weights_known
         if corrected and numerics.message_precision != "fp32":
             reduction += UNIT_ROUNDOFF[numerics.message_precision]

@@ -88,7 +88,7 @@ UNKNOWN_GROUP = ("world group map", "Could not resolve the process group", "not 
 """Parts of torch's messages about a group that the reference does not know."""
 
 LIBRARIES = (str(Path(__file__).parents[1]), "-packages", sysconfig.get_path("stdlib"), "<")
-"""Parts of the names of files that are not the user's; "<" marks generated code."""
+"""Parts of names of files that the user did not write; "<" marks generated code."""
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class KnownReference(NamedTuple):
 
 
 class NoReferenceError(Exception):
-    """A cell has no reference, for this cause."""
+    """Raised with the cause if a cell has no reference."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(cause.evidence)
@@ -112,9 +112,9 @@ class NoReferenceError(Exception):
 
 
 def without_execution_settings(recipe: Recipe) -> Recipe:
-    """The recipe without settings that change how a step is computed but not its result.
+    """Return the recipe without settings that change how a step is computed but not its result.
 
-    `channels_last` stays: dropout on pictures draws for elements as they lie in memory.
+    `channels_last` stays: dropout draws random numbers in the order of the elements in memory.
     """
     plain: dict[str, object] = {
         "activation_checkpointing": False,
@@ -128,19 +128,19 @@ def without_execution_settings(recipe: Recipe) -> Recipe:
 
 
 class ReferenceCache:
-    """A cache of references by what they depend on: most strategies share one."""
+    """Cache of references by everything they depend on; most strategies share one reference."""
 
     def __init__(self) -> None:
-        self._made: dict[str, KnownReference | NoReferenceError] = {}
+        self._results: dict[str, KnownReference | NoReferenceError] = {}
 
     def get(self, trial: Trial, steps: int) -> KnownReference:
-        """Raises `NoReferenceError` where the task fails, or no memory here holds the reference."""
+        """Return the reference.  Raises `NoReferenceError` if the task or the memory fails."""
         recipe = without_execution_settings(trial.recipe)
         shares, threads = trial.layout.shares, threads_of_a_rank(trial)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
         numerics = asdict(trial.built_strategy.numerics(recipe))
         key = json.dumps((*models, numerics, shares, steps, threads), sort_keys=True)
-        if key not in self._made:
+        if key not in self._results:
             runs = ReferenceRuns(
                 workload=build_workload(trial.workload, recipe.seed),
                 trial=trial.model_copy(update={"recipe": recipe}),
@@ -150,26 +150,26 @@ class ReferenceCache:
                 threads=threads,
             )
             try:
-                self._made[key] = known_reference(runs)
+                self._results[key] = known_reference(runs)
             except Exception as error:
                 if error_kind(error) == "storage":
                     raise
                 traceback.print_exc()  # into the log
-                self._made[key] = NoReferenceError(_no_reference(error))
-        cached = self._made[key]
+                self._results[key] = NoReferenceError(_no_reference(error))
+        cached = self._results[key]
         if isinstance(cached, NoReferenceError):
             raise cached
         return cached
 
 
 def _no_reference(error: Exception) -> Cause:
-    """Return what failed and the last line of the user's own code, without the frames."""
+    """Return the failure with the last line of the user's code as a cause, without a traceback."""
     unknown = any(text in str(error) for text in UNKNOWN_GROUP)
     if isinstance(error, CannotPlayError) or unknown:
-        called = "a process group of its own" if unknown else error
+        used = "a process group that it created" if unknown else error
         return Cause(
             text="undecided: the task communicates by itself",
-            evidence=f"it uses {called}, which one process cannot play for all ranks",
+            evidence=f"it uses {used}, which one process cannot simulate for all ranks",
             first_deviation="none",
         )
     return Cause(text=NOT_TRIED, evidence=_failure(error), first_deviation="none")
@@ -179,17 +179,19 @@ def _failure(error: Exception) -> str:
     plain = isinstance(error, ShardmarkError)
     message = one_line(str(error) if plain else f"{type(error).__name__}: {error}")
     if error_kind(error) == "out_of_memory":
-        return f"no memory here holds the reference: {message}"
+        return f"the reference does not fit in memory: {message}"
     frames = traceback.extract_tb(error.__traceback__)
-    of_user = [f for f in frames if not any(part in f.filename for part in LIBRARIES)]
-    line = f" ({Path(of_user[-1].filename).name}, line {of_user[-1].lineno})" if of_user else ""
-    return f"one process that plays the ranks fails: {message}{line}"
+    user_frames = [f for f in frames if not any(part in f.filename for part in LIBRARIES)]
+    line = ""
+    if user_frames:
+        line = f" ({Path(user_frames[-1].filename).name}, line {user_frames[-1].lineno})"
+    return f"the task fails in the process that simulates the ranks: {message}{line}"
 
 
 def known_reference(runs: ReferenceRuns) -> KnownReference:
-    """Return the reference; on the CPU where the device's memory does not hold it.
+    """Return the reference, computed on the CPU if it does not fit in the device's memory.
 
-    A task that communicates by itself is played again, with ranks that wait for each other.
+    A task that communicates by itself is simulated again, with ranks that wait for each other.
     """
     try:
         tolerances = runs.tolerances()
@@ -203,20 +205,20 @@ def known_reference(runs: ReferenceRuns) -> KnownReference:
         if error_kind(error) != "out_of_memory" or runs.device.type == "cpu":
             raise
         logger.warning("the reference does not fit %s; it runs on the CPU", runs.device)
-    # Not before: the error holds the frames, and they the tensors.
+    # Only here: until the error is deleted, its frames keep the tensors in memory.
     gc.collect()
     torch.cuda.empty_cache()
     return known_reference(replace(runs, device=CPU, threads=len(os.sched_getaffinity(0))))
 
 
 def threads_of_a_rank(trial: Trial) -> int:
-    """Number of threads of each process of the trial, servers included."""
+    """Return the number of threads of each process of the trial, servers included."""
     cores = len(os.sched_getaffinity(0))
     return trial.recipe.threads_per_rank or max(1, cores // trial.layout.processes)
 
 
 def compare_cells(folder: Path) -> None:
-    """Compare the cells that the folder's list names; the verdicts so far are always beside it."""
+    """Compare the cells in the folder's list; store the verdicts after each cell."""
     verdicts: list[Verdict] = []
     references = ReferenceCache()
     for directory in map(Path, json.loads((folder / CELLS_FILE).read_text())):
@@ -290,8 +292,8 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         return verdict_of(trial, None, checks, undecided)
 
     def run(hypothesis: Hypothesis) -> Capture:
-        made = runs.run(hypothesis)
-        return made.seen_by_one_process() if one_process else made
+        result = runs.run(hypothesis)
+        return result.seen_by_one_process() if one_process else result
 
     cause = cause_of(capture, checks, tolerances, recipe=trial.recipe, numerics=numerics, run=run)
     return verdict_of(trial, False, checks, cause)
@@ -333,7 +335,7 @@ def undecided_cause(
     same_device: bool,
     same_kernels: bool,
 ) -> Cause | None:
-    """The cause of an undecided verdict, or None if failed checks refute equivalence."""
+    """Return the cause of an undecided verdict, or None if failed checks refute equivalence."""
     expected = tolerances.reference
     wrong = {check.name for check in checks if not check.holds} & INPUT_CHECKS
     if not wrong and capture.skipped == expected.skipped and not expected.tensors["gradient"]:
@@ -344,13 +346,13 @@ def undecided_cause(
         return None
     if tolerances.rounding_skips:
         return ROUNDING_SKIPS
-    # Other kernels add in another order all the way: this model may make much of that.
+    # Other kernels add in another order everywhere, which this model may amplify.
     largest = tolerances.floor if same_kernels else BLIND
     return UNDECIDED if differs_by_rounding(capture, tolerances, largest) else None
 
 
 def differs_by_rounding(capture: Capture, tolerances: Tolerances, largest: float) -> bool:
-    """True if first losses that must be equal differ, relatively by at most `largest`."""
+    """Return True if first losses that must be equal differ, relatively by at most `largest`."""
     if not tolerances.exact_forward:
         return False
     pairs = [

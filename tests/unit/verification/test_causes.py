@@ -224,7 +224,7 @@ def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatc
     """Else each run of the reference would begin where the last one ended."""
     kept = MODELS["plain"]()
     monkeypatch.setattr(Task, "build_model", lambda _: kept)
-    with pytest.raises(InputError, match=r"other weights each time.*return a new"):
+    with pytest.raises(InputError, match=r"other initial weights each time.*return a new"):
         VerificationCase("plain")
 
 
@@ -294,7 +294,7 @@ def moved(ids: Any) -> Any:
     ("changes", "text", "evidence"),
     [
         (lambda ids: (ids[0], ids[0]), "repeated samples", "step 1 takes 8 samples"),
-        (lambda ids: ids[::-1], "different batch shares", "shared out otherwise"),
+        (lambda ids: ids[::-1], "different batch shares", "in other shares"),
         (moved, "different batch shares", "step 1 has other samples"),
         ({"initial_sha256": ("f" * 64,) * 2}, "different initial weights", "ffffffffffff"),
         ({"learning_rates": (0.1, 0.1, 0.2)}, "different learning rate", "0.2 where"),

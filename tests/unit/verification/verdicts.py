@@ -47,7 +47,7 @@ BAD = Verdict(
     ),
     cause=Cause(
         text="gradients are clipped to norm 1, DeepSpeed's default",
-        evidence="the reference trained so differs by 0.2 tolerances",
+        evidence="the reference with this change differs by 0.2 tolerances",
         setting="gradient_clipping",
         first_deviation="parameters after the first update (fc.weight)",
     ),
