@@ -1,0 +1,63 @@
+"""Table of the zoo: training scripts with one fault each, and the cause that explains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One script, which trains wrong on two ranks, and right with `--right`."""
+
+    script: str
+    cause: str
+    framework: str
+
+    @property
+    def path(self) -> Path:
+        return Path(__file__).with_name(f"{self.script}.py")
+
+
+CASES = tuple(
+    Case(script=script, cause=cause, framework=framework)
+    for framework, causes in {
+        "ddp": {
+            "token_means": "uneven_weights",
+            "sum_loss": "summed",
+            "averaged_twice": "averaged_twice",
+            "accumulation_not_divided": "accumulation_not_divided",
+            "accumulation_divided_twice": "accumulation_divided_twice",
+            "accumulation_not_synchronised": "accumulation_not_synchronised",
+            "no_sampler": "same_data",
+            "same_seed_sampling": "same_data",
+            "no_set_epoch": "same_order_every_epoch",
+            "dropped_data": "data_dropped",
+            "different_start": "different_start",
+            "unreduced_parameter": "not_reduced",
+            "local_clip": "clipped_locally",
+            "clip_before_unscale": "clipped_before_unscaling",
+            "scaled_learning_rate": "learning_rate_scaled",
+            "buffers_drift": "buffers_differ",
+            "batch_norm_share": "batch_norm_of_share",
+            "contrastive_local": "whole_batch_loss",
+            "contrastive_detached": "gathered_without_gradients",
+        },
+        "fsdp2": {
+            "fsdp2_summed": "summed",
+            "fsdp2_local_clip": "clipped_locally",
+            "optimizer_before_wrap": "optimizer_of_other_parameters",
+            "untied_weights": "untied_weights",
+        },
+        "fsdp1": {"fsdp1_local_clip": "clipped_locally"},
+        "deepspeed": {
+            "deepspeed_accumulation": "accumulation_divided_twice",
+            "deepspeed_token_means": "uneven_weights",
+        },
+        "transformers": {"trainer_token_means": "uneven_weights"},
+        "accelerate": {"accelerate_token_means": "uneven_weights"},
+        "fabric": {"fabric_no_loaders": "same_data"},
+        "lightning": {"lightning_no_sampler": "same_data"},
+    }.items()
+    for script, cause in causes.items()
+)
