@@ -50,7 +50,7 @@ LEAST_FILTERED = 6
 """Number of rows from which the page has filters."""
 CAUTIONS = (NoteKind.NOT_EQUIVALENT,)
 """Notes that cast doubt on a number."""
-TOLD_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
+SHOWN_ELSEWHERE = (NoteKind.FAILURE, NoteKind.UNSTABLE, NoteKind.DAMAGED)
 """Notes that have a section of their own."""
 _CODE = re.compile(r"`([^`\n]+)`")
 _UNIT = re.compile(
@@ -101,7 +101,7 @@ def render_page(
     rows = comparison.rows
     figures = [_figure(drawing, images) for drawing in drawings]
     unstable = warnings_of(comparison)
-    notes = [note for note in notes_of(comparison, unstable) if note.kind not in TOLD_ELSEWHERE]
+    notes = [note for note in notes_of(comparison, unstable) if note.kind not in SHOWN_ELSEWHERE]
     given_answers = answers(comparison)
     several = any(len(trial.ranks) > 1 for row in rows for trial in row.ok_trials)
     style, script = template_text("report.css"), template_text("report.js")
