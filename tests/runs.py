@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.studies.study import load_study
 from shardmark.report.figures import Figure, Panel, Series, figures_of
-from shardmark.results.schema import ExchangeRecord, RankRecord, TrialResult
-from shardmark.results.store import StoredRun, load_run
-from tests.golden.invented import (
-    STARTED_AT_SECONDS,
-    invented_rank,
-    invented_trial,
-    trained,
-    write_run,
+from shardmark.results.schema import (
+    EpochRecord,
+    ExchangeRecord,
+    Outcome,
+    RankRecord,
+    TrialResult,
+    WindowRecord,
 )
+from shardmark.results.store import StoredRun, load_run
+from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
 
 FIRST_STEP_AT_SECONDS = STARTED_AT_SECONDS + 6.25
 """When the invented ranks took their first step."""
@@ -51,13 +53,19 @@ def server(rank: int, staleness: Mapping[str, int]) -> RankRecord:
 
 
 def sample(
-    seconds: float, *, sent: float, cpu: Mapping[int, float], gpus: Iterable[Mapping[str, Any]] = ()
+    seconds: float,
+    *,
+    sent: float,
+    cpu: Mapping[int, float],
+    gpus: Iterable[Mapping[str, Any]] = (),
+    **process: int,
 ) -> dict[str, Any]:
     """So many seconds after the first step: bytes sent and CPU seconds by rank, since any start."""
     return {
         "at_seconds": FIRST_STEP_AT_SECONDS + seconds,
         "ranks": [
-            {"rank": rank, "pid": 4000 + rank, "cpu_seconds": used} for rank, used in cpu.items()
+            {"rank": rank, "pid": 4000 + rank, "cpu_seconds": used, **process}
+            for rank, used in cpu.items()
         ],
         "network": {
             "lo": {"bytes_sent": sent, "bytes_received": 0},
@@ -67,33 +75,131 @@ def sample(
     }
 
 
-def learning_trial(
+def trained_trial(
     strategy: str = "ddp",
     ranks: int = 2,
     repeat: int = 0,
     *,
     accuracies: Sequence[float | None] = (0.5, 0.75),
-    losses: Sequence[float | None] | None = None,
+    qualities: Sequence[Mapping[str, float | None] | None] | None = None,
+    losses: Sequence[float | None] = (),
+    steps: int = 10,
     seconds: float = 10.0,
+    slower: float = 1.0,
+    warmup: int = 0,
+    evaluation_seconds: float = 3.0,
+    record: Callable[[int], Mapping[str, Any]] = lambda _: {},
     **fields: Any,
 ) -> TrialResult:
-    """Epochs of ten steps, none of them warm-up; each takes `seconds`, and rank 1 a second more."""
+    """A trial with an epoch for each accuracy, or for each quality.
+
+    Rank 1 takes `slower` seconds more for an epoch; `record` gives changes of a rank's record.
+    """
     made = invented_trial(strategy, ranks, repeat, **fields)
-    records = []
-    for rank in range(ranks):
-        record = trained(
-            invented_rank(rank),
-            [{"accuracy_top1": accuracy} for accuracy in accuracies],
-            seconds=seconds + (rank == 1),
-            evaluation_seconds=3.0,
+    if made.outcome is not Outcome.OK:
+        return made
+    if qualities is None:
+        qualities = [{"accuracy_top1": accuracy} for accuracy in accuracies]
+    records = tuple(
+        trained(
+            invented_rank(rank).model_copy(update=record(rank)),
+            qualities,
+            losses=losses,
+            steps=steps,
+            seconds=seconds + slower * (rank == 1),
+            warmup=warmup,
+            evaluation_seconds=evaluation_seconds,
         )
-        given = losses or [1.0 / (epoch.epoch + 1) for epoch in record.epochs]
-        epochs = tuple(
-            epoch.model_copy(update={"train_loss": loss})
-            for epoch, loss in zip(record.epochs, given, strict=True)
+        for rank in range(ranks)
+    )
+    return made.model_copy(update={"ranks": records})
+
+
+def as_published() -> dict[str, dict[str, Any]]:
+    """Workload and recipe of the study `lamsal-2025`."""
+    content: dict[str, dict[str, Any]] = {"workload": {}, "recipe": {"per_rank_batch": 8}}
+    for key, value in load_study("lamsal-2025").conditions.items():
+        section, name, *option = key.split(".")
+        if option:
+            content[section].setdefault(name, {})[option[0]] = value
+        else:
+            content[section][name] = value
+    return content
+
+
+def detection_trial(
+    strategy: str = "ddp",
+    ranks: int = 2,
+    repeat: int = 0,
+    *,
+    seconds: float = 10.0,
+    rate: float = 100.0,
+    device: str = "cpu",
+    workload: Mapping[str, Any] = {},
+    recipe: Mapping[str, Any] = {},
+    **fields: Any,
+) -> TrialResult:
+    """Two epochs of ten steps of the published experiment, four of them warm-up."""
+    published = as_published()
+    return trained_trial(
+        strategy,
+        ranks,
+        repeat,
+        qualities=[{"map": 0.125 + epoch / 8, "map_50": None} for epoch in (0, 1)],
+        losses=(0.75, 0.5),
+        seconds=seconds,
+        warmup=4,
+        record=lambda rank: {
+            "device": device,
+            "device_uuids": () if device == "cpu" else (f"GPU-{rank}",),
+        },
+        metrics={"epoch_seconds": seconds, "samples_per_second": rate, "train_loss": 0.5 + repeat},
+        trial={
+            "experiment": "invented",
+            "workload": published["workload"] | dict(workload),
+            "recipe": published["recipe"] | dict(recipe),
+            "measure": {"warmup_steps": 4},
+            "device_type": "cpu",
+        },
+        **fields,
+    )
+
+
+def trained(
+    rank: RankRecord,
+    qualities: Sequence[Mapping[str, float | None] | None],
+    *,
+    losses: Sequence[float | None] = (),
+    steps: int = 10,
+    seconds: float = 10.0,
+    warmup: int = 0,
+    evaluation_seconds: float = 0.25,
+) -> RankRecord:
+    """The rank with an epoch for each quality; losses fall as 1, 1/2, 1/3."""
+    epochs, windows = [], []
+    for epoch, quality in enumerate(qualities):
+        first, end = epoch * steps, (epoch + 1) * steps
+        measured = max(first, warmup)
+        epochs.append(
+            EpochRecord(
+                epoch=epoch,
+                first_step=first,
+                end_step=end,
+                train_loss=losses[epoch] if losses else 1 / (epoch + 1),
+                evaluation_seconds=evaluation_seconds,
+                quality=None if quality is None else dict(quality),
+            )
         )
-        records.append(record.model_copy(update={"epochs": epochs}))
-    return made.model_copy(update={"ranks": tuple(records)})
+        began = (rank.first_step_at_seconds or 0.0) + epoch * (seconds + evaluation_seconds)
+        windows.append(
+            WindowRecord(
+                first_step=measured,
+                end_step=end,
+                started_at_seconds=began + seconds * (measured - first) / steps,
+                window_seconds=seconds * (end - measured) / steps,
+            )
+        )
+    return rank.model_copy(update={"epochs": tuple(epochs), "windows": tuple(windows)})
 
 
 def compared(*trials: TrialResult) -> Comparison:

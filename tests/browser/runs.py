@@ -10,23 +10,16 @@ from typing import Any
 from shardmark.results.schema import (
     Failure,
     Outcome,
-    RankRecord,
     StabilityFinding,
     StabilityKind,
     TrialResult,
 )
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
-from tests.golden.invented import (
-    STARTED_AT_SECONDS,
-    invented_rank,
-    invented_trial,
-    trained,
-    write_run,
-)
+from tests.golden.invented import write_run
+from tests.runs import FIRST_STEP_AT_SECONDS, sample, server, trained_trial
 
 STEPS, STEP_SECONDS = 60, 0.125
-BEGAN_AT_SECONDS = STARTED_AT_SECONDS + 6
 STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async")
 SPEED = {"single": 1.0, "ddp": 0.9, "fsdp": 0.75, "zero-1": 0.85, "zero-3": 0.6, "ps-sync": 0.4}
 PEAK_MEBIBYTES = {"single": 400, "ddp": 410, "fsdp": 220, "zero-1": 330, "zero-3": 180}
@@ -114,30 +107,26 @@ def trial(
         "peak_memory_bytes": 2**20 * (PEAK_MEBIBYTES.get(strategy, 300) - 10.0 * world_size),
         "staleness_mean": 0.5 * (world_size - 1) if served else None,
     }
-    if "outcome" not in fields:
-        workers = [trained_rank(number, 64 // world_size) for number in range(world_size)]
-        idle = {"rank": world_size, "role": "server", "windows": (), "epochs": (), "samples": 0}
-        fields["ranks"] = (*workers, *([workers[0].model_copy(update=idle)] if served else []))
-    changed = values | (metrics or {})
-    result = invented_trial(strategy, world_size, repeat, metrics=changed, **fields)
-    spec = {"name": strategy, "options": result.strategy_options}
-    inside = {**result.trial, "strategy": spec, "world_size": world_size}
-    return result.model_copy(update={"trial": inside})
-
-
-def trained_rank(number: int, samples_per_step: int) -> RankRecord:
-    changes = {
-        "first_step_at_seconds": BEGAN_AT_SECONDS,
-        "steps_per_epoch": STEPS // 3,
-        "samples": samples_per_step * (STEPS - 5),
-    }
-    return trained(
-        invented_rank(number).model_copy(update=changes),
-        [{"validation_loss": 2.1 / at, "accuracy_top1": 0.3 * at} for at in (1, 2, 3)],
+    result = trained_trial(
+        strategy,
+        world_size,
+        repeat,
+        qualities=[{"validation_loss": 2.1 / at, "accuracy_top1": 0.3 * at} for at in (1, 2, 3)],
         steps=STEPS // 3,
         seconds=STEPS // 3 * STEP_SECONDS,
+        slower=0.0,
         warmup=5,
+        record=lambda _: {
+            "steps_per_epoch": STEPS // 3,
+            "samples": 64 // world_size * (STEPS - 5),
+        },
+        metrics=values | (metrics or {}),
+        **fields,
     )
+    ranks = (*result.ranks, *([server(world_size, {"0": 1})] if served and result.ranks else []))
+    spec = {"name": strategy, "options": result.strategy_options}
+    inside = {**result.trial, "strategy": spec, "world_size": world_size}
+    return result.model_copy(update={"trial": inside, "ranks": ranks})
 
 
 def verdict(strategy: str, world_size: int, **fields: Any) -> Verdict:
@@ -176,20 +165,17 @@ def steps(result: TrialResult) -> Iterator[dict[str, Any]]:
                 "measured": step >= 5,
                 "samples": 64 // result.world_size,
                 "loss": 2.5 - step / STEPS + 0.1 * math.sin(step),
-                "started_at_seconds": BEGAN_AT_SECONDS + step * STEP_SECONDS,
+                "started_at_seconds": FIRST_STEP_AT_SECONDS + step * STEP_SECONDS,
                 "step_seconds": STEP_SECONDS,
             }
 
 
 def samples(result: TrialResult) -> Iterator[dict[str, Any]]:
     for number in range(40 if result.repeat == 0 else 2):
-        sent = {"bytes_sent": 10**6 * number**2, "bytes_received": 10**6 * number**2}
-        used = {"cpu_seconds": 0.2 * number, "rss_bytes": 500_000_000, "threads": 4}
-        yield {
-            "at_seconds": BEGAN_AT_SECONDS - 0.5 + 0.25 * number,
-            "ranks": [
-                {"rank": rank, "pid": 4000 + rank, **used} for rank in range(result.world_size)
-            ],
-            "network": {"lo": sent},
-            "gpus": [],
-        }
+        yield sample(
+            0.25 * number - 0.5,
+            sent=10**6 * number**2,
+            cpu=dict.fromkeys(range(result.world_size), 0.2 * number),
+            rss_bytes=500_000_000,
+            threads=4,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -196,43 +196,6 @@ def invented_rank(rank: int) -> RankRecord:
         ),
         settings={"averaging": "mean", "gradient_clipping": None, "momentum": 0.9},
     )
-
-
-def trained(
-    rank: RankRecord,
-    qualities: Sequence[Mapping[str, float | None] | None],
-    *,
-    losses: Sequence[float] = (),
-    steps: int = 10,
-    seconds: float = 10.0,
-    warmup: int = 0,
-    evaluation_seconds: float = 0.25,
-) -> RankRecord:
-    """The rank with an epoch of so many steps and seconds for each quality."""
-    epochs, windows = [], []
-    for epoch, quality in enumerate(qualities):
-        first, end = epoch * steps, (epoch + 1) * steps
-        measured = max(first, warmup)
-        epochs.append(
-            EpochRecord(
-                epoch=epoch,
-                first_step=first,
-                end_step=end,
-                train_loss=losses[epoch] if losses else 2 / (epoch + 1),
-                evaluation_seconds=evaluation_seconds,
-                quality=None if quality is None else dict(quality),
-            )
-        )
-        began = (rank.first_step_at_seconds or 0.0) + epoch * (seconds + evaluation_seconds)
-        windows.append(
-            WindowRecord(
-                first_step=measured,
-                end_step=end,
-                started_at_seconds=began + seconds * (measured - first) / steps,
-                window_seconds=seconds * (end - measured) / steps,
-            )
-        )
-    return rank.model_copy(update={"epochs": tuple(epochs), "windows": tuple(windows)})
 
 
 Lines = Iterable[Mapping[str, Any]]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from shardmark.core.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.results.schema import (
-    EpochRecord,
     Failure,
     Outcome,
     RankRecord,
     TrialResult,
-    WindowRecord,
 )
-from shardmark.results.store import RunFolder, StoredRun, load_run
-from tests.golden.invented import EXPERIMENT, STARTED_AT_SECONDS, invented_rank, invented_trial
+from shardmark.results.store import StoredRun, load_run
+from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
+from tests.runs import trained
 
 OK, BROKEN = "ddp-w2-fp32-r0-0a1b2c3d", "fsdp-w2-fp32-r0-4e5f6a7b"
 STEPS = 4
@@ -43,28 +40,9 @@ def started_of(step: int) -> float:
 
 
 def rank_record(rank: int) -> RankRecord:
-    epochs = tuple(
-        EpochRecord(
-            epoch=epoch,
-            first_step=2 * epoch,
-            end_step=2 * epoch + 2,
-            train_loss=1.5 - epoch + 0.25 * rank,
-            evaluation_seconds=0.25,
-            quality=dict(quality),
-        )
-        for epoch, quality in enumerate(QUALITIES)
-    )
-    windows = tuple(
-        WindowRecord(
-            first_step=first,
-            end_step=end,
-            started_at_seconds=started_of(first),
-            window_seconds=3.0 + rank,
-        )
-        for first, end in ((1, 2), (2, 4))
-    )
-    changed = {"epochs": epochs, "windows": windows, "first_step_at_seconds": started_of(0)}
-    return invented_rank(rank).model_copy(update=changed)
+    begun = invented_rank(rank).model_copy(update={"first_step_at_seconds": started_of(0)})
+    losses = [loss + 0.25 * rank for loss in (1.5, 0.5)]
+    return trained(begun, QUALITIES, losses=losses, steps=2, seconds=3.0 + rank, warmup=1)
 
 
 def step_lines() -> list[dict[str, Any]]:
@@ -126,15 +104,12 @@ def broken_trial() -> TrialResult:
 
 def write_exportable(path: Path, *trials: TrialResult) -> Path:
     """A run of the trials; by default one that ended ok and one that did not."""
-    folder = RunFolder.create(path)
-    folder.write_experiment(EXPERIMENT)
-    folder.write_environment({"host": "invented"})
-    for trial in trials or (ok_trial(), broken_trial()):
-        files = folder.create_trial(trial.id)
-        for name, lines in ((STEPS_FILE, step_lines()), (SAMPLES_FILE, sample_lines())):
-            (files / name).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        folder.write_result(trial)
-    return path
+    return write_run(
+        path,
+        trials or (ok_trial(), broken_trial()),
+        steps=lambda _: step_lines(),
+        samples=lambda _: sample_lines(),
+    )
 
 
 def exportable(path: Path, *trials: TrialResult) -> StoredRun:

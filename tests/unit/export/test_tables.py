@@ -71,10 +71,10 @@ def test_epochs_count_from_one(run: shardmark.Run) -> None:
     assert frame["accuracy_top1"].tolist() == [0.5, 0.75]
     assert math.isnan(frame["map"][0])
     assert frame["map"][1] == 0.25
-    # The slowest rank: 4 s windows; the first epoch begins 5 s before its window.
-    assert frame["epoch_seconds"].tolist() == [9.0, 4.0]
-    assert frame["elapsed_seconds"].tolist() == [9.0, 13.0]
-    assert frame["ended_at_seconds"].tolist() == [started_of(1) + 4, started_of(2) + 4]
+    # The slowest rank: epochs of 4 s, and 0.25 s of evaluation between them.
+    assert frame["epoch_seconds"].tolist() == [4.0, 4.0]
+    assert frame["elapsed_seconds"].tolist() == [4.0, 8.0]
+    assert frame["ended_at_seconds"].tolist() == [started_of(0) + 4, started_of(0) + 8.25]
 
 
 def test_steps_are_those_of_the_file(run: shardmark.Run) -> None:

@@ -13,13 +13,13 @@ from shardmark.core.metrics import METRICS, TRIAL_METRICS
 from shardmark.results.schema import (
     Failure,
     Outcome,
-    RankRecord,
     StabilityFinding,
     StabilityKind,
     TrialResult,
 )
 from shardmark.results.store import load_run
-from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, trained, write_run
+from tests.golden.invented import EXPERIMENT, invented_rank, write_run
+from tests.runs import trained_trial
 
 BATCH = 64
 MIB = 2.0**20
@@ -97,17 +97,23 @@ def _twin(cell: Cell) -> TrialResult:
 
 def _trial(cell: Cell, repeat: int) -> TrialResult:
     failed = cell.outcome is not Outcome.OK
-    return invented_trial(
+    quality = cell.qualities[repeat % len(cell.qualities)] if cell.qualities else None
+    return trained_trial(
         cell.strategy,
         cell.world_size,
         repeat,
+        qualities=[
+            None if quality is None else {"accuracy_top1": quality * share} for share in (0.5, 1.0)
+        ],
+        seconds=0.0 if failed else 10 * BATCH / cell.rates[repeat % len(cell.rates)],
+        slower=0.0,
+        record=lambda rank: _record(cell, rank),
         outcome=cell.outcome,
         failure=Failure(reason=cell.reason) if failed else None,
         metrics=_metrics(cell, repeat),
         stability=(OTHERS,) if repeat in cell.disturbed else (),
         varied=dict(cell.varied),
         precision=cell.precision,
-        ranks=() if failed else tuple(_rank(cell, n, repeat) for n in range(cell.world_size)),
         trial={
             "workload": EXPERIMENT["workload"],
             "recipe": {"global_batch": BATCH, "epochs": 2, "steps": None, "seed": 0},
@@ -133,16 +139,10 @@ def _metrics(cell: Cell, repeat: int) -> dict[str, float | None]:
     return values | dict(cell.metrics)
 
 
-def _rank(cell: Cell, number: int, repeat: int) -> RankRecord:
-    seconds = 10 * BATCH / cell.rates[repeat % len(cell.rates)]
-    quality = cell.qualities[repeat % len(cell.qualities)] if cell.qualities else None
-    qualities = [
-        None if quality is None else {"accuracy_top1": quality * share} for share in (0.5, 1.0)
-    ]
-    record = trained(invented_rank(number), qualities, seconds=seconds)
-    settings = {**record.settings, "mathematics": list(cell.mathematics)}
-    changes: dict[str, Any] = {"settings": settings}
-    if cell.exposed_by_rank is not None and record.probe is not None:
+def _record(cell: Cell, number: int) -> dict[str, Any]:
+    rank = invented_rank(number)
+    changes: dict[str, Any] = {"settings": {**rank.settings, "mathematics": list(cell.mathematics)}}
+    if cell.exposed_by_rank is not None and rank.probe is not None:
         exposed = {"exposed_communication_seconds": cell.exposed_by_rank[number]}
-        changes["probe"] = record.probe.model_copy(update=exposed)
-    return record.model_copy(update=changes)
+        changes["probe"] = rank.probe.model_copy(update=exposed)
+    return changes

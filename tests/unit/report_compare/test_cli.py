@@ -15,7 +15,7 @@ from shardmark.report.answers.overview import overview
 from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
-from tests.runs import compared, learning_trial
+from tests.runs import compared, trained_trial
 
 VIEWS = {
     "scaling": ("scaling", "Strong scaling", 3),
@@ -35,9 +35,9 @@ OLD_OPTIONS = {
 
 def trials() -> list[TrialResult]:
     return [
-        *(learning_trial("single", 1, repeat) for repeat in (0, 1)),
-        *(learning_trial("ddp", 2, repeat) for repeat in (0, 1)),
-        learning_trial("ddp", 4, 0, accuracies=(0.5, 0.75, 0.8, 0.9)),
+        *(trained_trial("single", 1, repeat) for repeat in (0, 1)),
+        *(trained_trial("ddp", 2, repeat) for repeat in (0, 1)),
+        trained_trial("ddp", 4, 0, accuracies=(0.5, 0.75, 0.8, 0.9)),
         invented_trial("fsdp", 2, outcome=Outcome.FAILED, failure=Failure(reason="100 % <b>|x")),
     ]
 

@@ -13,12 +13,11 @@ from shardmark.report.table.table import Table
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
-from tests.runs import compared, learning_trial
-from tests.unit.studies.runs import STEPS, detection_trial
+from tests.runs import compared, detection_trial, trained_trial
 
 FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": Failure(reason="x")}
 TOP1 = "accuracy_top1"
-BY_STEPS = {**learning_trial().trial, "recipe": {"steps": 20, "global_batch": 8}}
+BY_STEPS = {**trained_trial().trial, "recipe": {"steps": 20, "global_batch": 8}}
 
 
 def by_epoch(*trials: TrialResult) -> Table:
@@ -39,10 +38,10 @@ def changed(trial: TrialResult, **fields: Any) -> TrialResult:
 def test_seconds_of_an_epoch() -> None:
     """The slowest rank's, with the warm-up in the first; of all windows where it has several."""
     trial = detection_trial(seconds=10.0)
-    assert training_seconds(trial, 0) == pytest.approx(10.0)
+    assert training_seconds(trial, 0) == pytest.approx(11.0)
     assert training_seconds(trial, 1) == 11.0
     first, second = trial.ranks[0].windows
-    late = changed(trial, windows=(second.model_copy(update={"first_step": STEPS + 2}),))
+    late = changed(trial, windows=(second.model_copy(update={"first_step": 12}),))
     assert str(training_seconds(late, 0)).startswith("all its steps are warm-up")
     assert str(training_seconds(late, 1)).startswith("some of its steps are warm-up")
     assert training_seconds(changed(trial, epochs=()), 0) == "rank 0 did not record this epoch"
@@ -89,13 +88,13 @@ def test_the_table_of_epochs() -> None:
         *("label", "ranks", "epoch", "train_loss", "epoch_seconds", "elapsed_seconds"),
         *("evaluation_seconds", "map"),
     ]
-    assert rows[0] == ["ddp", "2", "1", "0.7500", "10.00", "10.00", "3.000", "0.1250"]
-    assert rows[1] == ["ddp", "2", "2", "0.5000", "11.00", "21.00", "3.000", "0.2500"]
+    assert rows[0] == ["ddp", "2", "1", "0.7500", "11.00", "11.00", "3.000", "0.1250"]
+    assert rows[1] == ["ddp", "2", "2", "0.5000", "11.00", "22.00", "3.000", "0.2500"]
 
 
 def untimed() -> TrialResult:
     """The first epoch has no window of its own."""
-    trial = learning_trial(accuracies=(0.9, 0.9))
+    trial = trained_trial(accuracies=(0.9, 0.9))
     return changed(trial, windows=trial.ranks[0].windows[1:])
 
 
@@ -103,28 +102,28 @@ def untimed() -> TrialResult:
     ("trials", "text", "seconds", "at_least", "reason"),
     [
         # Epochs of eleven seconds on rank 1; the evaluation's three are not in it.
-        ([learning_trial(accuracies=(0.5, 0.75, 0.9))], f"{TOP1}=0.7", 22.0, None, None),
-        ([learning_trial(accuracies=(0.7, 0.2))], f"{TOP1}=0.7", 11.0, None, None),
-        ([learning_trial()], "train_loss=0.5", 22.0, None, None),  # losses are 1, 0.5
-        ([learning_trial()], f" {TOP1} = 5e-1 ", 11.0, None, None),
+        ([trained_trial(accuracies=(0.5, 0.75, 0.9))], f"{TOP1}=0.7", 22.0, None, None),
+        ([trained_trial(accuracies=(0.7, 0.2))], f"{TOP1}=0.7", 11.0, None, None),
+        ([trained_trial()], "train_loss=0.5", 22.0, None, None),  # losses are 1, 0.5
+        ([trained_trial()], f" {TOP1} = 5e-1 ", 11.0, None, None),
         (
-            [learning_trial(repeat=0, seconds=9.0), learning_trial(repeat=1, seconds=11.0)],
+            [trained_trial(repeat=0, seconds=9.0), trained_trial(repeat=1, seconds=11.0)],
             *(f"{TOP1}=0.7", 22.0, None, None),
         ),
         (  # the mean of the one that reached it, 11 seconds, would be too short
             [
-                learning_trial(repeat=0, accuracies=(0.8, 0.8)),
-                learning_trial(repeat=1, accuracies=(0.1, 0.2)),
+                trained_trial(repeat=0, accuracies=(0.8, 0.8)),
+                trained_trial(repeat=1, accuracies=(0.1, 0.2)),
             ],
             *(f"{TOP1}=0.7", None, (11.0 + 22.0) / 2, "not reached in 1 of 2 repeats"),
         ),
         (
-            [learning_trial(losses=(None, None))],
+            [trained_trial(losses=(None, None))],
             *("train_loss=1", None, 22.0, "not reached in 1 of 1 repeats"),
         ),
-        ([learning_trial()], "map=0.1", None, None, "the metric was not recorded"),
+        ([trained_trial()], "map=0.1", None, None, "the metric was not recorded"),
         (
-            [learning_trial(trial=BY_STEPS)],
+            [trained_trial(trial=BY_STEPS)],
             *(f"{TOP1}=0.7", None, None, "the recipe counts 20 steps and no epochs"),
         ),
         (
@@ -150,10 +149,10 @@ def test_time_ends_with_the_first_epoch_that_reached_it(
 def test_the_default_target_is_the_best_value_that_every_repeat_reached() -> None:
     """A row that failed or diverged at once sets none."""
     trials = [
-        learning_trial("ddp", 2, 0, accuracies=(0.6, 0.9), losses=(1.0, 0.25)),
-        learning_trial("ddp", 2, 1, accuracies=(0.8, 0.7)),
-        learning_trial("fsdp", 2, 0, accuracies=(0.85, 0.1)),
-        learning_trial("zero-1", 2, 0, accuracies=(None, 0.9), losses=(None, None)),
+        trained_trial("ddp", 2, 0, accuracies=(0.6, 0.9), losses=(1.0, 0.25)),
+        trained_trial("ddp", 2, 1, accuracies=(0.8, 0.7)),
+        trained_trial("fsdp", 2, 0, accuracies=(0.85, 0.1)),
+        trained_trial("zero-1", 2, 0, accuracies=(None, 0.9), losses=(None, None)),
         invented_trial("zero-2", 2, **FAILED),
     ]
     table = time_to(TOP1, *trials)
@@ -166,10 +165,10 @@ def test_the_default_target_is_the_best_value_that_every_repeat_reached() -> Non
 def test_the_table_marks_lower_bounds() -> None:
     table = time_to(
         f"{TOP1}=0.7",
-        *(learning_trial("ddp", 2, repeat) for repeat in (0, 1)),
-        learning_trial("fsdp", 2, 0, accuracies=(0.2, 0.7)),
-        learning_trial("fsdp", 2, 1, accuracies=(0.2, 0.6)),
-        learning_trial("zero-1", 2, 0, accuracies=()),
+        *(trained_trial("ddp", 2, repeat) for repeat in (0, 1)),
+        trained_trial("fsdp", 2, 0, accuracies=(0.2, 0.7)),
+        trained_trial("fsdp", 2, 1, accuracies=(0.2, 0.6)),
+        trained_trial("zero-1", 2, 0, accuracies=()),
     )
     columns, rows = table.for_people()
     titles = ["strategy", "ranks", "time to", "after", "reached", "best"]
@@ -198,7 +197,7 @@ def test_the_table_marks_lower_bounds() -> None:
 )
 def test_bad_input_names_what_is_allowed(text: str, message: str) -> None:
     with pytest.raises(InputError, match=r"^--view time-to") as error:
-        time_to(text, learning_trial())
+        time_to(text, trained_trial())
     assert message in str(error.value)
 
 

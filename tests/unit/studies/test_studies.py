@@ -13,16 +13,33 @@ import pytest
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.studies.against import Against, Pair, set_against
 from shardmark.analysis.studies.study import Batch, load_study, studies, study_names
+from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
 from shardmark.report.views.against import against_tables
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import StoredRun, load_run
-from tests.unit.studies.runs import answer, detection_trial, scaled, write_detection
+from tests.golden.invented import write_run
+from tests.runs import detection_trial
 
 
 def against(study: str, *trials: TrialResult) -> Against:
     return set_against(compare([StoredRun(path=Path("run"), trials=trials)]), load_study(study))
+
+
+def scaled() -> list[TrialResult]:
+    """DDP and ZeRO-1 on 2 and 4 ranks; ZeRO-1 takes 1.25 times as long."""
+    return [
+        detection_trial(strategy, ranks, repeat, rate=50.0 * ranks / factor + repeat)
+        for strategy, factor in (("ddp", 1.0), ("zero-1", 1.25))
+        for ranks in (2, 4)
+        for repeat in (0, 1)
+    ]
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["compare", *arguments]) == 0
+    return capsys.readouterr().out
 
 
 def pair_of(result: Against, strategy: str, ranks: int) -> Pair:
@@ -146,7 +163,8 @@ def test_batches_are_read_as_the_study_counts_them(
 
 
 def test_the_table_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = write_detection(tmp_path / "run", scaled())
+    environment = {"cpu": {"usable_cores": 2, "model": "AMD EPYC"}}
+    folder = write_run(tmp_path / "run", scaled(), environment=environment)
     (table,) = against_tables(set_against(compare([load_run(folder)]), load_study("lamsal-2025")))
     assert table.cells("ranks") == ("2", "4", "2", "4", "2", "4")
     assert table.cells("epoch_seconds_published")[0] == "590.2"

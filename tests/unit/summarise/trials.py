@@ -15,6 +15,7 @@ from shardmark.results.schema import (
     Summary,
     WindowRecord,
 )
+from tests.golden.invented import invented_rank
 
 Summarised = tuple[dict[str, Summary | None], dict[str, str]]
 """Metrics, and why one is missing."""
@@ -64,12 +65,7 @@ def epochs(quality: dict[str, float | None] | None) -> tuple[EpochRecord, ...]:
 
 def record(rank: int, **changes: Any) -> RankRecord:
     values: dict[str, Any] = {
-        "rank": rank,
-        "role": "worker",
-        "host": "here",
         "pid": 100 + rank,
-        "device": "cpu",
-        "threads": 1,
         "first_step_at_seconds": LAUNCHED + 5 + rank,
         "windows": windows(rank),
         "samples": 66,
@@ -77,7 +73,7 @@ def record(rank: int, **changes: Any) -> RankRecord:
         "evaluation_seconds": (1.0, 2.0 + rank),
         "probe": probe(rank),
     }
-    return RankRecord(**{**values, **changes})
+    return invented_rank(rank).model_copy(update=values | changes)
 
 
 def server_record(rank: int, **changes: Any) -> RankRecord:
