@@ -24,8 +24,8 @@ WORKERS_FOR_ALL = 3
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
     for name in (
-        *("sharding", "verify", "detection", "language", "parameter_server", "network"),
-        *("layers", "compression", "local_steps"),
+        *("strategy_table", "verify", "detection", "language", "network"),
+        *("batch_norm", "local_steps"),
     )
 )
 TOGETHER = {

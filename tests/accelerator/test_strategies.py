@@ -20,7 +20,7 @@ from shardmark.measure.system.environment import machine
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.strategies.base import RankContext
 from shardmark.workloads import check_data
-from tests.distributed import layered
+from tests.distributed import strategy_table
 from tests.distributed.captures import (
     FUSED,
     SHIPPED,
@@ -94,7 +94,7 @@ def divided_cases(ranks: int, texts: Path) -> Cases:
         **({name: [{}] for name in ("fsdp-tp", "ddp-pp", "fsdp-pp")} if ranks == 4 else {}),
         **({"fsdp-tp-pp": [{}]} if ranks == 8 else {}),
     }
-    gpt = layered.language(texts, width=64, heads=8, layers=16)
+    gpt = strategy_table.language(texts, width=64, heads=8, layers=16)
     cases = {}
     for (name, several), changes in product(meshes.items(), ({}, BF16)):
         for options in several:
@@ -157,10 +157,10 @@ def work(process: RankContext, family: str, texts: Path) -> dict[str, Capture | 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    made = layered.written_texts(tmp_path_factory.mktemp("texts"))
+    made = strategy_table.written_texts(tmp_path_factory.mktemp("texts"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SHARDMARK_CACHE", str(tmp_path_factory.mktemp("cache")))
-        check_data(layered.language(made))
+        check_data(strategy_table.language(made))
         yield made
 
 

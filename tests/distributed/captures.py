@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from shardmark.core.errors import StrategyUnavailable
+from shardmark.core.errors import ShardmarkError
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.equivalence.capture import Capture, capture_steps
 from shardmark.equivalence.verdict import ReferenceCache, verdict_on
@@ -153,14 +153,10 @@ def check_verdict(captures: Captures, name: str, case: Case) -> Verdict:
     return verdict
 
 
-def refusals(process: RankContext, trials: Mapping[str, Trial]) -> dict[str, str]:
-    """What is told when each is started on this rank."""
-    told = {}
-    for name, of in trials.items():
-        workload = build_workload(of.workload, seed=3)
-        try:
-            of.built_strategy.start(workload, of.recipe, process)
-            told[name] = "nothing is said"
-        except StrategyUnavailable as error:
-            told[name] = str(error)
-    return told
+def refusal(process: RankContext, of: Trial) -> str:
+    """The message when the trial starts or takes its first steps."""
+    try:
+        _captured(process, Case(trial=of))
+    except ShardmarkError as error:
+        return str(error)
+    return "not refused"

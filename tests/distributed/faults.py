@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ from shardmark.measure.step.recorder import Spans
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext
 from shardmark.strategies.deepspeed.strategy import Zero
-from shardmark.workloads.base import Batch, Workload
+from shardmark.workloads.base import Batch, TensorPlan, Workload
+from shardmark.workloads.language.batch import TokenBatch
 
 
 class Faulty:
@@ -40,8 +42,10 @@ class Started:
 def start(
     name: str, workload: Workload, recipe: Recipe, process: RankContext, **options: Any
 ) -> Started:
-    worker = build_strategy(name, options).start(workload, recipe, process)
-    return Started(worker, Shard(index=process.rank, count=process.world_size))
+    strategy = build_strategy(name, options)
+    share = strategy.layout(process.world_size).ranks[process.rank].share
+    assert share is not None
+    return Started(strategy.start(workload, recipe, process), share)
 
 
 def ddp(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
@@ -195,6 +199,102 @@ def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -
 def computes_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     started = ddp(workload, recipe, process)
     started.worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+    return started
+
+
+def forgets_errors(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = start("ddp", workload, recipe, process, compress="powersgd")
+    started.worker.error_feedback.__self__.state.use_error_feedback = False
+    return started
+
+
+def first_round_discarded(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """torchft's `init_sync`: the first meeting gives rank 0's weights to all ranks."""
+    started = start("diloco", workload, recipe, process, period_steps=2)
+    worker = started.worker
+    synchronise: Callable[[list[str]], None] = worker._synchronise
+    met: list[None] = []
+
+    def after_broadcast(names: list[str]) -> None:
+        for name in names if not met else ():
+            dist.broadcast(worker._trained[name].detach(), src=0)
+        met.append(None)
+        synchronise(names)
+
+    worker._synchronise = after_broadcast
+    return started
+
+
+def messages_in_fp32(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = start("ps-sync", workload, recipe, process)
+    return replace(started, shard=Shard(index=process.rank, count=process.world_size - 1))
+
+
+def untied_layers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Tied weights as `parallelize_module` leaves them."""
+    with patch("shardmark.strategies.layers.divided._tied", return_value=[]):
+        return start("tp", workload, recipe, process)
+
+
+def with_plan(change: Callable[[TensorPlan, int], TensorPlan]) -> Callable[..., Started]:
+    def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+        planned = workload.tensor_plan
+
+        def changed(model: nn.Module) -> TensorPlan:
+            plan = planned(model)
+            assert isinstance(plan, TensorPlan)
+            return change(plan, process.rank)
+
+        workload.tensor_plan = changed  # type: ignore[method-assign]
+        return start("tp", workload, recipe, process)
+
+    return begin
+
+
+def norms_not_summed(plan: TensorPlan, _: int) -> TensorPlan:
+    """The plan of Qwen3 without `replicated_with_grad_allreduce`."""
+    styles = {name: style for name, style in plan.styles.items() if style != "summed"}
+    return TensorPlan(styles=styles, units=plan.units)
+
+
+def order_of_a_set(plan: TensorPlan, rank: int) -> TensorPlan:
+    """A plan in another order on each rank, as if it were made from a set of names."""
+    order = sorted(plan.styles, reverse=rank == 1)
+    return TensorPlan(styles={name: plan.styles[name] for name in order}, units=plan.units)
+
+
+def untied_stages(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Each stage keeps the gradient of its own copy of the tied weight."""
+    started = start("pp", workload, recipe, process)
+    started.worker._tied = {}
+    return started
+
+
+def clipped_by_stage(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    started = start("pp", workload, recipe, process)
+    worker = started.worker
+    worker._clip = lambda largest: nn.utils.clip_grad_norm_(worker._parameters, largest)
+    return started
+
+
+def gradients_not_summed(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Each rank updates with the gradients of its part of the sequences."""
+    started = start("ulysses", workload, recipe, process)
+    started.worker._model.require_backward_grad_sync = False
+    return started
+
+
+def positions_from_zero(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Each part of a sequence begins at the first position."""
+    started = start("ulysses", workload, recipe, process)
+    part = started.worker._part
+
+    def moved(batch: TokenBatch, index: int, count: int) -> TokenBatch:
+        cut: TokenBatch = part(batch, index, count)
+        assert cut.positions is not None
+        return replace(cut, positions=cut.positions - cut.positions[:, :1])
+
+    started.worker._part = moved
     return started
 
 

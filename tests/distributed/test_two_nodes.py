@@ -12,7 +12,7 @@ from shardmark.results.schema import Outcome
 from shardmark.results.store import load_run
 from tests.cluster.one_machine import losses
 from tests.distributed.experiments import experiment
-from tests.distributed.layered import VISION
+from tests.distributed.strategy_table import VISION
 from tests.kept_engine import KeptEngine
 
 pytestmark = pytest.mark.timeout(300)

@@ -1,0 +1,533 @@
+"""Strategies by properties: numerics and faults, held state, traffic, refusals.
+
+Each row names a strategy, its options and a model; one process group of each size runs all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from shardmark.core.recipe import Optimizer
+from shardmark.core.traffic import ModelSize, RequiredTraffic
+from shardmark.costs import cost_model
+from shardmark.costs.base import Cell
+from shardmark.measure.memory.tensors import storage_bytes
+from shardmark.measure.step.collectives import CollectiveCounter
+from shardmark.measure.step.recorder import NoSpans, Spans
+from shardmark.results.schema import CollectiveRecord, ProbeRecord
+from shardmark.strategies.base import RankContext, Server
+from shardmark.train.probe import HeldSpans, model_counts, probe
+from shardmark.trials.trial import Trial
+from shardmark.workloads import TaskOptions, build_workload
+from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.own.options import OwnOptions
+from shardmark.workloads.vision.options import ClassificationOptions
+from tests.distributed import faults
+from tests.distributed.captures import (
+    GROUPED,
+    PADDED,
+    RECIPES,
+    SHIPPED,
+    WORKLOAD,
+    Case,
+    recipe,
+    trial,
+)
+
+Options = dict[str, Any]
+ADAM = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
+ADAMW = {"optimizer": ADAM}
+CLIPPED = {"gradient_clipping": 0.1}
+SGD = {"optimizer": Optimizer(name="sgd", lr=0.05, momentum=0.9)}
+ACCUMULATED = {"gradient_accumulation": 2}
+AGAIN = ACCUMULATED | {"activation_checkpointing": True}
+BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
+
+# Models
+
+
+def picture_model(name: str) -> ClassificationOptions:
+    return WORKLOAD.model_copy(update={"model": f"tests.distributed.models:{name}"})
+
+
+LOUD, WIDE = picture_model("Loud"), picture_model("wide")
+VISION = ClassificationOptions(
+    model="vit_cifar",
+    model_options={"num_layers": 3, "hidden_dim": 32, "mlp_dim": 64},
+    dataset="digits",
+    validation_samples=100,
+)
+"""Its class token and positions are in none of its layers, but in the model and its encoder."""
+PADDED_SEQUENCES = OwnOptions(task="tests.distributed.models:PaddedSequences")
+SHARED_SEQUENCES = OwnOptions(task="tests.distributed.models:SharedSequences")
+
+
+def language(folder: Path, **fields: Any) -> LanguageOptions:
+    common = {"dataset": "text", "data_dir": str(folder), "sequence_length": 24}
+    sizes = {} if "model" in fields else {"width": 32, "heads": 4}
+    return LanguageOptions.model_validate(common | sizes | fields)
+
+
+def written_texts(folder: Path) -> Path:
+    for number in range(40):
+        (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (10 + number % 7))
+    return folder
+
+
+def hugging_face(family: str, **fields: object) -> Options:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+    return {"model": f"hf:{family}", "model_options": sizes | fields}
+
+
+GROUPED_QUERIES = {"num_key_value_heads": 2, "intermediate_size": 64}
+QWEN3 = hugging_face("qwen3", head_dim=8, **GROUPED_QUERIES)
+TIED_QWEN3 = hugging_face("qwen3", head_dim=8, tie_word_embeddings=True, **GROUPED_QUERIES)
+NEOX = hugging_face("gpt_neox", intermediate_size=64, hidden_dropout=0.1)
+"""Its dropout is on activations that are not sharded."""
+NEOX_WITHOUT_DROPOUT = hugging_face(
+    "gpt_neox", intermediate_size=64, hidden_dropout=0, attention_dropout=0
+)
+NO_DROPOUT = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
+GPT2 = hugging_face("gpt2", num_hidden_layers=3, **NO_DROPOUT)
+BERT = hugging_face(
+    "bert", intermediate_size=64, hidden_dropout_prob=0, attention_probs_dropout_prob=0
+)
+UNTIED = {"tied": False}
+DEEP = {"layers": 4}
+LEARNED = {"positions": "learned"}
+DOCUMENTS = {"document_masks": True}
+UNEVEN = {"packed": False, "objective": "masked"}
+LARGE = {"vocabulary": 512, "sequence_length": 64}
+LARGE_GPT = LARGE | {"width": 128, "layers": 2}
+"""State and traffic are more than rounding."""
+
+# Strategies
+
+DDP, ZRO, FSDP, HYBRID = ({"name": name} for name in ("ddp", "zro", "fsdp", "fsdp-hybrid"))
+TP, PP, DDP_PP, FSDP_PP = ({"name": name} for name in ("tp", "pp", "ddp-pp", "fsdp-pp"))
+ZERO_BUBBLE, GPIPE, INTERLEAVED = (
+    {"schedule": schedule} for schedule in ("zero-bubble", "gpipe", "interleaved")
+)
+BY_POSITION = {"sequence_parallel": True, "loss_parallel": True}
+FSDP_TP: Options = {"name": "fsdp-tp", "mesh": {"shard": 2, "tensor": 2}}
+TP_PP: Options = {"name": "fsdp-tp-pp", "mesh": {"tensor": 2, "pipeline": 2}}
+DDP_TP: Options = {"name": "fsdp-tp-pp", "mesh": {"data": 2, "tensor": 2}}
+ULYSSES, FSDP_ULYSSES = {"name": "ulysses"}, {"name": "fsdp-ulysses"}
+DDP_ULYSSES: Options = ULYSSES | {"mesh": {"data": 2, "sequence": 2}}
+SHARDED_ULYSSES: Options = FSDP_ULYSSES | {"mesh": {"shard": 2, "sequence": 2}}
+POWERSGD: Options = {"compress": "powersgd"}
+IN_BF16: Options = {"compress": "bf16"}
+SMALL_BUCKETS: Options = {"bucket_mb": 0.01}
+"""Several, of which all but the first are filled anew after a process's first step."""
+LOCAL_SGD: Options = {"name": "local-sgd", "period_steps": 2}
+DILOCO: Options = {"name": "diloco", "period_steps": 2}
+ROUNDS = {"steps": 5}
+"""Two rounds of two steps, and the first step of a third."""
+PS_SYNC: Options = {"name": "ps-sync", "ranks": 3}
+TWO_SERVERS: Options = {"name": "ps-sync", "ranks": 2, "servers": 2}
+
+
+class Row(NamedTuple):
+    """A strategy, changes of its recipe, a model or task, and a fault with its cause."""
+
+    options: Options
+    """Name of the strategy, its options, and `ranks` if some processes are servers."""
+    changes: Options = {}  # noqa: RUF012  (nothing changes it)
+    model: Options | TaskOptions = WORKLOAD
+    begin: Any = None
+    """Starts the worker with a fault."""
+    cause: str | None = None
+    """Cause that the verdict must name."""
+
+
+def case_of(folder: Path, row: Row, processes: int) -> Case:
+    """The row's trial; recipes of language models clip, and take Adam and small batches."""
+    options: Options = {"ranks": processes} | row.options
+    workload = language(folder, **row.model) if isinstance(row.model, dict) else row.model
+    if isinstance(workload, ClassificationOptions):
+        common: Options = {"global_batch": 12 * options["ranks"]} if processes > 2 else {}
+    else:
+        small = 16 if "pp" in options["name"] else 8
+        common = {"global_batch": small} | ADAMW | CLIPPED
+    made = trial(options.pop("name"), recipe(**common | row.changes), workload=workload, **options)
+    return Case(trial=made, begin=row.begin, cause=row.cause)
+
+
+GPT: Options = {}
+ONE_GRADIENT = "only the gradients of some parameters are wrong"
+ROWS: dict[int, dict[str, Row]] = {
+    2: {
+        **{
+            f"zero-{stage}, frozen, {precision}": Row(
+                {"name": f"zero-{stage}"}, {"precision": precision}, picture_model("frozen")
+            )
+            for stage in (1, 2, 3)
+            for precision in ("fp32", "bf16")
+        },
+        "ddp, partly unused": Row(
+            DDP | {"find_unused_parameters": True}, {}, picture_model("PartlyUsed")
+        ),
+        "zro, compress bf16": Row(ZRO | IN_BF16, ADAMW),
+        "zro, powersgd": Row(ZRO | POWERSGD),
+        "ddp, compress bf16": Row(DDP | IN_BF16, ACCUMULATED | CLIPPED),
+        "ddp, compress fp16": Row(DDP | {"compress": "fp16", "static_graph": True}, ADAMW),
+        "ddp, compress bf16 in a recipe of fp16": Row(DDP | IN_BF16, FP16, LOUD),
+        "ddp, powersgd": Row(DDP | POWERSGD, ACCUMULATED | CLIPPED),
+        "ddp, powersgd of rank 3, small buckets": Row(
+            DDP | POWERSGD | {"powersgd_rank": 3} | SMALL_BUCKETS, ADAMW
+        ),
+        "ddp, powersgd in a recipe of bf16": Row(DDP | POWERSGD | {"static_graph": True}, BF16),
+        "ddp, not compressed": Row(
+            *(DDP | IN_BF16, {}, WORKLOAD, faults.ddp),
+            "gradients are not reduced in bf16",
+        ),
+        "ddp, no powersgd": Row(
+            *(DDP | POWERSGD, {}, WORKLOAD, faults.ddp),
+            "it computes as one device does, although its definition is: "
+            "gradients are reduced by PowerSGD of rank 1",
+        ),
+        "ddp, powersgd without error feedback": Row(
+            *(DDP | POWERSGD, {}, WORKLOAD, faults.forgets_errors),
+            "no known explanation reproduces the numbers",
+        ),
+        **{
+            f"local-sgd, {label}": Row(LOCAL_SGD, ROUNDS | RECIPES[label])
+            for label in ("sgd", "clipped", "accumulated, checkpointed")
+        },
+        "local-sgd, fp16": Row(LOCAL_SGD, FP16 | {"steps": 8}, LOUD),
+        "local-sgd, groups": Row(LOCAL_SGD, ROUNDS | ACCUMULATED, GROUPED),
+        "diloco, sgd": Row(DILOCO, ROUNDS),
+        "diloco, adamw, clipped": Row(DILOCO, ROUNDS | CLIPPED | ADAMW),
+        "diloco, fragments": Row(DILOCO | {"fragments": 2}, ROUNDS | ADAMW),
+        "diloco, heavy ball": Row(DILOCO | {"outer_nesterov": False}, ROUNDS),
+        "diloco, plain": Row(DILOCO | {"outer_momentum": 0.0}, ROUNDS),
+        "diloco, groups": Row(DILOCO, ROUNDS, GROUPED),
+        "diloco, first round discarded": Row(
+            *(DILOCO, ROUNDS, WORKLOAD, faults.first_round_discarded),
+            "only rank 0's steps of the first round are used: the others are discarded",
+        ),
+        "tp, tied": Row(TP, AGAIN, GPT),
+        "tp, learned positions, uneven": Row(TP, SGD, LEARNED | UNEVEN),
+        "tp, untied, sequence, loss": Row(TP | BY_POSITION, AGAIN, UNTIED),
+        "tp, bf16": Row(TP, BF16, GPT),
+        "tp, fp16": Row(TP, FP16, GPT),
+        "tp, tied Qwen3": Row(TP, {}, TIED_QWEN3),
+        "tp, GPT-NeoX": Row(TP, {}, NEOX),
+        "tp, vision transformer": Row(TP, AGAIN | ADAMW | CLIPPED, VISION),
+        "tp, a plan from a set": Row(TP, {}, GPT, faults.with_plan(faults.order_of_a_set)),
+        "tp, untied by mistake": Row(
+            *(TP, {}, GPT, faults.untied_layers),
+            "tied weights are not tied any more: head.weight",
+        ),
+        "tp, norms not summed": Row(
+            TP, {}, QWEN3, faults.with_plan(faults.norms_not_summed), ONE_GRADIENT
+        ),
+        "pp, tied": Row(PP, {}, GPT),
+        "pp, untied, gpipe": Row(PP | GPIPE, SGD, UNTIED),
+        "pp, untied, interleaved": Row(PP | INTERLEAVED | {"micro_batches": 8}, {}, UNTIED | DEEP),
+        "pp, zero bubble": Row(PP | ZERO_BUBBLE, {}, DEEP),
+        "pp, again": Row(PP, AGAIN, GPT),
+        "pp, bf16": Row(PP, BF16, GPT),
+        "pp, learned positions, uneven": Row(PP, {}, LEARNED | UNEVEN),
+        "pp, documents": Row(PP, {}, DOCUMENTS),
+        "pp, GPT-2": Row(PP, AGAIN, GPT2),
+        "pp, untied Llama": Row(
+            PP, {}, hugging_face("llama", num_hidden_layers=3, **GROUPED_QUERIES)
+        ),
+        "pp, GPT-NeoX, documents": Row(PP, {}, NEOX_WITHOUT_DROPOUT | DOCUMENTS),
+        "pp, vision transformer": Row(PP, ADAMW | CLIPPED, VISION),
+        "pp, tied weights not summed": Row(PP, {}, GPT, faults.untied_stages, ONE_GRADIENT),
+        "pp, clipped by stage": Row(
+            *(PP, SGD, UNTIED, faults.clipped_by_stage),
+            "gradients are clipped by the norms of parts of the model, not by the norm of all",
+        ),
+    },
+    4: {
+        "fsdp-hybrid": Row(HYBRID, CLIPPED),
+        "fsdp-hybrid, bf16": Row(HYBRID, BF16),
+        "fsdp-hybrid, fp16": Row(HYBRID, FP16 | CLIPPED, LOUD),
+        **{f"ps-sync, {label}": Row(PS_SYNC, RECIPES[label]) for label in RECIPES},
+        **{
+            f"ps-sync, two servers, small buckets, {label}": Row(
+                TWO_SERVERS | SMALL_BUCKETS, RECIPES[label]
+            )
+            for label in RECIPES
+        },
+        "ps-sync, uneven weights and groups": Row(TWO_SERVERS, ACCUMULATED, GROUPED),
+        "ps-sync, weights of the loss, messages in bf16": Row(
+            TWO_SERVERS | {"wire": "bf16"}, ACCUMULATED, PADDED
+        ),
+        "ps-sync, messages in bf16": Row(PS_SYNC | {"wire": "bf16"}, CLIPPED),
+        "ps-sync, messages in fp32": Row(
+            *(PS_SYNC | {"wire": "bf16"}, {}, WORKLOAD, faults.messages_in_fp32),
+            "it computes as one device does, although its definition is: gradients and parameters"
+            " travel in bf16",
+        ),
+        # No other worker makes a gradient stale.
+        "ps-async, one worker": Row({"name": "ps-async", "ranks": 1, "servers": 3}),
+        "fsdp-tp, tied": Row(FSDP_TP, AGAIN, GPT),
+        "fsdp-tp, untied, sequence, loss": Row(FSDP_TP | BY_POSITION, {}, UNTIED),
+        "fsdp-tp, Qwen3": Row(FSDP_TP, {}, QWEN3),
+        "ddp-pp, tied": Row(DDP_PP, AGAIN, GPT),
+        "ddp-pp, weights of the loss": Row(DDP_PP, AGAIN, PADDED_SEQUENCES),
+        "ddp-pp, interleaved": Row(DDP_PP | INTERLEAVED, SGD, UNTIED | DEEP),
+        "fsdp-pp, tied": Row(FSDP_PP, AGAIN, GPT),
+        "fsdp-pp, zero bubble": Row(FSDP_PP | ZERO_BUBBLE, {}, DEEP),
+        "fsdp-pp, gpipe": Row(FSDP_PP | GPIPE, SGD, UNTIED),
+        "fsdp-pp, vision transformer": Row(FSDP_PP, ADAMW | CLIPPED, VISION),
+        "fsdp-pp, tied Qwen3": Row(FSDP_PP, {}, TIED_QWEN3),
+        "tp-pp, tied": Row(TP_PP, AGAIN, GPT),
+        "tp-pp, sequence, loss": Row(TP_PP | BY_POSITION, SGD, UNTIED),
+        "tp-pp, zero bubble": Row(TP_PP | ZERO_BUBBLE, {}, DEEP),
+        "tp-pp, vision transformer": Row(TP_PP, ADAMW | CLIPPED, VISION),
+        "tp-pp, tied Qwen3": Row(TP_PP, AGAIN, TIED_QWEN3),
+        "ddp-tp": Row(DDP_TP, {}, GPT),
+        "ulysses, tied": Row(ULYSSES, AGAIN, GPT),
+        "ulysses, untied, uneven": Row(DDP_ULYSSES, SGD, LEARNED | UNEVEN | UNTIED),
+        "ulysses, documents": Row(DDP_ULYSSES, {}, LEARNED | DOCUMENTS),
+        "ulysses, bf16": Row(ULYSSES, BF16, GPT),
+        "ulysses, Qwen3": Row(DDP_ULYSSES, AGAIN, QWEN3),
+        "ulysses, BERT, uneven": Row(DDP_ULYSSES, {}, BERT | UNEVEN),
+        "ulysses, own task": Row(ULYSSES, {}, SHARED_SEQUENCES),
+        "ulysses, weights of the loss": Row(DDP_ULYSSES, AGAIN, PADDED_SEQUENCES),
+        "fsdp-ulysses, fp16": Row(FSDP_ULYSSES, FP16, GPT),
+        "fsdp-ulysses, tied": Row(SHARDED_ULYSSES, AGAIN, GPT),
+        "fsdp-ulysses, bf16": Row(SHARDED_ULYSSES, BF16, GPT),
+        "ulysses, gradients not summed": Row(
+            *(ULYSSES, {}, GPT, faults.gradients_not_summed),
+            "gradients are wrong although losses are right",
+        ),
+        "ulysses, positions from zero": Row(
+            *(ULYSSES, {}, LEARNED, faults.positions_from_zero),
+            "the model computes something else from the same samples",
+        ),
+    },
+    8: {"fsdp-tp-pp": Row({"name": "fsdp-tp-pp"}, AGAIN, GPT)},
+}
+"""DeepSpeed keeps what autocast computes in for all later engines of a process: its rows begin."""
+
+UNCLIPPED = {"gradient_clipping": None}
+REPEATED = UNCLIPPED | AGAIN
+PROBES: dict[int, dict[str, Row]] = {
+    2: {
+        **{
+            f"{name}, bf16": Row({"name": name}, BF16, WIDE)
+            for name in ("fsdp", "zero-1", "zero-3")
+        },
+        **{name: Row({"name": name}, {}, WIDE) for name in SHIPPED},
+        "ddp, compress bf16": Row(DDP | IN_BF16, {}, WIDE),
+        "ddp, compress fp16": Row(DDP | {"compress": "fp16"}, {}, WIDE),
+        "ddp, powersgd": Row(DDP | POWERSGD | {"powersgd_rank": 2, "bucket_mb": 0.5}, {}, WIDE),
+        "local-sgd": Row(LOCAL_SGD | {"period_steps": 4}, {}, WIDE),
+        "diloco": Row(DILOCO | {"period_steps": 4, "fragments": 3}, {}, WIDE),
+        "ddp, language": Row(DDP, UNCLIPPED, LARGE_GPT | UNTIED),
+        "tp, again": Row(TP, REPEATED, LARGE_GPT),
+        "tp, sequence": Row(TP | {"sequence_parallel": True}, REPEATED, LARGE_GPT),
+        "tp, bf16, loss": Row(TP | {"loss_parallel": True}, UNCLIPPED | BF16, LARGE_GPT),
+        "pp, tied": Row(PP, UNCLIPPED, LARGE_GPT),
+        "pp, untied": Row(PP, REPEATED, LARGE_GPT | UNTIED),
+        "pp, zero bubble": Row(PP | ZERO_BUBBLE, UNCLIPPED, LARGE_GPT | DEEP),
+    },
+    4: {
+        "ddp": Row(DDP, {}, WIDE),
+        "fsdp-hybrid": Row(HYBRID, {}, WIDE),
+        "ddp, language": Row(DDP, UNCLIPPED, LARGE_GPT),
+        "fsdp-tp": Row(FSDP_TP, REPEATED, LARGE_GPT),
+        "ddp-pp": Row(DDP_PP, REPEATED, LARGE_GPT),
+        "fsdp-pp": Row(FSDP_PP, REPEATED, LARGE_GPT),
+        "fsdp-tp-pp": Row(TP_PP, REPEATED, LARGE_GPT),
+        "ulysses": Row(ULYSSES, UNCLIPPED, LARGE_GPT),
+        "ulysses, again": Row(ULYSSES, REPEATED, LARGE_GPT),
+        "ulysses, bf16": Row(DDP_ULYSSES, UNCLIPPED | BF16, LARGE_GPT),
+        "ulysses, Qwen3": Row(DDP_ULYSSES, UNCLIPPED | BF16, LARGE | QWEN3),
+        "fsdp-ulysses": Row(SHARDED_ULYSSES, UNCLIPPED, LARGE_GPT),
+    },
+}
+"""Models large enough that state and traffic are more than rounding; nothing is clipped."""
+UNCOUNTED = ("zero-1", "zero-2", "zero-3")
+"""On the CPU DeepSpeed reduces whole gradients, or gathers once; the cost model is of a GPU."""
+
+Fractions = tuple[float | None, float | None, float | None]
+HELD: dict[int, dict[str, Fractions]] = {
+    2: {
+        "zro": (1, 1, 0.5),
+        "fsdp": (0.5, 0.5, 0.5),
+        "fsdp, bf16": (0.5, 0.5, 0.5),
+        "fsdp-grad-op": (1.5, 0.5, 0.5),  # the gathered parameters and a shard
+        "fsdp1": (0.5, 0.5, 0.5),
+        "zero-0": (1, 1, 1),
+        # The stages hold half of the momentum and of an fp32 copy; stage 3 gathers small layers
+        # early, and its gradients are in a buffer of a fixed size.
+        "zero-1": (1, 0.745, 1),
+        "zero-1, bf16": (0.5, 0.372, 1),
+        "zero-2": (1, 0.745, 1),
+        "zero-3": (1.5, None, 1),
+        "zero-3, bf16": (0.75, None, 1),
+        "ddp, compress bf16": (1, 1, 1),
+        "ddp, powersgd": (1, 2.02, 1),  # an error of each element, and thin factors
+        "local-sgd": (1, 1, 1),
+        "diloco": (2, 1, 2),
+        "tp, again": (0.44, 0.44, 0.44),
+        "tp, sequence": (0.44, 0.44, 0.44),
+        "tp, bf16, loss": (0.44, 0.44, 0.44),
+        "pp, untied": (0.5, 0.5, 0.5),
+    },
+    4: {
+        "fsdp-hybrid": (0.5, 0.5, 0.5),
+        "fsdp-tp": (0.25, 0.25, 0.25),
+        "fsdp-tp-pp": (0.287, 0.287, 0.287),
+        "ulysses": (1, 1, 1),
+        "ulysses, again": (1, 1, 1),
+        "fsdp-ulysses": (0.25, 0.25, 0.25),
+    },
+}
+"""Largest fraction of `ddp`'s parameters, gradients and optimizer state that a rank holds."""
+
+REFUSED: dict[int, dict[str, tuple[Row, tuple[str, ...]]]] = {
+    2: {
+        "ddp, unused": (
+            Row(DDP, {}, picture_model("PartlyUsed")),
+            ("never.weight", "find_unused_parameters: true"),
+        ),
+        **{
+            f"{name}, scalar": (
+                Row({"name": name}, {}, picture_model("scaled")),
+                ("such as scale; give scale the shape (1,)",),
+            )
+            for name in ("fsdp", "fsdp-grad-op", "fsdp1", "zero-1", "zero-3")
+        },
+        **{
+            f"{name}, unequal calls": (
+                Row({"name": name}, {}, picture_model("Routed")),
+                ("rank 0 calls experts.0", "rank 1 calls experts.1", "multiplied by zero"),
+            )
+            for name in ("fsdp", "fsdp-grad-op", "fsdp1", "zero-1", "zero-3")
+        },
+        "tp, heads": (
+            Row(TP, {}, {"heads": 1}),
+            ("1 heads cannot be divided over 2 tensor ranks",),
+        ),
+        "tp, dropout": (Row(TP, {}, {"dropout": 0.1}), ("set workload.dropout: 0",)),
+        "tp, positions": (
+            Row(TP | {"sequence_parallel": True}, {}, LEARNED),
+            ("sequence_parallel: false",),
+        ),
+        "tp, length": (
+            Row(TP | {"sequence_parallel": True}, {}, {"sequence_length": 25}),
+            ("sequences of 25 cannot be divided",),
+        ),
+        "tp, no plan": (Row(TP, {}, hugging_face("gpt2")), ("fsdp",)),
+        "pp, batch norm": (Row(PP), ("batch norm",)),
+        "pp, dropout": (Row(PP, {}, {"dropout": 0.1}), ("a dropout",)),
+        "pp, few layers": (
+            Row(PP | INTERLEAVED, {}, {"layers": 1}),
+            ("do not make 4 stages",),
+        ),
+        "pp, dropouts of GPT-2": (
+            Row(PP, {}, hugging_face("gpt2", embd_pdrop=0)),
+            ("set resid_pdrop, attn_pdrop",),
+        ),
+    },
+    4: {
+        "ulysses, heads": (
+            Row(ULYSSES, {}, {"heads": 2}),
+            ("2 heads cannot be divided over 4 ranks; use 2 ranks of sequence",),
+        ),
+        "ulysses, length": (
+            Row(ULYSSES, {}, {"sequence_length": 25}),
+            ("25 positions cannot be divided",),
+        ),
+        "ulysses, dropout": (
+            Row(ULYSSES, {}, {"dropout": 0.1}),
+            ("dropout, a dropout, would draw other masks",),
+        ),
+        "ulysses, no plan": (
+            Row(ULYSSES, {}, OwnOptions(task="tests.distributed.models:GroupedTokens")),
+            ("sequence_plan(model)",),
+        ),
+    },
+}
+"""Rows that a strategy refuses, and facts that the message has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    record: ProbeRecord
+    collectives: dict[str, CollectiveRecord]
+    """Counted over two rounds of steps."""
+    steps: int
+    """Steps of these rounds."""
+    needed: RequiredTraffic
+    draws_moved: bool
+    saved_bytes: int
+    """Bytes saved for the backward pass; 0 with tensor or pipeline parallelism."""
+
+    @property
+    def held(self) -> tuple[int, int, int]:
+        of = self.record
+        state = of.parameter_bytes, of.gradient_bytes, of.optimizer_state_bytes
+        assert None not in state
+        return state  # type: ignore[return-value]
+
+
+def probed(process: RankContext, of: Trial) -> Probed:
+    """Count collectives over two rounds after a warm-up, then probe."""
+    workload = build_workload(of.workload, seed=3)
+    worker = of.built_strategy.start(workload, of.recipe, process)
+    assert not isinstance(worker, Server)
+    share = of.layout.ranks[process.rank].share
+    assert share is not None
+    batches = workload.batches(BatchPlan(global_batch=of.batch_per_step, seed=3), share)
+    before = torch.get_rng_state()
+    for _ in range(3):
+        worker.step(next(batches), NoSpans())
+    moved = not torch.equal(before, torch.get_rng_state())
+    steps = 2 * worker.round_steps()
+    with CollectiveCounter() as counter:
+        for _ in range(steps):
+            worker.step(next(batches), NoSpans())
+    saved: list[int] = []
+
+    def take_step(spans: Spans) -> None:
+        seen = set[int]()
+        storage_bytes(worker.held_state().parameters, seen=seen)
+
+        def pack(tensor: Tensor) -> Tensor:
+            if of.layout.tensor == of.layout.pipeline == 1:  # a DTensor has no storage
+                saved.append(storage_bytes([tensor], seen=seen))
+            return tensor
+
+        if isinstance(spans, HeldSpans):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                worker.step(next(batches), spans)
+        else:
+            worker.step(next(batches), spans)
+
+    record = probe(worker, take_step, process.device)
+    counts: Any = model_counts(
+        workload,
+        workload.build_model(),
+        of.recipe,
+        tensor_ranks=of.layout.tensor,
+        sequence_ranks=of.layout.sequence,
+    )
+    between = dict(worker.between_stages())
+    known = {name: counts.get(name) for name in ModelSize.__dataclass_fields__}
+    size = ModelSize(**{name: of for name, of in known.items() if of is not None} | between)
+    needed = cost_model(of.built_strategy).required_traffic(
+        Cell(size=size, recipe=of.recipe, world_size=of.world_size)
+    )
+    return Probed(
+        record=record,
+        collectives=counter.counts,
+        steps=steps,
+        needed=needed,
+        draws_moved=moved,
+        saved_bytes=sum(saved),
+    )
