@@ -188,7 +188,7 @@ def captured(
     ],
     indirect=["captured"],
 )
-def test_it_trains_as_the_reference_does(captured: tuple[list[Any], Cases], name: str) -> None:
+def test_strategy_trains_as_the_reference(captured: tuple[list[Any], Cases], name: str) -> None:
     taken, cases = captured
     first = next(ranks[name] for ranks in taken if ranks[name] is not None)
     assert not isinstance(first, str), first

@@ -18,14 +18,14 @@ from shardmark.core.errors import InputError, ShardmarkError
     ("text", "expected"),
     [("unlimited", None), ("10gbit", 1e10), ("200mbit/s", 2e8), ("1.5 Gbit", 1.5e9)],
 )
-def test_speeds(text: str, expected: float | None) -> None:
+def test_speeds_are_parsed(text: str, expected: float | None) -> None:
     assert bits_per_second(text) == expected
     for wrong in ("10", f"-{text}", "1bit", "200mb"):
         with pytest.raises(InputError, match="allowed: unlimited, or such as 10gbit"):
             bits_per_second(wrong)
 
 
-def test_who_cannot_build_one_is_told(
+def test_missing_rights_or_tools_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -37,7 +37,7 @@ def test_who_cannot_build_one_is_told(
         namespaces.check_root()
 
 
-def test_words_in_braces() -> None:
+def test_words_in_braces_are_replaced() -> None:
     first = Node(number=0, namespace="n0", host="node0", address="10.99.0.1")
     second = Node(number=1, namespace="n1", host="node1", address="10.99.0.2")
     word = "{node}/{nodes} {host} {address} {master} {other}"

@@ -29,7 +29,7 @@ def bound_names(file: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_lead_somewhere(benchmark: Path) -> None:
+def test_imported_names_are_defined_in_their_module(benchmark: Path) -> None:
     """From the module that defines the name, not from one that happens to import it."""
     for node in ast.walk(ast.parse(benchmark.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardmark."):

@@ -79,7 +79,7 @@ def empty_pixels(pixels: NDArray[np.uint8]) -> int:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_looks_right(
+def test_page_has_no_overlaps_clips_or_gaps(
     opened: Opened, run: str, pages: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """Answers, picture and cautions come first; nothing overlaps, is clipped or leaves a gap."""
@@ -163,7 +163,7 @@ def test_a_grid_stays_under_five_screens(opened: Opened, grid_page: Path) -> Non
     assert marks.count() == 48, "one a cell"
 
 
-def test_opens_quietly_and_loads_nothing_else(opened: Opened, small_page: Path) -> None:
+def test_page_has_no_errors_and_loads_no_other_file(opened: Opened, small_page: Path) -> None:
     watched = opened(small_page)
     watched.unfold()
     assert watched.messages == []
@@ -238,7 +238,7 @@ def test_the_pointer_names_a_mark(tab: Page) -> None:
     assert tab.locator("#tip").inner_text() == bar.get_attribute("aria-label")
 
 
-def test_the_theme_button_tells_the_truth(opened: Opened, small_page: Path) -> None:
+def test_theme_button_shows_the_theme(opened: Opened, small_page: Path) -> None:
     page = opened(small_page, color_scheme="dark").page
     button, dark = page.locator("#theme"), page.evaluate(COLOURS)
     assert button.inner_text() == "Use light theme"
@@ -278,7 +278,7 @@ def test_hostile_texts_stay_texts(opened: Opened, pages: Callable[[str], Path]) 
         assert HOSTILE in (page.locator(place).first.text_content() or ""), place
 
 
-def test_paper_shows_everything(opened: Opened, small_page: Path) -> None:
+def test_printed_page_shows_all_parts(opened: Opened, small_page: Path) -> None:
     watched = opened(small_page, color_scheme="dark")
     page = watched.page
     page.emulate_media(media="print")

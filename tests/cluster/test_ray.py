@@ -132,7 +132,7 @@ def test_two_nodes_train_what_one_machine_trains(
     wait_for(lambda: not left(), 10)
 
 
-def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) -> None:
+def test_request_beyond_the_cluster_is_refused(cluster: Raylets, tmp_path: Path) -> None:
     words = command(tmp_path, cluster, "engine.cpus_per_rank=64", "engine.join_seconds=2")
     ran = subprocess.run(words, check=False, capture_output=True, text=True, timeout=120)
     said = " ".join(ran.stderr.split())
@@ -142,7 +142,7 @@ def test_asks_for_more_than_the_cluster_has(cluster: Raylets, tmp_path: Path) ->
     assert not left()
 
 
-def test_dead_ranks_dead_actor_and_ctrl_c(cluster: Raylets, tmp_path: Path) -> None:
+def test_dead_ranks_and_actors_end_their_trial_alone(cluster: Raylets, tmp_path: Path) -> None:
     """Rank 1 dies in the first trial, its node in the second; the third, on one node, is ended."""
     matrix = {"strategy": ["ddp", "fsdp"], "placement.nodes": [2, 1]}
     changes = ENDLESS | {"matrix": matrix}

@@ -115,7 +115,7 @@ def test_cancelled_job_is_finished_by_another_one(
     assert [node["host"] for node in environment["nodes"]] == ["node1", "node2"]
 
 
-def test_lost_node_and_cancelled_job(cluster: SlurmCluster, tmp_path: Path) -> None:
+def test_lost_node_ends_its_trial_alone(cluster: SlurmCluster, tmp_path: Path) -> None:
     """The trial after a lost node has a step of its own, for which the node is there again."""
     out = tmp_path / "run"
     job = submit(cluster, tmp_path, command(tmp_path, **ENDLESS))

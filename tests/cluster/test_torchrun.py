@@ -120,7 +120,7 @@ BAD_LINKS: dict[str, Any] = {
 }
 
 
-def test_links_that_become_slow_or_die(tmp_path: Path) -> None:
+def test_slow_or_dead_links_end_their_trial_alone(tmp_path: Path) -> None:
     """One command, on the node with the later address, starts the other over the list of hosts."""
     out = tmp_path / "run"
     with bench(nodes=2, bits_per_second=FAST) as nodes:
@@ -174,7 +174,7 @@ def check_slowed(out: Path, trial: TrialResult) -> None:
     assert " longer" in drift.text
 
 
-def test_rank_node_and_controller_die(nodes: Bench, tmp_path: Path) -> None:
+def test_death_of_rank_node_or_controller_leaves_no_process(nodes: Bench, tmp_path: Path) -> None:
     """A rank dies in the first trial, node 1 in the second, and the controller in the third."""
     out = tmp_path / "run"
     file = written(tmp_path, **ENDLESS | {"matrix": {"strategy": ["ddp", "fsdp", "zero-1"]}})

@@ -24,7 +24,7 @@ GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "own-task.md").read_tex
     ],
 )
 @pytest.mark.filterwarnings("default")
-def test_it_trains_as_written(
+def test_documented_adapters_train(
     name: str, library: str, compared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # Lightning would, and leave it

@@ -67,7 +67,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tup
 
 
 @pytest.mark.parametrize("command", WORKING, ids=" ".join)
-def test_the_base_is_enough(
+def test_base_install_runs_commands_without_extras(
     ended: dict[tuple[str, ...], tuple[int, str]], command: list[str]
 ) -> None:
     code, output = ended[tuple(command)]

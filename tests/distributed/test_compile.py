@@ -57,12 +57,12 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_trains_as_the_eager_reference(compiled: list[Any], name: str) -> None:
+def test_compiled_ranks_train_as_the_eager_reference(compiled: list[Any], name: str) -> None:
     check_verdict([{name: rank[name][0]} for rank in compiled], name, CASES[name])
     assert all(rank[name][1] > 0 for rank in compiled), "nothing was compiled"
 
 
-def test_a_trial_tells_what_compiling_took(kept_engine: KeptEngine, tmp_path: Path) -> None:
+def test_trial_records_compile_seconds(kept_engine: KeptEngine, tmp_path: Path) -> None:
     one = {"strategy": ["single"], "world_size": [1]}  # kernels take a processor long to build
     asked = experiment(matrix={"recipe.compile": ["none", "blocks"], **one})
     run_experiment(from_mapping(asked), tmp_path / "run", engine=kept_engine)

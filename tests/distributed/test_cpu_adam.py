@@ -41,7 +41,7 @@ def work(process: RankContext) -> dict[str, Capture | None]:
     return capture_all(process, CASES)
 
 
-def test_it_trains_as_torch_s_does(tmp_path: Path) -> None:
+def test_deepspeed_s_adam_trains_as_torch_s(tmp_path: Path) -> None:
     """`check` would refuse it, as nothing is offloaded here: but the parameters are on the host."""
     captures = run_ranks(work, world_size=2, directory=tmp_path)
     for name, case in CASES.items():

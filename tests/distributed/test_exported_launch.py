@@ -137,7 +137,7 @@ def launched(folder: Path, strategy: str, script: str) -> list[str]:
 
 @needs("deepspeed")
 @pytest.mark.timeout(120)
-def test_torchrun_and_deepspeed_train_with_it(tmp_path: Path) -> None:
+def test_exported_files_train_under_torchrun_and_deepspeed(tmp_path: Path) -> None:
     exported(tmp_path, ddp="torchrun", fsdp="torchrun", zero_3="deepspeed")
     told = "trained 2 2 3 1 Ring; touch hacked"  # ranks, threads, stage, steps, a variable
     assert launched(tmp_path, "zero-3", TORCHRUN) == [told] * 2
@@ -146,7 +146,7 @@ def test_torchrun_and_deepspeed_train_with_it(tmp_path: Path) -> None:
 
 @needs("accelerate")
 @pytest.mark.timeout(120)
-def test_accelerate_trains_with_it(tmp_path: Path) -> None:
+def test_exported_files_train_under_accelerate(tmp_path: Path) -> None:
     exported(tmp_path, ddp="accelerate")
     expected = "trained 2 DistributedDataParallel"
     assert launched(tmp_path, "ddp", ACCELERATE) == [expected] * 2

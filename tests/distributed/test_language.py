@@ -216,7 +216,9 @@ def test_in_bf16_libraries_cast_parameters(ranks: list[Any], folder: Path) -> No
 
 
 @pytest.mark.parametrize(("strategy", "size"), [("single", 1), ("ps-sync", 3)])
-def test_groups_of_another_size(folder: Path, tmp_path: Path, strategy: str, size: int) -> None:
+def test_groups_of_other_sizes_train_the_same_language_model(
+    folder: Path, tmp_path: Path, strategy: str, size: int
+) -> None:
     case = other_size(folder / "short", strategy)
     check_data(case.trial.workload)
     captures = run_ranks(work_on, {strategy: case}, world_size=size, directory=tmp_path)

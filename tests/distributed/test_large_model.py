@@ -44,7 +44,9 @@ def validation_loss(result: TrialResult) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_memory_for_no_whole_model(tmp_path: Path, kept_engine: KeptEngine) -> None:
+def test_sharding_trains_a_model_that_exceeds_a_ranks_memory(
+    tmp_path: Path, kept_engine: KeptEngine
+) -> None:
     """What can train it begins with the weights that the model has where there is room for it."""
     experiment = from_mapping(EXPERIMENT)
     run = load_run(run_experiment(experiment, tmp_path / "run", engine=kept_engine))

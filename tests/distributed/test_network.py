@@ -12,7 +12,7 @@ from shardmark.measure.network.probe import probe_network
 SECONDS = 1.0
 
 
-def test_two_ranks_are_started_and_measured() -> None:
+def test_links_between_two_ranks_are_measured() -> None:
     """The fixture of all tests looks for children that are left."""
     record = probe_network(2, device="cpu", seconds=SECONDS, threads=1)
     assert record.speed is not None
@@ -35,7 +35,7 @@ def test_two_ranks_are_started_and_measured() -> None:
         assert measured.fit is not None, measured.reason
 
 
-def test_a_rank_that_fails_is_told_and_the_others_are_ended(
+def test_failed_rank_is_reported_and_others_are_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GLOO_DEVICE_TRANSPORT", "nosuchtransport")

@@ -83,7 +83,7 @@ def ended(
 
 
 @pytest.mark.parametrize("model", REASONS)
-def test_outcomes_of_failures(ended: dict[str, TrialResult], model: str) -> None:
+def test_failure_has_outcome_reason_and_remedy(ended: dict[str, TrialResult], model: str) -> None:
     if model not in ended:
         pytest.skip("making a memory control group needs root and cgroup v1")
     result, (outcome, reason) = ended[model], REASONS[model]

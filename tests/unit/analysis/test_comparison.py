@@ -244,7 +244,7 @@ def test_nodes_differ_and_are_compared() -> None:
 
 
 @pytest.mark.parametrize(("factor", "doubted"), [(1.4, False), (1.7, True)])
-def test_more_than_caches_allow_is_not_believed(factor: float, doubted: bool) -> None:
+def test_impossible_speed_up_is_not_decided(factor: float, doubted: bool) -> None:
     """Of perfect scaling: one of the two was disturbed, though nobody saw by whom."""
     trials = [invented_trial("single", 1, repeat, metrics=rate(100 + repeat)) for repeat in (0, 1)]
     trials += [invented_trial(repeat=n, metrics=rate(200 * factor + n)) for n in (0, 1)]
@@ -256,7 +256,7 @@ def test_more_than_caches_allow_is_not_believed(factor: float, doubted: bool) ->
         assert not doubted or "1.7 times the rate of perfect scaling" in row.missing[name]
 
 
-def test_runs_that_read_other_data_by_the_same_name_are_told() -> None:
+def test_runs_of_different_data_have_a_note() -> None:
     """Where the user's own files have changed between two runs; versions may differ."""
 
     def run(path: str, index: str, torch: str) -> StoredRun:

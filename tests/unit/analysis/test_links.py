@@ -46,7 +46,7 @@ def test_intervals_cover_the_truth_about_95_times_in_100(noise: float) -> None:
         assert 0.904 <= count / draws <= 0.996, name
 
 
-def test_what_the_sizes_do_not_tell_has_no_bounds_or_wide_ones() -> None:
+def test_undetermined_parameters_have_wide_or_no_bounds() -> None:
     """Only long messages: nothing bounds the latency from below."""
     draw = random.Random(4)
     sizes = (2**24, 2**25, 2**26, 2**27)
@@ -70,7 +70,7 @@ def test_what_the_sizes_do_not_tell_has_no_bounds_or_wide_ones() -> None:
         ([Timing(1, size, 0.0) for size in SIZES], "a timing is not above zero"),
     ],
 )
-def test_why_there_is_no_fit(timings: list[Timing], reason: str) -> None:
+def test_missing_fit_has_a_reason(timings: list[Timing], reason: str) -> None:
     told = fit_link(timings)
     assert isinstance(told, str)
     assert reason in told

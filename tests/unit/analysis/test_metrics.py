@@ -9,7 +9,7 @@ from shardmark.core.metrics import METRICS
 UNITS = {"seconds": "seconds", "bytes": "bytes", "watts": "watts", "joules": "joules"}
 
 
-def test_is_defined() -> None:
+def test_every_metric_is_defined() -> None:
     for name, metric in METRICS.items():
         assert metric.name == name
         assert metric.source

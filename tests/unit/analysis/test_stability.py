@@ -159,7 +159,7 @@ def test_quiet_repeats_raise_few_alarms(repeats: int) -> None:
 
 
 @pytest.mark.parametrize(("last", "direction"), [(1.3, "30 % longer"), (0.8, "20 % shorter")])
-def test_drift_within_a_trial(last: float, direction: str) -> None:
+def test_drift_within_a_trial_is_reported(last: float, direction: str) -> None:
     steps = quiet_steps(random.Random(2), spread=0.001)
     warning = only(measured([each * last ** (index / 99) for index, each in enumerate(steps)]))
     assert (warning.kind, warning.place) == (Kind.TRIAL_DRIFT, "ddp on 2 ranks, repeat 1")
@@ -175,7 +175,7 @@ def test_drift_within_a_trial(last: float, direction: str) -> None:
     ],
     ids=["a sure drift, but small", "too few to tell", "one slow step of many"],
 )
-def test_what_is_nobodys_concern(steps: list[float]) -> None:
+def test_small_changes_are_not_reported(steps: list[float]) -> None:
     assert findings(steps) == ()
 
 
@@ -195,7 +195,7 @@ def test_slow_steps_have_one_line_in_the_notes() -> None:
     assert unstable[0].endswith(f"{worst.remedy}.")
 
 
-def test_drift_over_repeats_and_an_outlying_repeat() -> None:
+def test_drift_over_repeats_and_outlying_repeats_are_reported() -> None:
     draw = random.Random(4)
 
     def rates(factors: tuple[float, ...]) -> list[float]:
@@ -238,7 +238,7 @@ def cpu(others_cores: float, **counters: float) -> Callable[[float], dict[str, A
         (cpu(0.0, throttled_seconds=0.5), Kind.SLOWED_DEVICE, "heat slowed the CPU down"),
     ],
 )
-def test_what_others_take_marks_a_trial(
+def test_use_by_other_programs_marks_a_trial(
     sample_at: Callable[[float], Mapping[str, Any]], kind: Kind, said: str
 ) -> None:
     comparison = measured(sample_at=sample_at)
@@ -248,7 +248,7 @@ def test_what_others_take_marks_a_trial(
     assert comparison.rows[0].disturbed == warning.text
 
 
-def test_a_trial_that_nobody_watched_to_its_end_is_told() -> None:
+def test_trial_whose_sampling_ended_early_is_reported() -> None:
     def stopped(at: float) -> dict[str, Any]:
         return {"failure": "OSError: no more"} if at > 14.5 else cpu(0.0)(at)
 
@@ -276,7 +276,7 @@ def test_a_trial_that_nobody_watched_to_its_end_is_told() -> None:
         "not what was asked for",
     ],
 )
-def test_samples_that_tell_of_no_disturbance(
+def test_harmless_samples_mark_no_trial(
     sample_at: Callable[[float], Mapping[str, Any]],
 ) -> None:
     comparison = measured(sample_at=sample_at)
@@ -311,7 +311,7 @@ def test_nodes_are_told_apart_by_their_machine(
     assert texts == ([f"other programs used {share} % of the CPU"] if share else [])
 
 
-def test_other_processes_on_a_device() -> None:
+def test_other_processes_on_a_device_are_reported() -> None:
     def sample_at(at: float) -> dict[str, Any]:
         return {"gpus": [{"uuid": "GPU-a", "other_processes": 2 if at > 9 else 0}]}
 
@@ -320,7 +320,7 @@ def test_other_processes_on_a_device() -> None:
     assert warning.text == "2 other processes ran on GPU-a"
 
 
-def test_device_that_is_too_hot() -> None:
+def test_throttled_device_is_reported() -> None:
     def sample_at(at: float) -> dict[str, Any]:
         hot = {"uuid": "GPU-a", "clock_limits": 0x40 | 0x4 if at > 12 else 0x4}
         busy = {"uuid": "GPU-b", "clock_limits": 0x4, "temperature_celsius": 60}

@@ -149,6 +149,6 @@ def test_too_much_noise_has_no_interval() -> None:
     ],
     ids=["one repeat", "one pair", "a ratio with a zero"],
 )
-def test_without_an_interval(estimate: Estimate, value: float, n: int) -> None:
+def test_too_few_values_have_no_interval(estimate: Estimate, value: float, n: int) -> None:
     assert estimate == Estimate(value=value, low=None, high=None, n=n)
     assert estimate.half_width is None

@@ -110,7 +110,7 @@ def test_false_verdicts_stay_at_their_rate_however_the_noise_is_shared(
     assert wrong_share(table, families) <= most_wrong(families)
 
 
-def test_false_differences_among_all_pairs() -> None:
+def test_false_differences_among_all_pairs_stay_at_their_rate() -> None:
     """Five rows, one of them noisy, each held against each."""
     draw = random.Random(15)
 
@@ -135,7 +135,7 @@ def test_true_differences_are_shown(repeats: int, true_ratio: float, least: floa
     assert shown / 100 >= least
 
 
-def test_holms_own_steps() -> None:
+def test_holm_corrects_p_values_in_steps() -> None:
     """Of 0.04 twice the value, as of each that stands alone; of the others Holm's steps."""
 
     def corrected(*p_values: float) -> list[float]:
@@ -164,14 +164,16 @@ def test_effect_is_the_paired_t_tests() -> None:
 @pytest.mark.parametrize(
     ("above", "exact", "p_value"), [(3.0, True, 1.0), (6.0, True, 0.0), (6.0, False, 1.0)]
 )
-def test_pairs_without_spread(above: float, exact: bool, p_value: float) -> None:
+def test_pairs_without_spread_are_certain_or_equal(
+    above: float, exact: bool, p_value: float
+) -> None:
     """Repeats of one seed agree with themselves, so that a quality shows nothing."""
     effect = paired_effect([above] * 3, [3.0] * 3, exact=exact)
     assert effect is not None
     assert effect.p_value == p_value
 
 
-def test_prior_is_found_again() -> None:
+def test_prior_of_simulated_variances_is_recovered() -> None:
     """The fit expects that a shared row makes variances alike: it finds fewer degrees than true."""
     draw = random.Random(0)
 

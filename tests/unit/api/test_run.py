@@ -59,7 +59,7 @@ def test_a_run_shows_itself(run: shardmark.Run) -> None:
     assert "<b>" not in run._repr_html_()
 
 
-def test_answers_and_verdict(run: shardmark.Run) -> None:
+def test_run_has_answers_and_verdicts(run: shardmark.Run) -> None:
     assert (run.verdict.strategy, run.verdict.decided) == ("ddp", True)
     assert "single" in run.verdict.text
     questions = [answer.question for answer in run.answers()]

@@ -83,7 +83,7 @@ def test_missing_package_has_an_install_command(
     assert remedy in capsys.readouterr().out
 
 
-def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_torch_is_a_missing_requirement(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, torch="2.9.1", torchvision="0.26.0", deepspeed="0.20rc1")
     checks = {check.name: check for check in software_checks()}
     assert checks["torch"].found == "2.9.1, older than 2.11"
@@ -97,13 +97,13 @@ def test_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("devices", "fact"), [(NO_CUDA, "NVML: none"), (H200, "CUDA_VISIBLE_DEVICES")]
 )
-def test_no_or_hidden_devices(devices: CudaDevices, fact: str) -> None:
+def test_no_or_hidden_devices_have_a_note(devices: CudaDevices, fact: str) -> None:
     (check,) = device_checks(CPU, devices)
     assert check.state is State.NOTE
     assert fact in f"{check.found} {check.remedy}"
 
 
-def test_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_older_than_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, nvidia_cuda_runtime="13.2.86")
     _, driver = device_checks(ONE_GPU, H200)
     assert driver.state is State.MISSING
@@ -113,7 +113,7 @@ def test_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices.state is driver.state is State.OK
 
 
-def test_a_gpu_without_kernels_of_torch() -> None:
+def test_gpu_without_kernels_of_torch_is_reported() -> None:
     (device,) = H200.devices
     old = replace(device, name="Tesla V100-SXM2-16GB", capability=(7, 0))
     found = replace(H200, devices=(old,))
@@ -152,7 +152,7 @@ def test_gpus_are_checked(
     assert answer is None or answer in text
 
 
-def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_shared_memory_has_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_checks, "shared_memory_bytes", lambda: 64 * 2**20)
     check = {check.name: check for check in host_checks(CPU)}["shared memory"]
     assert check.state is State.NOTE
@@ -173,7 +173,9 @@ def test_small_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         (CPU, "fsdp-hybrid", 4, True),
     ],
 )
-def test_strategies(here: Machine, strategy: str, ranks: int, available: bool) -> None:
+def test_available_strategies_are_listed(
+    here: Machine, strategy: str, ranks: int, available: bool
+) -> None:
     offer = {offer.strategy: offer for offer in strategy_availability(here)}[strategy]
     assert (offer.ranks, offer.available) == (ranks, available)
     assert available or offer.remedy
@@ -221,7 +223,7 @@ def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captu
         ("--device cpu --seconds 0", "--device, --seconds: found without --network"),
     ],
 )
-def test_wrong_options(options: str, message: str, capsys: Captured) -> None:
+def test_wrong_options_are_refused(options: str, message: str, capsys: Captured) -> None:
     assert main(["doctor", *options.split()]) == 2
     assert message in capsys.readouterr().err
 

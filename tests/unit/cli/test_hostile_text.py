@@ -69,13 +69,15 @@ def check_text(text: str) -> str:
 
 
 @pytest.mark.parametrize("view", [(), *VIEWS], ids="-".join)
-def test_every_view_as_text(run: Path, printed: Printed, view: Sequence[str]) -> None:
+def test_every_view_escapes_text(run: Path, printed: Printed, view: Sequence[str]) -> None:
     assert "FORGED" in printed("compare", run, *view)
 
 
 @pytest.mark.parametrize("view", [(), ("--view", "network")])
 @pytest.mark.parametrize("form", ["markdown", "latex", "csv", "json"])
-def test_other_formats(run: Path, printed: Printed, view: Sequence[str], form: str) -> None:
+def test_other_formats_escape_text(
+    run: Path, printed: Printed, view: Sequence[str], form: str
+) -> None:
     text = printed("compare", run, *view, "--format", form)
     if form == "latex":
         lines = [line for line in text.split("\n") if line and not line.startswith("%")]
@@ -92,7 +94,7 @@ def test_other_formats(run: Path, printed: Printed, view: Sequence[str], form: s
         assert "|" not in "".join(line.strip("|").replace(" | ", "") for line in lines)
 
 
-def test_regressions_and_exports(run: Path, printed: Printed, tmp_path: Path) -> None:
+def test_regressions_and_exports_escape_text(run: Path, printed: Printed, tmp_path: Path) -> None:
     both = [
         write_run(tmp_path / name, [invented_trial(STEERS, 2, repeat) for repeat in range(3)])
         for name in ("before", "after")
@@ -142,7 +144,7 @@ device: cpu
 """
 
 
-def test_experiments_plans_and_mistakes(tmp_path: Path, printed: Printed) -> None:
+def test_experiments_plans_and_messages_escape_text(tmp_path: Path, printed: Printed) -> None:
     text = json.dumps(STEERS)
     file = tmp_path / f"a{STEERS[:9]}.yaml"
     file.write_text(EXPERIMENT % (text, text, text))
@@ -168,7 +170,7 @@ def test_names_of_the_machine_are_escaped(
         assert "FORGED" in printed("doctor", "--format", form)
 
 
-def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_escapes_text(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines(Path(STEERS))
     lines.planned(1, 0, ())
     lines.note(STEERS)
@@ -225,7 +227,7 @@ PATHS = ("a\0b", "x" * 5000, "a/" * 3000, "~nobody-of-this-name/x")
         "run cifar10-strategies --dry-run --set workload.data_dir={}",
     ],
 )  # fmt: skip
-def test_paths_that_no_file_system_takes(printed: Printed, command: str) -> None:
+def test_invalid_paths_are_refused(printed: Printed, command: str) -> None:
     for path in PATHS:
         printed(*(word.format(path).replace("GOLDEN", str(GOLDEN)) for word in command.split()),
                 code=2)  # fmt: skip

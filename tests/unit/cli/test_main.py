@@ -27,7 +27,7 @@ def answer(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
-def test_help_version_and_schema(capsys: Captured) -> None:
+def test_help_version_and_schema_are_printed(capsys: Captured) -> None:
     code, text, _ = answer(capsys, "--help")
     assert code == 0
     verbs = ("run", "compare", "report", "export", "verify", "list", "doctor", "schema")
@@ -71,7 +71,9 @@ def test_mistakes_are_messages_and_exit_two(
     ("end", "code"),
     [(typer.Exit(0), 0), (typer.Exit(1), 1), (typer.Exit(130), 130), (KeyboardInterrupt(), 130)],
 )
-def test_exit_codes(monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int) -> None:
+def test_exceptions_become_exit_codes(
+    monkeypatch: pytest.MonkeyPatch, end: BaseException, code: int
+) -> None:
     def ends() -> None:
         raise end
 

@@ -67,7 +67,7 @@ def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], fi
     assert refused["step_seconds"] is None
 
 
-def test_markdown(capsys: pytest.CaptureFixture[str], file: str) -> None:
+def test_markdown_has_a_table(capsys: pytest.CaptureFixture[str], file: str) -> None:
     text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
     assert "### Speed on h100x8" in text
     assert "| ddp | 8 |" in text
@@ -82,7 +82,7 @@ def test_markdown(capsys: pytest.CaptureFixture[str], file: str) -> None:
         (["--on", "h100x8", "--set", "recipe.stepz=3"], "stepz"),
     ],
 )
-def test_mistakes_are_messages(
+def test_wrong_input_is_a_message(
     capsys: pytest.CaptureFixture[str], file: str, arguments: list[str], message: str
 ) -> None:
     assert main(["plan", file, *arguments]) == 2
@@ -120,7 +120,7 @@ def test_unknown_machine_is_named(
     assert "there is no file" in capsys.readouterr().err
 
 
-def test_from_python(file: str) -> None:
+def test_python_function_plans_nodes_and_steps(file: str) -> None:
     plan = shardmark.plan(file, "h100x8", nodes=[1, 2], price_per_hour=2.0, steps=500)
     assert [row.ranks for row in plan.rows if row.strategy == "ddp"] == [8, 16]
     assert {row.steps for row in plan.rows} == {500}
@@ -129,7 +129,9 @@ def test_from_python(file: str) -> None:
         shardmark.plan(file, "h100x8", nodes=0)
 
 
-def test_nothing_fits(capsys: pytest.CaptureFixture[str], file: str) -> None:
+def test_plan_without_a_fitting_strategy_exits_with_code_1(
+    capsys: pytest.CaptureFixture[str], file: str
+) -> None:
     text = printed(capsys, file, "--on", "t4x1", "--set", "per_rank_batch=4096",
                    "--set", "precision=fp16", code=1)  # fmt: skip
     assert text.startswith("Nothing fits")

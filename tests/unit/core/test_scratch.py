@@ -26,7 +26,7 @@ def dead(folder: Path) -> Path:
     return folder
 
 
-def test_scratch_folders_that_nobody_owns_any_more_are_removed(
+def test_scratch_folders_without_an_owner_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not those of another machine, whose locks are not seen here, or what a link leads to."""
@@ -58,7 +58,7 @@ def test_scratch_folders_that_nobody_owns_any_more_are_removed(
     assert not living.exists()
 
 
-def test_a_folder_is_kept_for_those_that_were_forked(tmp_path: Path) -> None:
+def test_folder_stays_for_forked_processes(tmp_path: Path) -> None:
     folder = dead(tmp_path / "folder")
     descriptor = lock_folder(folder)
     inherited = os.dup(descriptor)  # what a fork does with it

@@ -24,7 +24,7 @@ from shardmark.core.storage import storing, temporary_folder
         (errno.EACCES, "get the right"),
     ],
 )
-def test_a_disk_that_goes_away(tmp_path: Path, number: int, remedy: str) -> None:
+def test_disk_errors_name_a_remedy(tmp_path: Path, number: int, remedy: str) -> None:
     error = OSError(number, os.strerror(number), str(tmp_path / "trials"))
     with pytest.raises(StorageError, match=remedy), storing(tmp_path):
         raise error
@@ -33,7 +33,7 @@ def test_a_disk_that_goes_away(tmp_path: Path, number: int, remedy: str) -> None
             raise error
 
 
-def test_no_folder_for_temporary_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> str:
         raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 

@@ -64,13 +64,15 @@ def _message(source: str | Path) -> str:
         ),
     ],
 )
-def test_says_what_is_wrong_in_a_file(tmp_path: Path, content: str | bytes, expected: str) -> None:
+def test_message_describes_the_mistake_in_a_file(
+    tmp_path: Path, content: str | bytes, expected: str
+) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     assert expected in _message(path)
 
 
-def test_says_all_mistakes_at_once_in_one_order(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once_in_a_fixed_order(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(GOOD.replace("test", "a/b").replace("*rate", "-1").replace("ddp", "ddpp"))
     keys = [line.split(": ")[1] for line in _message(path).splitlines()]
@@ -78,7 +80,7 @@ def test_says_all_mistakes_at_once_in_one_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [{}, {"version": 3, "services": {"db": {"image": "x"}}}])
-def test_a_file_that_is_no_experiment_is_told_once(data: dict[str, Any]) -> None:
+def test_file_that_is_no_experiment_has_one_message(data: dict[str, Any]) -> None:
     """Not key by key."""
     with pytest.raises(InputError, match="it is no experiment") as caught:
         from_mapping(data)
@@ -86,7 +88,7 @@ def test_a_file_that_is_no_experiment_is_told_once(data: dict[str, Any]) -> None
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported(tmp_path: Path) -> None:
     assert "(nearest: 'quickstart', " in _message("quickstrat")
     assert "no such file, and no such preset" in _message(tmp_path / "nothing.yaml")
     assert "it is a folder; allowed is a YAML file" in _message(tmp_path)
@@ -98,7 +100,7 @@ def test_what_cannot_be_read_is_said_so(tmp_path: Path) -> None:
         assert "allowed is a YAML file" in _message(impossible)
 
 
-def test_what_is_written_loads_to_an_equal_experiment(tmp_path: Path) -> None:
+def test_written_experiment_loads_to_an_equal_one(tmp_path: Path) -> None:
     path = tmp_path / "experiment.yaml"
     path.write_text(GOOD + "  precision: [fp32, bf16]\n  recipe.optimizer.name: [sgd, adamw]\n")
     experiment = load_experiment(path)
@@ -196,7 +198,7 @@ def test_files_beside_the_experiment_are_found_and_both_places_are_named(
         check_data(load_experiment(file, ["workload.data_dir=nowhere"]).workload)
 
 
-def test_python_sequences_will_do_and_nothing_can_be_changed() -> None:
+def test_python_sequences_are_accepted_and_experiments_are_immutable() -> None:
     data: dict[str, Any] = {
         "name": "test",
         "workload": {"name": "classification"},
@@ -246,7 +248,7 @@ def test_engine_is_a_name_or_a_mapping(make: Make) -> None:
         assert make(named, "engine.node_rank=1").engine == TorchrunOptions(node_rank=1)
 
 
-def test_json_schema_is_whole() -> None:
+def test_json_schema_is_complete() -> None:
     schema = experiment_schema()
     definitions, properties = schema["$defs"], schema["properties"]
     references = set(re.findall(r'"\$ref": "([^"]+)"', json.dumps(schema)))

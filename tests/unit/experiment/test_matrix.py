@@ -31,7 +31,7 @@ def _refused(experiment: Experiment) -> str:
     return str(caught.value)
 
 
-def test_leaves_out_what_makes_no_sense_and_says_why(make: Make) -> None:
+def test_impossible_cells_are_left_out_with_a_reason(make: Make) -> None:
     plan = expand(make("matrix.world_size=[1, 2, 4]"))
     assert _cells(plan) == {("single", 1), ("ddp", 2), ("ddp", 4)}
     assert [str(item) for item in plan.left_out] == [

@@ -106,7 +106,7 @@ IN_THE_MATRIX = [
     ("setting", "expected"),
     [*IN_THE_BASE, *((f"matrix{setting}", text) for setting, text in IN_THE_MATRIX)],
 )
-def test_says_what_is_wrong(message: Message, setting: str, expected: str) -> None:
+def test_message_describes_the_mistake(message: Message, setting: str, expected: str) -> None:
     assert expected in message("recipe.seed=0", setting)
 
 
@@ -130,7 +130,7 @@ def test_says_what_is_wrong(message: Message, setting: str, expected: str) -> No
         ),
     ],
 )
-def test_says_what_does_not_go_together(
+def test_message_names_conflicting_keys(
     message: Message, settings: tuple[str, ...], expected: str
 ) -> None:
     assert expected in message(*settings)

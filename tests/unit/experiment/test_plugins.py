@@ -93,7 +93,7 @@ def experiment(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("importable")
-def test_an_experiment_can_name_them() -> None:
+def test_experiment_names_a_plugin() -> None:
     trials = expand(from_mapping(experiment()), "cpu").trials
     assert {trial.strategy.name for trial in trials} == {"ddp", "outside-ddp"}
     strategies = [trial.built_strategy for trial in trials if trial.strategy.name == "outside-ddp"]
@@ -115,7 +115,7 @@ def test_an_experiment_can_name_them() -> None:
         ({"workload": {"name": "broken-pictures"}}, "No module named 'outside.missing'"),
     ],
 )
-def test_a_broken_one_is_named_with_its_package(changes: dict[str, object], problem: str) -> None:
+def test_broken_plugin_is_named_with_its_package(changes: dict[str, object], problem: str) -> None:
     with pytest.raises(InputError, match="of package outside-shardmark") as caught:
         from_mapping(experiment(**changes))
     assert problem in str(caught.value)
@@ -123,7 +123,7 @@ def test_a_broken_one_is_named_with_its_package(changes: dict[str, object], prob
 
 
 @pytest.mark.usefixtures("importable")
-def test_mistakes_in_their_options_are_those_of_built_in_ones() -> None:
+def test_wrong_options_of_plugins_are_reported_as_of_built_in_strategies() -> None:
     with pytest.raises(InputError, match="waitz"):
         from_mapping(experiment(matrix={"strategy": [{"name": "outside-ddp", "waitz": 2}]}))
     with pytest.raises(InputError, match="colour"):
@@ -133,7 +133,7 @@ def test_mistakes_in_their_options_are_those_of_built_in_ones() -> None:
 
 
 @pytest.mark.usefixtures("importable")
-def test_list_shows_them_and_built_in_names_win() -> None:
+def test_list_shows_plugins_and_built_in_names_take_precedence() -> None:
     strategies, workloads = listing("strategies"), listing("workloads")
     assert strategies["outside-ddp"] == "Replicas from another package."
     assert "outside-shardmark" in strategies["broken-ddp"]
@@ -142,7 +142,7 @@ def test_list_shows_them_and_built_in_names_win() -> None:
     assert "outside-shardmark" in workloads["broken-pictures"]
 
 
-def test_they_are_not_imported_before_they_are_named(installed: Path) -> None:
+def test_plugins_are_imported_on_first_use(installed: Path) -> None:
     program = """
 import sys
 from shardmark.config.load import load_experiment

@@ -32,7 +32,7 @@ from shardmark.core.strict_yaml import format_yaml, parse_yaml
         ("", None),
     ],
 )
-def test_reads_scalars_as_people_mean_them(text: str, value: object) -> None:
+def test_scalars_have_the_expected_types(text: str, value: object) -> None:
     found = parse_yaml(text, "FILE")
     assert found == value
     assert type(found) is type(value)
@@ -43,7 +43,7 @@ def test_whole_numbers_are_keys() -> None:
     assert parse_yaml("slow_ranks: {1: 2.0, '0': 3}", "FILE") == {"slow_ranks": {"1": 2.0, "0": 3}}
 
 
-def test_reads_anchors_and_merges() -> None:
+def test_anchors_and_merges_are_read() -> None:
     text = "a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}"
     assert parse_yaml(text, "FILE") == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}}
 
@@ -74,7 +74,7 @@ def test_reads_anchors_and_merges() -> None:
         ("a: " + "{a: " * 200, "FILE, line 1: nested too deeply"),
     ],
 )
-def test_says_where_a_text_is_wrong(text: str, message: str) -> None:
+def test_error_names_the_line(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_yaml(text, "FILE")
     assert message in str(caught.value)
@@ -90,14 +90,14 @@ _DATA = st.recursive(
 )
 
 
-def test_reads_what_json_writes_as_two_halves() -> None:
+def test_surrogate_pairs_of_json_are_read() -> None:
     assert parse_yaml(json.dumps({"\U0001f600": "\U0001f680"}), "FILE") == {
         "\U0001f600": "\U0001f680"
     }
 
 
 @given(_DATA)
-def test_reads_back_what_it_writes(data: Any) -> None:
+def test_written_yaml_is_read_back(data: Any) -> None:
     assert parse_yaml(format_yaml(data), "FILE") == data
 
 
@@ -118,7 +118,7 @@ def _bomb(levels: int, line: str) -> str:
     ],
     ids=["lists", "mappings", "large", "integer", "NUL", "surrogate"],
 )
-def test_small_texts_do_not_make_much_work(text: str, message: str) -> None:
+def test_small_texts_that_expand_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_yaml(text, "FILE")
     assert message in str(caught.value)

@@ -136,7 +136,7 @@ AUTOCAST = "matrix.strategy=[{name: fsdp, mixed_precision: autocast}]"
         ),
     ],
 )
-def test_accelerate(
+def test_accelerate_gets_a_configuration_file(
     tmp_path: Path, strategy: str, overrides: list[str], expected: dict[str, Any]
 ) -> None:
     files = exported(tmp_path, "accelerate", strategy, *overrides)

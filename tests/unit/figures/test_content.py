@@ -311,7 +311,7 @@ QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
         ),
     ],
 )
-def test_parts_of_a_step(
+def test_parts_of_a_step_have_their_seconds(
     tmp_path: Path, metrics: dict[str, float | None], parts: dict[str, float | None]
 ) -> None:
     named = {f"{name}_seconds": value for name, value in metrics.items()}

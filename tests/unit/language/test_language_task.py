@@ -50,7 +50,7 @@ def test_padded_samples_end_with_their_document(chosen: LanguageOptions) -> None
     assert task.tokens_in([batch.sample_ids]) == len(learned) == batch.weight
 
 
-def test_masked_tokens(chosen: LanguageOptions) -> None:
+def test_fifteen_percent_of_the_tokens_are_masked(chosen: LanguageOptions) -> None:
     chosen = changed(chosen, objective="masked", sequence_length=64)
     task, data = build_workload(chosen, 0), token_data(chosen)
     batch: Any = next(task.batches(PLAN, WHOLE))
@@ -145,7 +145,7 @@ def test_attention_ends_with_the_document(objective: str, positions: str) -> Non
     assert sees_ahead == (objective == "masked")
 
 
-def test_the_model_is_gpt_2() -> None:
+def test_model_computes_as_gpt_2() -> None:
     """The published number of parameters, and its first loss."""
     with torch.device("meta"):
         model = GPT(
@@ -155,7 +155,7 @@ def test_the_model_is_gpt_2() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_loss_and_quality(chosen: LanguageOptions, tied: bool) -> None:
+def test_loss_and_quality_are_the_mean_cross_entropy(chosen: LanguageOptions, tied: bool) -> None:
     chosen = changed(chosen, tied=tied)
     task = build_workload(chosen, 0)
     model = task.build_model()

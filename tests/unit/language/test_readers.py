@@ -99,7 +99,7 @@ def check_batch(chosen: LanguageOptions, stream: NDArray[np.int64]) -> None:
 
 
 @pytest.mark.parametrize("write", [as_text, as_lines, as_parquet, as_arrow])
-def test_documents(write: Writer, tmp_path: Path) -> None:
+def test_documents_are_read_and_split(write: Writer, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     given = write(folder, TEXTS) | {"data_dir": str(folder), "sequence_length": LENGTH}
@@ -115,7 +115,7 @@ def test_documents(write: Writer, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("megatron", "vocabulary"), [(False, 900), (False, 2**16), (False, 100_000), (True, 900)]
 )
-def test_tokens(megatron: bool, vocabulary: int, tmp_path: Path) -> None:
+def test_token_files_are_read(megatron: bool, vocabulary: int, tmp_path: Path) -> None:
     """Megatron's pair has one split: its last tenth validates."""
     stream = np.arange(1000) * 7 % 900 + vocabulary - 900
     given: dict[str, Any] = {"data_dir": str(tmp_path), "vocabulary": vocabulary}
@@ -162,7 +162,7 @@ def test_tokens(megatron: bool, vocabulary: int, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_splits(
+def test_validation_documents_are_split_off(
     files: dict[str, str], trains: list[str], validates: list[str], tmp_path: Path
 ) -> None:
     for name, text in files.items():
@@ -185,7 +185,9 @@ def test_a_tokenizer_learns_nothing_of_what_validates(tmp_path: Path) -> None:
     assert "xy" not in learned
 
 
-def test_what_killed_processes_left_is_made_anew(chosen: LanguageOptions, tmp_path: Path) -> None:
+def test_incomplete_files_of_killed_processes_are_replaced(
+    chosen: LanguageOptions, tmp_path: Path
+) -> None:
     before = token_data(chosen)
     cache = tmp_path / "cache"
     (summary,) = cache.glob("tokens-*/corpus.json")
@@ -225,7 +227,7 @@ def test_other_tokens_or_text_are_another_corpus(
     assert token_data(chosen).sha256 != after.sha256
 
 
-def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
+def test_tokenizer_is_trained_and_stored(chosen: LanguageOptions, tmp_path: Path) -> None:
     """It comes back to the text, and its file gives the same tokens."""
     library = pytest.importorskip("tokenizers")
     wanted = chosen.model_dump() | {"tokenizer": {"bpe": 300}}
@@ -248,7 +250,7 @@ def test_trained_tokenizer(chosen: LanguageOptions, tmp_path: Path) -> None:
     assert (masked.vocabulary, masked.mask) == (301, 300)
 
 
-def test_the_standard_library() -> None:
+def test_standard_library_is_a_data_set() -> None:
     """Without tests; its digest is known before anything is started."""
     chosen = LanguageOptions()
     data = token_data(chosen)
@@ -276,7 +278,7 @@ def test_the_standard_library() -> None:
         ("tokens", {"a.bin": b"1234", "a.idx": b"x" * 40}, "cannot be mapped"),
     ],
 )
-def test_broken_data(
+def test_broken_data_are_refused(
     dataset: str, files: dict[str, bytes | str], message: str, tmp_path: Path
 ) -> None:
     """Text in place of content is where a link leads."""
@@ -290,7 +292,7 @@ def test_broken_data(
         check_data(options(given))
 
 
-def test_a_vocabulary_that_is_too_small(chosen: LanguageOptions, tmp_path: Path) -> None:
+def test_vocabulary_that_is_too_small_is_refused(chosen: LanguageOptions, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="found 100; the tokenizer needs 258"):
         check_data(chosen.model_copy(update={"vocabulary": 100}))
     (tmp_path / "few").mkdir()

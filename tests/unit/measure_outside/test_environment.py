@@ -28,7 +28,7 @@ def no_sleep(seconds: float) -> None:
     assert seconds > 0
 
 
-def test_is_json(tmp_path: Path) -> None:
+def test_environment_is_json_with_the_machines_facts(tmp_path: Path) -> None:
     found = environment(tmp_path, sleep=no_sleep)
     assert json.loads(json.dumps(found)) == found
     assert found["date"].endswith("+00:00")
@@ -51,7 +51,9 @@ def test_no_secret_is_stored() -> None:
     assert relevant_variables(given) == stored | masked
 
 
-def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_git_state_has_commit_and_uncommitted_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org")
         subprocess.run(("git", "-C", str(tmp_path), *identity, *arguments), check=True)
@@ -75,7 +77,7 @@ def test_git_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "model"),
     [("processor\t: 0\nmodel name\t: A: B\n", "A: B"), ("processor\t: 0\n", None), (None, None)],
 )
-def test_cpu_model(tmp_path: Path, text: str | None, model: str | None) -> None:
+def test_cpu_model_is_read(tmp_path: Path, text: str | None, model: str | None) -> None:
     if text is not None:
         (tmp_path / "cpuinfo").write_text(text)
     assert cpu_model(tmp_path / "cpuinfo") == model
@@ -121,7 +123,7 @@ def test_quota_limits_cores(
         ({}, None, None),
     ],
 )
-def test_limits_of_a_container(
+def test_limits_of_a_container_are_read(
     tmp_path: Path, files: dict[str, str], cores: float | None, memory: int | None
 ) -> None:
     for name, text in files.items():
@@ -151,7 +153,7 @@ def with_devices(monkeypatch: pytest.MonkeyPatch, number: int, torch: str) -> No
         (0, "2.15.0", "cuda", ("cuda", 0)),
     ],
 )
-def test_machine(
+def test_machine_has_the_visible_devices(
     monkeypatch: pytest.MonkeyPatch,
     devices: int,
     torch: str,

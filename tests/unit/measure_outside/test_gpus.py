@@ -27,7 +27,7 @@ def install(monkeypatch: pytest.MonkeyPatch, nvml: FakeNvml) -> FakeNvml:
     return nvml
 
 
-def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_are_in_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b", nvlinks=18))
     reader = GpuReader(["b", "GPU-b", "x"])  # torch leaves the prefix out; nobody has an x
     assert reader.read({}) == [
@@ -50,7 +50,7 @@ def test_reads_base_units(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reader.read({}) == []
 
 
-def test_mig_slice_without_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uuid_without_prefix_finds_a_gpu_or_mig_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml("MIG-a"))
     assert [device["uuid"] for device in GpuReader(["a"]).read({})] == ["GPU-a"]
 
@@ -66,7 +66,7 @@ def test_unsupported_value_is_none_and_asked_once(monkeypatch: pytest.MonkeyPatc
     assert nvml.asked.count(energy) == 1
 
 
-def test_no_library_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_nvml_gives_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     for nvml, reason in (
         (FakeNvml(library=False), "NVML: Library Not Found"),
         (None, "the package nvidia-ml-py is not installed"),
@@ -79,7 +79,7 @@ def test_no_library_and_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
         assert used_memory() == {}
 
 
-def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_devices_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml = install(monkeypatch, FakeNvml("GPU-a", "GPU-b"))
     found = all_cuda_devices()
     assert (found.driver_version, found.cuda_version, found.reason) == ("580.1", "13.2", None)
@@ -117,7 +117,7 @@ def test_all_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         (18, {"NVLink, peer access": ("0-1", "0-2", "1-2")}),
     ],
 )
-def test_how_devices_are_connected(
+def test_links_between_devices_are_described(
     monkeypatch: pytest.MonkeyPatch, nvlinks: int, expected: dict[str, tuple[str, ...]]
 ) -> None:
     install(monkeypatch, FakeNvml("GPU-a", "GPU-b", "GPU-c", nvlinks=nvlinks))
@@ -126,7 +126,7 @@ def test_how_devices_are_connected(
     assert found.devices[0].nvlinks == nvlinks
 
 
-def test_numa_node(tmp_path: Path) -> None:
+def test_numa_node_is_read_from_the_pci_address(tmp_path: Path) -> None:
     for name, text in (("0000:3b:00.0", "1\n"), ("0000:5e:00.0", "-1\n")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "numa_node").write_text(text)
@@ -144,7 +144,9 @@ def test_numa_node(tmp_path: Path) -> None:
         (0, 12 * 2**30, ["does not list", "12.0 GiB"]),
     ],
 )
-def test_a_device_in_use(processes: int | None, used_bytes: int | None, words: list[str]) -> None:
+def test_use_by_others_is_described(
+    processes: int | None, used_bytes: int | None, words: list[str]
+) -> None:
     told = occupation(processes, used_bytes)
     assert (told is None) == (not words)
     assert all(word in (told or "") for word in words)
@@ -164,7 +166,7 @@ def test_a_device_in_use(processes: int | None, used_bytes: int | None, words: l
         ("MIG-1", ["MIG-1"]),
     ],
 )
-def test_visible_devices(value: str | None, expected: list[str]) -> None:
+def test_variable_selects_visible_devices(value: str | None, expected: list[str]) -> None:
     found = CudaDevices(
         driver_version="1",
         cuda_version="13.0",
@@ -183,7 +185,7 @@ def test_visible_devices(value: str | None, expected: list[str]) -> None:
     [((11, 21, 99), 1), ((11,), 0), ((501, 502), 0), ((501, 502, 503), 1)],
     ids=["another one", "ours", "ours by numbers of the host", "another by number alone"],
 )
-def test_other_processes_of_a_device(
+def test_processes_of_others_are_counted(
     monkeypatch: pytest.MonkeyPatch, listed: tuple[int, ...], others: int
 ) -> None:
     install(monkeypatch, FakeNvml("GPU-a")).pids = listed
@@ -209,7 +211,7 @@ WHEELS = ["sm_75", "sm_80", "sm_86", "sm_90a", "sm_100", "compute_120"]
         ((9, 0), [], True),
     ],
 )
-def test_a_gpu_that_torch_has_no_kernels_for(
+def test_gpu_without_kernels_of_torch_gives_a_reason(
     capability: tuple[int, int], compiled: list[str], runs: bool
 ) -> None:
     reason = without_kernels("Tesla V100", capability, compiled)

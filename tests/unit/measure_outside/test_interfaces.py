@@ -20,7 +20,9 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(text)
 
 
-def test_infiniband_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_of_infiniband_ports_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """IP over InfiniBand passes its port, which counts it already."""
     names = ("eth0", "ib0")
     counters = {name: SimpleNamespace(bytes_sent=1, bytes_recv=2) for name in names}
@@ -41,7 +43,7 @@ def test_infiniband_ports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_nvlinks_of_all_devices_that_answer() -> None:
+def test_traffic_of_nvlinks_is_summed_over_devices() -> None:
     """One that does not answer once takes nothing from the sum: it would seem to fall."""
     answered: set[object] = set()
     samples: list[list[int | None]] = [[], [None], [5, None], [6, 7], [6, None], [8, 9]]

@@ -20,7 +20,9 @@ from shardmark.core.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
         ("NVIDIA H20", "bf16", False, "'NVIDIA H20' is not in the table"),  # borrows from no other
     ],
 )
-def test_peak_or_reason(name: str, precision: str, tf32: bool, expected: float | str) -> None:
+def test_peak_is_a_number_or_a_reason(
+    name: str, precision: str, tf32: bool, expected: float | str
+) -> None:
     flops, told = peak_flops_per_second(name, precision, tf32=tf32)
     if isinstance(expected, str):
         assert flops is None

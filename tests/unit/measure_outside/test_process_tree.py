@@ -70,7 +70,7 @@ def test_switches_of_an_ended_thread_are_kept(tmp_path: Path) -> None:
     assert read(tree)["context_switches"] == 11
 
 
-def test_gone_zombie_or_another_process(tmp_path: Path) -> None:
+def test_ended_zombie_or_reused_process_gives_none(tmp_path: Path) -> None:
     assert ProcessTree(10, tmp_path).read() is None
     write_process(tmp_path, 10, state="Z")
     assert ProcessTree(10, tmp_path).read() is None

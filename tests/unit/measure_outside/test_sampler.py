@@ -63,7 +63,7 @@ def lines(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
 
 
-def test_first_and_last_sample(tmp_path: Path, sampler: SystemSampler) -> None:
+def test_start_and_stop_take_a_sample(tmp_path: Path, sampler: SystemSampler) -> None:
     sampler.start()
     sampler.stop()
     first, last = lines(tmp_path)
@@ -89,9 +89,7 @@ def test_ranks_appear_and_vanish(tmp_path: Path, sampler: SystemSampler) -> None
     assert (rank["pid"], rank["cpu_seconds"], rank["processes"]) == (10, 1.0, 2)
 
 
-def test_load_of_the_cores_that_may_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_covers_the_usable_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2})
     # user nice system idle iowait irq softirq steal guest guest_nice
     ticks = [second * TICKS_PER_SECOND for second in (100, 10, 20, 5000, 300, 1, 2, 4, 50, 5)]
@@ -138,7 +136,7 @@ def test_many_threads_are_counted_less_often(tmp_path: Path, sampler: SystemSamp
     assert found == [60, None, 60, None, 60]  # the last one always
 
 
-def test_devices(tmp_path: Path, sampler: SystemSampler) -> None:
+def test_devices_are_opened_once_and_sampled(tmp_path: Path, sampler: SystemSampler) -> None:
     sampler.start()
     sampler.set_ranks({}, gpu_uuids=["b", "a"])
     first = sampler._gpus
@@ -165,7 +163,7 @@ def test_a_failure_is_told_and_not_raised(tmp_path: Path) -> None:
     assert [line["failure"] for line in lines(tmp_path)] == ["PermissionError: no /proc/net"]
 
 
-def test_flushed_now_and_then(tmp_path: Path, sampler: SystemSampler) -> None:
+def test_samples_are_flushed_periodically(tmp_path: Path, sampler: SystemSampler) -> None:
     sampler.start()
     assert lines(tmp_path) == []
     for _ in range(12):  # two readings of the clock each, so half a second
@@ -173,7 +171,7 @@ def test_flushed_now_and_then(tmp_path: Path, sampler: SystemSampler) -> None:
     assert len(lines(tmp_path)) >= 10
 
 
-def test_this_process(tmp_path: Path) -> None:
+def test_sampler_reads_a_real_process(tmp_path: Path) -> None:
     """The only test with a real /proc and a running thread."""
     sampler = SystemSampler(tmp_path / "samples.jsonl", 0.05)
     sampler.start()

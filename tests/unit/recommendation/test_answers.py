@@ -121,7 +121,7 @@ def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
         ({"equivalent": True}, None, True, "yes, 2 of 2"),
     ],
 )
-def test_same_training_or_not(
+def test_answer_says_whether_the_training_is_the_same(
     tmp_path: Path, changes: dict[str, Any], strategy: str | None, decided: bool, said: str
 ) -> None:
     comparison = compared(tmp_path, [DDP, replace(FSDP, **changes)])

@@ -39,7 +39,9 @@ def cell(strategy: str, rates: Sequence[float], factor: float = 1.0, **changes: 
     ],
     ids=["narrow", "noisy", "pairs stay together", "shown", "disturbed", "failed"],
 )
-def test_which_cells_are_decided(tmp_path: Path, cells: list[Cell], decided: set[str]) -> None:
+def test_precise_or_inferior_cells_are_decided(
+    tmp_path: Path, cells: list[Cell], decided: set[str]
+) -> None:
     rows = compared(tmp_path, cells).rows
     names = {cell_id(row.trials[0].trial): row.strategy for row in rows}
     given = decided_cells([trial for row in rows for trial in row.trials], until=0.05)
@@ -51,7 +53,7 @@ def test_one_repeat_decides_nothing(tmp_path: Path) -> None:
     assert decided_cells([trial for row in rows for trial in row.trials], until=0.5) == frozenset()
 
 
-def test_looking_after_each_repeat_leaves_the_verdicts_their_level() -> None:
+def test_early_stopping_keeps_the_error_rate_of_verdicts() -> None:
     """Of rows that do not differ: at most 5 % of the tables, and two standard errors."""
     draw = random.Random(0)
     tables, wrong = 100, 0

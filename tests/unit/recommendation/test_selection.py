@@ -102,7 +102,9 @@ def test_clear_winner_is_found_among_many() -> None:
         "one per cent",
     ],
 )
-def test_state_and_ties(values: list[tuple[float, ...]], state: str, ties: list[int]) -> None:
+def test_selection_has_state_and_ties(
+    values: list[tuple[float, ...]], state: str, ties: list[int]
+) -> None:
     rows = rows_with(values)
     chosen = fastest(rows)
     assert (chosen.best, chosen.state) == (rows[0], state)

@@ -31,7 +31,7 @@ def why(path: Path, *cells: Cell, repeats: int = 3) -> list[str]:
         (steps(data=0.01, forward=0.1, backward=0.2, optimizer=0.11), 0.0, "of the optimizer"),
     ],
 )
-def test_the_largest_part_is_the_answer(
+def test_answer_names_the_largest_part(
     tmp_path: Path, slow: dict[str, float], exposed: float, said: str
 ) -> None:
     fast = cell("ddp", 2, FAST, exposed_communication_seconds=0.0)
@@ -40,7 +40,7 @@ def test_the_largest_part_is_the_answer(
     assert said in line
 
 
-def test_more_ranks_that_are_slower(tmp_path: Path) -> None:
+def test_slower_larger_group_is_explained(tmp_path: Path) -> None:
     slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
     lines = why(tmp_path, cell("ddp", 2, FAST), cell("ddp", 4, slow))
     assert lines[0].startswith("Why is ddp slower on 4 ranks than on 2?")
@@ -92,7 +92,7 @@ def memory_cell(strategy: str, state: float, activations: float, rest: float = 0
     ],
     ids=["activations are most", "the rest grew", "state grew", "a replica", "a good saver"],
 )  # fmt: skip
-def test_little_memory_saved(
+def test_small_saving_of_memory_is_explained(
     tmp_path: Path, whole: Cell, other: Cell, said: list[str] | None
 ) -> None:
     lines = why(tmp_path, whole, other)
@@ -105,7 +105,7 @@ def test_little_memory_saved(
     [((0.2, 0.2, 0.05), 3, 1), ((0.2, 0.2, 0.05), 1, 0), ((0.2, 0.2, 0.19), 3, 0)],
     ids=["waits", "one repeat shows nothing", "even ranks"],
 )
-def test_others_wait_for_a_slow_rank(
+def test_slow_rank_is_named(
     tmp_path: Path, exposed: tuple[float, ...], repeats: int, lines: int
 ) -> None:
     waiting = Cell(strategy="ddp", world_size=3, rates=(100.0,), exposed_by_rank=exposed)
@@ -114,7 +114,7 @@ def test_others_wait_for_a_slow_rank(
     assert all("rank 2 comes last: the others wait 150 ms a step" in line for line in found)
 
 
-def test_three_lines_at_most(tmp_path: Path) -> None:
+def test_answers_have_at_most_three_lines(tmp_path: Path) -> None:
     slow = steps(data=0.5, forward=0.3, backward=0.2, optimizer=0.01)
     cells = [cell(name, 2, slow) for name in ("fsdp", "zero-1", "zero-2", "zero-3")]
     assert len(why(tmp_path, cell("ddp", 2, FAST), *cells)) <= MOST_LINES

@@ -145,7 +145,7 @@ def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str)
     assert answer(capsys, folder, "--format", "csv")[1].startswith("experiment,")
 
 
-def test_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+def test_option_chooses_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
     assert "verdict" not in answer(capsys, folder)[1].partition("--------")[0]
     assert "verdict" in answer(capsys, folder, "--wide")[1].partition("--------")[0]
     chosen = answer(capsys, folder, "--columns", "threads, verdict")[1]

@@ -42,7 +42,7 @@ def document(comparison: Comparison) -> Any:
     return json.loads(render_json(comparison_json(comparison)))
 
 
-def test_a_few_columns_the_fastest_first() -> None:
+def test_table_has_few_columns_and_the_fastest_row_first() -> None:
     few = comparison_table(compared(*single_and_ddp()))
     columns, rows = few.for_people()
     assert [column.key for column in columns] == [

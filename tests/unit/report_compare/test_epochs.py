@@ -35,7 +35,7 @@ def changed(trial: TrialResult, **fields: Any) -> TrialResult:
     return trial.model_copy(update={"ranks": ranks})
 
 
-def test_seconds_of_an_epoch() -> None:
+def test_epoch_seconds_are_those_of_the_slowest_rank() -> None:
     """The slowest rank's, with the warm-up in the first; of all windows where it has several."""
     trial = detection_trial(seconds=10.0)
     assert training_seconds(trial, 0) == pytest.approx(11.0)
@@ -81,7 +81,7 @@ def test_missing_epochs_have_a_reason() -> None:
     assert by_epoch(by_steps).notes == ("No epochs: the recipe counts 20 steps and no epochs.",)
 
 
-def test_the_table_of_epochs() -> None:
+def test_table_has_a_row_for_each_epoch() -> None:
     table = by_epoch(detection_trial())
     columns, rows = table.for_people()
     assert [column.key for column in columns] == [

@@ -59,7 +59,7 @@ def test_a_link_anywhere_in_a_run_is_refused(run: Path, name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", [TRIAL, "report.html"])
-def test_every_command_refuses_it(
+def test_every_command_refuses_a_link(
     run: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = link(run, name, tmp_path / "private")

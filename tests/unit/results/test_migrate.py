@@ -49,5 +49,5 @@ def test_a_trial_that_went_on_without_a_worker_is_failed_and_has_no_metrics() ->
 
 
 @pytest.mark.parametrize("value", [None, [], 3, {"ranks": [3], "metrics": []}])
-def test_what_is_no_trial_is_left_to_the_schema(value: object) -> None:
+def test_content_that_is_no_trial_is_left_to_the_schema(value: object) -> None:
     assert without_restarts(value) == value

@@ -49,7 +49,7 @@ def large(path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [pipe, served, large])
-def test_a_run_with_such_files_is_read(run: Path, make: Make) -> None:
+def test_run_with_irregular_or_huge_files_is_read(run: Path, make: Make) -> None:
     for name in FILES:
         path = run / name
         path.unlink(missing_ok=True)
@@ -61,7 +61,7 @@ def test_a_run_with_such_files_is_read(run: Path, make: Make) -> None:
     assert "cannot be read: it is" in stored.damaged[0].reason
 
 
-def test_a_report_shows_the_rest(run: Path) -> None:
+def test_report_of_a_run_with_unreadable_files_shows_the_rest(run: Path) -> None:
     for name in ("experiment.yaml", "environment.json"):
         (run / name).unlink()
         pipe(run / name)
@@ -74,7 +74,7 @@ DAMAGED = {"deep": "[" * 100_000, "many": "[" + "[]," * 200_000 + "0]", "number"
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_small_file_is_no_large_one_in_memory(
+def test_small_file_cannot_expand_in_memory(
     run: Path, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_VALUES", 200_000)
@@ -96,7 +96,7 @@ def test_numbers_of_an_environment_are_shown_whatever_they_are(run: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [pipe, large])
-def test_raw_lines_and_logs(tmp_path: Path, make: Make) -> None:
+def test_irregular_raw_files_are_empty(tmp_path: Path, make: Make) -> None:
     make(tmp_path / "log.txt")
     assert list(raw_lines(tmp_path / "log.txt")) == []
     log_tail(tmp_path)

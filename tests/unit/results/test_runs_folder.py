@@ -41,7 +41,7 @@ def test_an_experiment_may_be_called_latest() -> None:
 
 
 @pytest.mark.parametrize("left", ["nothing", "a folder", "a broken link"])
-def test_without_a_run_it_is_said_so(left: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_run_is_reported(left: str, capsys: pytest.CaptureFixture[str]) -> None:
     if left == "a folder":
         Path("runs/latest").mkdir(parents=True)
         begin_run(Path("runs/mine"))

@@ -42,7 +42,7 @@ def only_damage(run: Path, *, verify: bool = False) -> str:
     return stored.damaged[0].reason
 
 
-def test_reads_back_what_was_written(tmp_path: Path) -> None:
+def test_stored_results_are_read_back(tmp_path: Path) -> None:
     """With everything that a trial can hold, errors of ranks included."""
     error = RankError(kind="exception", message="line 1\nline 2: ünïcode", at_seconds=1.5)
     rank = invented_rank(1).model_copy(update={"error": error, "probe": None})
@@ -108,7 +108,7 @@ def test_garbled_result_is_damaged(
         ({"trial": {"world_size": 4}}, "trial.world_size is 4, but world_size is 2"),
     ],
 )
-def test_wrong_content_is_damage(
+def test_invalid_result_is_damaged(
     run: Path, result_file: Path, change: dict[str, Any], reason: str
 ) -> None:
     document = json.loads(result_file.read_text())
@@ -117,9 +117,7 @@ def test_wrong_content_is_damage(
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "samples.jsonl", "log.txt"])
-def test_a_raw_file_that_is_not_as_recorded_is_damage(
-    run: Path, result_file: Path, name: str
-) -> None:
+def test_changed_raw_file_is_damaged(run: Path, result_file: Path, name: str) -> None:
     """`compare` looks at the size only; finishing a run looks at the content."""
     path = result_file.with_name(name)
     content, size_bytes = path.read_bytes(), path.stat().st_size
@@ -284,14 +282,14 @@ def test_a_run_set_aside_by_a_killed_command_stays_one(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_a_lock_that_is_no_file_is_told(run: Path, make: Callable[[Path], None]) -> None:
+def test_lock_that_is_no_file_is_reported(run: Path, make: Callable[[Path], None]) -> None:
     make(run / ".lock")
     with pytest.raises(InputError, match=r"\.lock: is no regular file; remove it"):
         RunFolder(run).locked(print).__enter__()
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_what_cannot_be_read_now_is_neither_broken_nor_written_anew(
+def test_temporarily_unreadable_files_are_not_replaced(
     run: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def refuse(path: Path, *_: object) -> bytes:
@@ -306,7 +304,7 @@ def test_what_cannot_be_read_now_is_neither_broken_nor_written_anew(
     assert folder.read_environment() == {}
 
 
-def test_a_file_system_without_locks_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_reported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 

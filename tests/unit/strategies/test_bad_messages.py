@@ -47,7 +47,9 @@ def check_told(served: Served, rank: int) -> None:
 
 
 @pytest.mark.parametrize("header", HEADERS.values(), ids=HEADERS)
-def test_headers(counting: Scene, header: tuple[float, float, float]) -> None:
+def test_invalid_headers_end_the_server(
+    counting: Scene, header: tuple[float, float, float]
+) -> None:
     with counting.served(None, **COUNTS) as served:
         say(counting, 1, *header)
         if header == NO_VALUE:
@@ -56,7 +58,7 @@ def test_headers(counting: Scene, header: tuple[float, float, float]) -> None:
         check_told(served, 1)
 
 
-def test_gradients_twice_in_a_step(counting: Scene) -> None:
+def test_second_gradient_of_a_step_ends_the_server(counting: Scene) -> None:
     with counting.served(0, **COUNTS) as served:
         counting.clients[0].push(*counting.constant(1.0))
         counting.clients[0].push(*counting.constant(1.0))
@@ -64,9 +66,7 @@ def test_gradients_twice_in_a_step(counting: Scene) -> None:
 
 
 @pytest.mark.parametrize("asked", [Kind.PULL, Kind.GRADIENTS])
-def test_a_worker_that_leaves_keeps_nobody_waiting_for_its_gradients(
-    counting: Scene, asked: Kind
-) -> None:
+def test_worker_that_leaves_ends_the_wait_for_its_gradients(counting: Scene, asked: Kind) -> None:
     with counting.served(0, **COUNTS) as served:
         counting.clients[0].push(*counting.constant(1.0))
         say(counting, 0, asked, 0, 0)
@@ -75,14 +75,14 @@ def test_a_worker_that_leaves_keeps_nobody_waiting_for_its_gradients(
 
 
 @pytest.mark.parametrize("size_bytes", [-1, 0, 2**40])
-def test_a_worker_allocates_no_size_that_is_none(counting: Scene, size_bytes: int) -> None:
+def test_worker_refuses_invalid_sizes(counting: Scene, size_bytes: int) -> None:
     server = counting.network.server
     send_numbers([size_bytes], 0)
     with counting.network.being(0), pytest.raises(ShardmarkError, match=f"rank {server} sent"):
         WorkerGroup([server]).gather("mine")
 
 
-def test_a_worker_takes_no_value_but_a_list(counting: Scene) -> None:
+def test_worker_refuses_values_that_are_no_list(counting: Scene) -> None:
     server, content = counting.network.server, to_bytes("no list")
     send_numbers([len(content)], 0)
     send(content, 0)
@@ -91,7 +91,7 @@ def test_a_worker_takes_no_value_but_a_list(counting: Scene) -> None:
 
 
 @pytest.mark.parametrize("given", [(9, 0), (-2, 0), (0, 2), (0, -1)])
-def test_a_worker_takes_no_share_of_no_step(counting: Scene, given: tuple[int, int]) -> None:
+def test_worker_refuses_invalid_step_shards(counting: Scene, given: tuple[int, int]) -> None:
     server = counting.network.server
     send_numbers([*given], 0)
     with counting.network.being(0), pytest.raises(ShardmarkError, match=f"rank {server} sent"):

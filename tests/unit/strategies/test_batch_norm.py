@@ -33,7 +33,7 @@ class Activated(nn.BatchNorm1d):
     ],
 )
 @pytest.mark.parametrize("device", [CPU, GPU])
-def test_what_cannot_be_synchronised_is_refused(
+def test_models_without_plain_batch_norm_are_refused(
     model: Callable[[], nn.Module], told: str, device: torch.device
 ) -> None:
     with pytest.raises(StrategyUnavailable, match=told) as caught:
@@ -42,7 +42,7 @@ def test_what_cannot_be_synchronised_is_refused(
 
 
 @pytest.mark.usefixtures("alone")
-def test_one_rank_has_nobody_to_ask() -> None:
+def test_one_rank_keeps_its_batch_norms() -> None:
     found, expected = (
         build_strategy("single", {}).start(
             ToyWorkload(normed), recipe(sync_batch_norm=asked), ALONE
@@ -57,7 +57,7 @@ def test_one_rank_has_nobody_to_ask() -> None:
     }
 
 
-def test_on_gpus_they_are_torch_s_over_the_same_parameters(
+def test_gpus_use_torch_s_norm_over_the_same_parameters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
@@ -71,7 +71,7 @@ def test_on_gpus_they_are_torch_s_over_the_same_parameters(
     assert {name: id(tensor) for name, tensor in after} == before
 
 
-def test_settings_tell_whose_statistics_they_are() -> None:
+def test_settings_name_the_samples_of_the_statistics() -> None:
     told = [
         str(build_strategy("fsdp", {}).settings(recipe(sync_batch_norm=asked))["batch_norm"])
         for asked in (False, True)

@@ -32,7 +32,7 @@ def names(model: nn.Module, parts: list[nn.Module]) -> list[str]:
         ("small convnext", ["features.0", "features.1.0", "features.3.0", "features.3.1"]),
     ],
 )
-def test_blocks_of_real_models(name: str, expected: list[str]) -> None:
+def test_repeated_parts_of_a_model_are_its_blocks(name: str, expected: list[str]) -> None:
     with torch.device("meta"):
         if name == "small convnext":
             stages = [CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)]
@@ -60,7 +60,7 @@ def tower(momentum: float | None = 0.1, tracked: bool = True) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Sequential(*parts), nn.Linear(6, 2))
 
 
-def test_wrap_policies() -> None:
+def test_policy_selects_the_sharding_units() -> None:
     model = tower()
     assert names(model, sharding_units(model, "blocks")) == ["1.0", "1.1", "1.2"]
     layers = [f"1.{i}.{part}" for i in range(3) for part in ("linear", "norm")]

@@ -61,7 +61,7 @@ def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
         assert names(partition) == [*sizes][::-1], "the last layers' gradients are ready first"
 
 
-def test_a_bucket_is_of_one_group() -> None:
+def test_bucket_holds_one_parameter_group() -> None:
     sizes = dict(model().named_parameters())
     flat = frozenset(name for name, p in sizes.items() if p.dim() < 2)
     groups = [ParameterGroup(names=names, options={}) for names in (frozenset(sizes) - flat, flat)]
@@ -74,7 +74,7 @@ def test_a_bucket_is_of_one_group() -> None:
         assert kinds == [{False}, {True}]
 
 
-def test_frozen_and_shared_parameters() -> None:
+def test_frozen_parameters_are_left_out_and_shared_ones_held_once() -> None:
     """The frozen stay with the workers; what two layers share is held once."""
     made = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     made[1].weight = made[0].weight

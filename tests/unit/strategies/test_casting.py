@@ -48,7 +48,7 @@ def test_batch_norm_keeps_its_statistics_in_fp32() -> None:
     assert norm.bias.grad.dtype == torch.bfloat16, "its parameter is the one that trains"
 
 
-def test_a_model_that_refuses_bf16_parameters_is_told_what_to_set() -> None:
+def test_model_that_fails_on_bf16_parameters_names_the_option() -> None:
     class Mixing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -67,7 +67,7 @@ def test_a_model_that_refuses_bf16_parameters_is_told_what_to_set() -> None:
 
 
 @pytest.mark.parametrize("name", CASTING)
-def test_what_is_left_open_is_chosen_by_precision_and_workload(name: str) -> None:
+def test_default_casting_follows_precision_and_workload(name: str) -> None:
     left_open = build_strategy(name, {})
     detection, pictures = DetectionOptions(), ClassificationOptions()
     chosen = [

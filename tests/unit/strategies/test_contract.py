@@ -53,7 +53,7 @@ def ranks_of(name: str) -> int:
 
 
 @pytest.mark.parametrize("name", [*STRATEGIES, "unbucketed"])
-def test_every_method_answers(name: str) -> None:
+def test_every_method_of_a_strategy_returns_a_valid_value(name: str) -> None:
     strategy, ranks, asked = build_strategy(name, {}), ranks_of(name), recipe(steps=100)
     assert strategy.name == name
     assert type(strategy).__doc__
@@ -103,7 +103,7 @@ def result_of(name: str, ranks: int) -> TrialResult:
     )
 
 
-def test_all_of_them_are_compared(tmp_path: Path) -> None:
+def test_results_of_all_strategies_are_compared(tmp_path: Path) -> None:
     """The guide's example too, of which the reports know nothing but its results."""
     run = RunFolder.create(tmp_path / "run")
     run.write_experiment(EXPERIMENT)

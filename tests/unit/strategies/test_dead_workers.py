@@ -12,7 +12,9 @@ from tests.unit.strategies.network import COUNTS, Scene
 
 @pytest.mark.parametrize("bound", [0, 1, None])
 @pytest.mark.parametrize("send_hangs", [False, True])
-def test_worker_death_is_an_error(counting: Scene, bound: int | None, send_hangs: bool) -> None:
+def test_death_of_a_worker_ends_the_server(
+    counting: Scene, bound: int | None, send_hangs: bool
+) -> None:
     """Also while a send to another worker never ends."""
     with counting.served(bound, **COUNTS) as served:
         if send_hangs:

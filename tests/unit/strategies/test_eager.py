@@ -59,7 +59,7 @@ def by_torch(clipping: float | None = None, steps: int = 2) -> dict[str, Tensor]
         ({"precision": "fp16", **CLIPPED}, {"casts_of": "fsdp"}, LIMIT),
     ],
 )
-def test_the_step_is_torch_s(
+def test_step_equals_that_of_torch(
     asked: dict[str, Any], how: dict[str, Any], clipping: float | None
 ) -> None:
     assert_same(trained(worker_on(ToyWorkload(), recipe(**asked), **how)), by_torch(clipping))
@@ -67,9 +67,7 @@ def test_the_step_is_torch_s(
 
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("asked", [{}, {"gradient_accumulation": 4, **CLIPPED}])
-def test_weights_that_the_loss_alone_knows_divide_the_step(
-    asked: dict[str, Any], alone: bool
-) -> None:
+def test_weights_returned_by_the_loss_divide_the_step(asked: dict[str, Any], alone: bool) -> None:
     """The first of four micro-batches weighs 3 where all of them together weigh 21."""
     known, unknown = (ToyWorkload(uneven=True, weights_known=known) for known in (True, False))
     worker, expected = (worker_on(task, recipe(**asked)) for task in (unknown, known))
@@ -186,7 +184,7 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
     torch.testing.assert_close(found["0.weight"], exact["0.weight"], rtol=0.05, atol=0.01)
 
 
-def test_held_state() -> None:
+def test_held_state_lists_parameters_gradients_and_momentum() -> None:
     workload = ToyWorkload()
     worker = worker_on(workload, untracked_bytes=lambda: 12)
     fresh, spans = worker.held_state(), Spans(worker)
@@ -210,7 +208,7 @@ OWN = {"name": "own", "path": "torch.optim:RMSprop", "lr": 0.01}
         ({"path": "torch.nn:Parameter", "options": {}}, "cannot be made"),
     ],
 )
-def test_an_optimizer_that_cannot_be_made(changes: dict[str, Any], message: str) -> None:
+def test_optimizer_that_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         worker_on(ToyWorkload(), recipe(optimizer=OWN | changes))
 
@@ -244,7 +242,7 @@ def test_groups_follow_the_schedule_in_proportion() -> None:
         (OWN | {"options": {"momentum": 0.5, "centered": True}}, torch.optim.RMSprop),
     ],
 )
-def test_optimizer_is_the_recipe_s(spec: dict[str, Any], kind: type) -> None:
+def test_optimizer_has_the_recipe_s_settings(spec: dict[str, Any], kind: type) -> None:
     built = build_optimizer({"w": nn.Parameter(torch.ones(2))}, recipe(optimizer=spec))
     asked = recipe(optimizer=spec).optimizer
     beside = {"name", "path", "options", "implementation"}

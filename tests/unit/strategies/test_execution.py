@@ -39,14 +39,14 @@ def test_convolutions_compute_in_channels_last(keeps_strides: bool) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_a_model_without_convolutions_has_no_channels() -> None:
+def test_channels_last_without_convolutions_is_refused() -> None:
     workload = ToyWorkload()
     with pytest.raises(InputError, match=r"channels_last: true, and the model has no weight of 4"):
         prepare(workload.build_model(), workload, recipe(channels_last=True))
 
 
 @pytest.mark.parametrize("asked", ["blocks", "model"])
-def test_what_is_compiled_keeps_its_names(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_parts_keep_their_names(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial)
     model = small(10)
     assert isinstance(model, nn.Sequential)
@@ -59,13 +59,13 @@ def test_what_is_compiled_keeps_its_names(asked: str, monkeypatch: pytest.Monkey
     assert [module for module in model.modules() if "forward" in vars(module)] == parts
 
 
-def test_a_model_without_blocks_has_none_to_compile() -> None:
+def test_compiling_blocks_without_repeated_parts_is_refused() -> None:
     workload = ToyWorkload()
     with pytest.raises(InputError, match=r"compile: blocks, and the model has no repeated part"):
         prepare(workload.build_model(), workload, recipe(compile="blocks"))
 
 
-def test_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(StrategyUnavailable, match=r"no no-such-compiler .* recipe.compile to none"):
         prepare(small(10), ToyWorkload(), recipe(compile="model"))

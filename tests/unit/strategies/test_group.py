@@ -29,7 +29,7 @@ def _alone() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_alone")
-def test_large_values_are_gathered_without_a_further_team_of_threads() -> None:
+def test_large_values_are_gathered_without_more_threads() -> None:
     """More OpenMP threads than cores would make every later step of the rank slower."""
     torch.zeros(2**20).add_(1)  # this thread has its team
     threads = threads_here()

@@ -37,7 +37,7 @@ class Workload:
         return built
 
 
-def test_parts_get_the_weights_that_were_written(tmp_path: Path) -> None:
+def test_parts_are_filled_from_the_weights_file(tmp_path: Path) -> None:
     workload: Any = Workload(Tied)
     built, meta_model = workload.build_model(), build_on_meta(workload)
     assert meta_model is not None

@@ -53,7 +53,7 @@ def fractions(holds: Fractions) -> tuple[float, float, float]:
 
 
 @pytest.mark.parametrize(("name", "options", "ranks", "factors", "held"), LAYOUTS)
-def test_layouts(
+def test_layout_has_shares_and_held_fractions(
     name: str,
     options: dict[str, Any],
     ranks: int,

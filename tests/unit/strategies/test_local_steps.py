@@ -53,7 +53,7 @@ def test_each_fragment_meets_once_in_a_round(
         ("diloco", {"period_steps": 100, "fragments": 4}, 4),
     ],
 )
-def test_a_proof_holds_two_rounds_and_what_follows(
+def test_verification_takes_two_rounds_and_one_step(
     name: str, options: dict[str, Any], period_steps: int
 ) -> None:
     cell = trial(name, recipe(steps=1000), **options)

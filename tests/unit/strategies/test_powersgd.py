@@ -42,7 +42,7 @@ def powersgd(**options: Any) -> Any:
 
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_it_is_the_definition(rank: int) -> None:
+def test_reductions_equal_the_definition_of_powersgd(rank: int) -> None:
     """Gradient by gradient, of the same weights: two whole, then a loss, then errors' turn."""
     asked = recipe()
     workload = ToyWorkload(matrices)
@@ -71,7 +71,7 @@ def test_it_is_the_definition(rank: int) -> None:
     assert min(distances[2:]) > 0.0, "else nothing is compressed"
 
 
-def test_a_gradient_of_the_rank_is_reduced_whole() -> None:
+def test_gradient_of_low_rank_is_reduced_exactly() -> None:
     """P spans its columns, whatever Q is drawn; nothing is left to the next step."""
     played = ReferencePowerSGD(PowerSGD(rank=1, start_step=0, seed=3, min_compression_rate=2))
     gradient = torch.outer(torch.arange(1.0, 9.0), torch.arange(1.0, 13.0))
@@ -88,7 +88,7 @@ def test_a_gradient_of_the_rank_is_reduced_whole() -> None:
         ({"find_unused_parameters": True}, {}, "norm of a gradient, which is 0"),
     ],
 )
-def test_what_cannot_work_is_refused(
+def test_recipes_that_powersgd_cannot_train_are_refused(
     options: dict[str, Any], changes: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(StrategyUnavailable, match=told):
@@ -96,7 +96,7 @@ def test_what_cannot_work_is_refused(
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_single_number_is_refused() -> None:
+def test_scalar_parameter_is_refused() -> None:
     with pytest.raises(StrategyUnavailable, match=r"such as scale; give .* set compress: bf16"):
         powersgd().start(ToyWorkload(Scaled), recipe(), ALONE)
 

@@ -41,7 +41,7 @@ def test_sharding_refuses_scalars_and_sparse_gradients_by_name(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["single", "ddp", "ps-sync", "local-sgd"])
-def test_replicas_take_both(name: str) -> None:
+def test_replicas_accept_scalars_and_sparse_gradients(name: str) -> None:
     build_strategy(name, {}).check_model(ToyWorkload(Bags), Bags(), 2)
 
 
@@ -170,7 +170,7 @@ def partitioned() -> RuntimeError:
         (RuntimeError("shapes cannot be multiplied"), "fsdp", None),
     ],
 )
-def test_what_libraries_say_of_sharded_models(
+def test_errors_of_libraries_are_refusals_with_a_remedy(
     error: Exception, strategy: str | None, remedy: str | None
 ) -> None:
     refusal: Any = refusal_of(error, strategy)

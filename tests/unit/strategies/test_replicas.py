@@ -19,7 +19,7 @@ CPU, META = torch.device("cpu"), torch.device("meta")
 
 
 @pytest.mark.parametrize("items", [1, 3, 8])
-def test_shares_are_as_large_as_torch_makes_them(items: int) -> None:
+def test_shares_have_the_sizes_of_torch_chunks(items: int) -> None:
     tensor = torch.arange(items)
     for parts in (1, 2, 3, 4, 7):
         chunks = [chunk.tolist() for chunk in tensor.chunk(parts)]

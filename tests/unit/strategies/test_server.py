@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("optimizer", "clipping"), [("sgd", None), ("momentum", 0.5), ("adam", 1e6), ("adamw", 0.5)]
 )
-def test_together_is_torch_s_step_on_the_mean(
+def test_synchronous_update_equals_torch_s_step_on_the_mean(
     monkeypatch: pytest.MonkeyPatch, optimizer: str, clipping: float | None
 ) -> None:
     """Optimizer and clipping see flat buckets and do what they do to separate parameters."""
@@ -62,7 +62,7 @@ def test_together_is_torch_s_step_on_the_mean(
             assert_same(scene.by_name(flats), state)
 
 
-def test_wire_rounds_and_the_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_rounded_and_parameters_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     scene, draw = Scene(monkeypatch, workers=1, wire="bf16"), torch.Generator().manual_seed(3)
     (client,) = scene.clients
     with scene.served(None, optimizer=MOMENTUM):
@@ -106,7 +106,7 @@ def test_every_push_is_applied_once_and_its_staleness_counted(counting: Scene) -
     assert record.sent_bytes == {"0": size, "1": 2 * size}
 
 
-def test_the_barrier_holds_everybody(counting: Scene) -> None:
+def test_barrier_waits_for_all_gradients(counting: Scene) -> None:
     first, second = counting.clients
     with counting.served(0, **COUNTS) as served:
         first.push(*counting.constant(-1.0))
@@ -131,7 +131,7 @@ def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
         assert float(fast.pulled()[0][0]) == 3.0
 
 
-def test_what_it_holds_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_bytes_of_a_server_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """58 parameters of 4 bytes: themselves, two moments, a mean, an inbox for each worker."""
     scene = Scene(monkeypatch, workers=2)
     with scene.served(0, optimizer=OPTIMIZERS["adamw"]) as served:

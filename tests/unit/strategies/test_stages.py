@@ -50,7 +50,9 @@ def test_stages_are_balanced(parts: list[nn.Module], stages: int, lengths: list[
         ([nn.Linear(4, 4), nn.ReLU()], "1 parts with parameters do not make 2 stages"),
     ],
 )
-def test_models_that_would_train_another_thing(layers: list[nn.Module], told: str) -> None:
+def test_models_that_a_pipeline_would_train_differently_are_refused(
+    layers: list[nn.Module], told: str
+) -> None:
     problem, *_ = problems_of(layers, nn.Sequential(*layers), ToyWorkload(), 2)
     assert told in problem.reason
     assert problem.remedy
@@ -65,7 +67,7 @@ class AsksForValues(nn.Module):
         return inputs
 
 
-def test_what_passes_between_stages_is_found_without_values() -> None:
+def test_sizes_between_stages_are_traced_without_values() -> None:
     parts: list[nn.Module] = [nn.Linear(4, 8), AsksForValues(), nn.Linear(8, 2)]
     workload = ToyWorkload(lambda: nn.Sequential(*parts))
     passed = pipeline_sends([parts[:2], parts[2:]], workload, ranks=2)
@@ -81,7 +83,7 @@ def test_ranks_of_a_pipeline_are_as_uneven_as_their_stages() -> None:
     assert passed["stage_parameter_imbalance"] == 2 * 56 / 104
 
 
-def test_every_parameter_is_in_a_part() -> None:
+def test_parts_that_leave_out_a_parameter_are_refused() -> None:
     layers = tower(4, 4, 4)
     model = nn.Sequential(*layers)
     assert list(problems_of(layers[:2], model, ToyWorkload(), 2)) == [
@@ -90,7 +92,7 @@ def test_every_parameter_is_in_a_part() -> None:
     assert list(problems_of(layers, model, ToyWorkload(), 2)) == []
 
 
-def test_a_plan_must_not_say_two_things() -> None:
+def test_ambiguous_plan_is_refused() -> None:
     """Its order would decide, and one that was made from a set has others on other ranks."""
     plan = TensorPlan(styles={"0": "column", "*": "row"})
     problem, *_ = problems_with(plan, nn.Sequential(nn.Linear(4, 4)), 2)
@@ -111,7 +113,7 @@ def test_a_plan_must_not_say_two_things() -> None:
         ("fsdp-pp", 4, {}, {}, None),
     ],
 )
-def test_what_cannot_run(
+def test_recipes_that_a_pipeline_cannot_run_are_refused(
     name: str, ranks: int, options: dict[str, Any], changes: dict[str, Any], told: str | None
 ) -> None:
     recipe = Recipe.model_validate({"global_batch": 24, "steps": 1} | changes)
@@ -136,7 +138,7 @@ def test_what_cannot_run(
         ("fsdp-ulysses", {"shard": 4}, "needs 2 or more for sequence"),
     ],
 )
-def test_meshes_that_make_no_sense(name: str, mesh: dict[str, int], told: str) -> None:
+def test_impossible_meshes_are_refused(name: str, mesh: dict[str, int], told: str) -> None:
     reason = build_strategy(name, {"mesh": mesh}).unsupported_reason(4)
     assert reason is not None
     assert told in reason

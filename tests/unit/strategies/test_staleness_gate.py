@@ -74,7 +74,7 @@ class Crowd:
 
 
 @pytest.mark.parametrize("bound", [0, 1, 3, None])
-def test_a_crowd_keeps_the_bound_and_comes_to_an_end(bound: int | None) -> None:
+def test_concurrent_workers_keep_the_bound_and_finish(bound: int | None) -> None:
     crowd = Crowd(bound)
     threads = [
         threading.Thread(target=crowd.work, args=(rank,), daemon=True) for rank in range(WORKERS)

@@ -79,7 +79,9 @@ def test_names_fix_options() -> None:
         ("ps-async", {"wire": "fp8"}, ["option wire", "found 'fp8'"]),
     ],
 )
-def test_wrong_names_and_options(name: str, options: dict[str, Any], texts: list[str]) -> None:
+def test_wrong_names_and_options_are_refused(
+    name: str, options: dict[str, Any], texts: list[str]
+) -> None:
     with pytest.raises(InputError) as caught:
         build_strategy(name, options)
     assert [text for text in texts if text not in str(caught.value)] == []
@@ -144,7 +146,7 @@ def test_refusals_have_a_reason_and_a_remedy(
         assert [text for text in texts if text not in str(caught.value)] == []
 
 
-def test_too_few_devices() -> None:
+def test_too_few_devices_are_refused() -> None:
     for name in set(NAMES) - {"single"}:
         with pytest.raises(StrategyUnavailable, match=r"needs 8 .* offers 4; use at most 4 ranks"):
             build_strategy(name, {}).check(8, GPUS, recipe())
@@ -168,7 +170,7 @@ def test_zero_says_that_deepspeed_is_not_installed(tools: dict[str, str | None])
         ("ps-async", {}, (), (1, 2)),
     ],
 )
-def test_sizes(
+def test_supported_numbers_of_ranks(
     name: str, options: dict[str, Any], unsupported: tuple[int, ...], supported: tuple[int, ...]
 ) -> None:
     strategy = build_strategy(name, options)
@@ -185,7 +187,7 @@ def test_sizes(
         ("ps-async", {}, None, "every gradient is applied once"),
     ],
 )
-def test_only_the_barrier_is_equivalent(
+def test_only_synchronous_servers_claim_equivalence(
     name: str, options: dict[str, Any], bound: int | None, guarantee: str | None
 ) -> None:
     strategy = build_strategy(name, options)

@@ -70,7 +70,7 @@ def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
     return worker, engine, workload
 
 
-def test_parameter_groups_that_deepspeed_would_mix_up(
+def test_parameter_groups_that_deepspeed_mixes_up_are_refused(
     zero: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it does with Adagrad, which it makes anew."""
@@ -98,7 +98,7 @@ def test_skipped_steps_are_those_without_an_update(zero: Any) -> None:
     assert worker.skipped_steps() == 1
 
 
-def test_held_state_knows_where_deepspeed_keeps_things(zero: Any) -> None:
+def test_held_state_lists_tensors_of_deepspeed(zero: Any) -> None:
     """In attributes of some stages, nested in mappings, lists and buckets."""
     worker, engine, _ = worker_of(zero)
     master = nn.Parameter(torch.ones(5))

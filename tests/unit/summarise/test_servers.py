@@ -43,7 +43,7 @@ def served(*ranks: RankRecord) -> Summarised:
     return summarised(ranks, samples=sample_lines(ranks=4))
 
 
-def test_every_metric_of_servers() -> None:
+def test_metrics_of_servers_have_the_values_of_their_definitions() -> None:
     """The workers' windows hold six steps each; the slower one's last 6.6 s."""
     metrics, missing = served(worker(0), worker(1), server(2), server(3, wait_seconds=9.0))
     assert {name: value(metrics, name) for name in NAMES} == pytest.approx(
@@ -66,7 +66,7 @@ def test_gradients_used_together_are_one_update() -> None:
     assert value(metrics, "updates_per_second") == pytest.approx(6 / 6.6)
 
 
-def test_staleness_of_all_servers() -> None:
+def test_staleness_covers_all_servers() -> None:
     stale = ({"0": 1, "9": 1}, {"0": 1, "10": 1})
     servers = [server(rank, staleness=each) for rank, each in enumerate(stale, start=2)]
     metrics, _ = served(worker(0), worker(1), *servers)
@@ -74,7 +74,7 @@ def test_staleness_of_all_servers() -> None:
     assert value(metrics, "staleness_mean") == 19 / 4
 
 
-def test_nothing_was_pushed() -> None:
+def test_server_without_gradients_has_reasons() -> None:
     idle = worker(0).model_copy(update={"exchange": ExchangeRecord(), "windows": ()})
     metrics, missing = served(idle, server(1, pushes=0, pulls=0, staleness={}))
     for name in ("staleness_mean", "staleness_max", "push_bytes", "server_wait_seconds"):

@@ -71,13 +71,13 @@ VALUES = {
 }
 
 
-def test_values() -> None:
+def test_metrics_have_the_values_of_their_definitions() -> None:
     metrics, missing = summarised()
     assert {name: value(metrics, name) for name in VALUES} == pytest.approx(VALUES)
     assert not VALUES.keys() & missing
 
 
-def test_keys_are_the_catalogue() -> None:
+def test_metrics_are_those_of_the_catalogue() -> None:
     metrics, missing = summarised()
     assert set(metrics) == set(METRICS) - {"speedup", "scaling_efficiency", "memory_ratio"}
     assert tuple(metrics) == TRIAL_METRICS
@@ -86,7 +86,7 @@ def test_keys_are_the_catalogue() -> None:
         assert summary is None or summary.over == METRICS[name].over
 
 
-def test_what_a_cpu_has_not() -> None:
+def test_metrics_of_gpus_are_missing_on_a_cpu() -> None:
     _, missing = summarised()
     on_cpu = {
         "mfu",
@@ -120,7 +120,7 @@ def test_the_mean_goes_with_maximum_and_imbalance() -> None:
     assert (cpu.mean, cpu.maximum, cpu.imbalance) == pytest.approx((75, 100, 1 / 3))
 
 
-def test_cuda() -> None:
+def test_metrics_of_gpus_have_values() -> None:
     ranks = [
         record(
             rank,
@@ -151,7 +151,7 @@ def test_cuda() -> None:
     assert set(missing) == NOT_OF_IT | OF_SERVERS | OF_COMPILING | others
 
 
-def test_one_process_with_several_devices() -> None:
+def test_rates_and_energy_cover_all_devices_of_a_process() -> None:
     uuids = ("GPU-0", "GPU-1")
     ranks = [record(0, device="NVIDIA H200", device_uuids=uuids, peak_reserved_bytes=1)]
     metrics, _ = summarised(
@@ -168,13 +168,13 @@ def test_one_process_with_several_devices() -> None:
     assert value(metrics, "energy_joules") == pytest.approx(2 * 300 * 6)
 
 
-def test_ranks_that_share_a_device() -> None:
+def test_shared_device_has_one_peak() -> None:
     ranks = [record(rank, device="NVIDIA H200", device_uuids=("GPU-0",)) for rank in range(2)]
     metrics, _ = summarised(ranks, device_type="cuda")
     assert value(metrics, "mfu") == pytest.approx(20e9 / 67e12)
 
 
-def test_what_the_host_holds_is_not_the_gpu_s() -> None:
+def test_state_on_the_host_is_counted_separately() -> None:
     """A server on the CPU has the optimizer of workers on GPUs; these have something offloaded."""
     workers = [
         record(
@@ -206,7 +206,7 @@ def test_state_larger_than_the_peak_leaves_no_activations() -> None:
     assert value(metrics, "activation_peak_bytes") == 0
 
 
-def test_only_warm_up() -> None:
+def test_training_of_warm_up_alone_has_no_rates() -> None:
     metrics, missing = summarised(
         [record(0, windows=()), record(1, windows=())], step_lines(steps=3)
     )
@@ -217,7 +217,7 @@ def test_only_warm_up() -> None:
     assert value(metrics, "train_loss") == 1.5
 
 
-def test_no_records_at_all() -> None:
+def test_missing_records_have_reasons() -> None:
     metrics, missing = summarised([], [], [])
     assert value(metrics, "total_seconds") == 60.0
     assert missing["step_seconds"] == "no rank left a record"
@@ -236,7 +236,7 @@ def test_server_counts_where_it_has_values() -> None:
     assert "startup_seconds" not in missing
 
 
-def test_samples_of_another_process_are_not_the_rank_s() -> None:
+def test_samples_of_another_process_are_ignored() -> None:
     lines: list[dict[str, Any]] = sample_lines()
     for line in lines:
         (rank, _) = line["ranks"]

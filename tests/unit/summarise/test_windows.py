@@ -19,7 +19,9 @@ POINTS = [(0.0, 0.0), (10.0, 100.0), (20.0, 100.0), (30.0, 400.0)]
         ((), "no window was measured"),
     ],
 )
-def test_counters(spans: tuple[tuple[float, float], ...], expected: float | str) -> None:
+def test_counters_are_interpolated_to_the_windows(
+    spans: tuple[tuple[float, float], ...], expected: float | str
+) -> None:
     rise = counter_increase(POINTS, Windows(spans))
     assert rise == (expected if isinstance(expected, str) else pytest.approx(expected))
 
@@ -33,6 +35,8 @@ def test_counters(spans: tuple[tuple[float, float], ...], expected: float | str)
         (((31.0, 32.0),), [400.0]),
     ],
 )
-def test_levels(spans: tuple[tuple[float, float], ...], expected: list[float]) -> None:
+def test_levels_are_those_sampled_in_the_windows(
+    spans: tuple[tuple[float, float], ...], expected: list[float]
+) -> None:
     assert levels(POINTS, Windows(spans)) == expected
     assert levels([], Windows(spans)) == []

@@ -44,7 +44,7 @@ def trained(pacing: Pacing, step_seconds: float, recipe_steps: int) -> tuple[int
         ({"warmup_steps": 1, "window_seconds": 4.0}, 0.001, 2, (1, 4001, 4000)),
     ],
 )
-def test_steps_of_a_steady_device(
+def test_steps_reach_the_requested_seconds(
     asked: dict[str, float],
     step_seconds: float,
     recipe_steps: int,
@@ -71,7 +71,7 @@ def test_slow_first_steps_do_not_end_the_warm_up_early() -> None:
     assert stretches < 6
 
 
-def test_time_in_earlier_windows_counts() -> None:
+def test_earlier_windows_count_toward_the_requested_seconds() -> None:
     pacing = Pacing(warmup_steps=2, window_seconds=10.0)
     pacing.record(2, 1.0, 9.0)
     assert pacing.warm

@@ -123,7 +123,7 @@ def test_kernels_are_recognised_without_activity_types(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_probe_of_one_device(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+def test_probe_measures_state_of_one_device(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
     """58 parameters, as many gradients, as much momentum; no other rank."""
     if fails:
         monkeypatch.setattr(probe_module, "profile", MagicMock(side_effect=RuntimeError("no")))

@@ -25,7 +25,7 @@ from tests.unit.training.toy import CPU, CountingClock, FakeWorker, ToyWorkload
 HOST_COPIES = ("_local_scalar_dense", "_to_copy", "copy_", "is_nonzero", "equal", "nonzero")
 
 
-def test_round_trip(tmp_path: Path) -> None:
+def test_progress_is_written_and_read(tmp_path: Path) -> None:
     losses: list[Tensor] = []
     assert read_progress(tmp_path, 1) is None
     for _ in range(2):  # an earlier attempt's file is overwritten
@@ -99,14 +99,14 @@ class Told:
         return read_progress(self._directory, 0)
 
 
-def test_losses_on_a_device_are_told_when_the_window_has_closed(tmp_path: Path) -> None:
+def test_losses_on_a_device_are_written_after_the_window(tmp_path: Path) -> None:
     on_host, on_device = (Told(tmp_path, on_host=on_host) for on_host in (True, False))
     for told, losses in ((on_host, [1.0, 2.0, 1.0, 2.0, 3.0]), (on_device, [None] * 5)):
         assert told.run() == RankProgress(steps=5, total_steps=5, loss=3.0, loss_steps=5)
         assert told.losses == losses
 
 
-def test_the_loop_copies_nothing_to_the_host_for_those_who_watch(tmp_path: Path) -> None:
+def test_progress_copies_no_loss_to_the_host_during_a_window(tmp_path: Path) -> None:
     """With the loss on a device, its one reading comes after the wait that ends the window, and
     after the clock was read; within the window every operator is the training's own."""
 

@@ -50,7 +50,7 @@ def test_observers_are_called_outside_of_measured_windows() -> None:
     assert recorder.measured_seconds == 14
 
 
-def test_several_windows_of_which_empty_ones_are_none() -> None:
+def test_empty_windows_are_dropped() -> None:
     clock = CountingClock()
     recorder = Recorder(clock)
     take_step(recorder)
@@ -66,7 +66,7 @@ def test_several_windows_of_which_empty_ones_are_none() -> None:
     assert second.started_at_seconds == first.started_at_seconds + 18 + 500 + 20 + 500 + 10
 
 
-def test_a_step_in_numbers() -> None:
+def test_spans_of_a_name_add_up() -> None:
     """Spans of a name add up, and the step is tied to the calendar."""
     recorder = Recorder(CountingClock())
     assert recorder.first_step_at_seconds is None
@@ -85,7 +85,7 @@ def test_a_step_in_numbers() -> None:
     assert recorder.recorded_steps()[2:] == []
 
 
-def test_what_does_not_end_is_not_marked() -> None:
+def test_unfinished_steps_and_spans_are_not_recorded() -> None:
     recorder = Recorder(CountingClock())
     recorder.start_training()
     recorder.start_step()

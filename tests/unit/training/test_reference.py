@@ -182,7 +182,7 @@ class Unsteady(nn.Module):
         return outputs
 
 
-def test_ranks_that_pass_other_numbers_of_norms_are_told() -> None:
+def test_different_numbers_of_norm_calls_are_refused() -> None:
     workload = ToyWorkload(Unsteady)
     workload.inputs = workload.inputs.abs()
     workload.inputs[4:8] *= -1
@@ -190,7 +190,7 @@ def test_ranks_that_pass_other_numbers_of_norms_are_told() -> None:
         reference(workload, 2, sync_batch_norm=True).step()
 
 
-def test_an_update_that_is_dropped_without_a_word_is_looked_at_in_its_own_step(
+def test_silently_dropped_update_is_compared_in_its_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A strategy that drops its first update does not tell: its gradient is the first step's."""

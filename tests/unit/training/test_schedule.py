@@ -49,7 +49,7 @@ def schedule(world_size: int = 2, evaluate: Any = "epoch", **changes: Any) -> Sc
         ({"global_batch": None, "per_rank_batch": 4, "steps": None, "epochs": 1}, 12, 2, (2,)),
     ],
 )
-def test_steps_and_epochs(
+def test_recipe_sets_steps_and_epochs(
     changes: dict[str, Any], batch: int, steps_per_epoch: int, ends: tuple[int, ...]
 ) -> None:
     made = schedule(world_size=3 if "per_rank_batch" in changes else 2, **changes)
@@ -62,7 +62,7 @@ def test_steps_and_epochs(
     ("evaluate", "expected"),
     [("epoch", (True,) * 3), ("end", (False, False, True)), ("never", (False,) * 3)],
 )
-def test_evaluated_epochs(evaluate: str, expected: tuple[bool, ...]) -> None:
+def test_option_selects_evaluated_epochs(evaluate: str, expected: tuple[bool, ...]) -> None:
     assert schedule(evaluate=evaluate, global_batch=8, steps=None, epochs=3).evaluated == expected
 
 
@@ -90,7 +90,7 @@ def own(name: str, **options: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
+def test_schedule_sets_learning_rates(settings: dict[str, Any], rates: list[float]) -> None:
     asked = recipe(optimizer={"name": "sgd", "lr": 0.8}, schedule=settings)
     rate = learning_rate_of(asked, len(rates))
     assert [rate(step) for step in range(len(rates))] == pytest.approx(rates)

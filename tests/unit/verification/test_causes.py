@@ -65,7 +65,7 @@ def cause_text(verdict: Verdict) -> str:
 
 
 @pytest.mark.parametrize("text", NAMED)
-def test_the_cause_is_named(text: str) -> None:
+def test_verdict_names_the_cause(text: str) -> None:
     # What was rounded to a type would be rounded no longer.
     noise = None if "precision" in text else ROUNDING
     assert cause_text(verification_case().verdict_on_run(NAMED[text], noise)) == text
@@ -303,7 +303,7 @@ def moved(ids: Any) -> Any:
         ({"skipped": ((1,), (1,))}, UNEXPLAINED, "tried"),  # no hypothesis explains equal numbers
     ],
 )
-def test_what_can_be_read_off_is(changes: Any, text: str, evidence: str) -> None:
+def test_causes_in_the_capture_are_named(changes: Any, text: str, evidence: str) -> None:
     """Some are made of the sample ids of the reference."""
     case = verification_case()
     if callable(changes):
@@ -333,7 +333,7 @@ def test_batch_norm_over_other_samples_than_asked_is_named(
     assert compared is (asked and accumulation == 1), case.whole_batch.found
 
 
-def test_no_cause_is_made_up() -> None:
+def test_unknown_fault_has_no_cause() -> None:
     case = verification_case()
     draws = np.random.default_rng(3)
     noise = {

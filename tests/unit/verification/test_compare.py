@@ -107,7 +107,7 @@ def test_disturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> Non
 
 
 @pytest.mark.parametrize("given", ["sample_ids", "weights", "draws"])
-def test_what_reads_alike_when_it_is_cut_short_is_not_equal(given: str) -> None:
+def test_values_with_equal_prefixes_are_not_equal(given: str) -> None:
     """Ids in another order after the eighth, weights after the sixth digit, equally many draws."""
     entries: dict[str, Any] = {
         "sample_ids": (tuple(range(10)), (*range(8), 9, 8)),
@@ -153,7 +153,7 @@ def test_a_metric_is_a_share_where_it_counts(
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_what_is_not_finite_fails_and_stays_a_number_in_json(value: float) -> None:
+def test_nonfinite_value_fails_and_is_a_number_in_json(value: float) -> None:
     for found in (
         handmade(losses=((2.0, 1.0), (4.0, value))),
         with_tensor(handmade(), "parameters", {"weight": array(0.0, value)}),

@@ -27,7 +27,7 @@ def cause_text(verdict: Verdict) -> str:
     return verdict.cause.text
 
 
-def test_what_overflows_is_skipped_and_then_compared() -> None:
+def test_overflowing_steps_are_skipped_and_later_ones_compared() -> None:
     case = loud()
     skipped = case.reference.skipped[0]
     assert skipped == (0,)
@@ -57,7 +57,7 @@ def test_a_training_that_never_updates_proves_nothing() -> None:
     assert "every step overflows" in cause_text(verdict)
 
 
-def test_where_rounding_decides_nothing_is_refuted() -> None:
+def test_skipped_steps_that_rounding_decides_are_undecided() -> None:
     case = loud()
     other = replace(case.reference, skipped=((0, 1),) * 2)
     near = replace(case.tolerances, disturbed=(*case.tolerances.disturbed, other))

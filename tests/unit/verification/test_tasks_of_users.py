@@ -147,7 +147,9 @@ def without_gradient(rows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def test_a_task_that_gathers_over_ranks_is_played(change_loss: Callable[[Loss], None]) -> None:
+def test_reference_reproduces_a_task_that_gathers_over_ranks(
+    change_loss: Callable[[Loss], None],
+) -> None:
     change_loss(contrastive(with_gradient))
     case = VerificationCase("plain")
     assert case.runs.communicates
@@ -160,7 +162,9 @@ def test_a_task_that_gathers_over_ranks_is_played(change_loss: Callable[[Loss], 
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "broadcast", "reduce_scatter", "all_to_all"])
-def test_other_collectives_are_played(change_loss: Callable[[Loss], None], kind: str) -> None:
+def test_reference_reproduces_other_collectives(
+    change_loss: Callable[[Loss], None], kind: str
+) -> None:
     def exchanged(value: Tensor) -> Tensor:
         """The mean over two ranks, by several ways."""
         made, both = value.clone(), [value.clone(), value.clone()]
@@ -193,7 +197,7 @@ def test_other_collectives_are_played(change_loss: Callable[[Loss], None], kind:
     assert torch.equal(means[0], means[1]), "both ranks have the same"
 
 
-def test_what_cannot_be_played_is_not_decided() -> None:
+def test_task_that_communicates_by_itself_is_not_decided() -> None:
     def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
         if dist.is_initialized() and dist.get_rank() == 0:
             dist.barrier()
@@ -225,7 +229,7 @@ def test_models_are_built_in_a_world_of_all_ranks(
         VerificationCase("plain")
 
 
-def test_a_hypothesis_that_cannot_be_played_explains_nothing(
+def test_unreproducible_hypothesis_explains_nothing(
     change_loss: Callable[[Loss], None],
 ) -> None:
     """Synchronised batch norm is one of them for a task that communicates."""
@@ -378,7 +382,7 @@ def test_parameters_of_any_type_are_compared_as_they_are(monkeypatch: pytest.Mon
     assert case.verdict(wrong).equivalent is False, "imaginary parts count"
 
 
-def test_copies_lose_nothing() -> None:
+def test_copies_keep_all_digits() -> None:
     index = torch.tensor([[0, 2, 0]])
     values = torch.tensor([1.0, 2.0, 3.0])
     sparse = torch.sparse_coo_tensor(index, values, (3,), check_invariants=True)

@@ -263,7 +263,7 @@ def test_a_reference_that_is_ended_costs_its_cell_alone(
     assert all(v.cause and told in v.cause.evidence for v in lost)
 
 
-def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
+def test_verdicts_before_an_interrupt_are_stored(tmp_path: Path) -> None:
     engine = Engine()
     engine.finished = 1
     engine.judge_ends = replace(FINE, status="interrupted")
@@ -272,7 +272,7 @@ def test_what_is_finished_before_ctrl_c_is_kept(tmp_path: Path) -> None:
     assert sorted(verdict.world_size for verdict in verdicts) == [2, 3]
 
 
-def test_what_was_captured_before_ctrl_c_is_not_captured_again(tmp_path: Path) -> None:
+def test_captures_before_an_interrupt_are_reused(tmp_path: Path) -> None:
     _, second = dict.fromkeys(cell.strategy.name for cell in CELLS)
     stopped = Engine({f"{second} 2": replace(FINE, status="interrupted")})
     assert [verdict.id for verdict in verified(stopped, tmp_path)] == ["Ctrl-C"]
@@ -333,7 +333,7 @@ SHAPES, UNUSED = "RuntimeError: shapes (3, 4) and (5, 6)", "RuntimeError: unused
     ],
     ids=["alone", "half", "two strategies alike", "all"],
 )
-def test_failure_of_the_model_is_told_once_and_ends_it(
+def test_failure_of_the_model_ends_the_verification(
     tmp_path: Path, errors: dict[str, str], tried: list[str]
 ) -> None:
     engine = Engine()
@@ -365,7 +365,9 @@ def test_failure_of_the_model_is_told_once_and_ends_it(
 @pytest.mark.parametrize(
     "strategies", [["ddp", "fsdp"], ["fsdp", "ddp"]], ids=["the first fails", "the last fails"]
 )
-def test_failure_of_a_strategy_is_its_own(tmp_path: Path, strategies: list[str]) -> None:
+def test_failure_of_a_strategy_concerns_its_cell_alone(
+    tmp_path: Path, strategies: list[str]
+) -> None:
     engine = Engine()
     engine.errors = {"ddp": UNUSED}
     cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))

@@ -155,7 +155,7 @@ def expected(pictures: Sequence[EvaluatedPicture]) -> dict[str, float]:
     return results
 
 
-def test_agrees_with_pycocotools(capsys: pytest.CaptureFixture[str]) -> None:
+def test_average_precision_equals_pycocotools(capsys: pytest.CaptureFixture[str]) -> None:
     """However ranks share the pictures, although many scores are equal."""
     pictures = drawn_pictures(0)
     averages = average_precision(pictures, masks=True)
@@ -177,7 +177,7 @@ def test_an_overlap_that_is_just_enough_counts() -> None:
 
 
 @pytest.mark.parametrize("masks", [False, True])
-def test_pictures_without_objects_or_detections(masks: bool) -> None:
+def test_no_objects_give_none_and_no_detections_give_zero(masks: bool) -> None:
     """No object, crowds aside, has no average; no detection is zero."""
     pictures = drawn_pictures(0)
     names = ALL_NAMES if masks else NAMES
@@ -191,6 +191,6 @@ def test_pictures_without_objects_or_detections(masks: bool) -> None:
     assert average_precision(blind, masks=masks) == dict.fromkeys(names, 0.0)
 
 
-def test_no_picture_twice() -> None:
+def test_repeated_picture_is_refused() -> None:
     with pytest.raises(AssertionError, match="came twice"):
         average_precision([HIT, HIT], masks=False)

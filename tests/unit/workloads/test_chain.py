@@ -63,7 +63,7 @@ def test_parts_have_each_parameter_once(device: str) -> None:
     assert sorted(held) == sorted(map(id, model.parameters()))
 
 
-def test_parts_give_the_same() -> None:
+def test_parts_compute_the_output_of_the_model() -> None:
     model = Model()
     nn.init.ones_(model.head.weight)
     parts = tried(model)
@@ -78,7 +78,7 @@ def test_parts_give_the_same() -> None:
         ({"dropout": 0.5}, "come in another order"),
     ],
 )
-def test_what_is_no_chain(options: dict[str, Any], told: str) -> None:
+def test_model_that_is_no_chain_is_refused(options: dict[str, Any], told: str) -> None:
     found = tried(Model(**options))
     assert isinstance(found, CannotShard)
     assert told in found.reason

@@ -70,7 +70,7 @@ def test_crop_flip_cuts_out_of_a_black_frame() -> None:
         assert torch.equal(made, cut.flip(-1) if flip else cut)
 
 
-def test_batches_move() -> None:
+def test_batch_moves_its_tensors_to_the_device() -> None:
     (batch,) = taken(1)
     assert batch.to(CPU).pictures is batch.pictures
     moved = batch.to(torch.device("meta"))
@@ -78,7 +78,7 @@ def test_batches_move() -> None:
     assert moved.sample_ids == batch.sample_ids
 
 
-def test_batches_that_cannot_be_made() -> None:
+def test_too_few_samples_or_unequal_shares_are_refused() -> None:
     with pytest.raises(DataError, match="7 samples are fewer than one step of 8"):
         task(training_samples=7).batches(PLAN, WHOLE)
     with pytest.raises(InputError, match="8 samples cannot be shared equally by 3 ranks"):
@@ -122,14 +122,14 @@ def test_loss_is_smoothed_mean_cross_entropy() -> None:
         (nn.LSTM(10, 7), "returns a tuple; expected one tensor of shape"),
     ],
 )
-def test_model_that_returns_no_logits(head: nn.Module, message: str) -> None:
+def test_model_that_returns_no_logits_is_refused(head: nn.Module, message: str) -> None:
     made = task()
     with pytest.raises(InputError, match=message):
         made.loss(nn.Sequential(Linear(), head), next(made.batches(PLAN, WHOLE)))
 
 
 @pytest.mark.parametrize(("count", "workers"), [(1, 1), (3, 0)])
-def test_each_validation_sample_once(count: int, workers: int) -> None:
+def test_evaluation_visits_each_sample_once(count: int, workers: int) -> None:
     made = task(validation_samples=601, loader_workers=workers)
     model = Linear().eval()
     parts = [made.evaluate(model, Shard(index=i, count=count), CPU) for i in range(count)]
@@ -147,7 +147,7 @@ def test_each_validation_sample_once(count: int, workers: int) -> None:
     }
 
 
-def test_quality_of_few_classes_and_of_no_sample() -> None:
+def test_quality_is_defined_for_few_classes_and_for_no_sample() -> None:
     made = task(classes=4, validation_samples=2)
     model = Linear(4).eval()
     some, none = (made.evaluate(model, Shard(index=i, count=3), CPU) for i in (0, 2))

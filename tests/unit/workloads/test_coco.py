@@ -45,7 +45,7 @@ def read(folder: Path, *ids: int, split: str = "training", **fields: Any) -> Ann
 # Objects.
 
 
-def test_training_shows_what_can_be_learned(coco_folder: Path) -> None:
+def test_training_data_are_sorted_and_clipped(coco_folder: Path) -> None:
     made = load(coco_folder)
     assert made.classes == ("ant", "dog", "z")
     by_id = shown(made.training)
@@ -97,7 +97,7 @@ def test_boxes_without_area_are_not_trained_on(coco_folder: Path, box: list[floa
         ("val2017", "val2017", "no such folder"),
     ],
 )
-def test_wrong_layout(coco_folder: Path, below: str, where: str, message: str) -> None:
+def test_wrong_layout_is_refused(coco_folder: Path, below: str, where: str, message: str) -> None:
     path = coco_folder / below
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     with pytest.raises(DataError, match=message) as caught:
@@ -105,7 +105,7 @@ def test_wrong_layout(coco_folder: Path, below: str, where: str, message: str) -
     assert caught.value.args[0].endswith(str(coco_folder / where))
 
 
-def test_another_year_and_subfolders(coco_folder: Path) -> None:
+def test_other_years_and_subfolders_are_found(coco_folder: Path) -> None:
     file = annotation_file(coco_folder, "train2014")
     file.write_text("{}")
     with pytest.raises(DataError, match=r"instances_train2014.json: is not a folder; expected ann"):
@@ -143,7 +143,7 @@ def test_pictures_become_rgb(coco_folder: Path, mode: str) -> None:
     picture.add_(1)  # it may be changed in place
 
 
-def test_missing_pictures(coco_folder: Path) -> None:
+def test_missing_pictures_are_refused_or_skipped(coco_folder: Path) -> None:
     missing = ("train2017/010.png", "train2017/030.png", "val2017/040.png")
     for name in missing:
         (coco_folder / name).unlink()
@@ -163,7 +163,7 @@ def test_missing_pictures(coco_folder: Path) -> None:
         data.check(options(coco_folder, **SKIP))
 
 
-def test_unreadable_pictures(coco_folder: Path) -> None:
+def test_unreadable_pictures_are_refused_or_replaced(coco_folder: Path) -> None:
     """Training goes on to the next one, validation leaves it out."""
     for split in ("train2017", "val2017"):
         (coco_folder / split / "040.png").write_bytes(b"no picture")
@@ -211,7 +211,9 @@ def replaced(**change: Any) -> Change:
         (lambda content: content.pop("annotations"), "annotations", "required"),
     ],
 )
-def test_wrong_annotations(coco_folder: Path, change: Change, where: str, found: str) -> None:
+def test_wrong_annotations_are_refused(
+    coco_folder: Path, change: Change, where: str, found: str
+) -> None:
     edit(coco_folder, change)
     with pytest.raises(DataError) as caught:
         data.check(options(coco_folder))
@@ -235,7 +237,7 @@ def folder_instead(file: Path) -> None:
         (folder_instead, r"instances_train2017.json: cannot be read \("),
     ],
 )
-def test_no_annotations_at_all(
+def test_unreadable_annotation_file_is_refused(
     coco_folder: Path, spoil: Callable[[Path], object], message: str
 ) -> None:
     spoil(annotation_file(coco_folder, "train2017"))
@@ -243,7 +245,7 @@ def test_no_annotations_at_all(
         data.check(options(coco_folder))
 
 
-def test_categories_of_the_splits_differ(coco_folder: Path) -> None:
+def test_different_categories_of_the_splits_are_refused(coco_folder: Path) -> None:
     edit(coco_folder, lambda content: content["categories"][0].update(name="wolf"))
     edit(coco_folder, append("categories", {"id": 7, "name": "x"}), "val2017")
     with pytest.raises(DataError) as caught:
@@ -253,7 +255,7 @@ def test_categories_of_the_splits_differ(coco_folder: Path) -> None:
     assert "18 'wolf' only in instances_train2017.json" in said
 
 
-def test_nothing_to_learn(coco_folder: Path) -> None:
+def test_annotations_without_objects_are_refused(coco_folder: Path) -> None:
     edit(coco_folder, replaced(annotations=[marked(1, 10, 1, [1, 1, 5, 5], iscrowd=1)]))
     for fields in ({}, {"pictures_without_objects": "drop"}):
         with pytest.raises(DataError, match="has no object to learn; add annotations"):
@@ -294,7 +296,7 @@ def test_annotations_are_parsed_once(coco_folder: Path, parsed: list[str]) -> No
     assert len(entries()) == 4, "the older entry is gone"
 
 
-def test_damaged_entry_is_made_again(coco_folder: Path, parsed: list[str]) -> None:
+def test_damaged_cache_entry_is_replaced(coco_folder: Path, parsed: list[str]) -> None:
     expected = str(shown(load(coco_folder).training))
     first, second = entries()
     first.write_bytes(first.read_bytes()[:-30])
@@ -303,7 +305,7 @@ def test_damaged_entry_is_made_again(coco_folder: Path, parsed: list[str]) -> No
     assert len(parsed) == 4
 
 
-def test_cache_that_cannot_be_written(
+def test_data_load_without_a_writable_cache(
     coco_folder: Path, parsed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (coco_folder / "file").write_text("")
@@ -312,7 +314,7 @@ def test_cache_that_cannot_be_written(
     assert len(parsed) == 4, "in check and in load"
 
 
-def test_place_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_choose_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHARDMARK_CACHE", "~/own")
     assert cache_folder() == Path("~/own").expanduser()
     monkeypatch.delenv("SHARDMARK_CACHE")
@@ -334,7 +336,7 @@ def with_mask(coco_folder: Path, segmentation: object) -> np.ndarray[Any, Any]:
     return decoded
 
 
-def test_masks_of_polygons(coco_folder: Path) -> None:
+def test_polygons_become_masks(coco_folder: Path) -> None:
     expected = np.zeros((8, 10), np.uint8)
     expected[2:6, 2:6] = 1
     assert (with_mask(coco_folder, SQUARE) == expected).all()
@@ -344,7 +346,7 @@ def test_masks_of_polygons(coco_folder: Path) -> None:
     assert not with_mask(coco_folder, [[0, 0, 1, 1]]).any()
 
 
-def test_masks_of_run_lengths(coco_folder: Path) -> None:
+def test_run_lengths_become_masks(coco_folder: Path) -> None:
     """Compressed, or column by column, first those outside."""
     mask = np.random.default_rng(1).integers(0, 2, (8, 10), np.uint8)
     mask[0, 0] = 0
@@ -371,14 +373,16 @@ def test_masks_of_run_lengths(coco_folder: Path) -> None:
         ({"size": [8, 10], "counts": "garbage"}, "invalid run lengths: RLE string is malformed"),
     ],
 )
-def test_wrong_masks(coco_folder: Path, segmentation: object, message: str) -> None:
+def test_wrong_masks_are_refused(coco_folder: Path, segmentation: object, message: str) -> None:
     with pytest.raises(DataError, match=f"annotation 102 has {message}"):
         with_mask(coco_folder, segmentation)
     assert read(coco_folder, 0).image_ids == (10,), "nobody asks for masks"
 
 
 @pytest.mark.parametrize("segmentation", [None, []])
-def test_objects_without_mask(coco_folder: Path, segmentation: object) -> None:
+def test_objects_without_mask_are_refused_by_models_that_need_masks(
+    coco_folder: Path, segmentation: object
+) -> None:
     edit(coco_folder, annotation(segmentation=segmentation))
     with pytest.raises(DataError, match="annotation 102 has no segmentation, which maskrcnn_resn"):
         data.check(options(coco_folder, **MASKS))

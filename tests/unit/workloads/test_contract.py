@@ -135,7 +135,7 @@ def test_models_come_from_the_seed_and_operations_are_counted_beside_them(
 
 
 @pytest.mark.parametrize("name", ["detection", "masked, padded", "tokens"])
-def test_batches_that_cannot_be_split(build: Build, name: str) -> None:
+def test_unequal_micro_batches_are_refused(build: Build, name: str) -> None:
     (batch,) = taken(build(name), steps=1)
     assert batch.split(1) == (batch,)
     with pytest.raises(InputError, match="8 samples cannot be split into 3 equal micro-batches"):

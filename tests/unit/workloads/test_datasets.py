@@ -141,7 +141,7 @@ def test_missing_files_are_named(name: str, file: str, tmp_path: Path) -> None:
         assert "`download: true` fetches them" in found
 
 
-def test_files_that_cannot_be_downloaded_or_read(
+def test_data_that_cannot_be_downloaded_or_read_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_cifar10(tmp_path)

@@ -212,7 +212,9 @@ def test_loss_of_replicas_is_the_mean_of_theirs(detection_folder: Path) -> None:
     assert (loss.item(), loss.shape, loss.dtype) == (2.5 * len(batch), (), torch.float32)
 
 
-def test_model_of_ones_own(detection_folder: Path, own_module: str) -> None:
+def test_user_defined_detector_is_trained_and_evaluated(
+    detection_folder: Path, own_module: str
+) -> None:
     fields: dict[str, Any] = {"model": f"{own_module}:build", "min_size": 64, "max_size": 64}
     made = task(detection_folder, **fields)
     model: Any = made.build_model()
@@ -235,7 +237,7 @@ def test_model_of_ones_own(detection_folder: Path, own_module: str) -> None:
     ("losses", "returned"),
     [(None, "NoneType"), ([1], "list"), ({"loss": 3.0}, "dict"), ({}, "dict")],
 )
-def test_model_that_returns_no_losses(
+def test_model_that_returns_no_losses_is_refused(
     detection_folder: Path, own_module: str, losses: object, returned: str
 ) -> None:
     made = task(detection_folder, model=f"{own_module}:build", model_options={"losses": losses})
@@ -281,7 +283,9 @@ class Oracle(nn.Module):
 
 
 @pytest.mark.parametrize(("count", "workers"), [(1, 1), (3, 0)])
-def test_every_picture_once(detection_folder: Path, count: int, workers: int) -> None:
+def test_evaluation_visits_each_picture_once(
+    detection_folder: Path, count: int, workers: int
+) -> None:
     """Two groups of pictures: more ranks have nothing to do."""
     made = task(detection_folder, loader_workers=workers)
     oracle = Oracle(made)

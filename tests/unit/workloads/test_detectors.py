@@ -92,7 +92,7 @@ def place(name: str, state: State) -> Path:
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
+def test_listed_facts_of_every_detector_are_true(name: str) -> None:
     """Its size with COCO's outputs; options reach it; all layers train; its heads are known."""
     key = "detections_per_img" if name.startswith(("retina", "fcos")) else "box_detections_per_img"
     model = outlined(name, classes=tuple(map(str, range(90))), model_options={key: 7})
@@ -106,7 +106,7 @@ def test_what_is_listed_of_every_detector_is_true(name: str) -> None:
 
 
 @pytest.mark.parametrize(("layers", "frozen"), [(None, 0), (2, 4)])
-def test_frozen_layers_of_swin(layers: int | None, frozen: int) -> None:
+def test_swin_freezes_all_but_its_trainable_layers(layers: int | None, frozen: int) -> None:
     """The embedding, then stages 1, 3, 5, 7; the merging before a stage is part of it."""
     with torch.device("meta"):
         model = fasterrcnn_swin_t_fpn(num_classes=3, trainable_backbone_layers=layers)
@@ -138,7 +138,7 @@ def test_frozen_layers_are_counted_as_torchvision_does() -> None:
         ("fasterrcnn_swin_t_fpn", {"box_predictor": nn.Identity()}, "num_classes should be None"),
     ],
 )
-def test_wrong_model_options(name: str, given: dict[str, Any], message: str) -> None:
+def test_wrong_model_options_are_refused(name: str, given: dict[str, Any], message: str) -> None:
     """Also those that torchvision's classes swallow."""
     with pytest.raises(InputError, match=message) as caught:
         outlined(name, model_options=given)
@@ -190,7 +190,7 @@ def test_heads_keep_the_categories_of_the_same_name(path: str) -> None:
 # Files of weights.
 
 
-def test_trained_detector_of_other_classes() -> None:
+def test_published_detector_gets_new_outputs_for_other_classes() -> None:
     """The body is as in the file, new outputs come from the seed, and only some layers train."""
     with torch.device("meta"):
         whole = get_model(MOBILE, weights=None, weights_backbone=None)
@@ -211,7 +211,7 @@ def test_trained_detector_of_other_classes() -> None:
     ("outputs", "classes", "wrapped"),
     [(91, CLASSES, True), (5, CLASSES, False), (91, tuple(map(str, range(90))), False)],
 )
-def test_file_of_the_users(
+def test_weights_are_loaded_from_a_file_of_the_user(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     outputs: int,
@@ -245,7 +245,9 @@ def without(key: str) -> Callable[[State], object]:
         (None, "cannot be read"),
     ],
 )
-def test_file_that_does_not_fit(tmp_path: Path, change: Any, message: str) -> None:
+def test_weights_file_that_does_not_fit_is_refused(
+    tmp_path: Path, change: Any, message: str
+) -> None:
     file = tmp_path / "mine.pth"
     if isinstance(change, bytes):
         file.write_bytes(change)
@@ -256,7 +258,7 @@ def test_file_that_does_not_fit(tmp_path: Path, change: Any, message: str) -> No
 
 
 @pytest.mark.filterwarnings("ignore:for .*no-op:UserWarning")  # nothing is copied to meta tensors
-def test_broken_published_file() -> None:
+def test_broken_published_file_is_refused() -> None:
     with torch.device("meta"):
         other = get_model(MOBILE, weights=None, weights_backbone=None, num_classes=5)
     file = place(PUBLISHED["coco"][MOBILE], constants(other))
@@ -267,7 +269,7 @@ def test_broken_published_file() -> None:
         outlined(MOBILE, weights="coco")
 
 
-def test_addresses_are_torchvisions() -> None:
+def test_addresses_of_weights_are_those_of_torchvision() -> None:
     """A newer torchvision may have other files."""
     for name in DETECTORS:
         if name not in OWN_DETECTORS:
@@ -283,7 +285,7 @@ def test_addresses_are_torchvisions() -> None:
     "variables",
     [{"TORCH_HOME": "/here"}, {"XDG_CACHE_HOME": "/here"}, {"TORCH_HOME": "~/here", "HOME": "/me"}],
 )
-def test_files_lie_where_torch_looks(
+def test_weights_are_stored_where_torch_looks(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
 ) -> None:
     for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
@@ -293,7 +295,7 @@ def test_files_lie_where_torch_looks(
     assert weights.path(FILE) == Path(torch.hub.get_dir()) / "checkpoints" / f"{FILE}.pth"
 
 
-def test_backbones_trained_on_imagenet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backbone_is_loaded_with_imagenet_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         trained = get_model("resnet18")
     place(PUBLISHED["imagenet"][SMALL], constants(trained))
@@ -321,7 +323,7 @@ def refuse(*_: object, **__: object) -> object:
 
 
 @pytest.mark.parametrize("given", PUBLISHED)
-def test_missing_weights_that_may_not_be_fetched(
+def test_missing_weights_are_refused_without_download(
     detection_folder: Path, monkeypatch: pytest.MonkeyPatch, given: str
 ) -> None:
     monkeypatch.setattr(torch.hub, "urlopen", refuse)
@@ -364,7 +366,9 @@ def test_weights_are_fetched_once(remote: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"), [(None, "No such file"), (CONTENT[:-1], "invalid hash value")]
 )
-def test_weights_that_cannot_be_fetched(remote: Path, content: bytes | None, message: str) -> None:
+def test_failed_download_of_weights_leaves_no_file(
+    remote: Path, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (remote / f"{FILE}.pth").write_bytes(content)
     with pytest.raises(DataError, match=rf"could not be downloaded \(.*{message}") as caught:

@@ -50,7 +50,7 @@ def pixels(path: Path) -> NDArray[np.uint8]:
         return np.asarray(picture.convert("RGB"))
 
 
-def test_same_everywhere_and_always(made: Path) -> None:
+def test_data_set_has_the_recorded_digest(made: Path) -> None:
     """Pixels and annotations; how PNG packs them is zlib's affair."""
     digest = hashlib.sha256()
     for split in COUNTS:
@@ -99,7 +99,7 @@ def test_each_split_shows_its_own_digits(tmp_path: Path, monkeypatch: pytest.Mon
         assert categories == {CATEGORY_IDS[int(label[0])]}
 
 
-def test_made_once_by_several_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_make_the_data_set_once(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "digits"
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(few, [folder] * 4))
@@ -110,7 +110,9 @@ def test_made_once_by_several_at_once(tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["digits"], "nothing is left over"
 
 
-def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_creation_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -120,7 +122,7 @@ def test_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_files_are_left_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("keep")
     for folder in (tmp_path, file):
@@ -138,7 +140,7 @@ def test_what_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.usefixtures("_own_cache")
 @pytest.mark.parametrize("below", [None, "mine"])
-def test_made_in_the_users_folder_or_the_cache(
+def test_data_set_is_made_in_the_users_folder_or_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str | None
 ) -> None:
     monkeypatch.setattr(

@@ -37,7 +37,7 @@ def ids(made: Classification, steps: int, shard: Shard = WHOLE) -> list[tuple[in
 
 
 @pytest.mark.parametrize("validation", ["test", "val", "validation"])
-def test_layout(make_folder: MakeFolder, validation: str) -> None:
+def test_folder_is_read_with_its_classes(make_folder: MakeFolder, validation: str) -> None:
     folder = make_folder(splits=("train", validation))
     (folder / "train" / "ant" / "notes.txt").write_text("no picture")
     (folder / "train" / "ant" / "more").mkdir()
@@ -94,7 +94,7 @@ def empty(folder: Path) -> None:
         (remove, "train/cat", "", "class folders differ: cat only in test/"),
     ],
 )
-def test_wrong_layout(
+def test_wrong_layout_is_refused(
     make_folder: MakeFolder, break_it: Callable[[Path], None], below: str, where: str, message: str
 ) -> None:
     folder = make_folder()
@@ -104,7 +104,7 @@ def test_wrong_layout(
     assert f"{folder / where}: {message}" in str(caught.value)
 
 
-def test_no_folder_and_one_class(make_folder: MakeFolder, tmp_path: Path) -> None:
+def test_file_or_single_class_is_refused(make_folder: MakeFolder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="file: is not a folder; expected train/CLASS"):
         check_data(options(tmp_path / "file"))

@@ -47,7 +47,7 @@ def weights_hash(model: nn.Module) -> str:
         ("vit_tiny_patch16_224", {"image_size": 64}),
     ],
 )
-def test_model_of_the_size_of_the_pictures(name: str, fields: dict[str, Any]) -> None:
+def test_listed_models_take_pictures_of_the_given_size(name: str, fields: dict[str, Any]) -> None:
     """One tensor of logits, in training mode, too; bare names that only timm has are timm's."""
     if name.startswith("vit_tiny"):
         pytest.importorskip("timm", reason="needs timm")
@@ -60,7 +60,9 @@ def test_model_of_the_size_of_the_pictures(name: str, fields: dict[str, Any]) ->
     assert logits.shape == (2, 10)
 
 
-def test_model_of_ones_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_user_defined_model_is_imported_and_built(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     source = """if True:
         from torch import nn
         def build(num_classes, width=4):
@@ -132,12 +134,12 @@ def test_a_model_that_was_used_before_is_refused(
         ("timm:resnet10t", {"model_options": {"depht": 3}}, "unexpected keyword argument 'depht'"),
     ],
 )
-def test_wrong_model_options(name: str, fields: dict[str, Any], message: str) -> None:
+def test_wrong_model_options_are_refused(name: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=f"^workload.model_options: .*{message}"):
         task(name, **fields).build_model()
 
 
-def test_flops_of_known_layers() -> None:
+def test_flops_of_known_layers_are_counted() -> None:
     """Three passes over the weights, two where the input needs no gradient."""
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1, bias=False),
@@ -152,7 +154,7 @@ def test_flops_of_known_layers() -> None:
     assert task("resnet18", image_size=8).sample_input_flops(model) == expected
 
 
-def test_flops_of_what_is_computed_again() -> None:
+def test_flops_include_recomputed_layers() -> None:
     """A block's second forward pass ends at the last tensor that its backward pass needs."""
     block = nn.Sequential(nn.Linear(192, 16, bias=False), nn.Linear(16, 10, bias=False))
     model = nn.Sequential(nn.Flatten(), block)
@@ -163,7 +165,7 @@ def test_flops_of_what_is_computed_again() -> None:
     assert not any(parameter.is_meta for parameter in model.parameters())
 
 
-def test_flops_of_a_residual_network() -> None:
+def test_flops_of_a_residual_network_equal_those_of_its_layers() -> None:
     """Each weight meets each place of its output three times; the first layer's only twice."""
     made = task("resnet18")
     forward: list[int] = []
@@ -182,7 +184,7 @@ def test_flops_of_a_residual_network() -> None:
     assert counted == 3 * sum(forward) - forward[0]
 
 
-def test_flops_unknown() -> None:
+def test_flops_are_none_for_a_model_that_reads_values() -> None:
     class Looks(nn.Module):
         def forward(self, pictures: torch.Tensor) -> torch.Tensor:
             return pictures.flatten(1)[:, :10] * float(pictures.sum())

@@ -77,14 +77,14 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_fields(name: str) -> None:
+def test_wrong_fields_are_refused(name: str) -> None:
     for fields, message in WRONG[name]:
         with pytest.raises(ValidationError) as caught:
             options({"name": name} | fields)
         assert message in str(caught.value)
 
 
-def test_timm_model_without_timm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timm_model_without_timm_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     registered_names.cache_clear()
     try:
@@ -145,7 +145,7 @@ def test_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 @pytest.mark.parametrize(("key", "most"), [("training_samples", 1437), ("validation_samples", 360)])
-def test_more_samples_than_there_are(key: str, most: int) -> None:
+def test_more_samples_than_the_data_set_has_are_refused(key: str, most: int) -> None:
     chosen = options({"name": "classification", key: most + 1})
     with pytest.raises(InputError, match=rf"workload.{key}: found {most + 1}; .* {most} at"):
         check_data(chosen)

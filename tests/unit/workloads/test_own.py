@@ -62,7 +62,7 @@ def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnB
     return batches  # type: ignore[return-value]  # just asserted
 
 
-def test_a_model_whose_train_returns_nothing(tmp_path: Path) -> None:
+def test_model_whose_train_method_returns_none_is_accepted(tmp_path: Path) -> None:
     """As detectors' backbones have it, which keep norms in evaluation."""
     extra = """
     class Quiet(nn.Linear):
@@ -101,7 +101,7 @@ def test_validation_draws_the_same_whatever_the_number_of_ranks(
     assert all(quality == pytest.approx(found[0]) for quality in found)
 
 
-def test_what_a_sample_draws_depends_on_epoch_and_sample_alone(tmp_path: Path) -> None:
+def test_random_draws_of_a_sample_depend_on_epoch_and_sample_alone(tmp_path: Path) -> None:
     workload = written(
         tmp_path,
         """
@@ -435,7 +435,7 @@ def test_micro_batches_are_parts_of_their_batch(
     ],
     ids=["single tensor", "object", "two numbers", "either way", "numbers either way"],
 )
-def test_what_cannot_be_cut_cannot_be_accumulated(content: Any) -> None:
+def test_batch_that_cannot_be_split_is_refused(content: Any) -> None:
     batch = OwnBatch(content=content, sample_ids=(0, 1, 2, 3), step_weight=4.0)
     assert batch.split(1) == (batch,)
     with pytest.raises(InputError, match=r"cannot be split into micro-batches.*collate"):

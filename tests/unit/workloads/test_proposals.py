@@ -45,7 +45,9 @@ def matches(positive: int, negative: int, ignored: int = 3) -> Tensor:
     ("positive", "negative", "expected"),
     [(20, 20, (2, 6)), (1, 20, (1, 7)), (0, 20, (0, 8)), (20, 3, (2, 3)), (0, 0, (0, 0))],
 )
-def test_sizes_are_torchvisions(positive: int, negative: int, expected: tuple[int, int]) -> None:
+def test_sample_sizes_equal_those_of_torchvision(
+    positive: int, negative: int, expected: tuple[int, int]
+) -> None:
     matched = matches(positive, negative)
     theirs = BalancedPositiveNegativeSampler(8, 0.25)([matched])
     before = torch.get_rng_state()
@@ -71,7 +73,7 @@ def test_choice_is_uniform() -> None:
         assert 0.001 < chdtr(len(counts) - 1, distance) < 0.999
 
 
-def test_seed_and_stream_decide_and_nothing_else() -> None:
+def test_choice_depends_on_seed_and_stream_alone() -> None:
     made, matched = sampler(), [matches(n, 40 - n) for n in (3, 9, 0, 20)]
     seeds = [11, 12, 13, 14]
     together = choose(made, seeds, matched)
@@ -89,7 +91,7 @@ def test_seed_and_stream_decide_and_nothing_else() -> None:
     assert not torch.equal(first, by_stream)
 
 
-def test_what_was_drawn_is_told() -> None:
+def test_draws_are_recorded() -> None:
     made, told = sampler(), list[str]()
     made.record = told.append
     matched = [matches(5, 20), matches(6, 20)]
@@ -117,7 +119,7 @@ def drawn(made: Detection, shards: int) -> tuple[str, ...]:
 
 
 @pytest.mark.usefixtures("_own_cache")
-def test_same_anchors_under_every_number_of_ranks(tmp_path: Path) -> None:
+def test_anchors_are_the_same_for_every_number_of_ranks(tmp_path: Path) -> None:
     made = task(write(tmp_path / "data", sizes=[(48, 32)]), model=TWO_STAGES)
     alone = drawn(made, 1)
     assert len(alone) == 16, "8 pictures, 2 samplers"
