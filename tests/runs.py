@@ -24,7 +24,7 @@ FIRST_STEP_AT_SECONDS = STARTED_AT_SECONDS + 6.25
 """When the invented ranks took their first step."""
 
 
-def comparison_of(path: Path, trials: Iterable[TrialResult], **files: Any) -> Comparison:
+def store_and_compare(path: Path, trials: Iterable[TrialResult], **files: Any) -> Comparison:
     return compare([load_run(write_run(path, trials, **files))])
 
 
@@ -32,27 +32,27 @@ def figures_by_name(comparison: Comparison) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures_of(comparison)}
 
 
-def series_of(panel: Panel, name: str) -> Series:
+def series_named(panel: Panel, name: str) -> Series:
     return next(series for series in panel.series if series.name == name)
 
 
-def two_epochs(number: int, losses: tuple[float, float] = (1.5, 0.5)) -> RankRecord:
+def two_epoch_rank(number: int, losses: tuple[float, float] = (1.5, 0.5)) -> RankRecord:
     """An invented rank with two epochs of 22 steps in four seconds."""
     qualities = [
         {"validation_loss": loss / 2, "accuracy_top1": 0.5 + epoch / 4}
         for epoch, loss in enumerate(losses)
     ]
     rank = invented_rank(number)
-    return trained(rank, qualities, losses=losses, steps=22, seconds=4.0, warmup=5)
+    return with_epochs(rank, qualities, losses=losses, steps=22, seconds=4.0, warmup=5)
 
 
-def server(rank: int, staleness: Mapping[str, int]) -> RankRecord:
+def server_record(rank: int, staleness: Mapping[str, int]) -> RankRecord:
     exchange = ExchangeRecord(pushes=sum(staleness.values()), staleness=dict(staleness))
     changes = {"role": "server", "exchange": exchange, "windows": (), "epochs": ()}
     return invented_rank(rank).model_copy(update=changes)
 
 
-def sample(
+def sample_line(
     seconds: float,
     *,
     sent: float,
@@ -101,7 +101,7 @@ def trained_trial(
     if qualities is None:
         qualities = [{"accuracy_top1": accuracy} for accuracy in accuracies]
     records = tuple(
-        trained(
+        with_epochs(
             invented_rank(rank).model_copy(update=record(rank)),
             qualities,
             losses=losses,
@@ -115,7 +115,7 @@ def trained_trial(
     return made.model_copy(update={"ranks": records})
 
 
-def as_published() -> dict[str, dict[str, Any]]:
+def published_settings() -> dict[str, dict[str, Any]]:
     """Workload and recipe of the study `lamsal-2025`."""
     content: dict[str, dict[str, Any]] = {"workload": {}, "recipe": {"per_rank_batch": 8}}
     for key, value in load_study("lamsal-2025").conditions.items():
@@ -140,7 +140,7 @@ def detection_trial(
     **fields: Any,
 ) -> TrialResult:
     """Two epochs of ten steps of the published experiment, four of them warm-up."""
-    published = as_published()
+    published = published_settings()
     return trained_trial(
         strategy,
         ranks,
@@ -165,7 +165,7 @@ def detection_trial(
     )
 
 
-def trained(
+def with_epochs(
     rank: RankRecord,
     qualities: Sequence[Mapping[str, float | None] | None],
     *,
@@ -202,5 +202,5 @@ def trained(
     return rank.model_copy(update={"epochs": tuple(epochs), "windows": tuple(windows)})
 
 
-def compared(*trials: TrialResult) -> Comparison:
+def compare_trials(*trials: TrialResult) -> Comparison:
     return compare([StoredRun(path=Path("run"), trials=trials)])

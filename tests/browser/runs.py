@@ -17,7 +17,7 @@ from shardmark.results.schema import (
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
 from tests.golden.invented import write_run
-from tests.runs import FIRST_STEP_AT_SECONDS, sample, server, trained_trial
+from tests.runs import FIRST_STEP_AT_SECONDS, sample_line, server_record, trained_trial
 
 STEPS, STEP_SECONDS = 60, 0.125
 STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async")
@@ -123,7 +123,10 @@ def trial(
         metrics=values | (metrics or {}),
         **fields,
     )
-    ranks = (*result.ranks, *([server(world_size, {"0": 1})] if served and result.ranks else []))
+    ranks = (
+        *result.ranks,
+        *([server_record(world_size, {"0": 1})] if served and result.ranks else []),
+    )
     spec = {"name": strategy, "options": result.strategy_options}
     inside = {**result.trial, "strategy": spec, "world_size": world_size}
     return result.model_copy(update={"trial": inside, "ranks": ranks})
@@ -172,7 +175,7 @@ def steps(result: TrialResult) -> Iterator[dict[str, Any]]:
 
 def samples(result: TrialResult) -> Iterator[dict[str, Any]]:
     for number in range(40 if result.repeat == 0 else 2):
-        yield sample(
+        yield sample_line(
             0.25 * number - 0.5,
             sent=10**6 * number**2,
             cpu=dict.fromkeys(range(result.world_size), 0.2 * number),

@@ -27,8 +27,8 @@ from tests.unit.export.runs import (
 )
 from tests.unit.export.trackers import (
     READERS,
-    skip_without,
-    without_the_users_settings,
+    clear_user_settings,
+    skip_without_library,
 )
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("v*"))
@@ -37,9 +37,9 @@ EACH = pytest.mark.parametrize("target", READERS)
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    without_the_users_settings(monkeypatch)
+    clear_user_settings(monkeypatch)
     target = request.node.callspec.params.get("target") if hasattr(request.node, "callspec") else ""
-    skip_without(target or request.node.name.split("_")[1])
+    skip_without_library(target or request.node.name.split("_")[1])
 
 
 @pytest.fixture

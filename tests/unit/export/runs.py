@@ -13,7 +13,7 @@ from shardmark.results.schema import (
 )
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
-from tests.runs import trained
+from tests.runs import with_epochs
 
 OK, BROKEN = "ddp-w2-fp32-r0-0a1b2c3d", "fsdp-w2-fp32-r0-4e5f6a7b"
 STEPS = 4
@@ -42,7 +42,7 @@ def started_of(step: int) -> float:
 def rank_record(rank: int) -> RankRecord:
     begun = invented_rank(rank).model_copy(update={"first_step_at_seconds": started_of(0)})
     losses = [loss + 0.25 * rank for loss in (1.5, 0.5)]
-    return trained(begun, QUALITIES, losses=losses, steps=2, seconds=3.0 + rank, warmup=1)
+    return with_epochs(begun, QUALITIES, losses=losses, steps=2, seconds=3.0 + rank, warmup=1)
 
 
 def step_lines() -> list[dict[str, Any]]:

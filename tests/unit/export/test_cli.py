@@ -15,14 +15,14 @@ import pytest
 
 from shardmark.cli import BAD_INPUT, INTERRUPTED, main
 from tests.unit.export.runs import OK, write_exportable
-from tests.unit.export.trackers import LIBRARIES, skip_without, without_the_users_settings
+from tests.unit.export.trackers import LIBRARIES, clear_user_settings, skip_without_library
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    without_the_users_settings(monkeypatch)
+    clear_user_settings(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 
@@ -65,7 +65,7 @@ def test_a_missing_library_names_its_extra(
 def test_a_target_or_place_that_does_not_fit_is_refused(
     arguments: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    skip_without(arguments.split(maxsplit=1)[0])
+    skip_without_library(arguments.split(maxsplit=1)[0])
     run = write_exportable(tmp_path / "run")
     (tmp_path / "afile").touch()
     assert main(["export", str(run), "--to", *arguments.split()]) == BAD_INPUT

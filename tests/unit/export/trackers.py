@@ -19,8 +19,8 @@ LIBRARIES = ("tensorboard", "mlflow", "wandb", "trackio")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
-    """One trial."""
+class TrackedTrial:
+    """A trial as a tracker stores it."""
 
     settings: Mapping[str, str]
     series: Mapping[str, Mapping[int, float]]
@@ -30,30 +30,32 @@ class Held:
     final: Mapping[str, float]
 
 
-def _tensorboard(out: Path) -> dict[str, Held]:
+def _read_tensorboard(out: Path) -> dict[str, TrackedTrial]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    held = {}
+    trials = {}
     for path in out.rglob("*tfevents*"):
         name = path.parent.name.rpartition("-")[0]
-        assert name not in held, "one run a trial"
+        assert name not in trials, "one run a trial"
         events = EventAccumulator(str(path.parent))
         events.Reload()
         data = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
         settings = metadata.parse_session_start_info_plugin_data(data).hparams
         scalars = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
-        series = {tag: {one.step: one.value for one in each} for tag, each in scalars.items()}
-        held[name] = Held(
+        series = {
+            tag: {point.step: point.value for point in points} for tag, points in scalars.items()
+        }
+        trials[name] = TrackedTrial(
             settings={
                 key: value.string_value or f"{value.number_value:g}"
                 for key, value in settings.items()
             },
-            series={tag: each for tag, each in series.items() if "/" in tag},
-            times={one.step: one.wall_time for one in scalars.get("step/step_seconds", ())},
-            final={tag: [*each.values()][-1] for tag, each in series.items() if "/" not in tag},
+            series={tag: points for tag, points in series.items() if "/" in tag},
+            times={point.step: point.wall_time for point in scalars.get("step/step_seconds", ())},
+            final={tag: [*points.values()][-1] for tag, points in series.items() if "/" not in tag},
         )
-    return held
+    return trials
 
 
 def mlflow_client(place: Path) -> MlflowClient:
@@ -62,59 +64,64 @@ def mlflow_client(place: Path) -> MlflowClient:
     return MlflowClient(tracking_uri=place.resolve().as_uri())
 
 
-def _mlflow(out: Path) -> dict[str, Held]:
+def _read_mlflow(out: Path) -> dict[str, TrackedTrial]:
     client = mlflow_client(out)
     experiment = client.get_experiment_by_name("invented")
     assert experiment is not None
-    held = {}
+    trials = {}
     for run in client.search_runs([experiment.experiment_id]):
         names = [name for name in run.data.metrics if "/" in name]
         series = {name: client.get_metric_history(run.info.run_id, name) for name in names}
         name = str(run.info.run_name)
-        assert name not in held, "one run a trial"
+        assert name not in trials, "one run a trial"
         assert run.info.status == ("FINISHED" if run.data.params["outcome"] == "ok" else "FAILED")
-        held[name] = Held(
+        trials[name] = TrackedTrial(
             settings=run.data.params,
-            series={name: {one.step: one.value for one in each} for name, each in series.items()},
-            times={one.step: one.timestamp / 1000 for one in series.get("step/step_seconds", ())},
+            series={
+                name: {point.step: point.value for point in points}
+                for name, points in series.items()
+            },
+            times={
+                point.step: point.timestamp / 1000 for point in series.get("step/step_seconds", ())
+            },
             final={key: value for key, value in run.data.metrics.items() if "/" not in key},
         )
-    return held
+    return trials
 
 
-def _wandb(out: Path) -> dict[str, Held]:
-    held = {}
+def _read_wandb(out: Path) -> dict[str, TrackedTrial]:
+    trials = {}
     for folder in (out / "wandb").glob("offline-run-*"):
-        found = WandbRun(folder)
-        assert (found.run.project, found.run.run_group) == ("shardmark", "invented")
+        stored = WandbRun(folder)
+        assert (stored.run.project, stored.run.run_group) == ("shardmark", "invented")
         series: dict[str, dict[int, float]] = {}
-        for row in found.history:
+        for row in stored.history:
             for name, value in row.items():
                 if "/" in name:
                     series.setdefault(name, {})[row["_step"]] = value
-        assert found.run.display_name not in held, "one run a trial"
-        held[found.run.display_name] = Held(
-            settings={key: str(value) for key, value in found.config.items()},
+        assert stored.run.display_name not in trials, "one run a trial"
+        trials[stored.run.display_name] = TrackedTrial(
+            settings={key: str(value) for key, value in stored.config.items()},
             series=series,
-            times={row["_step"]: row["_timestamp"] for row in found.history if row["_step"]},
+            times={row["_step"]: row["_timestamp"] for row in stored.history if row["_step"]},
             final={
                 key: value
-                for key, value in found.summary.items()
+                for key, value in stored.summary.items()
                 if not key.startswith("_") and "/" not in key
             },
         )
-    return held
+    return trials
 
 
-READERS: Mapping[str, Callable[[Path], dict[str, Held]]] = {
-    "tensorboard": _tensorboard,
-    "mlflow": _mlflow,
-    "wandb": _wandb,
+READERS: Mapping[str, Callable[[Path], dict[str, TrackedTrial]]] = {
+    "tensorboard": _read_tensorboard,
+    "mlflow": _read_mlflow,
+    "wandb": _read_wandb,
 }
 
 
-def without_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever calls a server meets a closed door of this machine."""
+def clear_user_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call to a server meets a closed port of this machine."""
     for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:1")
@@ -122,6 +129,6 @@ def without_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
-def skip_without(target: str) -> None:
+def skip_without_library(target: str) -> None:
     if target in LIBRARIES and find_spec(target) is None:  # importing it may take seconds
         pytest.skip(f"{target} is not installed")

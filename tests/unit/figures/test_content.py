@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
 from tests.runs import (
-    comparison_of,
     figures_by_name,
-    sample,
-    series_of,
-    server,
-    two_epochs,
+    sample_line,
+    series_named,
+    server_record,
+    store_and_compare,
+    two_epoch_rank,
 )
 
 from shardmark.analysis.compare.comparison import compare
@@ -38,10 +38,10 @@ def trials(repeats: int = 2) -> list[TrialResult]:
 
 
 def test_throughput_is_each_rows_estimate(tmp_path: Path) -> None:
-    comparison = comparison_of(tmp_path, trials())
+    comparison = store_and_compare(tmp_path, trials())
     panel = figures_by_name(comparison)["throughput"].panels[0]
     assert panel.categories == ("ddp, 4 ranks", "ddp, 2 ranks", "single, 1 rank"), "fastest first"
-    single, ddp = series_of(panel, "single"), series_of(panel, "ddp")
+    single, ddp = series_named(panel, "single"), series_named(panel, "ddp")
     expected = estimate_mean([400.0, 404.0])
     assert single.y == pytest.approx((402.0,))
     assert single.low == pytest.approx((expected.low,))
@@ -53,16 +53,16 @@ def test_throughput_is_each_rows_estimate(tmp_path: Path) -> None:
 
 
 def test_scaling_has_the_ideal_of_the_single_device(tmp_path: Path) -> None:
-    figure = figures_by_name(comparison_of(tmp_path, trials()))["scaling"]
+    figure = figures_by_name(store_and_compare(tmp_path, trials()))["scaling"]
     rate, efficiency = figure.panels
-    ideal = series_of(rate, "ideal")
+    ideal = series_named(rate, "ideal")
     assert ideal.dashed
     assert ideal.x == rate.x_ticks == (1.0, 2.0, 4.0)
     assert ideal.y == pytest.approx((402.0, 804.0, 1608.0))
-    assert series_of(rate, "ddp").x == (2.0, 4.0)
+    assert series_named(rate, "ddp").x == (2.0, 4.0)
     # `ddp` is held against `single` on two ranks, and against itself on four
     on_two = 100 * (800 / 1.1 * 1.01) / 804
-    assert series_of(efficiency, "ddp").y == pytest.approx((on_two, 100.0), rel=1e-3)
+    assert series_named(efficiency, "ddp").y == pytest.approx((on_two, 100.0), rel=1e-3)
 
 
 def test_memory_is_stacked_by_kind_for_the_fullest_worker_and_server(tmp_path: Path) -> None:
@@ -74,13 +74,13 @@ def test_memory_is_stacked_by_kind_for_the_fullest_worker_and_server(tmp_path: P
 
     ranks = (rank(0, 305e6), rank(1, 400e6), rank(2, 200e6, "server"))
     run = [invented_trial("ddp", 2), invented_trial("ps-sync", 2, ranks=ranks)]
-    panel = figures_by_name(comparison_of(tmp_path, run))["memory"].panels[0]
+    panel = figures_by_name(store_and_compare(tmp_path, run))["memory"].panels[0]
     assert panel.kind == "stacked"
     assert panel.categories == ("ddp, 2 ranks", "ps-sync, 2+1 ranks", "ps-sync, 2+1 ranks: server")
-    assert series_of(panel, "parameters").y == pytest.approx([44_700_000 / MEBIBYTE] * 3)
-    assert series_of(panel, "optimizer state").y == pytest.approx([89_400_000 / MEBIBYTE] * 3)
+    assert series_named(panel, "parameters").y == pytest.approx([44_700_000 / MEBIBYTE] * 3)
+    assert series_named(panel, "optimizer state").y == pytest.approx([89_400_000 / MEBIBYTE] * 3)
     other = [(peak - 178_800_000) / MEBIBYTE for peak in (305e6, 400e6, 200e6)]
-    assert series_of(panel, "activations and other").y == pytest.approx(other)
+    assert series_named(panel, "activations and other").y == pytest.approx(other)
 
 
 def test_the_frontier_excludes_dominated_points(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_the_frontier_excludes_dominated_points(tmp_path: Path) -> None:
         )
         for strategy, (rate, mebibytes) in cells.items()
     ]
-    panel = figures_by_name(comparison_of(tmp_path, run))["speed-and-memory"].panels[0]
-    frontier = series_of(panel, "frontier")
+    panel = figures_by_name(store_and_compare(tmp_path, run))["speed-and-memory"].panels[0]
+    frontier = series_named(panel, "frontier")
     assert list(zip(frontier.x, frontier.y, strict=True)) == [
         (50, 90), (50, 100), (80, 100), (80, 200), (200, 200), (200, 300), (200, 300)
     ]  # fmt: skip
@@ -113,7 +113,7 @@ def test_step_time_parts_add_up_to_the_step(tmp_path: Path) -> None:
         "exposed_communication_seconds": 0.018,
     }
     run = [invented_trial("ddp", 2, metrics=metrics)]
-    panel = figures_by_name(comparison_of(tmp_path, run))["step-time"].panels[0]
+    panel = figures_by_name(store_and_compare(tmp_path, run))["step-time"].panels[0]
     assert {series.name: series.y[0] for series in panel.series} == {
         "data": pytest.approx(5.0),
         "forward": pytest.approx(24.0),  # 30 - 18 x 30 / 90
@@ -125,9 +125,9 @@ def test_step_time_parts_add_up_to_the_step(tmp_path: Path) -> None:
 
 
 def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
-    ranks = (two_epochs(0), two_epochs(1, losses=(2.5, 1.5)))
-    figures = figures_by_name(comparison_of(tmp_path, [invented_trial("ddp", 2, ranks=ranks)]))
-    by_epoch, by_time = (series_of(p, "ddp") for p in figures["train-loss"].panels)
+    ranks = (two_epoch_rank(0), two_epoch_rank(1, losses=(2.5, 1.5)))
+    figures = figures_by_name(store_and_compare(tmp_path, [invented_trial("ddp", 2, ranks=ranks)]))
+    by_epoch, by_time = (series_named(p, "ddp") for p in figures["train-loss"].panels)
     assert by_epoch.x == (1.0, 2.0)
     assert by_epoch.y == by_time.y == pytest.approx((2.0, 1.0))
     assert by_time.x == pytest.approx((4.0, 8.0))
@@ -136,23 +136,26 @@ def test_loss_and_accuracy_by_epoch_and_by_time(tmp_path: Path) -> None:
         ("validation-loss", (0.75, 0.25)),
         ("epoch-seconds", (4.0, 4.0)),
     ):
-        assert series_of(figures[name].panels[0], "ddp").y == pytest.approx(y)
+        assert series_named(figures[name].panels[0], "ddp").y == pytest.approx(y)
     assert len(figures["epoch-seconds"].panels) == 1
     assert "map" not in figures
 
 
 def test_a_row_that_diverges_makes_the_loss_logarithmic(tmp_path: Path) -> None:
-    wild = (two_epochs(0, losses=(9.0, 50.0)), two_epochs(1, losses=(9.0, 50.0)))
+    wild = (
+        two_epoch_rank(0, losses=(9.0, 50.0)),
+        two_epoch_rank(1, losses=(9.0, 50.0)),
+    )
     run = [
-        invented_trial("ddp", 2, ranks=(two_epochs(0), two_epochs(1))),
+        invented_trial("ddp", 2, ranks=(two_epoch_rank(0), two_epoch_rank(1))),
         invented_trial("ps-async", 2, ranks=wild),
     ]
-    figures = figures_by_name(comparison_of(tmp_path / "real", run))
+    figures = figures_by_name(store_and_compare(tmp_path / "real", run))
     assert all(panel.y_logarithmic for panel in figures["train-loss"].panels)
     assert not any(panel.y_logarithmic for panel in figures["accuracy-top1"].panels)
     assert "scaling" not in figures, "there is one number of ranks"
     made_up = [trial.model_copy(update={"synthetic": True}) for trial in run]
-    figures = figures_by_name(comparison_of(tmp_path / "made-up", made_up))
+    figures = figures_by_name(store_and_compare(tmp_path / "made-up", made_up))
     assert "train-loss" in figures
     assert not {"accuracy-top1", "validation-loss"} & set(figures)
 
@@ -169,24 +172,24 @@ def test_staleness_is_a_share_of_all_gradients(
     tmp_path: Path, staleness: list[dict[str, int]], x: range, y: dict[int, float]
 ) -> None:
     run = [
-        invented_trial("ps-async", 1, repeat, ranks=(invented_rank(0), server(1, counts)))
+        invented_trial("ps-async", 1, repeat, ranks=(invented_rank(0), server_record(1, counts)))
         for repeat, counts in enumerate(staleness)
     ]
-    panel = figures_by_name(comparison_of(tmp_path, run))["staleness"].panels[0]
+    panel = figures_by_name(store_and_compare(tmp_path, run))["staleness"].panels[0]
     assert panel.series[0].x == tuple(x)
     assert {at: panel.series[0].y[at] for at in y} == pytest.approx(y)
 
 
 def test_network_and_cpu_are_rates_between_samples(tmp_path: Path) -> None:
     samples = [
-        sample(-1.0, sent=0, cpu={0: 0.0, 1: 0.0}),
-        sample(0.5, sent=1e6, cpu={0: 0.5, 1: 0.25}),
-        sample(2.5, sent=9e6, cpu={0: 1.5, 1: 1.25}),
-        sample(2.51, sent=9e6, cpu={0: 1.5, 1: 1.25}),  # too close to say anything
-        sample(4.5, sent=9e6, cpu={0: 3.5, 1: 1.25}),
-        sample(30.0, sent=9e9, cpu={0: 90.0, 1: 90.0}),  # after the training
+        sample_line(-1.0, sent=0, cpu={0: 0.0, 1: 0.0}),
+        sample_line(0.5, sent=1e6, cpu={0: 0.5, 1: 0.25}),
+        sample_line(2.5, sent=9e6, cpu={0: 1.5, 1: 1.25}),
+        sample_line(2.51, sent=9e6, cpu={0: 1.5, 1: 1.25}),  # too close to say anything
+        sample_line(4.5, sent=9e6, cpu={0: 3.5, 1: 1.25}),
+        sample_line(30.0, sent=9e9, cpu={0: 90.0, 1: 90.0}),  # after the training
     ]
-    run = comparison_of(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: samples)
+    run = store_and_compare(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: samples)
     figures = figures_by_name(run)
     network, cpu = figures["network-and-cpu"].panels
     assert network.y_label == "Network, sent (MB/s)"
@@ -209,7 +212,7 @@ def test_a_recipe_of_steps_has_its_loss_by_step(tmp_path: Path) -> None:
         for rank, samples, losses in ((0, 32, (4.0, 2.0)), (1, 96, (8.0, 6.0)))
         for step, loss in enumerate(losses)
     ]
-    figures = figures_by_name(comparison_of(tmp_path, [stepped], steps=lambda _: lines))
+    figures = figures_by_name(store_and_compare(tmp_path, [stepped], steps=lambda _: lines))
     assert "train-loss" not in figures
     lines_drawn = [panel.series[0] for panel in figures["loss-by-step"].panels]
     assert [line.x for line in lines_drawn] == [(1, 2), (2.0, 4.0), (2.0, 4.0)]
@@ -223,12 +226,12 @@ def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:
             size,
             precision=precision,
             id=f"{strategy}-{precision}",
-            ranks=tuple(map(two_epochs, range(size))),
+            ranks=tuple(map(two_epoch_rank, range(size))),
         )
         for precision in ("bf16", "fp32")
         for strategy, size in (("single", 1), ("ddp", 2))
     ]
-    figures = figures_by_name(comparison_of(tmp_path, run))
+    figures = figures_by_name(store_and_compare(tmp_path, run))
     assert [panel.title for panel in figures["throughput"].panels] == ["bf16", "fp32"]
     loss = figures["train-loss"].panels
     assert [panel.title for panel in loss] == ["bf16", "bf16", "fp32", "fp32"]
@@ -237,33 +240,33 @@ def test_other_conditions_stand_in_their_own_panels(tmp_path: Path) -> None:
 
 def test_single_rank_strategies_are_in_every_panel(tmp_path: Path) -> None:
     run = [
-        invented_trial(strategy, size, ranks=tuple(map(two_epochs, range(size))))
+        invented_trial(strategy, size, ranks=tuple(map(two_epoch_rank, range(size))))
         for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
     ]
-    panels = figures_by_name(comparison_of(tmp_path, run))["train-loss"].panels
+    panels = figures_by_name(store_and_compare(tmp_path, run))["train-loss"].panels
     assert [panel.title for panel in panels] == ["2 ranks", "2 ranks", "4 ranks", "4 ranks"]
-    assert all(series_of(panel, "single").y for panel in panels)
+    assert all(series_named(panel, "single").y for panel in panels)
 
 
 def test_without_a_result_there_is_no_figure(tmp_path: Path) -> None:
     failed = invented_trial(outcome=Outcome.FAILED, failure=Failure(reason="it fell over"))
-    assert figures_by_name(comparison_of(tmp_path, [failed])) == {}
+    assert figures_by_name(store_and_compare(tmp_path, [failed])) == {}
     assert figures_by_name(compare([])) == {}
 
 
 def test_the_caption_counts_panels_that_are_left_out(tmp_path: Path) -> None:
-    ranks = (two_epochs(0), two_epochs(1))
+    ranks = (two_epoch_rank(0), two_epoch_rank(1))
     run = [
         invented_trial("ddp", 2, varied={"recipe.global_batch": 2**number}, ranks=ranks)
         for number in range(14)
     ]
-    figures = figures_by_name(comparison_of(tmp_path, run))
+    figures = figures_by_name(store_and_compare(tmp_path, run))
     assert max(len(figure.panels) for figure in figures.values()) == 12
     assert "2 more panels" in figures["epoch-seconds"].caption
 
 
 def row_of(path: Path, **metrics: float | None) -> Row:
-    return comparison_of(path, [invented_trial("ddp", 2, metrics=metrics)]).rows[0]
+    return store_and_compare(path, [invented_trial("ddp", 2, metrics=metrics)]).rows[0]
 
 
 def test_thinning_keeps_ends_and_extremes() -> None:
@@ -326,7 +329,7 @@ def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
     assert forward is not None
     uneven = forward.model_copy(update={"value": 3.0, "maximum": 3.0, "mean": 2.0})
     metrics = {**trial.metrics, "forward_seconds": uneven}
-    row = comparison_of(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
+    row = store_and_compare(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
     known = step_time(row)
     assert known is not None
     assert known.spans["forward"] == 2.0
@@ -339,19 +342,19 @@ def test_epochs_have_whole_ticks_and_fractions_a_linear_axis(tmp_path: Path) -> 
     )
 
     def rank(number: int) -> RankRecord:
-        made = two_epochs(number)
+        made = two_epoch_rank(number)
         pairs = zip(made.epochs, quality, strict=True)
         epochs = tuple(epoch.model_copy(update={"quality": values}) for epoch, values in pairs)
         return made.model_copy(update={"epochs": epochs, "better": {"recall_at_5": "higher"}})
 
     trial = invented_trial("ddp", 2, ranks=(rank(0), rank(1)))
-    figures = figures_by_name(comparison_of(tmp_path, [trial]))
+    figures = figures_by_name(store_and_compare(tmp_path, [trial]))
     by_epoch = figures["accuracy-top1"].panels[0]
     assert not by_epoch.y_logarithmic, "a factor of 900 between two shares is no reason"
     assert by_epoch.y_from_zero
     assert _x_channel(by_epoch)["axis"]["values"] == [1, 2]
     own = figures["recall-at-5"].panels[0]
-    assert series_of(own, "ddp").y == pytest.approx((0.02, 0.4))
+    assert series_named(own, "ddp").y == pytest.approx((0.02, 0.4))
     assert not own.y_logarithmic, "only what may diverge has a logarithmic axis"
     steps = replace(by_epoch, series=(replace(by_epoch.series[0], x=(3.0, 3000.0)),))
     assert "values" not in _x_channel(steps)["axis"], "the library chooses round steps"
@@ -366,7 +369,9 @@ def test_an_interface_has_the_same_style_in_every_panel(
         return dict.fromkeys(names[entry.row.strategy], OverTime(x=(0.0, 1.0), y=(1e6, 1e6)))
 
     monkeypatch.setattr(over_time, "_interfaces", interfaces)
-    comparison = comparison_of(tmp_path, [invented_trial("single", 1), invented_trial("ddp", 2)])
+    comparison = store_and_compare(
+        tmp_path, [invented_trial("single", 1), invented_trial("ddp", 2)]
+    )
     (figure,) = over_time.interface_figures(groups_of(comparison.rows))
     styles = {(line.name, line.style) for panel in figure.panels for line in panel.series}
     assert len(styles) == len(figure.legend) == 2

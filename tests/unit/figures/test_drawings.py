@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 from tests.golden.invented import invented_trial
-from tests.runs import comparison_of, two_epochs
+from tests.runs import store_and_compare, two_epoch_rank
 
 from shardmark.report.figures import Figure, Panel, Series, figures_of
 from shardmark.report.figures.drawing import (
@@ -58,11 +58,11 @@ DRAWN = ("speed-and-memory", "throughput", "scaling", "memory", "train-loss")
 @pytest.fixture(scope="module")
 def drawings(tmp_path_factory: pytest.TempPathFactory) -> list[Drawing]:
     trials = [
-        invented_trial(strategy, size, repeat, ranks=tuple(map(two_epochs, range(size))))
+        invented_trial(strategy, size, repeat, ranks=tuple(map(two_epoch_rank, range(size))))
         for strategy, size in (("single", 1), ("ddp", 2), ("ddp", 4))
         for repeat in (0, 1)
     ]
-    figures = figures_of(comparison_of(tmp_path_factory.mktemp("run"), trials))
+    figures = figures_of(store_and_compare(tmp_path_factory.mktemp("run"), trials))
     return draw([figure for figure in figures if figure.name in DRAWN])
 
 
@@ -123,7 +123,7 @@ def test_long_names_of_a_run_stay_distinct(tmp_path: Path) -> None:
         invented_trial("fsdp", 2, id=f"fsdp-{number}", strategy_options={"wrap": name + " " * 3})
         for number, name in enumerate(names)
     ]
-    figures = {figure.name: figure for figure in figures_of(comparison_of(tmp_path, trials))}
+    figures = {figure.name: figure for figure in figures_of(store_and_compare(tmp_path, trials))}
     panel = figures["throughput"].panels[0]
     assert len(panel.categories) == len({series.name for series in panel.series}) == len(names)
     assert max(map(len, panel.categories)) < 60

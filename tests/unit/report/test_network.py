@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import FIRST_STEP_AT_SECONDS, compared, comparison_of
+from tests.runs import FIRST_STEP_AT_SECONDS, compare_trials, store_and_compare
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.series import sampled
@@ -72,7 +72,7 @@ def trial(strategy: str, ranks: int, payloads: Payloads, sent: float | None) -> 
 
 
 def wire(*trials: TrialResult) -> WireOfRow:
-    (row,) = wires_of(compared(*trials).rows)
+    (row,) = wires_of(compare_trials(*trials).rows)
     return row
 
 
@@ -100,7 +100,7 @@ def test_unknown_bytes_are_null_with_a_reason() -> None:
     row = wire(trial("fsdp", 2, None, 8e6))
     assert row.defined_bytes == pytest.approx(6e6)
     assert (row.counted_bytes, set(row.missing)) == (None, {"counted"})
-    (line,) = network_json(network_tables(compared(invented_trial("ddp", 2))))["bytes"]
+    (line,) = network_json(network_tables(compare_trials(invented_trial("ddp", 2))))["bytes"]
     assert (line["formula_bytes"], line["collective_ratio"]) == (None, None)
     assert "parameters" in line["missing"]["formula_bytes"]
 
@@ -108,7 +108,7 @@ def test_unknown_bytes_are_null_with_a_reason() -> None:
 def test_the_table_of_bytes() -> None:
     alone = trial("single", 1, {}, 0.0)
     table = network_tables(
-        compared(alone, trial("ddp", 2, DDP, 4.1e6), trial("fsdp", 2, FSDP, None))
+        compare_trials(alone, trial("ddp", 2, DDP, 4.1e6), trial("fsdp", 2, FSDP, None))
     )[0]
     for key, cells in (
         ("label", ("ddp", "fsdp")),
@@ -122,11 +122,11 @@ def test_the_table_of_bytes() -> None:
     assert "ddp: all-reduce: 2 (n-1)/n G." in notes
     assert "interfaces: not recorded (fsdp on 2 ranks)" in notes
     assert "PCIe" not in notes
-    empty = network_tables(compared(alone))[0]
+    empty = network_tables(compare_trials(alone))[0]
     assert (empty.rows, empty.notes[0]) == ((), "No trial of several ranks ended ok.")
     on_gpus = trial("ddp", 2, DDP, 4.1e6)
     on_gpus = on_gpus.model_copy(update={"trial": {**on_gpus.trial, "device_type": "cuda"}})
-    notes = " ".join(network_tables(compared(on_gpus))[0].notes)
+    notes = " ".join(network_tables(compare_trials(on_gpus))[0].notes)
     assert all(word in notes for word in ("PCIe", "shared memory", "NVLink", "InfiniBand"))
 
 
@@ -178,7 +178,7 @@ def two_nodes(folder: Path, *, ahead_seconds: float = 0.0) -> Comparison:
     lines = [sample(at, NODES[node], node) for at in TIMES for node in (1, 0)]
     for line in lines:
         line["at_seconds"] += line["node"] * ahead_seconds
-    return comparison_of(folder, [made], samples=lambda _: lines)
+    return store_and_compare(folder, [made], samples=lambda _: lines)
 
 
 def on_loopback(
@@ -188,7 +188,7 @@ def on_loopback(
     lines = [sample(at, {}) for at in times]
     for at, line in zip(times, lines, strict=True):
         line["network"] = {"lo": {"bytes_sent": sent(at), "bytes_received": 0}}
-    comparison = comparison_of(folder, [invented_trial("ddp", 2)], samples=lambda _: lines)
+    comparison = store_and_compare(folder, [invented_trial("ddp", 2)], samples=lambda _: lines)
     return comparison, traffic_of(comparison.rows[0])
 
 

@@ -15,7 +15,7 @@ from shardmark.report.answers.overview import overview
 from shardmark.report.table.formats import Format
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial, write_run
-from tests.runs import compared, trained_trial
+from tests.runs import compare_trials, trained_trial
 
 VIEWS = {
     "scaling": ("scaling", "Strong scaling", 3),
@@ -131,7 +131,7 @@ def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) 
 
 
 def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str) -> None:
-    first = answer_lines(compared(*trials()))[0][:20]
+    first = answer_lines(compare_trials(*trials()))[0][:20]
     text = answer(capsys, folder)[1]
     assert text.startswith(first)
     (line,) = [line for line in text.splitlines() if "single" in line and "402.0" in line]
@@ -159,7 +159,7 @@ def test_option_chooses_columns(capsys: pytest.CaptureFixture[str], folder: str)
 
 @pytest.mark.parametrize("form", Format)
 def test_a_run_without_a_row_works_in_every_format(form: Format) -> None:
-    assert overview(compared(), form)
+    assert overview(compare_trials(), form)
 
 
 def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +167,6 @@ def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "50")
     assert terminal_width() == 50
-    text = overview(compared(*trials()), width=terminal_width())
+    text = overview(compare_trials(*trials()), width=terminal_width())
     assert max(map(len, text.splitlines())) <= 50
     assert text.count("strategy  ranks") == 2

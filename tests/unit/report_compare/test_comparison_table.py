@@ -20,7 +20,7 @@ from shardmark.report.table.formats import Format, render_json, render_tables
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
 from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import compared
+from tests.runs import compare_trials
 
 
 def single_and_ddp(repeats: Sequence[int] = (0, 1), **fields: Any) -> list[TrialResult]:
@@ -33,7 +33,7 @@ def single_and_ddp(repeats: Sequence[int] = (0, 1), **fields: Any) -> list[Trial
 
 def shown(*trials: TrialResult, columns: Sequence[str] = WIDE) -> dict[str, tuple[str, ...]]:
     """Title with unit -> cells, as people see them."""
-    made, rows = comparison_table(compared(*trials), columns).for_people()
+    made, rows = comparison_table(compare_trials(*trials), columns).for_people()
     titles = [f"{column.title} {column.unit}".strip() for column in made]
     return dict(zip(titles, zip(*rows, strict=True), strict=True)) if rows else {}
 
@@ -43,7 +43,7 @@ def document(comparison: Comparison) -> Any:
 
 
 def test_table_has_few_columns_and_the_fastest_row_first() -> None:
-    few = comparison_table(compared(*single_and_ddp()))
+    few = comparison_table(compare_trials(*single_and_ddp()))
     columns, rows = few.for_people()
     assert [column.key for column in columns] == [
         *("label", "ranks", "samples_per_second", "speedup", "peak_memory_bytes", "accuracy_top1")
@@ -73,7 +73,7 @@ def test_columns_are_chosen_by_name() -> None:
     assert list(shown(own, columns=names)) == ["strategy", "ranks", "step ms", "dice"]
     assert "dice" in shown(own)
     with pytest.raises(InputError, match="no column 'step_second'; did you mean 'step_seconds'"):
-        comparison_table(compared(own), ["step_second"])
+        comparison_table(compare_trials(own), ["step_second"])
 
 
 def test_every_axis_that_varies_names_the_row() -> None:
@@ -90,7 +90,11 @@ def test_every_axis_that_varies_names_the_row() -> None:
     assert cells["recipe.optimizer.name"] == ("sgd", "adam")
     assert cells["workload.name"] == ("a", "b")
     assert cells["precision"] == ("bf16", "fp32")
-    assert compared(*trials).rows[0].place.startswith("ddp on 2 ranks, bf16, recipe.global_batch")
+    assert (
+        compare_trials(*trials)
+        .rows[0]
+        .place.startswith("ddp on 2 ranks, bf16, recipe.global_batch")
+    )
 
 
 def test_several_runs_and_workloads_have_columns() -> None:
@@ -118,7 +122,7 @@ def test_servers_are_counted_beside_the_workers() -> None:
 def test_json_has_the_documented_keys() -> None:
     varied = {"recipe.global_batch": 64}
     failed = invented_trial("fsdp", outcome=Outcome.FAILED, varied=varied)
-    _, ddp, fsdp = document(compared(*single_and_ddp(varied=varied), failed))["rows"]
+    _, ddp, fsdp = document(compare_trials(*single_and_ddp(varied=varied), failed))["rows"]
     assert (ddp["strategy"], ddp["world_size"], ddp["precision"]) == ("ddp", 2, "fp32")
     assert ddp["recipe.global_batch"] == 64
     assert (ddp["outcomes"], ddp["verdict"]) == ({"ok": 2}, "faster")
@@ -136,7 +140,7 @@ def test_csv_has_every_metric_with_its_interval() -> None:
         *single_and_ddp(varied={"recipe.optimizer": {"name": "sgd"}}),
         invented_trial("fsdp", outcome=Outcome.FAILED, strategy_options={"wrap": "block"}),
     ]
-    text = render_tables([comparison_table(compared(*trials))], Format.CSV)
+    text = render_tables([comparison_table(compare_trials(*trials))], Format.CSV)
     by_strategy = {line["strategy"]: line for line in csv.DictReader(io.StringIO(text))}
     ddp, fsdp = by_strategy["ddp"], by_strategy["fsdp"]
     for name in METRICS:
@@ -151,10 +155,10 @@ def test_csv_has_every_metric_with_its_interval() -> None:
 def test_synthetic_data_and_weak_scaling_have_notes() -> None:
     trial = invented_trial(synthetic=True)
     trial = trial.model_copy(update={"trial": {"recipe": {"per_rank_batch": 32}}})
-    notes = " ".join(comparison_table(compared(trial)).notes)
+    notes = " ".join(comparison_table(compare_trials(trial)).notes)
     assert "Synthetic data" in notes
     assert "Weak scaling" in notes
-    (row,) = document(compared(trial))["rows"]
+    (row,) = document(compare_trials(trial))["rows"]
     assert row["synthetic"] is row["weak_scaling"] is True
     assert "top-1 %" not in shown(trial)
 
@@ -171,7 +175,7 @@ def test_batch_norm_is_named_where_shares_differ(
     probe = rank.probe.model_copy(update={"batch_norms": batch_norms})
     measured = (rank.model_copy(update={"probe": probe}),)
     trials = [invented_trial(*cell, ranks=measured) for cell in (("ddp", 2), other)]
-    notes = " ".join(comparison_table(compared(*trials)).notes)
+    notes = " ".join(comparison_table(compare_trials(*trials)).notes)
     assert ("Batch norm" in notes) == told
 
 

@@ -13,7 +13,7 @@ from shardmark.report.table.table import Table
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
-from tests.runs import compared, detection_trial, trained_trial
+from tests.runs import compare_trials, detection_trial, trained_trial
 
 FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": Failure(reason="x")}
 TOP1 = "accuracy_top1"
@@ -21,12 +21,12 @@ BY_STEPS = {**trained_trial().trial, "recipe": {"steps": 20, "global_batch": 8}}
 
 
 def by_epoch(*trials: TrialResult) -> Table:
-    (table,) = epochs_tables(compared(*trials))
+    (table,) = epochs_tables(compare_trials(*trials))
     return table
 
 
 def time_to(text: str, *trials: TrialResult) -> Table:
-    (table,) = time_to_tables(compared(*trials), text)
+    (table,) = time_to_tables(compare_trials(*trials), text)
     return table
 
 
@@ -76,7 +76,7 @@ def test_missing_epochs_have_a_reason() -> None:
         (by_steps, "the recipe counts 20 steps and no epochs"),
         (detection_trial(**FAILED), "no trial ended ok"),
     ):
-        epochs = epochs_of(compared(trial).rows[0])
+        epochs = epochs_of(compare_trials(trial).rows[0])
         assert (epochs.epochs, epochs.reason) == ((), reason)
     assert by_epoch(by_steps).notes == ("No epochs: the recipe counts 20 steps and no epochs.",)
 

@@ -11,11 +11,11 @@ from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import Damaged
 from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import compared
+from tests.runs import compare_trials
 
 
 def texts(*trials: TrialResult, kind: NoteKind) -> list[str]:
-    return [note.text for note in notes_of(compared(*trials)) if note.kind is kind]
+    return [note.text for note in notes_of(compare_trials(*trials)) if note.kind is kind]
 
 
 def pair(repeats: int, *, synthetic: bool = False, seed: int | None = None) -> list[TrialResult]:
@@ -36,7 +36,7 @@ def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
     varied = {"workload.model": "resnet18", "recipe.global_batch": 64}
     failed = invented_trial("fsdp", outcome=Outcome.UNAVAILABLE, failure=failure, varied=varied)
     damaged = (Damaged(Path("x"), "is not whole JSON"),)
-    comparison = replace(compared(*pair(2), failed), damaged=damaged, missing=("y", "z"))
+    comparison = replace(compare_trials(*pair(2), failed), damaged=damaged, missing=("y", "z"))
     notes = notes_of(comparison)
     order = list(NoteKind)
     assert [note.kind for note in notes] == sorted((n.kind for n in notes), key=order.index)

@@ -11,7 +11,7 @@ from shardmark.report.table.table import Table
 from shardmark.report.views.scaling import scaling_tables
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from tests.golden.invented import invented_trial
-from tests.runs import compared
+from tests.runs import compare_trials
 
 RATES = {("single", 1): 100.0, ("ddp", 2): 150.0, ("ddp", 4): 240.0}
 
@@ -30,7 +30,7 @@ def trials(noise: float = 0.0, repeats: int = 2) -> list[TrialResult]:
 
 
 def viewed(*given: TrialResult) -> Table:
-    (table,) = scaling_tables(compared(*given))
+    (table,) = scaling_tables(compare_trials(*given))
     return table
 
 
@@ -83,7 +83,7 @@ def test_weak_scaling_has_a_table_of_its_own() -> None:
     content = {**invented_trial("ddp", 2).trial, "recipe": recipe}
     varied = {"recipe.per_rank_batch": 8}
     weak = [trial("ddp", size, trial=content, varied=varied) for size in (2, 4)]
-    titles = [table.title for table in scaling_tables(compared(*weak, *trials()))]
+    titles = [table.title for table in scaling_tables(compare_trials(*weak, *trials()))]
     assert [title.partition(":")[0] for title in titles] == ["Strong scaling", "Weak scaling"]
 
 
@@ -119,6 +119,6 @@ def test_more_nodes_are_more_ranks_unless_ranks_vary_beside_them() -> None:
     assert [speedup for *_, speedup in gains(on(2, 1), on(4, 2))] == [1.0, 2.0]
     apart = gains(on(2, 1), on(4, 1), on(2, 2), on(4, 2))
     assert [(size, speedup) for _, size, _, speedup in apart] == [(2, 1.0), (4, 2.0)] * 2
-    efficiency = compared(on(2, 1), on(4, 2)).rows[-1].metrics["scaling_efficiency"]
+    efficiency = compare_trials(on(2, 1), on(4, 2)).rows[-1].metrics["scaling_efficiency"]
     assert efficiency is not None
     assert efficiency.value == 1.0
