@@ -103,6 +103,12 @@ DEEP = {"layers": 4}
 LEARNED = {"positions": "learned"}
 DOCUMENTS = {"document_masks": True}
 UNEVEN = {"packed": False, "objective": "masked"}
+DROPOUT = {"dropout": 0.1}
+LANGUAGE_MODELS: dict[str, Options] = {
+    "GPT-2": hugging_face("gpt2"),  # tied, and its dropout is 0.1
+    "Llama": hugging_face("llama", **GROUPED_QUERIES) | DOCUMENTS,
+    "BERT, uneven": hugging_face("bert", intermediate_size=64) | UNEVEN,
+}
 LARGE = {"vocabulary": 512, "sequence_length": 64}
 LARGE_GPT = LARGE | {"width": 128, "layers": 2}
 """State and traffic are more than rounding."""
@@ -160,9 +166,26 @@ def case_of(folder: Path, row: Row, processes: int) -> Case:
 
 
 GPT: Options = {}
+IN_BF16_PARAMETERS = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
+"""In bf16 they cast parameters."""
+WITH_LANGUAGE_MODELS = {
+    **{name: tuple(LANGUAGE_MODELS) for name in ("zero-1", "zero-3", "ddp", "fsdp", "fsdp1")},
+    **dict.fromkeys(("zero-0", "fsdp-grad-op", "zro"), ("GPT-2",)),
+    "zero-2": ("BERT, uneven",),
+}
 ONE_GRADIENT = "only the gradients of some parameters are wrong"
 ROWS: dict[int, dict[str, Row]] = {
+    1: {"single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN)},
     2: {
+        **{
+            f"{name}, GPT, bf16": Row({"name": name}, BF16, DROPOUT)
+            for name in (*IN_BF16_PARAMETERS, "ddp")
+        },
+        **{
+            f"{name}, {model}": Row({"name": name}, AGAIN, LANGUAGE_MODELS[model])
+            for name, models in WITH_LANGUAGE_MODELS.items()
+            for model in models
+        },
         **{
             f"zero-{stage}, frozen, {precision}": Row(
                 {"name": f"zero-{stage}"}, {"precision": precision}, picture_model("frozen")
@@ -263,6 +286,7 @@ ROWS: dict[int, dict[str, Row]] = {
         "ps-sync, weights of the loss, messages in bf16": Row(
             TWO_SERVERS | {"wire": "bf16"}, ACCUMULATED, PADDED
         ),
+        "ps-sync, GPT": Row(TWO_SERVERS, ACCUMULATED, DROPOUT | UNEVEN),
         "ps-sync, messages in bf16": Row(PS_SYNC | {"wire": "bf16"}, CLIPPED),
         "ps-sync, messages in fp32": Row(
             *(PS_SYNC | {"wire": "bf16"}, {}, WORKLOAD, faults.messages_in_fp32),

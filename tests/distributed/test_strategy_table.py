@@ -16,10 +16,19 @@ from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans
 from shardmark.workloads import build_workload, check_data
 from shardmark.workloads.base import BatchPlan
-from tests.distributed.captures import Captures, capture_all, check_verdict, recipe, refusal
+from tests.distributed.captures import (
+    REFERENCES,
+    STEPS,
+    Captures,
+    capture_all,
+    check_verdict,
+    recipe,
+    refusal,
+)
 from tests.distributed.ranks import run_ranks
 from tests.distributed.strategy_table import (
     HELD,
+    IN_BF16_PARAMETERS,
     PROBES,
     REFUSED,
     ROWS,
@@ -117,6 +126,23 @@ def test_ranks_train_as_defined_or_the_verdict_names_the_fault(
         assert isinstance(parameters, float)
         assert losses < 5 * 1e-6
         assert parameters < 5e-5
+        if isinstance(row.model, dict):
+            in_one_piece = found["whole batch in one piece"]
+            assert isinstance(in_one_piece, float), "compared"
+            assert in_one_piece < 1e-5
+
+
+def test_libraries_cast_parameters_in_bf16(groups: Groups, folder: Path) -> None:
+    """The first forward pass is that of the reference to the last bit."""
+    captures, *_ = groups(2)
+    first: dict[str, list[float | None]] = {}
+    for strategy in (*IN_BF16_PARAMETERS, "ddp"):
+        name = f"{strategy}, GPT, bf16"
+        of = case_of(folder, ROWS[2][name], 2).trial
+        reference = REFERENCES.get(of, STEPS).tolerances.reference
+        first[strategy] = [rank.losses[0][0] for each in captures if (rank := each[name])]
+        assert first[strategy] == [losses[0] for losses in reference.losses], name
+    assert [name for name, losses in first.items() if losses == first["ddp"]] == ["ddp"]
 
 
 @names_of(HELD)

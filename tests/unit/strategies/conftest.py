@@ -1,4 +1,4 @@
-"""One thread: the models are tiny and the machine is shared."""
+"""A parameter server without processes, and a process group of one rank."""
 
 from __future__ import annotations
 
@@ -9,14 +9,6 @@ import torch
 import torch.distributed as dist
 
 from tests.unit.strategies.network import Scene
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
