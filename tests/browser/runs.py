@@ -16,7 +16,7 @@ from shardmark.results.schema import (
 )
 from shardmark.results.verification import Cause, Verdict, Verification, write_verification
 from shardmark.trials.trial import cell_id
-from tests.golden.invented import write_run
+from tests.golden.invented import invented_verdict, write_run
 from tests.runs import FIRST_STEP_AT_SECONDS, sample_line, server_record, trained_trial
 
 STEPS, STEP_SECONDS = 60, 0.125
@@ -133,17 +133,8 @@ def trial(
 
 
 def verdict(strategy: str, world_size: int, **fields: Any) -> Verdict:
-    content = {
-        "id": cell_id(trial(strategy, world_size, 0).trial),
-        "strategy": strategy,
-        "strategy_options": {},
-        "world_size": world_size,
-        "precision": "fp32",
-        "varied": {},
-        "checks": (),
-        "cause": None,
-    }
-    return Verdict.model_validate(content | fields)
+    cell = cell_id(trial(strategy, world_size, 0).trial)
+    return invented_verdict(strategy, world_size, id=cell, **fields)
 
 
 def store(

@@ -235,6 +235,23 @@ def _summary(name: str, value: float | None) -> Summary | None:
     return Summary(value=value, over=over, mean=value, maximum=value, imbalance=0.0)
 
 
+def invented_verdict(
+    strategy: str = "ddp", world_size: int = 2, *, equivalent: bool | None = True, **fields: Any
+) -> Verdict:
+    content = {
+        "id": strategy,
+        "strategy": strategy,
+        "strategy_options": {},
+        "world_size": world_size,
+        "precision": "fp32",
+        "varied": {},
+        "equivalent": equivalent,
+        "checks": (),
+        "cause": None,
+    }
+    return Verdict.model_validate(content | fields)
+
+
 def write_golden(path: Path) -> Path:
     """The stored run of today's formats; once released, it is never written again."""
     trials = [
@@ -247,16 +264,7 @@ def write_golden(path: Path) -> Path:
             failure=Failure(reason="rank 1 was killed", remedy="a smaller batch", rank=1),
         ),
     ]
-    verdict = Verdict(
-        id="0" * 12,
-        strategy="ddp",
-        strategy_options={},
-        world_size=2,
-        precision="fp32",
-        varied={},
-        equivalent=True,
-        checks=(Check(name="loss", holds=True, found=2.5, expected=2.5, tolerance=1e-6),),
-        cause=None,
-    )
+    check = Check(name="loss", holds=True, found=2.5, expected=2.5, tolerance=1e-6)
+    verdict = invented_verdict(id="0" * 12, checks=(check,))
     write_verification(path, Verification(reference=REFERENCE, steps=3, verdicts=(verdict,)))
     return write_run(path, trials)

@@ -13,11 +13,11 @@ import yaml
 
 from shardmark.cli import BAD_INPUT, main
 from shardmark.config.load import load_experiment
-from shardmark.results.verification import REFERENCE, Verdict, Verification, write_verification
+from shardmark.results.verification import REFERENCE, Verification, write_verification
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.trials.matrix import expand
 from shardmark.trials.trial import Trial, cell_id
-from tests.golden.invented import invented_trial, write_run
+from tests.golden.invented import invented_trial, invented_verdict, write_run
 
 STRATEGIES = "[single, ddp, fsdp, {name: fsdp-hybrid, shard_group: 2}, zero-3, ps-async]"
 CLUSTER_KEYS = {
@@ -67,16 +67,12 @@ def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = (
     }
     write_run(folder, results, environment={"variables": variables})
     verdicts = tuple(
-        Verdict(
+        invented_verdict(
+            name,
+            trial.world_size,
             id=cell_id(trial.model_dump(mode="json")),
-            strategy=name,
             strategy_options=trial.strategy.options,
-            world_size=trial.world_size,
             precision=trial.recipe.precision,
-            varied={},
-            equivalent=True,
-            checks=(),
-            cause=None,
         )
         for name, trial in trials.items()
         if name in verified

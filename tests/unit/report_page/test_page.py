@@ -31,8 +31,8 @@ from shardmark.report.page.parts import (
 )
 from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
 from shardmark.results.store import load_run
-from shardmark.results.verification import Cause, Check, Verdict, Verification, write_verification
-from tests.golden.invented import invented_rank, invented_trial, write_run
+from shardmark.results.verification import Cause, Check, Verification, write_verification
+from tests.golden.invented import invented_rank, invented_trial, invented_verdict, write_run
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 HOSTILE = "</script><script>alert(1)</script>\"'&\u2028"
@@ -302,13 +302,8 @@ def test_every_trial_rank_and_known_metric_is_listed(tmp_path: Path) -> None:
 def test_verdicts_list_cause_and_checks(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", [invented_trial("ddp", 2)])
     assert verification_tables([load_run(folder)]) == []
-    verdict = Verdict(
-        id="ddp",
-        strategy="ddp",
+    verdict = invented_verdict(
         strategy_options={"bucket_mb": 1},
-        world_size=2,
-        precision="fp32",
-        varied={},
         equivalent=False,
         checks=(
             Check(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -161,20 +161,32 @@ CELLS = cells_of(
 FAILED = Ending(status="exited", agent_exit_code=1, failures=(), oom_kills=0)
 
 
+def verdicts_on(
+    cells: Sequence[Trial], engine: Engine, folder: Path, listener: RecordingListener
+) -> Iterator[Verdict]:
+    return verify_cells(
+        cells,
+        engine=engine,
+        machine=CPU,
+        scratch=folder / "scratch",
+        logs=folder / "logs",
+        listener=listener,
+    )
+
+
 def verified(engine: Engine, folder: Path) -> list[Verdict]:
     verdicts: list[Verdict] = []
-    scratch, logs = folder / "scratch", folder / "logs"
     listener = RecordingListener()
     try:
-        for verdict in verify_cells(
-            CELLS, engine=engine, machine=CPU, scratch=scratch, logs=logs, listener=listener
-        ):
+        for verdict in verdicts_on(CELLS, engine, folder, listener):
             verdicts.append(verdict)  # noqa: PERF402  (those before Ctrl-C count)
     except KeyboardInterrupt:
         verdicts.append(GOOD.model_copy(update={"id": "Ctrl-C"}))
     compared = any(note.startswith("comparing with the reference") for note in listener.notes)
     assert compared is (verdicts[0].id != "Ctrl-C")
-    assert scratch.exists() is (verdicts[-1].id == "Ctrl-C"), "it is kept to go on from"
+    assert (folder / "scratch").exists() is (verdicts[-1].id == "Ctrl-C"), (
+        "it is kept to go on from"
+    )
     return verdicts
 
 
@@ -341,14 +353,7 @@ def test_failure_of_the_model_ends_the_verification(
     strategies = ["single", "zero-1"] if "single" in errors else sorted(errors)
     cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
     cells.sort(key=lambda cell: strategies.index(cell.strategy.name))
-    verdicts = verify_cells(
-        cells,
-        engine=engine,
-        machine=CPU,
-        scratch=tmp_path / "scratch",
-        logs=tmp_path / "logs",
-        listener=RecordingListener(),
-    )
+    verdicts = verdicts_on(cells, engine, tmp_path, RecordingListener())
     with pytest.raises(InputError, match="it fails in its first steps") as caught:
         list(verdicts)
     assert engine.names == tried
@@ -371,14 +376,7 @@ def test_failure_of_a_strategy_concerns_its_cell_alone(
     engine = Engine()
     engine.errors = {"ddp": UNUSED}
     cells = cells_of(trials(f"matrix.strategy=[{', '.join(strategies)}]"))
-    verdicts = verify_cells(
-        cells,
-        engine=engine,
-        machine=CPU,
-        scratch=tmp_path / "scratch",
-        logs=tmp_path / "logs",
-        listener=RecordingListener(),
-    )
+    verdicts = verdicts_on(cells, engine, tmp_path, RecordingListener())
     told = {verdict.id: verdict.equivalent for verdict in verdicts}
     assert {cell.strategy.name: told[cell_of(cell)] for cell in cells} == {
         "ddp": None,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from shardmark.results.verification import Cause, Check, Verdict, Verification
+from tests.golden.invented import invented_verdict
 
-GOOD = Verdict(
+GOOD = invented_verdict(
     id="1" * 12,
-    strategy="ddp",
     strategy_options={"bucket_mb": 1.0},
-    world_size=2,
-    precision="fp32",
     varied={"recipe.seed": 4},
-    equivalent=True,
     checks=(
         Check(name="initial weights", holds=True, found="ab", expected="ab", tolerance=None),
         Check(
@@ -24,15 +21,10 @@ GOOD = Verdict(
             in_tolerances=0.25,
         ),
     ),
-    cause=None,
 )
-BAD = Verdict(
+BAD = invented_verdict(
+    "zero-1",
     id="2" * 12,
-    strategy="zero-1",
-    strategy_options={},
-    world_size=2,
-    precision="fp32",
-    varied={},
     equivalent=False,
     checks=(
         Check(
