@@ -98,18 +98,6 @@ def test_without_a_run_the_latest_is_taken(
     assert [trial["strategy"] for trial in trials] == ["ddp"]
 
 
-def test_compare_prints_every_format(capsys: Captured) -> None:
-    texts = {}
-    for form in ("text", "markdown", "json", "csv"):
-        code, texts[form], err = answer(capsys, "compare", str(GOLDEN), "--format", form)
-        assert (code, err) == (0, "")
-    assert "a smaller batch" in texts["text"], "why fsdp has no numbers"
-    assert "| strategy |" in texts["markdown"].replace("  ", " ")
-    names = {"single", "ddp", "fsdp"}
-    assert {row["strategy"] for row in json.loads(texts["json"])["rows"]} == names
-    assert {line["strategy"] for line in csv.DictReader(io.StringIO(texts["csv"]))} == names
-
-
 def test_compare_takes_a_baseline_and_several_runs_each_once(
     capsys: Captured, tmp_path: Path
 ) -> None:

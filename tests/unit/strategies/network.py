@@ -230,10 +230,6 @@ class Scene:
     def constant(self, value: float) -> list[Tensor]:
         return [torch.full((b.elements,), value, dtype=b.wire_type) for b in self.buckets]
 
-    def by_name(self, flats: list[Tensor]) -> dict[str, Tensor]:
-        pairs = zip(self.buckets, flats, strict=True)
-        return {segment.name: segment.view(flat) for b, flat in pairs for segment in b.segments}
-
     def meet(self) -> None:
         """As at the training's end: what is counted is settled."""
         for client in self.clients:

@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
-import pytest
 import torch
-from torch import nn
 
 from shardmark.strategies.parameter_server.messages import Kind
-from shardmark.strategies.step import build_optimizer, state_keys
 from tests.unit.strategies.network import COUNTS, Scene
-from tests.unit.training.toy import assert_same, plain, recipe
+
+if TYPE_CHECKING:
+    import pytest
 
 MOMENTUM = {"name": "sgd", "lr": 1.0, "momentum": 0.5}
-OPTIMIZERS: dict[str, dict[str, Any]] = {
-    "sgd": {"name": "sgd", "lr": 0.1},
-    "momentum": {"name": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1},
-    "adam": {"name": "adam", "lr": 0.01, "weight_decay": 0.1},
-    "adamw": {"name": "adamw", "lr": 0.01, "weight_decay": 0.1},
-}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "clipping"), [("sgd", None), ("momentum", 0.5), ("adam", 1e6), ("adamw", 0.5)]
-)
-def test_synchronous_update_equals_torch_s_step_on_the_mean(
-    monkeypatch: pytest.MonkeyPatch, optimizer: str, clipping: float | None
-) -> None:
-    """Optimizer and clipping see flat buckets and do what they do to separate parameters."""
-    scene, draw = Scene(monkeypatch, workers=3), torch.Generator().manual_seed(3)
-    changes: dict[str, Any] = {
-        "optimizer": OPTIMIZERS[optimizer],
-        "gradient_clipping": clipping,
-    }
-    asked = recipe(**changes)
-    with scene.served(0, **changes):
-        alone = plain()
-        alone.load_state_dict(scene.model.state_dict())
-        reference = build_optimizer(dict(alone.named_parameters()), asked)
-        for rate in (0.1, 0.1, 0.05):
-            drawn = [scene.drawn(draw) for _ in scene.clients]
-            means = [torch.stack(flats).mean(0) for flats in zip(*drawn, strict=True)]
-            for name, parameter in alone.named_parameters():
-                parameter.grad = scene.by_name(means)[name].clone()
-            for client, flats in zip(scene.clients, drawn, strict=True):
-                client.push(*flats, rate=rate)
-            given = scene.by_name(scene.clients[0].asked(Kind.GRADIENTS))
-            assert_same(given, scene.by_name(means))
-            if clipping is not None:
-                nn.utils.clip_grad_norm_(alone.parameters(), clipping)
-            reference.param_groups[0]["lr"] = rate
-            reference.step()
-            expected = dict(alone.named_parameters())
-            for client in scene.clients:
-                assert_same(scene.by_name(client.pull()), expected)
-        assert_same(scene.by_name(scene.clients[1].asked(Kind.PARAMETERS)), expected)
-        keys = state_keys(asked.optimizer)
-        for key, flats in zip(keys, scene.clients[2].state(len(keys)), strict=True):
-            state = {name: reference.state[p][key] for name, p in alone.named_parameters()}
-            assert_same(scene.by_name(flats), state)
+ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}
 
 
 def test_messages_are_rounded_and_parameters_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +88,7 @@ def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
 def test_held_bytes_of_a_server_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """58 parameters of 4 bytes: themselves, two moments, a mean, an inbox for each worker."""
     scene = Scene(monkeypatch, workers=2)
-    with scene.served(0, optimizer=OPTIMIZERS["adamw"]) as served:
+    with scene.served(0, optimizer=ADAMW) as served:
         for client in scene.clients:
             client.push(*scene.constant(1.0))
         scene.clients[0].pull()

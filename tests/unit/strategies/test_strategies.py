@@ -212,13 +212,6 @@ def test_every_strategy_records_the_same_mathematics(name: str) -> None:
     assert different == own.get(name, casts)
 
 
-@pytest.mark.parametrize("name", SHARDING)
-def test_native_precision_is_recorded(name: str) -> None:
-    strategy = build_strategy(name, {"mixed_precision": "native"})
-    assert strategy.settings(recipe(precision="fp16"))["mixed_precision"] == "native"
-    assert strategy.settings(recipe())["mixed_precision"] == "none"
-
-
 @pytest.mark.parametrize(
     ("device_type", "offloads", "backend"),
     [("cuda", True, "cpu:gloo,cuda:nccl"), ("cuda", False, "nccl"), ("cpu", False, "gloo")],
