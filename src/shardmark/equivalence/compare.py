@@ -53,6 +53,8 @@ class Tolerances:
     """Relative deviation that one rounding of a result causes."""
     exact_forward: bool = False
     """Require bitwise equal first losses: the model amplifies rounding in its forward pass."""
+    least: float = 0.0
+    """Difference that always counts as equal."""
     _spreads: dict[Quantity, float] = field(default_factory=dict, init=False, repr=False)
     """Cache of `allowed`: norms of all tensors of a large model take seconds."""
 
@@ -87,7 +89,7 @@ class Tolerances:
         fraction = metric.unit == "fraction" if metric else spread == 0 and 0 <= size <= 1
         if kind == "quality" and fraction:
             return MARGIN * spread + 1 / max(1, self.reference.samples_evaluated)
-        return MARGIN * spread + self.floor * size
+        return MARGIN * spread + self.floor * size + self.least
 
 
 def norm(values: Array | float | None) -> float:

@@ -1,0 +1,414 @@
+"""Runs a script on N ranks and again in one process with the same data, and compares both."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from shardmark.audit import causes
+from shardmark.audit.causes import Finding, percent
+from shardmark.audit.comparison import (
+    Records,
+    agreement_check,
+    aligned,
+    gradient_check,
+    relative,
+    update_check,
+)
+from shardmark.audit.plan import Plan, rank_file
+from shardmark.audit.record import Record
+from shardmark.core.errors import InputError
+from shardmark.core.scratch import scratch_folder
+from shardmark.results.verification import Check
+from shardmark.scripts.command import ScriptCommand, hooked_environment
+
+HOOKS = "shardmark.audit.hooks:install"
+STEPS = 3
+LONGEST_SECONDS = 900.0
+LAST_LINES = 12
+POLL_SECONDS = 0.05
+
+REPLAY = "replay: one process trained on the batches of all ranks together"
+OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
+
+Start = Callable[[ScriptCommand, int, Plan, Path], "Started"]
+"""Starts the script on a number of ranks with a plan; its output goes to the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """Answer to the question whether N ranks train what one process trains."""
+
+    command: str
+    ranks: int
+    steps: int
+    same: bool | None
+    """None if it cannot be told."""
+    answer: str
+    """The answer in one sentence."""
+    finding: Finding | None
+    checks: tuple[Check, ...]
+    method: str
+    frameworks: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+class Started:
+    """A start of the script as processes of their own session."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                words, env=dict(environment), stdout=file, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    def wait(self, seconds: float) -> int | None:
+        """Exit code; None if it runs longer, and is then ended."""
+        until = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until:
+                code = self._process.poll()
+                if code is not None:
+                    return code
+                time.sleep(POLL_SECONDS)
+            return None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, 9)
+        self._process.wait()
+
+    def last_lines(self) -> str:
+        text = self.log.read_text(errors="replace").strip().splitlines()
+        return "\n".join(text[-LAST_LINES:])
+
+
+def start_command(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
+    """Start the script by its own launcher."""
+    variables = {"WANDB_MODE": "disabled", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    environment = hooked_environment(HOOKS, {**variables, **plan.variables()})
+    try:
+        return Started(command.with_ranks(ranks), environment, log)
+    except FileNotFoundError as error:
+        raise InputError(
+            "command", f"{error.filename} is not found", "install it, or name its path"
+        ) from None
+
+
+def audit_script(
+    command: ScriptCommand,
+    *,
+    ranks: int,
+    steps: int = STEPS,
+    deterministic: bool = False,
+    longest_seconds: float = LONGEST_SECONDS,
+    start: Start = start_command,
+) -> AuditReport:
+    """Record the script's first steps on a number of ranks, replay them, and compare.
+
+    Raises `InputError` if the script fails, or takes no optimizer step that can be seen.
+    """
+    if ranks < 2:
+        raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
+    with scratch_folder() as folder:
+        runs = _Runs(command, ranks, steps, deterministic, longest_seconds, start, folder)
+        recorded = runs.record()
+        refusal = next((record.refusal for record in recorded if record.refusal), "")
+        if refusal:
+            return runs.report(None, f"cannot be told: {refusal}", recorded)
+        if any(record.names != recorded[0].names for record in recorded):
+            return runs.report(
+                None,
+                "cannot be told: the ranks train different parameters (pipeline or expert parallel)",
+                recorded,
+            )
+        return _judged(runs, recorded)
+
+
+class _Runs:
+    """Starts of one script, each in a folder of its own."""
+
+    def __init__(
+        self,
+        command: ScriptCommand,
+        ranks: int,
+        steps: int,
+        deterministic: bool,
+        longest_seconds: float,
+        start: Start,
+        folder: Path,
+    ) -> None:
+        self.command, self.ranks, self.steps = command, ranks, steps
+        self._seconds, self._start, self._folder = longest_seconds, start, folder
+        self._plan = Plan(
+            directory=str(folder / "record"), steps=steps, deterministic=deterministic
+        )
+        self.failures: list[str] = []
+
+    def record(self) -> list[Record]:
+        started = self._launch(self.ranks, self._plan)
+        code = started.wait(self._seconds)
+        paths = [rank_file(self._plan.directory, rank) for rank in range(self.ranks)]
+        if code is None:
+            raise InputError(
+                "command",
+                f"its {self.ranks} ranks did not take {self.steps} steps in {self._seconds:g} s",
+                "give --timeout SECONDS if they need longer; the last lines of its output:\n"
+                + started.last_lines(),
+            )
+        missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
+        if missing:
+            problem = (
+                f"it ended with exit code {code}"
+                if code
+                else "no rank took an optimizer step of torch.optim"
+            )
+            raise InputError(
+                "command",
+                f"{problem} (no record of rank {missing[0]})",
+                "it must train on that many ranks; the last lines of its output:\n"
+                + started.last_lines(),
+            )
+        records = [Record.load(path) for path in paths]
+        if not all(record.steps or record.refusal for record in records):
+            raise InputError(
+                "command",
+                "no optimizer step of torch.optim was seen",
+                "the script must train; the last lines of its output:\n" + started.last_lines(),
+            )
+        return records
+
+    def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
+        """Replay in one process for each plan, side by side."""
+        started = [self._launch(1, plan) for plan in plans]
+        records: list[Record | None] = []
+        for plan, run in zip(plans, started, strict=True):
+            code = run.wait(self._seconds)
+            path = rank_file(plan.directory, 0)
+            record = Record.load(path) if path.is_file() else None
+            usable = record is not None and bool(record.steps)
+            if not usable:
+                self.failures.append(f"exit code {code}: {run.last_lines()[-400:]}")
+            records.append(record if usable else None)
+        return records
+
+    def plan(self, name: str, **changes: Any) -> Plan:
+        order = tuple(range(self.ranks))
+        return replace(
+            self._plan,
+            **{"order": order, "recorded": self._plan.directory, **changes},
+            directory=str(self._folder / name),
+        )
+
+    def _launch(self, ranks: int, plan: Plan) -> Started:
+        folder = Path(plan.directory)
+        folder.mkdir(parents=True)
+        return self._start(self.command, ranks, plan, folder / "log.txt")
+
+    def report(
+        self,
+        same: bool | None,
+        answer: str,
+        recorded: Sequence[Record],
+        *,
+        finding: Finding | None = None,
+        checks: Sequence[Check] = (),
+        method: str = REPLAY,
+        notes: Sequence[str] = (),
+    ) -> AuditReport:
+        return AuditReport(
+            command=self.command.text,
+            ranks=self.ranks,
+            steps=min(len(record.steps) for record in recorded),
+            same=same,
+            answer=f"{self.ranks} ranks: {answer}" if same is None else answer,
+            finding=finding,
+            checks=tuple(checks),
+            method=method,
+            frameworks=tuple(recorded[0].frameworks or ["torch"]),
+            notes=tuple(notes),
+        )
+
+
+def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
+    backwards = tuple(reversed(range(runs.ranks)))
+    replay, disturbed = runs.replays([runs.plan("replay"), runs.plan("disturbed", order=backwards)])
+    micros = len(recorded[0].steps[0].micros)
+    if replay is not None and len(replay.steps[0].micros) == micros * runs.ranks:
+        replay, disturbed = runs.replays(
+            [
+                runs.plan("interleaved", interleaved=True),
+                runs.plan("interleaved-disturbed", interleaved=True, order=backwards),
+            ]
+        )
+    records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
+    if records.matched:
+        assert replay is not None
+        return _against_replay(runs, records, replay)
+    return _against_own_gradients(runs, records)
+
+
+def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditReport:
+    def gradients_equal_with_shares() -> bool:
+        (other,) = runs.replays([runs.plan("shares", batch_norm="shares")])
+        return other is not None and relative(
+            *aligned(records.gradients(), records.replayed(other))
+        ) <= max(1e-4, 4 * records.floor)
+
+    checks = [*_rank_checks(records), _replay_gradient_check(records, replay)]
+    checks.append(_rate_check(records, replay))
+    notes = _notes(records, replay)
+    if checks[-1].holds and checks[-2].holds and not causes.scales_rates(records, replay):
+        checks.append(update_check(records, replay))
+    finding = _cause_without_replay(records)
+    if finding is None and not _holds(checks, "gradient"):
+        finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
+    finding = finding or causes.of_rates(records, replay) or causes.of_buffers(records)
+    if finding is None and not _holds(checks, "gradient") and replay.unmatched:
+        return runs.report(
+            None,
+            f"cannot be told: the script draws random numbers ({replay.unmatched[0]}) that one "
+            "process cannot repeat for all ranks; audit it with --deterministic",
+            records.ranks,
+            checks=checks,
+            notes=notes,
+        )
+    return _reported(runs, records, checks, finding, REPLAY, notes)
+
+
+def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
+    """Compare with the ranks' own gradients: the script feeds one process other data."""
+    expected = causes.weighted_by_targets(records)
+    notes = list(runs.failures[:1])
+    finding = _cause_without_replay(records)
+    checks = list(_rank_checks(records))
+    if expected:
+        used = records.clipped() or records.gradients()
+        known = {name: used[name] for name in used if name in expected}
+        checks.append(gradient_check("gradient", known, expected, {}, max(records.floor, 1e-5)))
+        if finding is None and not checks[-1].holds:
+            finding = causes.of_own_gradients(records, expected)
+    elif finding is None:
+        why = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
+        return runs.report(
+            None,
+            "cannot be told: one process does not get the ranks' samples, and the ranks' own "
+            f"gradients are not seen{why}",
+            records.ranks,
+            checks=checks,
+            method=OWN_GRADIENTS,
+        )
+    return _reported(runs, records, checks, finding, OWN_GRADIENTS, notes)
+
+
+def _cause_without_replay(records: Records) -> Finding | None:
+    return (
+        causes.of_start(records)
+        or causes.of_data(records)
+        or causes.of_optimizer(records)
+        or causes.of_disagreement(records)
+        or causes.of_ties(records)
+        or causes.of_scaler(records)
+        or causes.of_accumulation(records)
+    )
+
+
+def _reported(
+    runs: _Runs,
+    records: Records,
+    checks: Sequence[Check],
+    finding: Finding | None,
+    method: str,
+    notes: Sequence[str],
+) -> AuditReport:
+    failing = [check for check in checks if not check.holds]
+    ranks = f"{runs.ranks} ranks"
+    if finding is not None:
+        answer = (
+            f"{ranks} do not train what one process trains: {finding.deviation}, because "
+            f"{finding.reason}; {finding.remedy}"
+        )
+    elif failing:
+        first = failing[0]
+        size = f" by {_size(first)}" if first.in_tolerances is not None else ""
+        answer = (
+            f"{ranks} do not train what one process trains: the {first.name} differs{size} "
+            f"({first.where}); no cause could be shown"
+        )
+    else:
+        answer = f"{ranks} train what one process trains, in {records.steps} steps"
+    return runs.report(
+        finding is None and not failing,
+        answer,
+        records.ranks,
+        finding=finding,
+        checks=checks,
+        method=method,
+        notes=notes,
+    )
+
+
+def _size(check: Check) -> str:
+    return percent(check.found) if isinstance(check.found, float) else str(check.found)
+
+
+def _holds(checks: Sequence[Check], name: str) -> bool:
+    return all(check.holds for check in checks if check.name == name)
+
+
+def _rank_checks(records: Records) -> Iterator[Check]:
+    """Checks among the ranks."""
+    if records.ranks[0].flat_slices:
+        return
+    names = records.ranks[0].names
+    yield agreement_check("weights at the start", [rank.before for rank in records.ranks], names)
+    last = records.steps - 1
+    yield agreement_check(
+        f"weights after {records.steps} steps",
+        [rank.steps[last].after for rank in records.ranks],
+        names,
+    )
+
+
+def _replay_gradient_check(records: Records, replay: Record) -> Check:
+    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
+    check = gradient_check(
+        "gradient", records.gradients(), records.replayed(replay), disturbed, records.floor
+    )
+    difference = relative(*aligned(records.gradients(), records.replayed(replay)))
+    return check.model_copy(update={"found": difference})
+
+
+def _rate_check(records: Records, replay: Record) -> Check:
+    ranks, single = records.ranks[0].steps[0].rates, replay.steps[0].rates
+    texts = [", ".join(f"{rate:g}" for rate in rates[:4]) for rates in (ranks, single)]
+    holds = texts[0] == texts[1] or causes.scales_batch(records, replay)
+    return Check(
+        name="learning rate", holds=holds, found=texts[0], expected=texts[1], tolerance=None
+    )
+
+
+def _notes(records: Records, replay: Record) -> list[str]:
+    notes = []
+    if causes.scales_rates(records, replay):
+        notes.append(
+            "the learning rate grows with the number of ranks, as the batch of all ranks does: "
+            "updates are not compared"
+        )
+    if any(record.ended_early for record in records.ranks):
+        notes.append(f"the script ended after {records.steps} steps")
+    if records.epsilon > 1e-4:
+        notes.append(
+            f"the forward pass rounds to 16 bits: differences up to {records.floor:.2g} count as equal"
+        )
+    return notes

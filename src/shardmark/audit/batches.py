@@ -1,0 +1,90 @@
+"""Batches of several ranks, put together to the batch of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor
+
+IGNORED = -100
+"""Target that torch's loss functions ignore."""
+
+
+def joined(parts: Sequence[Any], batch_size: int | None = None) -> Any:
+    """Concatenate batches of equal structure; tensors of other lengths are padded."""
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return _concatenated(parts)
+    if isinstance(first, Mapping) or hasattr(first, "data") and hasattr(first, "keys"):
+        values = {key: joined([part[key] for part in parts], batch_size) for key in first}
+        return type(first)(values)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        return dataclasses.replace(
+            first, **{n: joined([getattr(part, n) for part in parts], batch_size) for n in names}
+        )
+    if isinstance(first, list | tuple):
+        if _lists_samples(first, batch_size):
+            return type(first)(value for part in parts for value in part)
+        values = [joined(same, batch_size) for same in zip(*parts, strict=True)]
+        return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
+    return first
+
+
+def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
+    """True for a sequence with an entry for each sample, such as pictures of other sizes."""
+    if any(isinstance(value, str | int | float) for value in values):
+        return True
+    of_batch = all(isinstance(v, Tensor) and v.dim() and len(v) == batch_size for v in values)
+    return batch_size is not None and len(values) == batch_size and not of_batch
+
+
+def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+    if parts[0].dim() == 0:
+        return parts[0]
+    if any(part.dim() != parts[0].dim() for part in parts):
+        return torch.cat([part.flatten() for part in parts])
+    longest = [max(part.shape[d] for part in parts) for d in range(1, parts[0].dim())]
+    ignored = any(bool((part == IGNORED).any()) for part in parts if not part.is_floating_point())
+    padded = []
+    for part in parts:
+        missing = [size - part.shape[d + 1] for d, size in enumerate(longest)]
+        pads = [number for size in reversed(missing) for number in (0, size)]
+        padded.append(
+            torch.nn.functional.pad(part, pads, value=IGNORED if ignored else 0)
+            if any(pads)
+            else part
+        )
+    return torch.cat(padded)
+
+
+def leaves(batch: Any) -> list[Tensor]:
+    """Tensors of a batch, in order."""
+    if hasattr(batch, "data") and isinstance(batch.data, dict):
+        batch = batch.data
+    flat = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    return [leaf.detach() for leaf in flat if isinstance(leaf, Tensor) and leaf.dim() > 0]
+
+
+def row_checksums(tensor: Tensor) -> Tensor:
+    """A number for each row, shape (rows,), in fp64; equal rows have equal numbers."""
+    rows = tensor.detach().to("cpu", torch.float64).reshape(len(tensor), -1)
+    places = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64)
+    return rows @ torch.cos(places)
+
+
+def sample_checksums(batch: Any) -> list[float]:
+    """A number for each sample of a batch, over all its tensors with a row for each sample."""
+    tensors = leaves(batch)
+    if not tensors:
+        return []
+    rows = len(tensors[0])
+    sums = torch.zeros(rows, dtype=torch.float64)
+    for number, tensor in enumerate(tensors):
+        if len(tensor) == rows:
+            sums += (number + 1) * row_checksums(tensor)
+    return [float(value) for value in sums]

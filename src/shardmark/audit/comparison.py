@@ -1,0 +1,242 @@
+"""Records of all ranks and of their replays, as the quantities that are compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from torch import Tensor
+
+from shardmark.audit.joining import joined_tensors
+from shardmark.audit.record import Record
+from shardmark.equivalence.capture import Array, Capture
+from shardmark.equivalence.compare import Tolerances, equal, worst_of
+from shardmark.results.verification import Check
+
+FLOAT32_EPSILON = float(np.finfo(np.float32).eps)
+
+ROUNDINGS = 4.0
+"""Roundings of a result that a gradient passes, in the precision of the forward pass."""
+
+NEGLIGIBLE = 0.02
+"""Part of the full gradient's allowance that every tensor has: small sums cancel to rounding."""
+
+LATER_STEPS = 1000.0
+"""Factor on the allowance of the later steps, in which training amplifies rounding."""
+
+UPDATE = 1e-3
+"""Relative difference of updates that counts as equal where the gradients are equal: optimizers
+divide by the gradient's size, so that rounding in small gradients grows."""
+
+Vectors = dict[str, Array]
+"""Flat tensors by parameter, in fp64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """What the ranks recorded, and the replays of their data in one process."""
+
+    ranks: Sequence[Record]
+    replay: Record | None
+    """None if the script does not run in one process."""
+    disturbed: Record | None
+    """A replay with the ranks' shares in another order, which differs by rounding alone."""
+
+    @property
+    def count(self) -> int:
+        return len(self.ranks)
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steps that all processes took."""
+        records = [*self.ranks, *([self.replay] if self.replay is not None else [])]
+        return min(len(record.steps) for record in records)
+
+    @property
+    def epsilon(self) -> float:
+        return max(FLOAT32_EPSILON, *(record.epsilon for record in self.ranks))
+
+    @property
+    def floor(self) -> float:
+        """Relative difference of a gradient that the rounding of its parts causes."""
+        if self.epsilon > FLOAT32_EPSILON:
+            return 2 * self.epsilon  # sums are rounded to 16 bits once on each rank
+        return ROUNDINGS * self.epsilon
+
+    @property
+    def matched(self) -> bool:
+        """True if the replay computed the rows of all ranks in its first step."""
+        return self.replay is not None and _same_rows(self.ranks, self.replay)
+
+    def gradients(self, step: int = 0) -> Vectors:
+        """Gradients that the ranks' optimizers use."""
+        return self._joined([rank.steps[step].gradients for rank in self.ranks])
+
+    def gradients_by_rank(self) -> list[Vectors]:
+        return [self._named(rank.steps[0].gradients) for rank in self.ranks]
+
+    def replayed(self, record: Record, step: int = 0) -> Vectors:
+        return self._named(record.steps[step].gradients)
+
+    def clipped(self) -> Vectors:
+        """Gradients before the first call that clips them; empty without one."""
+        calls = [rank.steps[0].clips[:1] for rank in self.ranks]
+        return self._joined([call[0].gradients for call in calls]) if all(calls) else {}
+
+    def local_gradients(self) -> list[list[Vectors]]:
+        """Gradients of each rank's own rows, by rank and micro-batch; empty where unknown."""
+        names = self.ranks[0].names
+        return [
+            [
+                {names[n]: _flat(gradient) for n, gradient in micro.gradients.items()}
+                for micro in rank.steps[0].micros
+            ]
+            for rank in self.ranks
+        ]
+
+    def updates(self, record: Record | None = None) -> Vectors:
+        """Change of the parameters in the first step."""
+        if record is not None:
+            before, after = self._named(record.before), self._named(record.steps[0].after)
+        else:
+            before = self._joined([rank.before for rank in self.ranks])
+            after = self._joined([rank.steps[0].after for rank in self.ranks])
+        return {name: after[name] - before[name] for name in after}
+
+    def _joined(self, by_rank: Sequence[Sequence[Tensor | None]]) -> Vectors:
+        return self._named(joined_tensors(self.ranks, by_rank))
+
+    def _named(self, tensors: Sequence[Tensor | None]) -> Vectors:
+        names = self.ranks[0].names
+        return {
+            name: _flat(tensor)
+            for name, tensor in zip(names, tensors, strict=False)
+            if tensor is not None
+        }
+
+
+def _flat(tensor: Tensor) -> Array:
+    return tensor.double().flatten().numpy()
+
+
+def stacked(vectors: Vectors, names: Sequence[str] | None = None) -> Array:
+    """All tensors behind each other."""
+    chosen = [vectors[name] for name in (vectors if names is None else names)]
+    return np.concatenate(chosen) if chosen else np.zeros(0)
+
+
+def aligned(first: Vectors, second: Vectors) -> tuple[Array, Array]:
+    """The tensors that both have, behind each other; flat parameters without their padding."""
+    pairs = [_trimmed(first[name], second[name]) for name in first if name in second]
+    if not pairs:
+        return np.zeros(0), np.zeros(0)
+    return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
+
+
+def _trimmed(first: Array, second: Array) -> tuple[Array, Array]:
+    count = min(len(first), len(second))
+    return first[:count], second[:count]
+
+
+def relative(value: Array, expected: Array) -> float:
+    """Norm of the difference in units of the larger norm; 0 if both are 0."""
+    size = max(np.linalg.norm(value), np.linalg.norm(expected))
+    return 0.0 if size == 0 else float(np.linalg.norm(value - expected) / size)
+
+
+def gradient_check(
+    name: str, gradients: Vectors, expected: Vectors, disturbed: Vectors, floor: float
+) -> Check:
+    """Compare gradients tensor by tensor, with tolerances from a run that only rounding changes."""
+    zeros = {key: np.zeros_like(value) for key, value in (expected | gradients).items()}
+    size = float(np.linalg.norm(stacked(expected)))
+    captures = []
+    for vectors in (gradients, expected, disturbed or expected):
+        full = {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
+        captures.append(_capture(full))
+    tolerances = Tolerances(
+        reference=captures[1],
+        undisturbed=captures[1],
+        disturbed=captures[2:],
+        floor=floor,
+        least=NEGLIGIBLE * floor * size,
+    )
+    quantities: dict[str, tuple[str | int, ...]] = {
+        key: ("tensors", "gradient", key) for key in zeros
+    }
+    return worst_of(name, quantities, captures[0], tolerances)
+
+
+def _capture(gradients: Vectors) -> Capture:
+    return Capture(
+        initial_sha256=("",),
+        sample_ids=((),),
+        weights=((),),
+        losses=((),),
+        draws=((),),
+        skipped=((),),
+        buffers=({},),
+        learning_rates=(),
+        quality={},
+        samples_evaluated=0,
+        tensors={"gradient": gradients},
+    )
+
+
+def update_check(records: Records, replay: Record) -> Check:
+    """Compare the first update, without elements whose gradient is rounding alone."""
+    ranks, single = records.updates(), records.updates(replay)
+    gradients = records.replayed(replay)
+    worst, where = 0.0, "nothing to compare"
+    size = np.linalg.norm(stacked(single))
+    for name, expected in single.items():
+        if name not in ranks or name not in gradients:
+            continue
+        update, expected = _trimmed(ranks[name], expected)
+        gradient = np.abs(gradients[name][: len(expected)])
+        counts = gradient > 0.01 * np.sqrt(np.mean(gradient**2))
+        difference = float(np.linalg.norm((update - expected)[counts]) / max(size, 1e-300))
+        if difference > worst:
+            worst, where = difference, name
+    allowed = max(UPDATE, 4 * records.floor)
+    return Check(
+        name="first update",
+        holds=worst <= allowed,
+        found=worst,
+        expected=0.0,
+        tolerance=allowed,
+        where=where,
+        in_tolerances=worst / allowed,
+    )
+
+
+def agreement_check(name: str, by_rank: Sequence[Sequence[Tensor]], names: Sequence[str]) -> Check:
+    """Check that the ranks have equal tensors."""
+    first = by_rank[0]
+    for rank, tensors in enumerate(by_rank[1:], 1):
+        for number, (tensor, expected) in enumerate(zip(tensors, first, strict=False)):
+            difference = relative(_flat(tensor), _flat(expected))
+            if tensor.shape != expected.shape or difference > 1e-6:
+                found = f"differs by {difference:.2g}"
+                return equal(name, found, "equal on all ranks", f"{names[number]}, rank {rank}")
+    return equal(name, "equal on all ranks", "equal on all ranks")
+
+
+def _same_rows(ranks: Sequence[Record], replay: Record) -> bool:
+    """True if a tensor that the model gets has the same rows in the replay as on all ranks."""
+    recorded = [forward for rank in ranks for forward in rank.forwards if forward.step == 0]
+    replayed = [forward for forward in replay.forwards if forward.step == 0]
+    tensors = min((len(forward.inputs) for forward in [*recorded, *replayed]), default=0)
+    for number in range(tensors):
+        of_ranks = _rounded(row for f in recorded for row in f.inputs[number].tolist())
+        of_replay = _rounded(row for f in replayed for row in f.inputs[number].tolist())
+        if of_ranks and of_ranks == of_replay:
+            return True
+    return False
+
+
+def _rounded(rows: Iterator[float]) -> Counter[float]:
+    return Counter(float(f"{row:.6g}") for row in rows)

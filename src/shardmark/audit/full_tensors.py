@@ -1,0 +1,107 @@
+"""Full values of parameters and gradients, however a library shards them.  Collective."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NAMES_OF_WRAPPERS = frozenset(
+    {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+)
+"""Parts of parameters' names that wrappers add."""
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name without what wrappers add to it."""
+    return ".".join(part for part in name.split(".") if part not in NAMES_OF_WRAPPERS)
+
+
+def is_distributed_tensor(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def full_copy(tensor: Tensor) -> Tensor:
+    """A dense copy on the CPU of the unsharded tensor; 16-bit floats become fp32."""
+    dense: Tensor = tensor.detach()
+    if is_distributed_tensor(dense):
+        dense = dense.full_tensor()  # type: ignore[attr-defined]
+    if dense.layout != torch.strided:
+        dense = dense.to_dense()
+    if dense.is_floating_point() and dense.element_size() < 4:
+        dense = dense.float()
+    return dense.to("cpu", copy=True)
+
+
+def full_gradients(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Tensor | None]:
+    """Gradients at an optimizer step, by parameter."""
+    if not deepspeed:
+        return [None if p.grad is None else full_copy(p.grad) for p in parameters]
+    read = _deepspeed_function("safe_get_full_grad")
+    gradients = [read(p) if _is_partitioned(p) else p.grad for p in parameters]
+    return [None if gradient is None else full_copy(gradient) for gradient in gradients]
+
+
+def full_parameters(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Tensor]:
+    """Values of the parameters; DeepSpeed's are those of its fp32 copy."""
+    if not deepspeed:
+        return [full_copy(parameter) for parameter in parameters]
+    read = _deepspeed_function("safe_get_full_fp32_param")
+    values = [read(p) if _is_partitioned(p) else p for p in parameters]
+    return [
+        full_copy(p if value is None else value)
+        for p, value in zip(parameters, values, strict=True)
+    ]
+
+
+def set_parameters(
+    parameters: Sequence[Tensor], values: Sequence[Tensor], *, deepspeed: bool
+) -> bool:
+    """Give the parameters of a single process other values; returns True if any was different."""
+    now = full_parameters(parameters, deepspeed=deepspeed)
+    different = False
+    for parameter, old, value in zip(parameters, now, values, strict=True):
+        count = min(old.numel(), value.numel())  # flat parameters are padded for their ranks
+        if torch.equal(old.flatten()[:count], value.flatten()[:count].to(old.dtype)):
+            continue
+        different = True
+        old.flatten()[:count] = value.flatten()[:count]
+        if deepspeed:
+            _deepspeed_function("safe_set_full_fp32_param")(parameter, old)
+        local = parameter.to_local() if is_distributed_tensor(parameter) else parameter  # type: ignore[attr-defined]
+        with torch.no_grad():
+            local.detach().copy_(old.view_as(local))
+    return different
+
+
+def _is_partitioned(parameter: Tensor) -> bool:
+    """True for a parameter of DeepSpeed's optimizers that hold flat slices."""
+    return hasattr(parameter, "_hp_mapping") or hasattr(parameter, "ds_id")
+
+
+def _deepspeed_function(name: str) -> Any:
+    return getattr(importlib.import_module("deepspeed.utils"), name)
+
+
+def is_a(module: nn.Module | type, name: str) -> bool:
+    """True if a class of that name is among the module's classes: imports no library."""
+    kind = module if isinstance(module, type) else type(module)
+    return any(base.__name__ == name for base in kind.__mro__)
+
+
+def frameworks_of(root: nn.Module) -> list[str]:
+    """Libraries that wrap the model or a part of it."""
+    wrappers = {
+        "DistributedDataParallel": "DDP",
+        "FSDPModule": "FSDP2",
+        "FullyShardedDataParallel": "FSDP1",
+        "DeepSpeedEngine": "DeepSpeed",
+    }
+    return [
+        text
+        for name, text in wrappers.items()
+        if any(is_a(module, name) for module in root.modules())
+    ]

@@ -1,0 +1,256 @@
+"""Hooks in a process of an audited script, which pass events to its observer."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as global_hooks
+from torch.optim import optimizer as optimizers
+from torch.utils.data import DataLoader
+
+from shardmark.audit.draws import WatchDraws
+from shardmark.audit.full_tensors import is_a
+from shardmark.audit.plan import Plan
+
+if TYPE_CHECKING:
+    from shardmark.audit.observer import Observer
+
+LOSS_FUNCTIONS = (
+    "cross_entropy",
+    "nll_loss",
+    "mse_loss",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "kl_div",
+)
+
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+
+CLIPS = ("clip_grad_norm_", "clip_grad_value_")
+
+
+def install() -> None:
+    """Install all hooks; called once in every process, at the end of the import of torch."""
+    from shardmark.audit.observer import Observer
+    from shardmark.audit.replay import ReplayObserver
+
+    plan = Plan.from_environment()
+    observer = ReplayObserver(plan) if plan.replays else Observer(plan)
+    _watch_modules(observer)
+    _watch_backward(observer)
+    _watch_optimizers(observer)
+    _watch_losses(observer)
+    _watch_clipping(observer)
+    _watch_scalers(observer)
+    _watch_loaders(observer)
+    _watch_gathers(observer)
+    WatchDraws(observer.draw).__enter__()
+
+
+def _watch_modules(observer: Observer) -> None:
+    main = threading.main_thread()
+
+    def before(module: nn.Module, _: Any) -> None:
+        if threading.current_thread() is main:
+            observer.before_module(module)
+
+    def after(module: nn.Module, inputs: Any, keywords: Any, outputs: Any) -> None:
+        if threading.current_thread() is main:
+            observer.after_module(module, (inputs, keywords), outputs)
+
+    global_hooks.register_module_forward_pre_hook(before)
+    global_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True)  # type: ignore[arg-type]
+
+
+def _watch_backward(observer: Observer) -> None:
+    original = torch.autograd.backward
+
+    @functools.wraps(original)
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        observer.before_backward(tensors)
+        try:
+            original(tensors, *args, **kwargs)
+        finally:
+            observer.after_backward()
+
+    torch.autograd.backward = backward
+
+
+def _watch_optimizers(observer: Observer) -> None:
+    def before(optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = kwargs.get("closure") if len(args) < 2 else args[1]  # args[0] is the optimizer
+        if closure is None:
+            observer.before_step(optimizer)
+            return None
+
+        def observed_closure() -> Any:
+            """The optimizer computes the gradients itself: they are there when this returns."""
+            result = closure()
+            observer.before_step(optimizer)
+            return result
+
+        if len(args) < 2:
+            return args, {**kwargs, "closure": observed_closure}
+        return (args[0], observed_closure, *args[2:]), kwargs
+
+    def after(optimizer: Any, _: Any, __: Any) -> None:
+        observer.after_step(optimizer)
+
+    optimizers.register_optimizer_step_pre_hook(before)
+    optimizers.register_optimizer_step_post_hook(after)
+    create = torch.optim.Optimizer.__init__
+
+    @functools.wraps(create)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        observer.optimizers.append(weakref.ref(self))
+
+    torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+
+
+def watch_deepspeed(observer: Observer, engine: type) -> None:
+    """DeepSpeed's optimizers hold flat slices: its engine is watched in their place."""
+    step = engine.step  # type: ignore[attr-defined]
+
+    @functools.wraps(step)
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        updates = self.is_gradient_accumulation_boundary()
+        if updates:
+            observer.before_step(self)
+        result = step(self, *args, **kwargs)
+        if updates:
+            observer.after_step(self)
+        return result
+
+    engine.step = watched  # type: ignore[attr-defined]
+
+
+def _watch_losses(observer: Observer) -> None:
+    for name in LOSS_FUNCTIONS:
+        original = getattr(functional, name)
+
+        def watched(
+            *args: Any,
+            _name: str = name,
+            _original: Callable[..., Tensor] = original,
+            **kwargs: Any,
+        ) -> Tensor:
+            value = _original(*args, **kwargs)
+            if value.requires_grad:
+                target = kwargs.get("target", args[1] if len(args) > 1 else None)
+                reduction = kwargs.get("reduction", "mean")
+                observer.loss_called(
+                    _name, reduction, target, kwargs.get("ignore_index", -100), value
+                )
+            return value
+
+        setattr(functional, name, functools.wraps(original)(watched))
+    attention = functional.scaled_dot_product_attention
+
+    @functools.wraps(attention)
+    def without_dropout(*args: Any, **kwargs: Any) -> Tensor:
+        """Fused attention draws its dropout where no hook sees it: both sides run without."""
+        if len(args) > 4 and args[4]:
+            args = (*args[:4], 0.0, *args[5:])
+        return attention(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
+
+    functional.scaled_dot_product_attention = without_dropout
+
+
+def _watch_clipping(observer: Observer) -> None:
+    for name in CLIPS:
+        original = getattr(nn.utils, name)
+
+        def watched(
+            parameters: Any, limit: float, *args: Any, _original: Any = original, **kwargs: Any
+        ) -> Any:
+            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            observer.before_clip(held)
+            norm = _original(held, limit, *args, **kwargs)
+            observer.after_clip(norm, float(limit))
+            return norm
+
+        def by_keyword(*args: Any, _watched: Any = watched, **kwargs: Any) -> Any:
+            names = ("parameters", "max_norm", "clip_value")
+            given = [kwargs.pop(key) for key in names if key in kwargs]
+            return (
+                _watched(*args, *given, **kwargs)
+                if not args
+                else _watched(args[0], *given, *args[1:], **kwargs)
+            )
+
+        replaced = functools.wraps(original)(by_keyword)
+        setattr(nn.utils, name, replaced)
+        setattr(nn.utils.clip_grad, name, replaced)
+
+
+def _watch_scalers(observer: Observer) -> None:
+    scaler = torch.amp.GradScaler
+    scale, unscale = scaler.scale, scaler.unscale_
+
+    @functools.wraps(scale)
+    def scaled(self: Any, outputs: Any) -> Any:
+        observer.scale = float(self.get_scale()) if self.is_enabled() else 1.0
+        return scale(self, outputs)
+
+    @functools.wraps(unscale)
+    def unscaled(self: Any, optimizer: Any) -> None:
+        unscale(self, optimizer)
+        observer.unscaled = True
+
+    scaler.scale = scaled  # type: ignore[method-assign]
+    scaler.unscale_ = unscaled  # type: ignore[method-assign]
+
+
+def _watch_loaders(observer: Observer) -> None:
+    create, iterate, length = DataLoader.__init__, DataLoader.__iter__, DataLoader.__len__
+    numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(create)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        create(self, *args, **kwargs)
+        numbers[self] = len(numbers)
+
+    @functools.wraps(iterate)
+    def batches(self: Any) -> Iterator[Any]:
+        return observer.batches(self, numbers.get(self, -1), lambda: iterate(self))
+
+    @functools.wraps(length)
+    def count(self: Any) -> int:
+        return observer.length_of(numbers.get(self, -1), length(self))
+
+    DataLoader.__init__ = init  # type: ignore[method-assign]
+    DataLoader.__iter__ = batches  # type: ignore[assignment,method-assign]
+    DataLoader.__len__ = count  # type: ignore[method-assign]
+
+
+def _watch_gathers(observer: Observer) -> None:
+    import torch.distributed as dist
+
+    for name in GATHERS:
+        original = getattr(dist, name, None)
+        if original is None:
+            continue
+
+        def watched(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
+            observer.gathered(_name, args)
+            return _original(*args, **kwargs)
+
+        setattr(dist, name, functools.wraps(original)(watched))
+
+
+def is_synchronised(root: nn.Module | None) -> bool | None:
+    """True if DDP reduces the gradients of the next backward pass; None without DDP."""
+    if root is None or not is_a(root, "DistributedDataParallel"):
+        return None
+    return bool(root.require_backward_grad_sync)

@@ -1,0 +1,478 @@
+"""Observer of a process of an audited script: records its first optimizer steps."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset
+
+from shardmark.audit import hooks
+from shardmark.audit.batches import leaves, row_checksums, sample_checksums
+from shardmark.audit.draws import user_place
+from shardmark.audit.full_tensors import (
+    frameworks_of,
+    full_copy,
+    full_gradients,
+    full_parameters,
+    is_a,
+    is_distributed_tensor,
+    plain_name,
+)
+from shardmark.audit.plan import Plan, rank_file
+from shardmark.audit.record import Clip, Draw, Forward, Loader, LossCall, Micro, Record, Step
+
+MOST_DRAWN_BYTES = 2**29
+"""Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
+MOST_INDICES = 10**6
+LONGEST_WAIT_SECONDS = 30.0
+"""Time that a rank waits for the others before it ends."""
+
+
+class Observer:
+    """Records what the hooks see, and ends the process after the last step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.record = Record(rank=0, ranks=1)
+        self.optimizers: list[weakref.ref[Any]] = []
+        self.scale = 1.0
+        self.unscaled = False
+        self._batches: list[list[Any]] = []
+        self._roots: list[nn.Module] = []
+        self._stack: list[nn.Module] = []
+        self._in_backward = False
+        self._hooked: dict[int, Tensor] = {}
+        self._local: dict[tuple[int, str], Tensor] = {}
+        self._places: dict[tuple[int, str], nn.Module] = {}
+        self._micro = Micro()
+        self._locals_of_micros: list[dict[tuple[int, str], Tensor]] = []
+        self._step = Step()
+        self._stepping: Any = None
+        self._parameters: list[Tensor] = []
+        self._clipped: list[Tensor | None] = []
+        self._drawn_bytes = 0
+        self._draws_in_forward = 0
+        self._busy = False
+        atexit.register(self.write)
+        if plan.deterministic:
+            _seed()
+
+    # Forward passes
+
+    def before_module(self, module: nn.Module) -> None:
+        if self._in_backward or self._busy:
+            return
+        outermost = not self._stack
+        self._stack.append(module)
+        if not torch.is_grad_enabled():
+            return
+        if outermost and _has_parameters(module):
+            self.before_root(module)
+        if not self._step.buffers and _keeps_buffers(self._stack):
+            self._step.buffers = {
+                plain_name(name): full_copy(buffer)
+                for name, buffer in module.named_buffers()
+                if buffer.is_floating_point()
+            }
+
+    def before_root(self, module: nn.Module) -> None:
+        """Called before every forward pass of an outermost module that computes gradients."""
+        self._draws_in_forward = 0
+        if all(module is not root for root in self._roots):
+            self._roots.append(module)
+            names = (*self.record.frameworks, *frameworks_of(module))
+            self.record.frameworks = list(dict.fromkeys(names))
+            if is_a(module, "DeepSpeedEngine") and len(self._roots) == 1:
+                hooks.watch_deepspeed(self, type(module))
+            if self.plan.deterministic:
+                _without_dropout(module)
+        for name, parameter in module.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            if (
+                parameter.requires_grad
+                and parameter.is_leaf
+                and not is_distributed_tensor(parameter)
+            ):
+                self._watch_gradient(module.get_submodule(owner), leaf, parameter)
+
+    def after_module(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self._in_backward or self._busy or not self._stack:
+            return
+        self._stack.pop()
+        if not torch.is_grad_enabled():
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if is_distributed_tensor(parameter):
+                self.record.refusal = (
+                    f"the weights of {type(module).__name__} stay divided in the forward pass (tensor "
+                    "parallel): a rank has no gradient of its own to compare"
+                )
+            elif parameter.is_leaf:
+                self._watch_gradient(module, name, parameter)
+        if isinstance(module, _BatchNorm) and module.training:
+            self.record.batch_norm |= not is_a(module, "SyncBatchNorm")
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():
+            self.record.epsilon = max(self.record.epsilon, _rounding_error(outputs))
+        if not self._stack and any(module is root for root in self._roots):
+            self.after_root(module, inputs, outputs)
+
+    def after_root(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        tensors = leaves(inputs)
+        self.record.forwards.append(
+            Forward(
+                module=type(module).__name__,
+                inputs=[row_checksums(tensor) for tensor in tensors],
+                outputs=[row_checksums(tensor) for tensor in leaves(outputs)],
+                rows=len(tensors[0]) if tensors else 0,
+                step=len(self.record.steps),
+            )
+        )
+
+    # Backward passes
+
+    def _watch_gradient(self, module: nn.Module, name: str, parameter: Tensor) -> None:
+        if id(parameter) in self._hooked:
+            return
+        self._hooked[id(parameter)] = parameter
+        key = (id(module), name)
+        self._places[key] = module
+        parameter.register_hook(partial(self._add_gradient, key))
+
+    def _add_gradient(self, key: tuple[int, str], gradient: Tensor) -> None:
+        if not is_distributed_tensor(gradient):
+            value = full_copy(gradient) / self.scale
+            self._local[key] = self._local[key] + value if key in self._local else value
+
+    def before_backward(self, tensors: Any) -> None:
+        self._in_backward = True
+        self._local = {}
+        value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if isinstance(value, Tensor) and value.numel() == 1:
+            self._micro.loss = float(value.detach()) / self.scale
+        self._micro.synchronised = hooks.is_synchronised(next(iter(self._roots), None))
+
+    def after_backward(self) -> None:
+        self._in_backward = False
+        self._locals_of_micros.append(self._local)
+        self._step.micros.append(self._micro)
+        self._micro = Micro()
+
+    def loss_called(
+        self, name: str, reduction: str, target: Any, ignored: int, value: Tensor
+    ) -> None:
+        weight = 0.0
+        if isinstance(target, Tensor):
+            counts = target.is_floating_point() or target.dtype == torch.bool
+            weight = float(target.numel() if counts else (target != ignored).sum())
+        number = float(value.detach()) if value.numel() == 1 else None
+        self._micro.losses.append(
+            LossCall(function=name, reduction=reduction, weight=weight, value=number)
+        )
+
+    def gathered(self, name: str, values: Sequence[Any]) -> None:
+        """Note a gather after a forward pass: torch.distributed's functions return no gradient."""
+        if self._busy or self._in_backward or not self.record.forwards:
+            return
+        flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
+        floating = any(isinstance(v, Tensor) and v.is_floating_point() and v.dim() for v in flat)
+        if floating and not _inside_autograd_function():
+            self._micro.gathers.append(f"{name} at {user_place()}")
+
+    # Clipping and optimizer steps
+
+    def before_clip(self, parameters: Sequence[Tensor]) -> None:
+        with self._recording():
+            self._clipped = full_gradients(parameters, deepspeed=False)
+
+    def after_clip(self, norm: Any, limit: float) -> None:
+        with self._recording():
+            value = float(full_copy(norm)) if isinstance(norm, Tensor) else None
+            scaled = self.scale != 1.0 and not self.unscaled
+            self._step.clips.append(
+                Clip(
+                    norm=value,
+                    limit=limit,
+                    scaled=scaled,
+                    scale=self.scale,
+                    gradients=self._clipped,
+                )
+            )
+
+    def before_step(self, optimizer: Any) -> None:
+        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
+        if self._skips(deepspeed):
+            return
+        with self._recording():
+            if self._stepping is None:
+                self._begin(optimizer, deepspeed=deepspeed)
+            elif self._stepping() is not optimizer:
+                self.record.refusal = (
+                    "two optimizers take steps: their updates depend on each other"
+                )
+                self.finish()
+            self._step.gradients = full_gradients(self._parameters, deepspeed=deepspeed)
+            groups = optimizer.optimizer.param_groups if deepspeed else optimizer.param_groups
+            self._step.rates = [float(group["lr"]) for group in groups]
+            numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
+            for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
+                for key, gradient in gradients.items():
+                    parameter = self._places[key]._parameters.get(key[1])
+                    number = numbers.get(id(parameter))
+                    if number is not None:
+                        micro.gradients[number] = gradient
+            if not self.record.steps:
+                self._find_orphans(numbers)
+
+    def after_step(self, optimizer: Any) -> None:
+        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
+        if self._skips(deepspeed):
+            return
+        with self._recording():
+            self._step.after = full_parameters(self._parameters, deepspeed=deepspeed)
+        self.record.steps.append(self._step)
+        self._step, self._locals_of_micros = Step(), []
+        self.unscaled = False
+        if len(self.record.steps) >= self.plan.steps or self.record.refusal:
+            self.finish()
+
+    def _skips(self, deepspeed: bool) -> bool:
+        """True for the inner optimizer of DeepSpeed, whose engine is watched."""
+        return "DeepSpeed" in self.record.frameworks and not deepspeed
+
+    def _begin(self, optimizer: Any, *, deepspeed: bool) -> None:
+        self._stepping = weakref.ref(optimizer)
+        self._parameters = trained_parameters(optimizer)
+        names = {
+            id(parameter): plain_name(name)
+            for root in reversed(self._roots)
+            for name, parameter in root.named_parameters()
+        }
+        self.record.names = [
+            names.get(id(p), f"parameter {n} of the optimizer")
+            for n, p in enumerate(self._parameters)
+        ]
+        self.record.flat_slices = "FSDP1" in self.record.frameworks
+        self.record.strangers = sum(id(p) not in names for p in self._parameters)
+        self.record.before = full_parameters(self._parameters, deepspeed=deepspeed)
+        self._find_twins()
+
+    def _find_orphans(self, numbers: dict[int, int]) -> None:
+        if self.record.flat_slices or "DeepSpeed" in self.record.frameworks:
+            return
+        self.record.orphans = [
+            plain_name(name)
+            for root in self._roots[:1]
+            for name, parameter in root.named_parameters()
+            if parameter.grad is not None and id(parameter) not in numbers
+        ]
+
+    def _find_twins(self) -> None:
+        """Find equal matrices of modules of different classes, as those of tied weights are."""
+        owners = {
+            id(parameter): type(module)
+            for root in self._roots
+            for module in root.modules()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        }
+        first: dict[tuple[Any, ...], int] = {}
+        for number, (parameter, value) in enumerate(
+            zip(self._parameters, self.record.before, strict=True)
+        ):
+            if value.dim() < 2 or id(parameter) not in owners:
+                continue
+            checksum = float(row_checksums(value).sum())
+            other = first.setdefault((tuple(value.shape), checksum), number)
+            differs = owners[id(parameter)] is not owners[id(self._parameters[other])]
+            if differs and torch.equal(value, self.record.before[other]) and value.std() > 0:
+                self.record.twins.append((self.record.names[other], self.record.names[number]))
+
+    # Data and random numbers
+
+    def batches(
+        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        described = _described(loader)
+        self.record.loaders.append(described)
+        stored: list[Any] = []
+        self._batches.append(stored)
+        described.number = number
+        for batch in iterate():
+            stored.append(_on_cpu(batch))
+            described.samples_seen.append(sample_checksums(batch))
+            yield batch
+
+    def length_of(self, number: int, length: int) -> int:
+        return length
+
+    def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
+        """Record a draw.  A replay returns the ranks' draws in its place."""
+        if self._busy or self._in_backward:
+            return None
+        if samples_outputs and self._roots and not self._stack:
+            self.record.refusal = (
+                "the script samples from its model (multinomial), as generation does: ranks then "
+                "train on data that depends on their own weights"
+            )
+        self._drawn_bytes += value.numel() * value.element_size()
+        if self._drawn_bytes > MOST_DRAWN_BYTES:
+            return None
+        if self._stack and torch.is_grad_enabled():
+            draws = self.record.forward_draws.setdefault(len(self.record.forwards), [])
+            draws.append(value.detach().to("cpu", copy=True))
+        else:
+            self.record.draws.append(Draw(place=place, value=value.detach().to("cpu", copy=True)))
+        return None
+
+    # End
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Keep the hooks from seeing what the observer does itself."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def write(self) -> None:
+        """Write the record, at the latest when the interpreter ends."""
+        atexit.unregister(self.write)
+        if not self.record.steps and not self.record.refusal and not self._roots:
+            return  # a launcher, or a worker of a data loader
+        self._busy = True
+        joined = dist.is_available() and dist.is_initialized()
+        self.record.rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+        self.record.ranks = (
+            dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+        )
+        self.record.ended_early = len(self.record.steps) < self.plan.steps
+        path = rank_file(self.plan.directory, self.record.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.plan.replays:
+            torch.save(self._batches, path.with_suffix(".batches"))
+        self.record.save(path)
+
+    def finish(self) -> None:
+        """Write the record and end the process, with the other ranks."""
+        self.write()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.record.refusal == "" and dist.is_available() and dist.is_initialized():
+            timer = threading.Timer(LONGEST_WAIT_SECONDS, os._exit, [0])
+            timer.daemon = True
+            timer.start()
+            with suppress(RuntimeError):
+                dist.barrier()
+        os._exit(0)
+
+
+def trained_parameters(optimizer: Any) -> list[Tensor]:
+    """Parameters that an optimizer or DeepSpeed's engine updates, in its order."""
+    if is_a(type(optimizer), "DeepSpeedEngine"):
+        return [p for p in optimizer.module.parameters() if p.requires_grad]
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
+    """True if buffers are as the pass uses them: DDP copies rank 0's when its own call begins."""
+    if is_a(stack[0], "DistributedDataParallel"):
+        return len(stack) == 2
+    return len(stack) == 1 and _has_parameters(stack[0])
+
+
+def _rounding_error(tensor: Tensor) -> float:
+    tf32 = (
+        tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    )
+    return 2.0**-11 if tf32 else float(torch.finfo(tensor.dtype).eps)
+
+
+def _described(loader: Any) -> Loader:
+    with suppress(TypeError, AttributeError, NotImplementedError):
+        dataset = loader.dataset
+        samples = len(dataset)
+        sampler = loader.sampler
+        batch_size = loader.batch_size
+        return Loader(
+            batch_size=batch_size,
+            length=len(loader),
+            samples=len(_base(dataset)),
+            sampler=type(sampler).__name__,
+            shuffles=bool(getattr(sampler, "shuffle", False)),
+            indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
+        )
+    return Loader(
+        batch_size=getattr(loader, "batch_size", None),
+        length=None,
+        samples=None,
+        sampler=type(getattr(loader, "sampler", None)).__name__,
+        shuffles=False,
+        indices=None,
+    )
+
+
+def _base(dataset: Any) -> Any:
+    return _base(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def _indices(sampler: Any, dataset: Any) -> list[int] | None:
+    """Indices of an epoch in the underlying data set, if reading them draws nothing."""
+    pure = isinstance(sampler, DistributedSampler | SequentialSampler)
+    if not pure and not isinstance(dataset, Subset):
+        return None
+    indices = list(sampler) if pure else list(range(len(dataset)))
+    while isinstance(dataset, Subset):
+        indices = [int(dataset.indices[index]) for index in indices]
+        dataset = dataset.dataset
+    return indices
+
+
+def _on_cpu(batch: Any) -> Any:
+    return batch.cpu() if isinstance(batch, Tensor) else batch
+
+
+def _inside_autograd_function() -> bool:
+    """True in the forward pass of a function that defines its gradient itself."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        context = frame.f_locals.get("ctx")
+        if context is not None and hasattr(context, "save_for_backward"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if is_a(module, "_DropoutNd"):
+            module.p = 0.0  # type: ignore[assignment]
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]

@@ -1,0 +1,48 @@
+"""What a process of an audited script shall do: record its steps, or replay those of all ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+PLAN_VARIABLE = "SHARDMARK_AUDIT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Instructions for the hooks in the processes of one start of the script."""
+
+    directory: str
+    """Folder of the records of this start."""
+    steps: int
+    """Number of optimizer steps after which the script is ended."""
+    deterministic: bool = False
+    """Seed all generators, and switch dropout off."""
+    recorded: str | None = None
+    """Folder of the ranks' records that are replayed; None to record."""
+    order: tuple[int, ...] = ()
+    """Ranks in the order in which their shares are put together."""
+    interleaved: bool = False
+    """Give the ranks' micro-batches one after another: one process takes `ranks` times as many."""
+    batch_norm: Literal["batch", "shares"] = "batch"
+    """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
+
+    @property
+    def replays(self) -> bool:
+        return self.recorded is not None
+
+    def variables(self) -> dict[str, str]:
+        """Environment variables that pass the plan to the script's processes."""
+        return {PLAN_VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Plan:
+        facts = json.loads(os.environ[PLAN_VARIABLE])
+        return cls(**facts | {"order": tuple(facts["order"])})
+
+
+def rank_file(directory: str, rank: int) -> Path:
+    return Path(directory) / f"rank-{rank}.pt"

@@ -1,0 +1,157 @@
+"""Records of the first optimizer steps of an audited script, written by each of its processes."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class LossCall:
+    """A call of one of torch's loss functions."""
+
+    function: str
+    reduction: str
+    weight: float
+    """Number of targets that count: ignored ones are left out."""
+    value: float | None
+    """The result, if it is one number."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Forward:
+    """A call of an outermost module that computes gradients."""
+
+    module: str
+    """Name of the module's class."""
+    inputs: list[Tensor]
+    """A checksum of every row of each input tensor."""
+    outputs: list[Tensor]
+    rows: int
+    """Size of the first dimension of the first input tensor; 0 without one."""
+    step: int
+    """Number of optimizer steps before the call."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Micro:
+    """A micro-batch: what happened until the end of a call of `backward`."""
+
+    loss: float | None = None
+    """The number that `backward` was called on."""
+    losses: list[LossCall] = field(default_factory=list)
+    gradients: dict[int, Tensor] = field(default_factory=dict)
+    """Gradients of this process's rows alone, before any communication, by parameter."""
+    synchronised: bool | None = None
+    """True if DDP reduces the gradients of this micro-batch; None without DDP."""
+    gathers: list[str] = field(default_factory=list)
+    """Places where the script gathers tensors that need gradients by a call that returns none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Clip:
+    """A call of one of torch's functions that clip gradients."""
+
+    norm: float | None
+    limit: float
+    scaled: bool
+    """True if the gradients still had the scale of a `GradScaler`."""
+    scale: float
+    gradients: list[Tensor | None]
+    """Gradients before the call, in the order of the optimizer's parameters."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """An optimizer step."""
+
+    gradients: list[Tensor | None] = field(default_factory=list)
+    """Gradients that the optimizer uses, by parameter."""
+    after: list[Tensor] = field(default_factory=list)
+    """Parameters after the step."""
+    rates: list[float] = field(default_factory=list)
+    """Learning rate of each parameter group."""
+    micros: list[Micro] = field(default_factory=list)
+    clips: list[Clip] = field(default_factory=list)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Floating-point buffers of the model when its first forward pass of this step began."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Loader:
+    """An iteration over a `DataLoader`."""
+
+    batch_size: int | None
+    length: int | None
+    samples: int | None
+    """Length of the data set."""
+    sampler: str
+    shuffles: bool
+    indices: list[int] | None
+    """Indices of the samples of a full epoch, where they can be read without drawing any."""
+    number: int = -1
+    """Number of the loader in the order of creation."""
+    samples_seen: list[list[float]] = field(default_factory=list)
+    """A checksum of every sample, by batch."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Draw:
+    """The result of an operator that draws random numbers."""
+
+    place: str
+    value: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """Everything that a process has recorded."""
+
+    rank: int
+    ranks: int
+    names: list[str] = field(default_factory=list)
+    """Names of the optimizer's parameters, in its order."""
+    flat_slices: bool = False
+    """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
+    before: list[Tensor] = field(default_factory=list)
+    """Parameters before the first step."""
+    steps: list[Step] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
+    loaders: list[Loader] = field(default_factory=list)
+    draws: list[Draw] = field(default_factory=list)
+    """Draws outside of forward passes."""
+    forward_draws: dict[int, list[Tensor]] = field(default_factory=dict)
+    """Draws in each forward pass."""
+    unmatched: list[str] = field(default_factory=list)
+    """Draws of a replay for which the ranks have no draw of that shape."""
+    epsilon: float = 0.0
+    """Rounding error of the least precise type of floating-point number in a forward pass."""
+    frameworks: list[str] = field(default_factory=list)
+    batch_norm: bool = False
+    """True if batch norm takes its statistics from rows of one rank."""
+    twins: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of parameters of different modules with equal values at the start."""
+    orphans: list[str] = field(default_factory=list)
+    """Parameters with a gradient that the optimizer does not have."""
+    strangers: int = 0
+    """Number of parameters of the optimizer that the model does not have."""
+    refusal: str = ""
+    """Reason why the script cannot be audited."""
+    ended_early: bool = False
+
+    def save(self, path: Path) -> None:
+        """Write the file under another name first, so that a reader never sees a part of it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".part")
+        torch.save(self, partial)
+        os.replace(partial, path)  # noqa: PTH105
+
+    @classmethod
+    def load(cls, path: Path) -> Record:
+        record: Record = torch.load(path, map_location="cpu", weights_only=False)
+        return record

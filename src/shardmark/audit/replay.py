@@ -1,0 +1,177 @@
+"""Replay of the ranks' first steps in one process: the same script with the ranks' data together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardmark.audit.batches import joined, sample_checksums
+from shardmark.audit.full_tensors import is_a, set_parameters
+from shardmark.audit.joining import joined_tensors
+from shardmark.audit.observer import Observer, trained_parameters
+from shardmark.audit.plan import Plan, rank_file
+from shardmark.audit.record import Loader, Record
+
+
+class ReplayObserver(Observer):
+    """Gives the script the ranks' batches, random numbers and initial weights, and records."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        assert plan.recorded is not None
+        ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(len(plan.order))]
+        self._first = ranks[0]
+        self._start = [t for t in joined_tensors(ranks, [r.before for r in ranks]) if t is not None]
+        self._ranks = [ranks[rank] for rank in plan.order]
+        self._iterations = 0
+        self._drawn: Counter[str] = Counter()
+        self._draws_outside = 0
+        self._draws_inside: Counter[int] = Counter()
+        self._started = False
+        places = [{draw.place for draw in rank.draws} for rank in ranks]
+        self._shared_places = set.intersection(*places)
+        if plan.batch_norm == "shares":
+            self._take_statistics_of_shares()
+
+    @cached_property
+    def _recorded_batches(self) -> list[list[list[Any]]]:
+        """Batches by rank and iteration.  Read late: the script defines classes of its batches."""
+        assert self.plan.recorded is not None
+        device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+        paths = [rank_file(self.plan.recorded, r).with_suffix(".batches") for r in self.plan.order]
+        return [torch.load(path, map_location=device, weights_only=False) for path in paths]
+
+    def before_root(self, module: nn.Module) -> None:
+        super().before_root(module)
+        if self._started:
+            return
+        self._started = True
+        with self._recording():
+            engine = module if is_a(module, "DeepSpeedEngine") else None
+            living = [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
+            for optimizer in [engine] if engine is not None else living:
+                parameters = trained_parameters(optimizer)
+                if len(parameters) == len(self._start):
+                    set_parameters(parameters, self._start, deepspeed=engine is not None)
+                    return
+
+    def batches(
+        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        iteration, self._iterations = self._iterations, self._iterations + 1
+        recorded = [rank[iteration] for rank in self._recorded_batches if iteration < len(rank)]
+        if len(recorded) < len(self._ranks):
+            yield from iterate()
+            return
+        described = Loader(
+            batch_size=getattr(loader, "batch_size", None),
+            length=None,
+            samples=None,
+            sampler="",
+            shuffles=False,
+            indices=None,
+        )
+        self.record.loaders.append(described)
+        batch_size = self._ranks[0].loaders[iteration].batch_size
+        for parts in zip(*recorded, strict=False):
+            for batch in parts if self.plan.interleaved else [joined(parts, batch_size)]:
+                described.samples_seen.append(sample_checksums(batch))
+                yield batch
+
+    def length_of(self, number: int, length: int) -> int:
+        """Number of batches of a rank, as a schedule may follow from it."""
+        of_rank = [loader.length for loader in self._first.loaders if loader.number == number]
+        recorded = of_rank[0] if of_rank and of_rank[0] is not None else length
+        return recorded * (len(self._ranks) if self.plan.interleaved else 1)
+
+    def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
+        if self._busy or self._in_backward:
+            return None
+        if self._stack and torch.is_grad_enabled():
+            forward = len(self.record.forwards)
+            number, self._draws_inside[forward] = (
+                self._draws_inside[forward],
+                self._draws_inside[forward] + 1,
+            )
+            return self._inside(forward, number, place, value)
+        return self._outside(place, value)
+
+    def _inside(self, forward: int, number: int, place: str, value: Tensor) -> Tensor | None:
+        count = len(self._ranks)
+        ranks = [self._ranks[forward % count]] if self.plan.interleaved else self._ranks
+        forward = forward // count if self.plan.interleaved else forward
+        parts = [rank.forward_draws.get(forward, [])[number : number + 1] for rank in ranks]
+        return self._together([part[0] for part in parts if part], len(ranks), place, value, False)
+
+    def _outside(self, place: str, value: Tensor) -> Tensor | None:
+        if not self.plan.interleaved:
+            number, self._drawn[place] = self._drawn[place], self._drawn[place] + 1
+            parts = [[d.value for d in r.draws if d.place == place] for r in self._ranks]
+            at_number = [values[number] for values in parts if number < len(values)]
+            return self._together(at_number, len(self._ranks), place, value, True)
+        if place not in self._shared_places:
+            return None
+        number, self._draws_outside = self._draws_outside, self._draws_outside + 1
+        rank = self._ranks[number % len(self._ranks)]
+        shared = [draw.value for draw in rank.draws if draw.place in self._shared_places]
+        return self._together(shared[number // len(self._ranks) :][:1], 1, place, value, False)
+
+    def _together(
+        self, parts: list[Tensor], count: int, place: str, value: Tensor, may_grow: bool
+    ) -> Tensor | None:
+        """Put the ranks' draws together in the shape that the script asks for.
+
+        A script that draws the samples of a batch does not know that one process takes those of all
+        ranks: outside of the model the result then has the rows of all ranks.
+        """
+        if len(parts) < count:
+            return None
+        if all(part.shape == value.shape and torch.equal(part, parts[0]) for part in parts):
+            return parts[0]
+        if len({part.dim() for part in parts}) == 1 and value.dim() == parts[0].dim():
+            for dimension in range(value.dim()):
+                others = {(*p.shape[:dimension], *p.shape[dimension + 1 :]) for p in parts}
+                if len(others) > 1:
+                    continue
+                together = torch.cat(parts, dimension)
+                if together.shape == value.shape:
+                    return together
+            if may_grow and value.dim() and parts[0].shape == value.shape:
+                return torch.cat(parts)
+        self.record.unmatched.append(place)
+        return None
+
+    def _take_statistics_of_shares(self) -> None:
+        """Let batch norm take its statistics from each rank's rows, as on the ranks."""
+        original = functional.batch_norm
+
+        def of_shares(
+            value: Tensor,
+            mean: Tensor | None,
+            variance: Tensor | None,
+            weight: Tensor | None = None,
+            bias: Tensor | None = None,
+            training: bool = False,
+            momentum: float = 0.1,
+            eps: float = 1e-5,
+        ) -> Tensor:
+            forward = len(self.record.forwards)
+            rows = [r.forwards[forward].rows for r in self._ranks if forward < len(r.forwards)]
+            total = sum(rows)
+            if not training or not total or len(value) % total:
+                return original(value, mean, variance, weight, bias, training, momentum, eps)
+            shares = value.split([count * len(value) // total for count in rows])
+            return torch.cat(
+                [
+                    original(share, mean, variance, weight, bias, training, momentum, eps)
+                    for share in shares
+                ]
+            )
+
+        functional.batch_norm = of_shares
