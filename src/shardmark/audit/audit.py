@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,14 +26,20 @@ from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
 from shardmark.core.scratch import scratch_folder
+from shardmark.equivalence.compare import MARGIN
 from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand, hooked_environment
 
 HOOKS = "shardmark.audit.hooks:install"
 STEPS = 3
 LONGEST_SECONDS = 900.0
-LAST_LINES = 12
+PREFIX = re.compile(r"^\[\w+\d+\]:")
+ERROR = re.compile(r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: ")
+"""Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
 POLL_SECONDS = 0.05
+
+LATER = 0.01
+"""Relative difference that counts as equal in later steps, where training amplifies rounding."""
 
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
@@ -52,7 +59,8 @@ class AuditReport:
     """None if it cannot be told."""
     answer: str
     """The answer in one sentence."""
-    finding: Finding | None
+    findings: tuple[Finding, ...]
+    """Causes of the deviation, the first one first; empty if none could be shown."""
     checks: tuple[Check, ...]
     method: str
     frameworks: tuple[str, ...]
@@ -88,9 +96,15 @@ class Started:
             os.killpg(self._process.pid, 9)
         self._process.wait()
 
-    def last_lines(self) -> str:
-        text = self.log.read_text(errors="replace").strip().splitlines()
-        return "\n".join(text[-LAST_LINES:])
+    def error(self) -> str:
+        """The line of the output that names an error, or its last line."""
+        lines = [
+            PREFIX.sub("", line).strip()
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
+        named = [line for line in lines if ERROR.match(line)]
+        return (named or lines[-1:] or ["it printed nothing"])[0]
 
 
 def start_command(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
@@ -163,28 +177,17 @@ class _Runs:
             raise InputError(
                 "command",
                 f"its {self.ranks} ranks did not take {self.steps} steps in {self._seconds:g} s",
-                "give --timeout SECONDS if they need longer; the last lines of its output:\n"
-                + started.last_lines(),
+                "give --timeout SECONDS if they need longer; its output ends with: "
+                + started.error(),
             )
         missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
-        if missing:
-            problem = (
-                f"it ended with exit code {code}"
-                if code
-                else "no rank took an optimizer step of torch.optim"
-            )
+        records = [Record.load(path) for path in paths if path.is_file()]
+        if missing or not all(record.steps or record.refusal for record in records):
+            problem = f"it ended with exit code {code}" if code else "it ended"
             raise InputError(
                 "command",
-                f"{problem} (no record of rank {missing[0]})",
-                "it must train on that many ranks; the last lines of its output:\n"
-                + started.last_lines(),
-            )
-        records = [Record.load(path) for path in paths]
-        if not all(record.steps or record.refusal for record in records):
-            raise InputError(
-                "command",
-                "no optimizer step of torch.optim was seen",
-                "the script must train; the last lines of its output:\n" + started.last_lines(),
+                f"{problem} before {self.ranks} ranks took an optimizer step of torch.optim",
+                f"it must train on that many ranks; its output says: {started.error()}",
             )
         return records
 
@@ -198,7 +201,7 @@ class _Runs:
             record = Record.load(path) if path.is_file() else None
             usable = record is not None and bool(record.steps)
             if not usable:
-                self.failures.append(f"exit code {code}: {run.last_lines()[-400:]}")
+                self.failures.append(f"exit code {code}: {run.error()}")
             records.append(record if usable else None)
         return records
 
@@ -221,7 +224,7 @@ class _Runs:
         answer: str,
         recorded: Sequence[Record],
         *,
-        finding: Finding | None = None,
+        findings: Sequence[Finding] = (),
         checks: Sequence[Check] = (),
         method: str = REPLAY,
         notes: Sequence[str] = (),
@@ -232,7 +235,7 @@ class _Runs:
             steps=min(len(record.steps) for record in recorded),
             same=same,
             answer=f"{self.ranks} ranks: {answer}" if same is None else answer,
-            finding=finding,
+            findings=tuple(findings),
             checks=tuple(checks),
             method=method,
             frameworks=tuple(recorded[0].frameworks or ["torch"]),
@@ -265,40 +268,44 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
             *aligned(records.gradients(), records.replayed(other))
         ) <= max(1e-4, 4 * records.floor)
 
-    checks = [*_rank_checks(records), _replay_gradient_check(records, replay)]
-    checks.append(_rate_check(records, replay))
-    notes = _notes(records, replay)
-    if checks[-1].holds and checks[-2].holds and not causes.scales_rates(records, replay):
-        checks.append(update_check(records, replay))
-    finding = _cause_without_replay(records)
-    if finding is None and not _holds(checks, "gradient"):
-        finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
-    finding = finding or causes.of_rates(records, replay) or causes.of_buffers(records)
-    if finding is None and not _holds(checks, "gradient") and replay.unmatched:
-        return runs.report(
-            None,
-            f"cannot be told: the script draws random numbers ({replay.unmatched[0]}) that one "
-            "process cannot repeat for all ranks; audit it with --deterministic",
-            records.ranks,
-            checks=checks,
-            notes=notes,
-        )
-    return _reported(runs, records, checks, finding, REPLAY, notes)
+    gradient = _gradient_check(records, replay)
+    rate = _rate_check(records, replay)
+    checks = [*_rank_checks(records), gradient, rate]
+    if gradient.holds and rate.holds and not causes.scales_rates(records, replay):
+        checks += [update_check(records, replay), *_later_checks(records, replay)]
+    findings = _findings_without_replay(records)
+    if not gradient.holds and not any(f.explains_gradient for f in findings):
+        found = causes.of_gradient(records, replay, gradients_equal_with_shares)
+        if found is None and replay.unmatched:
+            return runs.report(
+                None,
+                f"cannot be told: the script draws random numbers ({replay.unmatched[0]}) that one "
+                "process cannot repeat for all ranks; audit it with --deterministic",
+                records.ranks,
+                findings=findings,
+                checks=checks,
+            )
+        findings += [found] if found is not None else []
+    rates = causes.of_rates(records, replay)
+    findings += [rates] if rates is not None else []
+    return _reported(runs, records, checks, findings, REPLAY, _notes(records, replay))
 
 
 def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     expected = causes.weighted_by_targets(records)
-    notes = list(runs.failures[:1])
-    finding = _cause_without_replay(records)
+    findings = _findings_without_replay(records)
     checks = list(_rank_checks(records))
     if expected:
         used = records.clipped() or records.gradients()
         known = {name: used[name] for name in used if name in expected}
-        checks.append(gradient_check("gradient", known, expected, {}, max(records.floor, 1e-5)))
-        if finding is None and not checks[-1].holds:
-            finding = causes.of_own_gradients(records, expected)
-    elif finding is None:
+        checks.append(
+            gradient_check("gradient, step 1", known, expected, {}, max(records.floor, 1e-5))
+        )
+        if not checks[-1].holds and not any(f.explains_gradient for f in findings):
+            found = causes.of_own_gradients(records, expected)
+            findings += [found] if found is not None else []
+    elif not findings:
         why = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
         return runs.report(
             None,
@@ -308,50 +315,53 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
             checks=checks,
             method=OWN_GRADIENTS,
         )
-    return _reported(runs, records, checks, finding, OWN_GRADIENTS, notes)
+    return _reported(runs, records, checks, findings, OWN_GRADIENTS, runs.failures[:1])
 
 
-def _cause_without_replay(records: Records) -> Finding | None:
-    return (
-        causes.of_start(records)
-        or causes.of_data(records)
-        or causes.of_optimizer(records)
-        or causes.of_disagreement(records)
-        or causes.of_ties(records)
-        or causes.of_scaler(records)
-        or causes.of_accumulation(records)
+def _findings_without_replay(records: Records) -> list[Finding]:
+    found = (
+        causes.of_start(records),
+        causes.of_data(records),
+        causes.of_optimizer(records),
+        causes.of_disagreement(records),
+        causes.of_ties(records),
+        causes.of_scaler(records),
+        causes.of_accumulation(records),
+        causes.of_buffers(records),
     )
+    return [finding for finding in found if finding is not None]
 
 
 def _reported(
     runs: _Runs,
     records: Records,
     checks: Sequence[Check],
-    finding: Finding | None,
+    findings: Sequence[Finding],
     method: str,
     notes: Sequence[str],
 ) -> AuditReport:
     failing = [check for check in checks if not check.holds]
     ranks = f"{runs.ranks} ranks"
-    if finding is not None:
+    if findings:
+        first = findings[0]
         answer = (
-            f"{ranks} do not train what one process trains: {finding.deviation}, because "
-            f"{finding.reason}; {finding.remedy}"
+            f"{ranks} do not train what one process trains: {first.deviation}, because "
+            f"{first.reason}; {first.remedy}"
         )
     elif failing:
-        first = failing[0]
-        size = f" by {_size(first)}" if first.in_tolerances is not None else ""
+        check = failing[0]
+        size = f" by {_size(check)}" if check.in_tolerances is not None else ""
         answer = (
-            f"{ranks} do not train what one process trains: the {first.name} differs{size} "
-            f"({first.where}); no cause could be shown"
+            f"{ranks} do not train what one process trains: the {check.name} differs{size} "
+            f"({check.where}); no cause could be shown"
         )
     else:
         answer = f"{ranks} train what one process trains, in {records.steps} steps"
     return runs.report(
-        finding is None and not failing,
+        not findings and not failing,
         answer,
         records.ranks,
-        finding=finding,
+        findings=findings,
         checks=checks,
         method=method,
         notes=notes,
@@ -360,10 +370,6 @@ def _reported(
 
 def _size(check: Check) -> str:
     return percent(check.found) if isinstance(check.found, float) else str(check.found)
-
-
-def _holds(checks: Sequence[Check], name: str) -> bool:
-    return all(check.holds for check in checks if check.name == name)
 
 
 def _rank_checks(records: Records) -> Iterator[Check]:
@@ -380,13 +386,31 @@ def _rank_checks(records: Records) -> Iterator[Check]:
     )
 
 
-def _replay_gradient_check(records: Records, replay: Record) -> Check:
+def _gradient_check(records: Records, replay: Record) -> Check:
     disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
     check = gradient_check(
-        "gradient", records.gradients(), records.replayed(replay), disturbed, records.floor
+        "gradient, step 1", records.gradients(), records.replayed(replay), disturbed, records.floor
     )
     difference = relative(*aligned(records.gradients(), records.replayed(replay)))
     return check.model_copy(update={"found": difference})
+
+
+def _later_checks(records: Records, replay: Record) -> Iterator[Check]:
+    """Check the gradients of the later steps, in which rounding may grow."""
+    for step in range(1, records.steps):
+        expected = records.replayed(replay, step)
+        disturbed = records.replayed(records.disturbed, step) if records.disturbed else {}
+        spread = relative(*aligned(disturbed, expected))
+        allowed = max(LATER, MARGIN * spread)
+        found = relative(*aligned(records.gradients(step), expected))
+        yield Check(
+            name=f"gradient, step {step + 1}",
+            holds=found <= allowed,
+            found=found,
+            expected=0.0,
+            tolerance=allowed,
+            in_tolerances=found / allowed,
+        )
 
 
 def _rate_check(records: Records, replay: Record) -> Check:

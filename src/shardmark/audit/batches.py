@@ -19,7 +19,7 @@ def joined(parts: Sequence[Any], batch_size: int | None = None) -> Any:
     first = parts[0]
     if isinstance(first, Tensor):
         return _concatenated(parts)
-    if isinstance(first, Mapping) or hasattr(first, "data") and hasattr(first, "keys"):
+    if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         values = {key: joined([part[key] for part in parts], batch_size) for key in first}
         return type(first)(values)
     if dataclasses.is_dataclass(first) and not isinstance(first, type):

@@ -31,6 +31,16 @@ class Finding:
     remedy: str
     evidence: str
 
+    @property
+    def explains_gradient(self) -> bool:
+        """True if a deviating gradient needs no other cause."""
+        return self.name in {
+            "different_start",
+            "accumulation_not_synchronised",
+            "not_reduced",
+            "ranks_disagree",
+        }
+
 
 def some(names: list[str]) -> str:
     """The first names of a list."""
@@ -482,7 +492,7 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     """Solve for the weights of the ranks' gradients whose sum is the gradient of one process."""
     local = records.local_gradients()
     parts = [micro for rank in local for micro in rank]
-    expected = records.clipped() and _unclipped(replay, records) or records.replayed(replay)
+    expected = (records.clipped() and _unclipped(replay, records)) or records.replayed(replay)
     names = [name for name in expected if all(name in part for part in parts)]
     if not names or not parts:
         return None

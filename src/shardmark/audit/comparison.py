@@ -24,9 +24,6 @@ ROUNDINGS = 4.0
 NEGLIGIBLE = 0.02
 """Part of the full gradient's allowance that every tensor has: small sums cancel to rounding."""
 
-LATER_STEPS = 1000.0
-"""Factor on the allowance of the later steps, in which training amplifies rounding."""
-
 UPDATE = 1e-3
 """Relative difference of updates that counts as equal where the gradients are equal: optimizers
 divide by the gradient's size, so that rounding in small gradients grows."""

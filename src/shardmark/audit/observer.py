@@ -62,7 +62,7 @@ class Observer:
         self._step = Step()
         self._stepping: Any = None
         self._parameters: list[Tensor] = []
-        self._clipped: list[Tensor | None] = []
+        self._clipped: list[dict[int, Tensor | None]] = []
         self._drawn_bytes = 0
         self._draws_in_forward = 0
         self._busy = False
@@ -197,21 +197,14 @@ class Observer:
 
     def before_clip(self, parameters: Sequence[Tensor]) -> None:
         with self._recording():
-            self._clipped = full_gradients(parameters, deepspeed=False)
+            gradients = full_gradients(parameters, deepspeed=False)
+            self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
 
     def after_clip(self, norm: Any, limit: float) -> None:
         with self._recording():
             value = float(full_copy(norm)) if isinstance(norm, Tensor) else None
             scaled = self.scale != 1.0 and not self.unscaled
-            self._step.clips.append(
-                Clip(
-                    norm=value,
-                    limit=limit,
-                    scaled=scaled,
-                    scale=self.scale,
-                    gradients=self._clipped,
-                )
-            )
+            self._step.clips.append(Clip(norm=value, limit=limit, scaled=scaled, scale=self.scale))
 
     def before_step(self, optimizer: Any) -> None:
         deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
@@ -235,6 +228,9 @@ class Observer:
                     number = numbers.get(id(parameter))
                     if number is not None:
                         micro.gradients[number] = gradient
+            for clip, gradients in zip(self._step.clips, self._clipped, strict=True):
+                clip.gradients = [gradients.get(id(parameter)) for parameter in self._parameters]
+            self._clipped = []
             if not self.record.steps:
                 self._find_orphans(numbers)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +61,7 @@ class Clip:
     scaled: bool
     """True if the gradients still had the scale of a `GradScaler`."""
     scale: float
-    gradients: list[Tensor | None]
+    gradients: list[Tensor | None] = field(default_factory=list)
     """Gradients before the call, in the order of the optimizer's parameters."""
 
 
