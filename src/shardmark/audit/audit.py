@@ -135,7 +135,8 @@ def audit_script(
     if ranks < 2:
         raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
     with scratch_folder() as folder:
-        runs = _Runs(command, ranks, steps, deterministic, longest_seconds, start, folder)
+        plan = Plan(directory=str(folder / "record"), steps=steps, deterministic=deterministic)
+        runs = _Runs(command, ranks, plan, start=start, seconds=longest_seconds)
         recorded = runs.record()
         refusal = next((record.refusal for record in recorded if record.refusal), "")
         if refusal:
@@ -143,7 +144,8 @@ def audit_script(
         if any(record.names != recorded[0].names for record in recorded):
             return runs.report(
                 None,
-                "cannot be told: the ranks train different parameters (pipeline or expert parallel)",
+                "cannot be told: the ranks train different parameters (pipeline or expert "
+                "parallel)",
                 recorded,
             )
         return _judged(runs, recorded)
@@ -153,20 +155,11 @@ class _Runs:
     """Starts of one script, each in a folder of its own."""
 
     def __init__(
-        self,
-        command: ScriptCommand,
-        ranks: int,
-        steps: int,
-        deterministic: bool,
-        longest_seconds: float,
-        start: Start,
-        folder: Path,
+        self, command: ScriptCommand, ranks: int, plan: Plan, *, start: Start, seconds: float
     ) -> None:
-        self.command, self.ranks, self.steps = command, ranks, steps
-        self._seconds, self._start, self._folder = longest_seconds, start, folder
-        self._plan = Plan(
-            directory=str(folder / "record"), steps=steps, deterministic=deterministic
-        )
+        self.command, self.ranks, self.steps = command, ranks, plan.steps
+        self._plan, self._start, self._seconds = plan, start, seconds
+        self._folder = Path(plan.directory).parent
         self.failures: list[str] = []
 
     def record(self) -> list[Record]:
@@ -288,7 +281,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
         findings += [found] if found is not None else []
     rates = causes.of_rates(records, replay)
     findings += [rates] if rates is not None else []
-    return _reported(runs, records, checks, findings, REPLAY, _notes(records, replay))
+    return _reported(runs, records, checks, findings, method=REPLAY, notes=_notes(records, replay))
 
 
 def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
@@ -315,7 +308,7 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
             checks=checks,
             method=OWN_GRADIENTS,
         )
-    return _reported(runs, records, checks, findings, OWN_GRADIENTS, runs.failures[:1])
+    return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=runs.failures[:1])
 
 
 def _findings_without_replay(records: Records) -> list[Finding]:
@@ -337,6 +330,7 @@ def _reported(
     records: Records,
     checks: Sequence[Check],
     findings: Sequence[Finding],
+    *,
     method: str,
     notes: Sequence[str],
 ) -> AuditReport:
@@ -433,6 +427,7 @@ def _notes(records: Records, replay: Record) -> list[str]:
         notes.append(f"the script ended after {records.steps} steps")
     if records.epsilon > 1e-4:
         notes.append(
-            f"the forward pass rounds to 16 bits: differences up to {records.floor:.2g} count as equal"
+            f"the forward pass rounds to 16 bits: gradients that differ by less than "
+            f"{records.floor:.2g} count as equal"
         )
     return notes

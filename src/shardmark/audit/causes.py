@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +75,7 @@ def of_start(records: Records) -> Finding | None:
                 reason="each rank draws its own initial weights and none are sent to the others",
                 remedy="broadcast rank 0's weights before the first step (DDP does), or seed all "
                 "ranks alike before the model is made",
-                evidence=f"{some(other)} of rank 0 and rank {rank.rank} differ before the first step",
+                evidence=f"{some(other)} of rank {rank.rank} differ from rank 0's before the first step",
             )
     return None
 
@@ -269,9 +269,11 @@ def of_buffers(records: Records) -> Finding | None:
         for rank in records.ranks[1:]:
             other = rank.steps[step].buffers
             names = [
-                name for name, value in first.items()
-                if name in other and relative(value.double().numpy(), other[name].double().numpy()) > 1e-5
-            ]  # fmt: skip
+                name
+                for name, value in first.items()
+                if name in other
+                and relative(value.double().numpy(), other[name].double().numpy()) > 1e-5
+            ]
             if names:
                 return Finding(
                     name="buffers_differ",
@@ -335,8 +337,8 @@ def of_disagreement(records: Records) -> Finding | None:
             deviation="the ranks use different gradients"
             + ("" if everything else f" of {some(different)}"),
             reason=f"{which} reduced over the ranks",
-            remedy="call the wrapped model itself, with all of its parameters inside the wrapper, or "
-            "reduce their gradients before the step",
+            remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
+            "or reduce their gradients before the step",
             evidence=f"each rank uses the gradient of its own samples; {evidence}",
         )
     return Finding(
@@ -370,25 +372,13 @@ def of_gradient(
         return None
     deviation = relative(gradient, expected)
     off = f"the gradient is off by {percent(deviation)}"
-    for finding in _gradient_findings(records, replay, gradient, expected, off, same_with_shares):
-        if finding is not None:
-            return finding
-    return None
-
-
-def _gradient_findings(
-    records: Records,
-    replay: Record,
-    gradient: Array,
-    expected: Array,
-    off: str,
-    same_with_shares: Callable[[], bool],
-) -> Iterator[Finding | None]:
-    yield _of_factor(records, gradient, expected)
-    yield _of_clipping(records, replay, off)
-    yield _of_weights(records, replay, off)
-    if records.ranks[0].batch_norm and same_with_shares():
-        yield Finding(
+    finding = (
+        _of_factor(records, gradient, expected)
+        or _of_clipping(records, replay, off)
+        or _of_weights(records, replay, off)
+    )
+    if finding is None and records.ranks[0].batch_norm and same_with_shares():
+        return Finding(
             name="batch_norm_of_share",
             deviation=off,
             reason="batch norm takes its statistics from the samples of one rank",
@@ -397,8 +387,9 @@ def _gradient_findings(
             evidence="one process whose batch norm takes its statistics from each rank's rows has "
             "the ranks' gradient",
         )
-    yield _of_whole_batch(records, replay, off)
-    yield _of_precision(gradient, expected, off)
+    return (
+        finding or _of_whole_batch(records, replay, off) or _of_precision(gradient, expected, off)
+    )
 
 
 def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | None:
@@ -420,8 +411,8 @@ def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | 
         return Finding(
             name="averaged_twice",
             deviation=f"the gradient is {ranks} times too small",
-            reason="it is divided by the number of ranks twice, or a sum over the ranks' samples is "
-            "averaged",
+            reason="it is divided by the number of ranks twice, or a sum over the ranks' samples "
+            "is averaged",
             remedy="divide once: DDP and FSDP average over the ranks already",
             evidence=evidence,
         )
@@ -562,7 +553,7 @@ def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | Non
     return Finding(
         name="whole_batch_loss",
         deviation=off,
-        reason="the loss depends on all samples of a batch together, and each rank has only its own",
+        reason="the loss depends on all samples of a batch together, and each rank sees its own",
         remedy="gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
         evidence="the model's outputs for each sample are equal in one process, and the ranks' "
         "gradients are reduced right, but no weighting of them gives that of one process",

@@ -119,8 +119,8 @@ class Observer:
                 continue
             if is_distributed_tensor(parameter):
                 self.record.refusal = (
-                    f"the weights of {type(module).__name__} stay divided in the forward pass (tensor "
-                    "parallel): a rank has no gradient of its own to compare"
+                    f"the weights of {type(module).__name__} stay divided in the forward pass "
+                    "(tensor parallel): a rank has no gradient of its own to compare"
                 )
             elif parameter.is_leaf:
                 self._watch_gradient(module, name, parameter)
@@ -313,7 +313,7 @@ class Observer:
             described.samples_seen.append(sample_checksums(batch))
             yield batch
 
-    def length_of(self, number: int, length: int) -> int:
+    def length_of(self, _number: int, length: int) -> int:
         return length
 
     def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Replay of the ranks' first steps in one process: the same script with the ranks' data together."""
+"""Replay of the ranks' first steps: the same script in one process with the ranks' data."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ReplayObserver(Observer):
                     return
 
     def batches(
-        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+        self, loader: Any, _number: int, iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
         iteration, self._iterations = self._iterations, self._iterations + 1
         recorded = [rank[iteration] for rank in self._recorded_batches if iteration < len(rank)]
@@ -84,13 +84,13 @@ class ReplayObserver(Observer):
                 described.samples_seen.append(sample_checksums(batch))
                 yield batch
 
-    def length_of(self, number: int, length: int) -> int:
+    def length_of(self, _number: int, length: int) -> int:
         """Number of batches of a rank, as a schedule may follow from it."""
-        of_rank = [loader.length for loader in self._first.loaders if loader.number == number]
+        of_rank = [loader.length for loader in self._first.loaders if loader.number == _number]
         recorded = of_rank[0] if of_rank and of_rank[0] is not None else length
         return recorded * (len(self._ranks) if self.plan.interleaved else 1)
 
-    def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
+    def draw(self, place: str, value: Tensor, _samples_outputs: bool) -> Tensor | None:
         if self._busy or self._in_backward:
             return None
         if self._stack and torch.is_grad_enabled():
@@ -151,7 +151,7 @@ class ReplayObserver(Observer):
         """Let batch norm take its statistics from each rank's rows, as on the ranks."""
         original = functional.batch_norm
 
-        def of_shares(
+        def of_shares(  # noqa: PLR0917 - the signature of torch's function
             value: Tensor,
             mean: Tensor | None,
             variance: Tensor | None,

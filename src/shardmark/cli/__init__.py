@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardmark.cli.audit import audit
 from shardmark.cli.batch import batch
 from shardmark.cli.compare import compare
 from shardmark.cli.doctor import doctor
@@ -66,6 +67,9 @@ app.command("compare")(compare)
 app.command("report")(report)
 app.command("export")(export)
 app.command("verify")(verify)
+app.command(
+    "audit", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
+)(audit)
 app.command("init")(init)
 app.command("list")(list_)
 app.command("doctor")(doctor)

@@ -11,7 +11,7 @@ import os
 import sys
 from types import ModuleType
 
-HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - start-up imports little
+BOOTSTRAP_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - start-up imports little
 
 
 def _install_hooks() -> None:
@@ -45,7 +45,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 def _run_next_sitecustomize() -> None:
     """Run the `sitecustomize` that this file hides."""
-    paths = [path for path in sys.path if os.path.abspath(path or ".") != HERE]  # noqa: PTH100
+    paths = [path for path in sys.path if os.path.abspath(path or ".") != BOOTSTRAP_FOLDER]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", paths)
     if spec is not None and spec.loader is not None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))

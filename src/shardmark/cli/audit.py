@@ -1,0 +1,116 @@
+"""`shardmark audit`: is an unchanged training script right on N ranks?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardmark.cli.arguments import TextOrJson
+from shardmark.core.errors import InputError
+from shardmark.core.text import say, say_text
+
+if TYPE_CHECKING:
+    from shardmark.audit.audit import AuditReport
+
+DEVIATES = 1
+UNDECIDED = 2
+
+
+def audit(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="The training command as you type it: torchrun, python -m torch.distributed.run, "
+            "accelerate launch, deepspeed, or a script.",
+        ),
+    ],
+    ranks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="Numbers of ranks to try; by default that of the command, or 2.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Optimizer steps that are compared.")
+    ] = 3,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Seed all ranks, and switch dropout off.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of each start.")
+    ] = 900.0,
+    form: Annotated[TextOrJson, typer.Option("--format", help="json has every check.")] = (
+        TextOrJson.TEXT
+    ),
+) -> None:
+    """Run a training script on N ranks, and its first steps again in one process; compare both.
+
+    The script is not changed: hooks of torch record its batches, gradients and weights.  Exit code
+    0 if the ranks train what one process trains, 1 if not, 2 if it cannot be told.
+    """
+    from shardmark.audit.audit import audit_script
+    from shardmark.report.table.formats import render_json
+    from shardmark.scripts.command import parse_command
+
+    parsed = parse_command(command)
+    reports = []
+    for count in _counts(ranks, parsed.ranks):
+        report = audit_script(
+            parsed,
+            ranks=count,
+            steps=steps,
+            deterministic=deterministic,
+            longest_seconds=timeout,
+        )
+        reports.append(report)
+        if form is TextOrJson.TEXT:
+            say(*report_lines(report))
+    if form is TextOrJson.JSON:
+        say_text(render_json({"audits": [_facts(report) for report in reports]}))
+    answers = [report.same for report in reports]
+    if not all(answers):
+        raise typer.Exit(DEVIATES if False in answers else UNDECIDED)
+
+
+def _counts(text: str | None, of_command: int | None) -> list[int]:
+    """Numbers of ranks to try; one rank is what the others are compared with."""
+    if text is None:
+        return [of_command if of_command is not None and of_command > 1 else 2]
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() for number in numbers):
+        raise InputError("--ranks", text, "numbers of ranks with commas between, such as 2,4")
+    counts = [int(number) for number in numbers if int(number) != 1]
+    if not counts or 0 in counts:
+        raise InputError("--ranks", text, "at least one number from 2: one rank is the reference")
+    return counts
+
+
+def report_lines(report: AuditReport) -> list[str]:
+    """The answer, and the checks behind it: at most 16 lines."""
+    lines = [report.answer]
+    lines += [f"  evidence: {finding.evidence}" for finding in report.findings[:1]]
+    lines += [
+        f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
+    ]
+    width = max((len(check.name) for check in report.checks), default=0)
+    for check in report.checks[:8]:
+        word = "holds " if check.holds else "DIFFERS"
+        value = check.found if isinstance(check.found, str) else f"off by {check.found:.2g}"
+        if isinstance(check.found, str) and check.found != check.expected:
+            value += f", expected {check.expected}"
+        location = f" ({check.where})" if check.where and not check.holds else ""
+        lines.append(f"  {check.name:{width}}  {word:7}  {value}{location}")
+    lines += [f"  note: {note}" for note in report.notes[:2]]
+    wrapped = ", ".join(report.frameworks)
+    lines.append(f"  {report.ranks} ranks of {wrapped}, {report.steps} steps; {report.method}")
+    return lines
+
+
+def _facts(report: AuditReport) -> dict[str, object]:
+    facts = asdict(report)
+    facts["checks"] = [check.model_dump() for check in report.checks]
+    return facts

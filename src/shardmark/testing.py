@@ -1,0 +1,23 @@
+"""Checks for the tests of other projects."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+
+def same_training(command: str | Sequence[str], *, ranks: int = 2, steps: int = 3) -> None:
+    """Fail unless a training script on several ranks trains what one process trains.
+
+    `command` is the training command as it is typed, such as `"torchrun train.py --epochs 1"`; it
+    runs on this machine, unchanged, for the first steps.  Raises `AssertionError` with the answer
+    of `shardmark audit` if the training deviates or if that cannot be told, and `InputError` if the
+    script does not run.
+    """
+    from shardmark.audit.audit import audit_script
+    from shardmark.scripts.command import parse_command
+
+    words = shlex.split(command) if isinstance(command, str) else list(command)
+    report = audit_script(parse_command(words), ranks=ranks, steps=steps)
+    if not report.same:
+        raise AssertionError(report.answer)

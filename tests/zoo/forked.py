@@ -1,0 +1,84 @@
+"""Starts scripts of the zoo by forks of a process that has torch: imports take most of their time."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmark.audit.audit import Started
+from shardmark.audit.plan import Plan
+from shardmark.scripts.command import ScriptCommand
+
+CONTEXT: Any = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.zoo.preload"])
+
+
+class ForkedScript(Started):
+    """Ranks that run a script as torchrun starts them, without its launcher."""
+
+    def __init__(self, script: Sequence[str], ranks: int, plan: Plan, log: Path) -> None:
+        self.log = log
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._processes = []
+        for rank in range(ranks):
+            variables = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(ranks),
+                "LOCAL_WORLD_SIZE": str(ranks),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": "1",
+                **plan.variables(),
+            }
+            process = CONTEXT.Process(target=run_rank, args=(list(script), variables, str(log)))
+            process.start()
+            self._processes.append(process)
+
+    def wait(self, seconds: float) -> int | None:
+        until = time.monotonic() + seconds
+        for process in self._processes:
+            process.join(max(0.0, until - time.monotonic()))
+        codes = [process.exitcode for process in self._processes]
+        self.end()
+        return None if None in codes else max(map(abs, codes))
+
+    def end(self) -> None:
+        for process in self._processes:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+
+
+def start_forked(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
+    """Start a script's ranks, in place of `start_command`."""
+    return ForkedScript(command.script, ranks, plan, log)
+
+
+def run_rank(script: list[str], variables: Mapping[str, str], log: str) -> None:
+    """Run the script as `__main__` with the hooks of the audit."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(variables)
+    os.chdir(Path(log).parent)
+    import torch
+
+    torch.set_num_threads(1)
+    from shardmark.audit.hooks import install
+
+    install()
+    sys.argv = script
+    sys.path.insert(0, str(Path(script[0]).parent))
+    with contextlib.suppress(SystemExit):
+        runpy.run_path(script[0], run_name="__main__")
