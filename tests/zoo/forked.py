@@ -1,4 +1,4 @@
-"""Starts scripts of the zoo by forks of a process that has torch: imports take most of their time."""
+"""Starts scripts of the zoo by forks of a process that has imported torch, to save time."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ def joined(parts: Sequence[Any], batch_size: int | None = None) -> Any:
     if isinstance(first, Tensor):
         return _concatenated(parts)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
-        values = {key: joined([part[key] for part in parts], batch_size) for key in first}
-        return type(first)(values)
+        return type(first)(
+            {key: joined([part[key] for part in parts], batch_size) for key in first}
+        )
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first)]
         return dataclasses.replace(

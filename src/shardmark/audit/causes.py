@@ -39,6 +39,7 @@ class Finding:
             "accumulation_not_synchronised",
             "not_reduced",
             "ranks_disagree",
+            "untied_weights",
         }
 
 
@@ -75,7 +76,7 @@ def of_start(records: Records) -> Finding | None:
                 reason="each rank draws its own initial weights and none are sent to the others",
                 remedy="broadcast rank 0's weights before the first step (DDP does), or seed all "
                 "ranks alike before the model is made",
-                evidence=f"{some(other)} of rank {rank.rank} differ from rank 0's before the first step",
+                evidence=f"{some(other)} of rank {rank.rank} differ from rank 0's",
             )
     return None
 
@@ -128,6 +129,17 @@ def _of_epoch(records: Records) -> Finding | None:
         known = [loader.indices for loader in loaders if loader.indices is not None]
         if len(known) < records.count or records.count < 2 or not samples or not size:
             continue
+        if len({loader.first_sample for loader in loaders}) > 1:
+            part = samples // records.count
+            return Finding(
+                name="data_dropped",
+                deviation=f"each rank trains on {part} of its {samples} samples",
+                reason="the data is divided twice: each rank has other data, which a sampler "
+                "divides among the ranks again",
+                remedy="give all ranks the same data set, or no DistributedSampler",
+                evidence=f"the data sets of the ranks begin with different samples, and a "
+                f"{loaders[0].sampler} takes 1 of {records.count} of each",
+            )
         if any(loader.samples != samples for loader in loaders):
             continue
         counts = Counter(index for indices in known for index in indices)
@@ -225,24 +237,15 @@ def of_scaler(records: Records) -> Finding | None:
 
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
-    micros = records.ranks[0].steps[0].micros
-    count = len(micros)
-    if count < 2 or any(len(micro.losses) != 1 or micro.loss is None for micro in micros):
+    count = len(records.ranks[0].steps[0].micros)
+    loss_factor, gradient_factor = _loss_factor(records), _gradient_factor(records)
+    if count < 2 or loss_factor is None or gradient_factor is None:
         return None
-    calls = [micro.losses[0] for micro in micros]
-    if any(call.reduction != "mean" or not call.value for call in calls):
-        return None
-    scales = [micro.loss / micro.losses[0].value for micro in micros]  # type: ignore[operator]
-    if max(scales) - min(scales) > 1e-3 * max(scales):
-        return None
-    used, mean = aligned(records.clipped() or records.gradients(), mean_of_ranks(records))
-    if not len(used) or not np.linalg.norm(mean):
-        return None
-    factor = float(used @ mean / (mean @ mean))
-    if relative(used, factor * mean) > EXPLAINED:
-        return None
-    times = scales[0] * factor * count  # 1 if the step has the mean over its micro-batches
-    evidence = f"the loss is multiplied by {scales[0]:.4g} and the sum of gradients by {factor:.4g}"
+    times = loss_factor * gradient_factor * count  # 1 if a step uses the mean of its micro-batches
+    evidence = (
+        f"the loss is multiplied by {loss_factor:.4g} and the sum of gradients by "
+        f"{gradient_factor:.4g}"
+    )
     if abs(times / count - 1) < EXPLAINED:
         return Finding(
             name="accumulation_not_divided",
@@ -260,6 +263,30 @@ def of_accumulation(records: Records) -> Finding | None:
             evidence=evidence,
         )
     return None
+
+
+def _loss_factor(records: Records) -> float | None:
+    """Factor between a mean loss and the number that `backward` gets; None if it is not the same."""
+    micros = records.ranks[0].steps[0].micros
+    factors = [
+        micro.loss / call.value
+        for micro in micros
+        for call in micro.losses
+        if micro.loss is not None and call.value and call.reduction == "mean"
+    ]
+    calls = [call for micro in micros for call in micro.losses]
+    if not len(factors) == len(calls) == len(micros) or not factors:
+        return None
+    return factors[0] if max(factors) - min(factors) <= 1e-3 * max(factors) else None
+
+
+def _gradient_factor(records: Records) -> float | None:
+    """Factor between the mean of the ranks' own gradients and the one that is used."""
+    used, mean = aligned(records.clipped() or records.gradients(), mean_of_ranks(records))
+    if not np.linalg.norm(mean):
+        return None
+    factor = float(used @ mean / (mean @ mean))
+    return factor if relative(used, factor * mean) <= EXPLAINED else None
 
 
 def of_buffers(records: Records) -> Finding | None:
@@ -408,6 +435,15 @@ def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | 
             evidence=evidence,
         )
     if abs(factor * ranks - 1) < EXPLAINED:
+        calls = [call for micro in records.ranks[0].steps[0].micros for call in micro.losses]
+        if calls and all(call.reduction == "sum" for call in calls):
+            return Finding(
+                name="averaged_sum",
+                deviation=f"the gradient is {ranks} times too small",
+                reason="the loss is a sum over samples, and the wrapper averages it over the ranks",
+                remedy=f"multiply the loss by {ranks}, or use a mean over all ranks' samples",
+                evidence=f"{evidence}; {calls[0].function} is called with reduction='sum'",
+            )
         return Finding(
             name="averaged_twice",
             deviation=f"the gradient is {ranks} times too small",

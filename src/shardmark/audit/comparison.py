@@ -13,7 +13,7 @@ import numpy as np
 from shardmark.audit.joining import joined_tensors
 from shardmark.audit.record import Record
 from shardmark.equivalence.capture import Array, Capture
-from shardmark.equivalence.compare import Tolerances, equal, worst_of
+from shardmark.equivalence.compare import TINY, Tolerances, equal, worst_of
 from shardmark.results.verification import Check
 
 if TYPE_CHECKING:
@@ -191,14 +191,14 @@ def update_check(records: Records, replay: Record) -> Check:
     ranks, single = records.updates(), records.updates(replay)
     gradients = records.replayed(replay)
     worst, where = 0.0, "nothing to compare"
-    size = np.linalg.norm(stacked(single))
+    size = float(np.linalg.norm(stacked(single)))
     for name in single:
         if name not in ranks or name not in gradients:
             continue
         update, expected = _trimmed(ranks[name], single[name])
         gradient = np.abs(gradients[name][: len(expected)])
         counts = gradient > 0.01 * np.sqrt(np.mean(gradient**2))
-        difference = float(np.linalg.norm((update - expected)[counts]) / max(size, 1e-300))
+        difference = float(np.linalg.norm((update - expected)[counts])) / max(size, TINY)
         if difference > worst:
             worst, where = difference, name
     allowed = max(UPDATE, 4 * records.floor)

@@ -19,14 +19,14 @@ FROM_A_MODEL = ("multinomial",)
 """Operators that sample from a model's outputs, as generation does."""
 
 
-class WatchDraws(TorchDispatchMode):
+class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes the result of every operator that draws random numbers to a function.
 
     `watch(place, result, samples_outputs)` returns the tensor to use, or None to use the result.
     """
 
     def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

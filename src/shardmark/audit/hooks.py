@@ -54,7 +54,7 @@ def install() -> None:
     _watch_scalers(observer)
     _watch_loaders(observer)
     _watch_gathers(observer)
-    WatchDraws(observer.draw).__enter__()
+    WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
 
 
 def _watch_modules(observer: Observer) -> None:
@@ -69,7 +69,7 @@ def _watch_modules(observer: Observer) -> None:
             observer.after_module(module, (inputs, keywords), outputs)
 
     global_hooks.register_module_forward_pre_hook(before)
-    global_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True)  # type: ignore[arg-type]
+    global_hooks.register_module_forward_hook(after, with_kwargs=True, always_call=True)
 
 
 def _watch_backward(observer: Observer) -> None:

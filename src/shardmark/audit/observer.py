@@ -151,7 +151,7 @@ class Observer:
         self._hooked[id(parameter)] = parameter
         key = (id(module), name)
         self._places[key] = module
-        parameter.register_hook(partial(self._add_gradient, key))
+        parameter.register_hook(partial(self._add_gradient, key))  # type: ignore[no-untyped-call]
 
     def _add_gradient(self, key: tuple[int, str], gradient: Tensor) -> None:
         if not is_distributed_tensor(gradient):
@@ -228,8 +228,8 @@ class Observer:
                     number = numbers.get(id(parameter))
                     if number is not None:
                         micro.gradients[number] = gradient
-            for clip, gradients in zip(self._step.clips, self._clipped, strict=True):
-                clip.gradients = [gradients.get(id(parameter)) for parameter in self._parameters]
+            for clip, held in zip(self._step.clips, self._clipped, strict=True):
+                clip.gradients = [held.get(id(parameter)) for parameter in self._parameters]
             self._clipped = []
             if not self.record.steps:
                 self._find_orphans(numbers)
@@ -416,6 +416,7 @@ def _described(loader: Any) -> Loader:
             sampler=type(sampler).__name__,
             shuffles=bool(getattr(sampler, "shuffle", False)),
             indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
+            first_sample=_first_sample(sampler, dataset),
         )
     return Loader(
         batch_size=getattr(loader, "batch_size", None),
@@ -425,6 +426,16 @@ def _described(loader: Any) -> Loader:
         shuffles=False,
         indices=None,
     )
+
+
+def _first_sample(sampler: Any, dataset: Any) -> float | None:
+    if getattr(sampler, "num_replicas", 1) == 1:
+        return None
+    state = random.getstate()
+    with torch.random.fork_rng():
+        sums = [[float(row_checksums(leaf).sum()) for leaf in leaves(dataset[0])] for _ in "ab"]
+    random.setstate(state)
+    return sum(sums[0]) if sums[0] and sums[0] == sums[1] else None
 
 
 def _base(dataset: Any) -> Any:

@@ -93,6 +93,8 @@ class Loader:
     shuffles: bool
     indices: list[int] | None
     """Indices of the samples of a full epoch, where they can be read without drawing any."""
+    first_sample: float | None = None
+    """Checksum of sample 0, where a sampler divides the data; None if it is random."""
     number: int = -1
     """Number of the loader in the order of creation."""
     samples_seen: list[list[float]] = field(default_factory=list)

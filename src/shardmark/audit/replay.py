@@ -43,7 +43,7 @@ class ReplayObserver(Observer):
     def _recorded_batches(self) -> list[list[list[Any]]]:
         """Batches by rank and iteration.  Read late: the script defines classes of its batches."""
         assert self.plan.recorded is not None
-        device = "cuda" if torch.cuda.is_available() and torch.cuda.is_initialized() else "cpu"
+        device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
         paths = [rank_file(self.plan.recorded, r).with_suffix(".batches") for r in self.plan.order]
         return [torch.load(path, map_location=device, weights_only=False) for path in paths]
 
@@ -166,7 +166,7 @@ class ReplayObserver(Observer):
             total = sum(rows)
             if not training or not total or len(value) % total:
                 return original(value, mean, variance, weight, bias, training, momentum, eps)
-            shares = value.split([count * len(value) // total for count in rows])
+            shares = torch.split(value, [count * len(value) // total for count in rows])
             return torch.cat(
                 [
                     original(share, mean, variance, weight, bias, training, momentum, eps)
@@ -174,4 +174,4 @@ class ReplayObserver(Observer):
                 ]
             )
 
-        functional.batch_norm = of_shares
+        functional.batch_norm = of_shares  # type: ignore[assignment]

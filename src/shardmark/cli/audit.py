@@ -27,6 +27,7 @@ def audit(
             "accelerate launch, deepspeed, or a script.",
         ),
     ],
+    *,
     ranks: Annotated[
         str | None,
         typer.Option(
