@@ -268,8 +268,8 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
         checks += [update_check(records, replay), *_later_checks(records, replay)]
     findings = _findings_without_replay(records)
     if not gradient.holds and not any(f.explains_gradient for f in findings):
-        found = causes.of_gradient(records, replay, gradients_equal_with_shares)
-        if found is None and replay.unmatched:
+        finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
+        if finding is None and replay.unmatched:
             return runs.report(
                 None,
                 f"cannot be told: the script draws random numbers ({replay.unmatched[0]}) that one "
@@ -278,7 +278,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
                 findings=findings,
                 checks=checks,
             )
-        findings += [found] if found is not None else []
+        findings += [finding] if finding is not None else []
     rates = causes.of_rates(records, replay)
     findings += [rates] if rates is not None else []
     return _reported(runs, records, checks, findings, method=REPLAY, notes=_notes(records, replay))
@@ -291,19 +291,19 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     checks = list(_rank_checks(records))
     if expected:
         used = records.clipped() or records.gradients()
-        known = {name: used[name] for name in used if name in expected}
+        comparable = {name: used[name] for name in used if name in expected}
         checks.append(
-            gradient_check("gradient, step 1", known, expected, {}, max(records.floor, 1e-5))
+            gradient_check("gradient, step 1", comparable, expected, {}, max(records.floor, 1e-5))
         )
         if not checks[-1].holds and not any(f.explains_gradient for f in findings):
-            found = causes.of_own_gradients(records, expected)
-            findings += [found] if found is not None else []
+            finding = causes.of_own_gradients(records, expected)
+            findings += [finding] if finding is not None else []
     elif not findings:
-        why = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
+        reason = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
         return runs.report(
             None,
             "cannot be told: one process does not get the ranks' samples, and the ranks' own "
-            f"gradients are not seen{why}",
+            f"gradients are not seen{reason}",
             records.ranks,
             checks=checks,
             method=OWN_GRADIENTS,
@@ -312,7 +312,7 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
 
 
 def _findings_without_replay(records: Records) -> list[Finding]:
-    found = (
+    possible = (
         causes.of_start(records),
         causes.of_data(records),
         causes.of_optimizer(records),
@@ -322,7 +322,7 @@ def _findings_without_replay(records: Records) -> list[Finding]:
         causes.of_accumulation(records),
         causes.of_buffers(records),
     )
-    return [finding for finding in found if finding is not None]
+    return [finding for finding in possible if finding is not None]
 
 
 def _reported(
@@ -396,14 +396,14 @@ def _later_checks(records: Records, replay: Record) -> Iterator[Check]:
         disturbed = records.replayed(records.disturbed, step) if records.disturbed else {}
         spread = relative(*aligned(disturbed, expected))
         allowed = max(LATER, MARGIN * spread)
-        found = relative(*aligned(records.gradients(step), expected))
+        difference = relative(*aligned(records.gradients(step), expected))
         yield Check(
             name=f"gradient, step {step + 1}",
-            holds=found <= allowed,
-            found=found,
+            holds=difference <= allowed,
+            found=difference,
             expected=0.0,
             tolerance=allowed,
-            in_tolerances=found / allowed,
+            in_tolerances=difference / allowed,
         )
 
 

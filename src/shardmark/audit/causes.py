@@ -25,9 +25,9 @@ class Finding:
     name: str
     """Stable name for programs, such as `uneven_weights`."""
     deviation: str
-    """What is wrong, as the first part of a sentence: "the gradient is off by 15 %"."""
+    """Description of the deviation as a clause: "the gradient is off by 15 %"."""
     reason: str
-    """Why, as the part of the sentence after "because"."""
+    """Reason for the deviation, as the clause after "because"."""
     remedy: str
     evidence: str
 
@@ -126,8 +126,8 @@ def _of_epoch(records: Records) -> Finding | None:
     """Samples of an epoch that no rank or that several ranks train on."""
     for loaders in zip(*(rank.loaders for rank in records.ranks), strict=False):
         samples, size = loaders[0].samples, loaders[0].batch_size
-        known = [loader.indices for loader in loaders if loader.indices is not None]
-        if len(known) < records.count or records.count < 2 or not samples or not size:
+        indices_of_ranks = [loader.indices for loader in loaders if loader.indices is not None]
+        if len(indices_of_ranks) < records.count or records.count < 2 or not samples or not size:
             continue
         if len({loader.first_sample for loader in loaders}) > 1:
             part = samples // records.count
@@ -142,8 +142,8 @@ def _of_epoch(records: Records) -> Finding | None:
             )
         if any(loader.samples != samples for loader in loaders):
             continue
-        counts = Counter(index for indices in known for index in indices)
-        if all(set(indices) == set(range(samples)) for indices in known):
+        counts = Counter(index for indices in indices_of_ranks for index in indices)
+        if all(set(indices) == set(range(samples)) for indices in indices_of_ranks):
             continue  # an evaluation on every rank, or the same data, which is seen by its samples
         missing, again = samples - len(counts), sum(counts.values()) - len(counts)
         if missing >= records.count * size:
@@ -266,7 +266,7 @@ def of_accumulation(records: Records) -> Finding | None:
 
 
 def _loss_factor(records: Records) -> float | None:
-    """Factor between a mean loss and the number that `backward` gets; None if it is not the same."""
+    """Factor between a mean loss and the number that `backward` gets; None if it changes."""
     micros = records.ranks[0].steps[0].micros
     factors = [
         micro.loss / call.value
@@ -379,15 +379,15 @@ def of_disagreement(records: Records) -> Finding | None:
 
 def _uses_local(name: str, gradients: list[Vectors], local: list[list[Vectors]]) -> bool:
     """True if every rank that has a gradient uses that of its own rows."""
-    known = False
+    compared = False
     for used, micros in zip(gradients, local, strict=True):
         summed = sum((micro[name] for micro in micros if name in micro), start=np.zeros(1))
         if name not in used:
             continue
         if np.shape(summed) != used[name].shape or relative(summed, used[name]) > 1e-3:
             return False
-        known = True
-    return known
+        compared = True
+    return compared
 
 
 def of_gradient(
@@ -496,12 +496,12 @@ def _factors_of_shards(records: Records, replay: Record) -> list[float]:
     """Factor on each rank's shard (rows in order) of the gradient; empty if they are no factors."""
     shards: list[tuple[list[Array], list[Array]]] = [([], []) for _ in range(records.count)]
     pairs = zip(records.ranks[0].steps[0].gradients, replay.steps[0].gradients, strict=False)
-    for mine, single in pairs:
-        if mine is None or single is None or mine.dim() == 0 or mine.shape != single.shape:
+    for joined, single in pairs:
+        if joined is None or single is None or not joined.dim() or joined.shape != single.shape:
             continue
-        rows = -(-len(mine) // records.count)
+        rows = -(-len(joined) // records.count)
         for rank, (values, expected) in enumerate(shards):
-            values.append(mine[rank * rows : (rank + 1) * rows].double().flatten().numpy())
+            values.append(joined[rank * rows : (rank + 1) * rows].double().flatten().numpy())
             expected.append(single[rank * rows : (rank + 1) * rows].double().flatten().numpy())
     factors = []
     for values, expected in shards:
@@ -571,7 +571,7 @@ def _unclipped(replay: Record, records: Records) -> Vectors:
 def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | None:
     """A loss that is no mean over samples, such as a contrastive one."""
     mean = mean_of_ranks(records)
-    used, own = aligned(records.gradients(), mean)
+    used, averaged = aligned(records.gradients(), mean)
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     if gathers:
         return Finding(
@@ -582,7 +582,7 @@ def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | Non
             remedy="gather by torch.distributed.nn.all_gather, which returns gradients",
             evidence=gathers[0],
         )
-    if not len(used) or relative(used, own) > max(1e-3, 4 * records.floor):
+    if not len(used) or relative(used, averaged) > max(1e-3, 4 * records.floor):
         return None
     if not _same_outputs(records, replay):
         return None

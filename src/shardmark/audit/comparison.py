@@ -37,7 +37,7 @@ Vectors = dict[str, Array]
 
 @dataclass(frozen=True, kw_only=True)
 class Records:
-    """What the ranks recorded, and the replays of their data in one process."""
+    """Records of the ranks, and of the replays of their data in one process."""
 
     ranks: Sequence[Record]
     replay: Record | None
@@ -123,7 +123,7 @@ def _flat(tensor: Tensor) -> Array:
 
 
 def stacked(vectors: Vectors, names: Sequence[str] | None = None) -> Array:
-    """All tensors behind each other."""
+    """The tensors behind each other."""
     chosen = [vectors[name] for name in (vectors if names is None else names)]
     return np.concatenate(chosen) if chosen else np.zeros(0)
 
@@ -190,7 +190,7 @@ def update_check(records: Records, replay: Record) -> Check:
     """Compare the first update, without elements whose gradient is rounding alone."""
     ranks, single = records.updates(), records.updates(replay)
     gradients = records.replayed(replay)
-    worst, where = 0.0, "nothing to compare"
+    worst, location = 0.0, "nothing to compare"
     size = float(np.linalg.norm(stacked(single)))
     for name in single:
         if name not in ranks or name not in gradients:
@@ -200,7 +200,7 @@ def update_check(records: Records, replay: Record) -> Check:
         counts = gradient > 0.01 * np.sqrt(np.mean(gradient**2))
         difference = float(np.linalg.norm((update - expected)[counts])) / max(size, TINY)
         if difference > worst:
-            worst, where = difference, name
+            worst, location = difference, name
     allowed = max(UPDATE, 4 * records.floor)
     return Check(
         name="first update",
@@ -208,7 +208,7 @@ def update_check(records: Records, replay: Record) -> Check:
         found=worst,
         expected=0.0,
         tolerance=allowed,
-        where=where,
+        where=location,
         in_tolerances=worst / allowed,
     )
 
@@ -220,8 +220,8 @@ def agreement_check(name: str, by_rank: Sequence[Sequence[Tensor]], names: Seque
         for number, (tensor, expected) in enumerate(zip(tensors, first, strict=False)):
             difference = relative(_flat(tensor), _flat(expected))
             if tensor.shape != expected.shape or difference > 1e-6:
-                found = f"differs by {difference:.2g}"
-                return equal(name, found, "equal on all ranks", f"{names[number]}, rank {rank}")
+                text = f"differs by {difference:.2g}"
+                return equal(name, text, "equal on all ranks", f"{names[number]}, rank {rank}")
     return equal(name, "equal on all ranks", "equal on all ranks")
 
 

@@ -74,12 +74,11 @@ def user_place() -> str | None:
     """Lines of the script that lead to this call; None for a call from torch's data loaders."""
     places: list[str] = []
     frame = sys._getframe(1)
-    here = __file__
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(DATA):
             return None
-        if not file.startswith(TORCH) and file != here:
+        if not file.startswith(TORCH) and file != __file__:
             places.append(f"{Path(file).name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(places[:12])

@@ -174,19 +174,19 @@ def _watch_clipping(observer: Observer) -> None:
         def watched(
             parameters: Any, limit: float, *args: Any, _original: Any = original, **kwargs: Any
         ) -> Any:
-            held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            observer.before_clip(held)
-            norm = _original(held, limit, *args, **kwargs)
+            clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            observer.before_clip(clipped)
+            norm = _original(clipped, limit, *args, **kwargs)
             observer.after_clip(norm, float(limit))
             return norm
 
         def by_keyword(*args: Any, _watched: Any = watched, **kwargs: Any) -> Any:
             names = ("parameters", "max_norm", "clip_value")
-            given = [kwargs.pop(key) for key in names if key in kwargs]
+            by_name = [kwargs.pop(key) for key in names if key in kwargs]
             return (
-                _watched(*args, *given, **kwargs)
+                _watched(*args, *by_name, **kwargs)
                 if not args
-                else _watched(args[0], *given, *args[1:], **kwargs)
+                else _watched(args[0], *by_name, *args[1:], **kwargs)
             )
 
         replaced = functools.wraps(original)(by_keyword)

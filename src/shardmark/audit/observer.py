@@ -228,8 +228,10 @@ class Observer:
                     number = numbers.get(id(parameter))
                     if number is not None:
                         micro.gradients[number] = gradient
-            for clip, held in zip(self._step.clips, self._clipped, strict=True):
-                clip.gradients = [held.get(id(parameter)) for parameter in self._parameters]
+            for clip, gradients_by_id in zip(self._step.clips, self._clipped, strict=True):
+                clip.gradients = [
+                    gradients_by_id.get(id(parameter)) for parameter in self._parameters
+                ]
             self._clipped = []
             if not self.record.steps:
                 self._find_orphans(numbers)

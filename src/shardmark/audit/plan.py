@@ -1,4 +1,4 @@
-"""What a process of an audited script shall do: record its steps, or replay those of all ranks."""
+"""Instructions for the processes of an audited script: record steps, or replay recorded ones."""
 
 from __future__ import annotations
 
