@@ -82,7 +82,7 @@ def test_bytes_go_over_the_limited_link_and_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_takes_everything_down(number: signal.Signals, tmp_path: Path) -> None:
+def test_signal_removes_namespaces_and_processes(number: signal.Signals, tmp_path: Path) -> None:
     """Even the one that nobody can catch: the guard is another process."""
     words = ["sh", "-c", f": > {tmp_path}/{{node}}; exec sleep 600"]
     builder = subprocess.Popen(

@@ -210,7 +210,7 @@ def loaded(folder: Path) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_imports_nothing_heavy(loaded: dict[str, set[str]], name: str) -> None:
+def test_step_imports_no_heavy_library(loaded: dict[str, set[str]], name: str) -> None:
     assert "shardmark" in loaded[name]
     assert loaded[name] & STEPS[name][1] == set()
 

@@ -45,7 +45,7 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_reader_that_leaves_is_no_error() -> None:
+def test_closed_pipe_is_no_error() -> None:
     """As in `shardmark compare ... | head -1`, with more output than a pipe holds."""
     script = (
         "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1);"

@@ -133,7 +133,7 @@ def test_failed_node_ends_the_wait_of_other_nodes() -> None:
         first.close(succeeded=True)
 
 
-def test_store_of_one_node_is_an_unnamed_file() -> None:
+def test_store_of_one_node_is_a_deleted_file() -> None:
     """Nothing is left of it, however the trial ends."""
     before = of_this_process()
     kind, path = FileOfRanks().address().split()

@@ -157,7 +157,7 @@ def test_other_conditions_are_no_baseline() -> None:
     )
 
 
-def test_option_of_execution_does_not_bar_the_comparison() -> None:
+def test_rows_with_other_execution_options_are_compared() -> None:
     """`{name: fsdp, cpu_offload: true}` sets for itself what `single` leaves at false."""
     offload = "recipe.cpu_offload"
     trials = [
@@ -218,7 +218,7 @@ def test_not_a_number_is_missing_and_a_share_s_interval_ends_at_one() -> None:
     assert accuracy.high == 1.0
 
 
-def test_runs_are_never_related_to_one_another() -> None:
+def test_rows_of_different_runs_are_not_compared() -> None:
     """Not even two of the same experiment: they may come from two machines."""
     runs = [
         stored([invented_trial("single", 1)], "here"),

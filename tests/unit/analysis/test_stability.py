@@ -124,7 +124,7 @@ def test_a_lasting_change_is_named_with_its_step(share: float, factor: float) ->
     assert f" times {'longer' if factor > 1 else 'shorter'}" in finding.text
 
 
-def test_a_change_is_no_drift_and_no_pause() -> None:
+def test_drifts_and_pauses_are_no_lasting_change() -> None:
     """What grows steadily has no moment, and neither has what comes back."""
     line = [(float(at), float(at)) for at in range(40)]
     assert jump_of(line) is None
@@ -288,7 +288,7 @@ def test_harmless_samples_mark_no_trial(
     ("machines", "names", "kernel", "share"),
     [(1, 1, None, 40), (2, 2, None, 75), (2, 1, None, None), (1, 2, "same", 40)],
 )
-def test_nodes_are_told_apart_by_their_machine(
+def test_other_programs_are_measured_on_each_machine(
     machines: int, names: int, kernel: str | None, share: int | None
 ) -> None:
     """Each machine has a counter of its own; containers of one machine read the same one."""

@@ -200,7 +200,7 @@ def test_equal_variances_end_at_what_the_shared_row_allows() -> None:
         assert prior_of(few) is None
 
 
-def test_moderation_never_makes_a_noisy_comparison_quiet() -> None:
+def test_moderation_never_lowers_a_large_variance() -> None:
     prior = Spread(1.0, 6.0)
     assert moderated(Spread(0.2, 2), prior) == Spread((6 * 1.0 + 2 * 0.2) / 8, 8)
     assert moderated(Spread(9.0, 2), prior) == Spread(9.0, 8)
@@ -266,7 +266,7 @@ def test_large_differences_are_shown_among_many_with_three_repeats() -> None:
         assert effect.p_moderated < effect.p_value / 5
 
 
-def test_runs_share_no_noise() -> None:
+def test_runs_do_not_share_estimates_of_noise() -> None:
     """Rows of another baseline count in the family, and say nothing of this machine's noise."""
     rows = {"single": BASE, "ddp": BARELY, **{f"s{n}": {**BASE, n: 103.0} for n in range(4)}}
     alone = compared(rows)

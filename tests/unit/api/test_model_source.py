@@ -126,7 +126,7 @@ def test_file_name_depends_on_the_text(notebook: dict[str, Any]) -> None:
     assert len([*Path("models").iterdir()]) == 2
 
 
-def test_models_become_names_everywhere(notebook: dict[str, Any]) -> None:
+def test_models_in_a_mapping_become_names(notebook: dict[str, Any]) -> None:
     given = {"matrix": {"workload.model": ["resnet18", notebook["Net"]]}, "data_dir": Path("x")}
     named = by_name(given, Path("models"))
     assert named["data_dir"] == "x"

@@ -92,7 +92,7 @@ def test_whole_mappings_and_measurements_are_axes(make: Make) -> None:
     assert set(found) == {("sgd", True), ("sgd", False), ("adamw", True), ("adamw", False)}
 
 
-def test_an_entry_may_override_the_recipe(make: Make) -> None:
+def test_strategy_entry_overrides_the_recipe(make: Make) -> None:
     trials = expand(make("matrix.strategy=[ddp, {name: ddp, cpu_offload: true}]")).trials
     assert {trial.recipe.cpu_offload for trial in trials} == {True, False}
     for trial in trials:
@@ -226,7 +226,7 @@ def test_a_trial_reads_back_from_json(make: Make) -> None:
         assert trial.device_type == "cuda"
 
 
-def test_ids_are_equal_exactly_for_equal_content(make: Make) -> None:
+def test_trial_ids_are_equal_only_for_equal_content(make: Make) -> None:
     (trial,) = expand(make("matrix.strategy=[ddp]")).trials
     for same in ({"id": "x"}, {"experiment": "x"}, {"varied": {"a": 1}}):
         assert trial_id(trial.model_copy(update=same)) == trial.id
@@ -323,7 +323,7 @@ def test_nodes_are_an_axis_and_a_varied_key(make: Make) -> None:
     assert {trial.varied["placement.nodes"] for trial in fixed} == {1, 2}, "one runs alone"
 
 
-def test_axes_come_before_the_files_own_values_and_no_size_twice(make: Make) -> None:
+def test_axes_replace_the_values_of_the_file(make: Make) -> None:
     matrix = {"strategy": ["ddp"], "nodes": [1, 2], "ranks_per_node": [1, 2]}
     data = make(f"matrix={json.dumps(matrix)}").model_dump(mode="json")
     plan = expand(from_mapping({**data, "placement": {"nodes": 7, "ranks_per_node": 7}}))

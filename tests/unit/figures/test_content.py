@@ -168,7 +168,7 @@ def test_a_row_that_diverges_makes_the_loss_logarithmic(tmp_path: Path) -> None:
     ],
     ids=["of all repeats", "in bins where it is much"],
 )
-def test_staleness_is_a_share_of_all_gradients(
+def test_staleness_is_a_fraction_of_all_gradients(
     tmp_path: Path, staleness: list[dict[str, int]], x: range, y: dict[int, float]
 ) -> None:
     run = [

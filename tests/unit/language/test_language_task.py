@@ -90,7 +90,7 @@ class Mixes(nn.Module):
 
 
 @pytest.mark.parametrize("sees", ["what precedes", "what follows"])
-def test_a_causal_model_must_not_see_what_follows(
+def test_causal_model_that_sees_later_tokens_is_refused(
     chosen: LanguageOptions, sees: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Asking it changes neither the model nor what is drawn later."""

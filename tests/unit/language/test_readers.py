@@ -172,7 +172,7 @@ def test_validation_documents_are_split_off(
     assert np.array_equal(data.validation.tokens, tokens_of(validates))
 
 
-def test_a_tokenizer_learns_nothing_of_what_validates(tmp_path: Path) -> None:
+def test_tokenizer_is_trained_on_training_documents_alone(tmp_path: Path) -> None:
     library = pytest.importorskip("tokenizers")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "input.txt").write_text("ab " * 300 + "xy " * 30)

@@ -54,7 +54,7 @@ OTHERS_ARE_NOISY = ((1.001, 1.0, 1.0, 1.0, 1.0), (0.02, 0.10, 0.10, 0.10, 0.10))
     ("repeats", "means", "spreads"),
     [(2, *EQUAL), (3, *BEST_IS_NOISY), (9, *BEST_IS_NOISY), (3, *OTHERS_ARE_NOISY)],
 )
-def test_truly_best_is_kept(
+def test_best_row_is_excluded_in_at_most_five_percent(
     repeats: int, means: tuple[float, ...], spreads: tuple[float, ...]
 ) -> None:
     """However many compete, the truly best is left out in at most 5 % of all comparisons."""
@@ -111,7 +111,7 @@ def test_selection_has_state_and_ties(
     assert list(chosen.ties) == [rows[place] for place in ties]
 
 
-def test_a_noisy_row_does_not_shelter_others() -> None:
+def test_noisy_row_does_not_hide_other_differences() -> None:
     """Its noise is no reason to doubt a difference that the two rows' own repeats show."""
     draw = random.Random(0)
     quiet = [
@@ -124,7 +124,7 @@ def test_a_noisy_row_does_not_shelter_others() -> None:
     assert all(row is rows[-1] for row in chosen.ties)
 
 
-def test_never_contradicts_the_verdicts() -> None:
+def test_selection_agrees_with_the_verdicts() -> None:
     """Whatever is drawn: who is shown to differ from the baseline is no tie with it, or is one."""
     draw = random.Random(0)
     states = set()

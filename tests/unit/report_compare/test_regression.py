@@ -240,7 +240,7 @@ def test_options_that_do_not_fit_are_refused(
     assert "two" in capsys.readouterr().err
 
 
-def test_runs_that_show_nothing_or_train_otherwise_are_refused() -> None:
+def test_runs_of_one_repeat_or_other_training_are_refused() -> None:
     with pytest.raises(InputError, match=r"measure\.repeats"):
         regression({"ddp": (100.0,)}, {"ddp": (50.0,)})
     made = invented_trial("ddp", 2)

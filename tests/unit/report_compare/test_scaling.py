@@ -54,7 +54,7 @@ def test_speed_up_counts_from_the_fewest_ranks_that_exist() -> None:
     assert "ddp on 1 rank (1 x out_of_memory)" in " ".join(viewed(*alone).notes)
 
 
-def test_the_table_and_what_disturbs_a_whole_repeat_cancels() -> None:
+def test_noise_shared_by_a_repeat_cancels() -> None:
     table = viewed(*trials(noise=0.5, repeats=3))
     assert table.cells("speedup_over_fewest") == ("1.00", "1.50", "2.40")
     assert table.cells("efficiency_over_fewest") == ("100", "75", "60")

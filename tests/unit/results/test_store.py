@@ -171,7 +171,7 @@ PASSING = ("EIO", "EMFILE")
     ("how", "name"),
     [("newer", "result.json"), *product(PASSING, ("result.json", "steps.jsonl"))],
 )
-def test_a_result_that_must_stay_is_refused_and_others_are_shown(
+def test_newer_or_unreadable_result_is_refused_and_others_are_shown(
     run: Path, result_file: Path, monkeypatch: pytest.MonkeyPatch, how: str, name: str
 ) -> None:
     made_unreadable(how, result_file.with_name(name), monkeypatch)
@@ -184,7 +184,7 @@ def test_a_result_that_must_stay_is_refused_and_others_are_shown(
 @pytest.mark.parametrize(
     ("model", "name"), [(Verification, VERIFICATION_FILE), (NetworkRecord, NETWORK_FILE)]
 )
-def test_other_files_that_must_stay_are_refused_and_damaged_ones_kept(
+def test_newer_or_unreadable_file_is_refused_and_damaged_one_set_aside(
     run: Path, monkeypatch: pytest.MonkeyPatch, how: str, model: type[Stored], name: str
 ) -> None:
     notes: list[str] = []
@@ -257,7 +257,7 @@ def test_other_folders_are_refused_with_the_runs_nearby(run: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("moved", range(1, 4))
-def test_a_run_set_aside_by_a_killed_command_stays_one(
+def test_run_is_moved_aside_completely_after_a_kill(
     run: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
     folder, names = RunFolder(run), {path.name for path in run.iterdir()}

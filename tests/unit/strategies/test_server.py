@@ -73,7 +73,7 @@ def test_barrier_waits_for_all_gradients(counting: Scene) -> None:
     assert record.wait_seconds > 0
 
 
-def test_the_bound_holds_the_fast_worker_back(counting: Scene) -> None:
+def test_bound_makes_the_fast_worker_wait(counting: Scene) -> None:
     """What it gets at last contains the slow one's gradient, which came after its own."""
     fast, slow = counting.clients
     with counting.served(1, **COUNTS):

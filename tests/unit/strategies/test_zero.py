@@ -154,7 +154,7 @@ def test_defaults_of_the_engine_are_written_out() -> None:
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
-def test_autocasts_and_reduces_in_fp32_unless_native(precision: str, dtype: str) -> None:
+def test_configuration_has_autocast_unless_native(precision: str, dtype: str) -> None:
     config = written(2, options={"mixed_precision": "autocast"}, precision=precision)
     expected = {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": []}
     assert config["torch_autocast"] == expected

@@ -121,7 +121,7 @@ def test_slow_rank_sleeps_in_proportion_to_its_computing_time(
     assert sleeps == slept
 
 
-def test_waiting_time_is_no_computing_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_rank_ignores_waiting_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread's own time is taken on a CPU: a wait for others makes nothing slower."""
     own_seconds, slept = iter((1.0, 3.0)), list[float]()
     monkeypatch.setattr(time, "thread_time", lambda: next(own_seconds))

@@ -72,7 +72,7 @@ def test_allocator_s_rise_is_the_highest_level_after_the_instant() -> None:
     assert allocator_rise_bytes(profiled, since_nanoseconds=time.time_ns()) == 0
 
 
-def test_what_other_threads_free_is_not_held_for_ever() -> None:
+def test_memory_freed_by_other_threads_is_not_counted() -> None:
     """Torch's profiler does not see it: 4 MiB that a thread frees, then 2 MiB."""
     with profile(
         activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True

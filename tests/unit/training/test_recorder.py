@@ -98,7 +98,7 @@ def test_unfinished_steps_and_spans_are_not_recorded() -> None:
     assert recorder.recorded_steps()[0].seconds.keys() == {"forward", "step"}
 
 
-def test_the_device_keeps_no_loss_and_no_mark_of_settled_steps() -> None:
+def test_flush_releases_losses_and_marks() -> None:
     recorder = Recorder(CountingClock())
     recorder.start_training()
     take_step(recorder)

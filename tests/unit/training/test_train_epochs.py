@@ -214,7 +214,7 @@ def test_short_recipe_is_measured_in_added_steps(tmp_path: Path) -> None:
     assert len(report.epochs) == 2
 
 
-def test_slowest_rank_sets_the_pace(tmp_path: Path) -> None:
+def test_measured_seconds_of_the_longest_rank_end_the_added_steps(tmp_path: Path) -> None:
     """This one would add steps for 100 s; another has measured so long already."""
     clock = CountingClock()
     answers: list[list[object]] = [[(20.0, seconds), "mine"] for seconds in (0.0, 99.0, 120.0)]

@@ -72,7 +72,7 @@ def test_the_counting_rank_of_each_share_is_read_in_the_order_of_shares(
         np.testing.assert_array_equal(mine["mean"], wanted["mean"])
 
 
-def test_one_process_sees_all_shares_as_one() -> None:
+def test_shares_are_merged_into_one_capture() -> None:
     made = handmade()
     found = made.seen_by_one_process()
     assert found.sample_ids == (((0, 1, 2, 3), (4, 5, 6, 7)),)

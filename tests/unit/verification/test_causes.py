@@ -199,7 +199,7 @@ class Odd(nn.Module):
         ("memory", "too large for one device"),
     ],
 )
-def test_a_model_is_compared_in_the_mode_that_can_be(
+def test_whole_batch_is_compared_in_a_deterministic_mode(
     monkeypatch: pytest.MonkeyPatch, kind: str, told: str | None
 ) -> None:
     monkeypatch.setitem(MODELS, kind, lambda: Odd(kind))
@@ -242,7 +242,9 @@ def test_a_model_that_goes_on_training_is_refused(monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_accumulation_is_told_from_averaging(accumulation: int, factor: float, text: str) -> None:
+def test_scaled_gradients_are_attributed_to_accumulation_or_averaging(
+    accumulation: int, factor: float, text: str
+) -> None:
     verdict = verification_case("plain", accumulation).verdict_on_run(
         Hypothesis(gradient_factor=factor)
     )

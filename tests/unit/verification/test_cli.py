@@ -117,7 +117,7 @@ def test_a_cause_is_printed_once(
     assert "undecided\n" in text
 
 
-def test_text_says_once_how_weights_are_had(
+def test_text_names_the_source_of_weights_once(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = "equal in 3 steps: the ranks add them up"
@@ -128,7 +128,7 @@ def test_text_says_once_how_weights_are_had(
     assert answer(capsys)[1].count("sample weights: the ranks add them up\n") == 1
 
 
-def test_json_is_the_contracts_and_nothing_else(
+def test_json_has_the_documented_keys_alone(
     verified: list[Verdict], capsys: pytest.CaptureFixture[str]
 ) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])

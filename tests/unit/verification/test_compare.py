@@ -141,7 +141,7 @@ def test_weights_of_losses_may_round() -> None:
         ("rmse", 20.0, 20.0, 0.02),
     ],
 )
-def test_a_metric_is_a_share_where_it_counts(
+def test_tolerance_of_a_share_is_one_sample(
     name: str, value: float, disturbed: float, allowed: float
 ) -> None:
     made, run = handmade(quality={name: value}), handmade(quality={name: disturbed})
@@ -212,7 +212,7 @@ def test_the_first_deviation_is_the_one_that_the_training_makes_first(
     assert (check.name, check.where) == (name, where)
 
 
-def test_tolerances_that_hide_a_factor_of_two_are_known() -> None:
+def test_tolerances_that_hide_a_factor_of_two_are_reported() -> None:
     far = with_tensor(handmade(), "gradient", {"weight": array(3.5, 4.0)})
     assert tight(far).hide_errors  # 8 x 0.5 of a norm of 5
     assert not tight().hide_errors

@@ -35,7 +35,7 @@ def _small_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_small_device")
-def test_on_the_cpu_it_proves_and_does_not_refute() -> None:
+def test_reference_on_the_cpu_proves_and_does_not_refute() -> None:
     case = verification_case("plain")
     known = known_reference(replace(case.runs, device=SMALL))
     assert known.runs.device.type == "cpu"
@@ -53,7 +53,7 @@ def test_on_the_cpu_it_proves_and_does_not_refute() -> None:
     assert told(Hypothesis(), learning_rates=(0.5,) * STEPS).equivalent is False
 
 
-def test_where_nothing_holds_it_the_cell_is_not_verified_and_others_are(
+def test_cell_without_memory_for_its_reference_is_undecided_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, tried = verification_case("plain"), list[ReferenceRuns]()

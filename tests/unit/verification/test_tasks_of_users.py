@@ -111,7 +111,7 @@ def test_a_loss_that_is_not_finite_is_the_cause() -> None:
     assert not is_undecided(verdict), "it is worse: exit code 1"
 
 
-def test_ranks_that_take_different_numbers_of_steps_are_looked_at() -> None:
+def test_first_nonfinite_step_is_searched_in_unequal_ranks() -> None:
     """Asynchronous workers take whatever share of the data is left."""
     made = handmade(losses=((2.0, 1.0, 0.5), (math.inf,)))
     assert nonfinite_step(made) == (0, 1, math.inf)
@@ -209,7 +209,7 @@ def test_task_that_communicates_by_itself_is_not_decided() -> None:
 
 
 @pytest.mark.parametrize("asked", ["get_world_size", "get_rank"])
-def test_models_are_built_in_a_world_of_all_ranks(
+def test_models_are_built_with_the_world_size_of_all_ranks(
     change_loss: Callable[[Loss], None], monkeypatch: pytest.MonkeyPatch, asked: str
 ) -> None:
     """A rank that the task keeps would be the same for all: they share one task."""

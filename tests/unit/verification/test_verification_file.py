@@ -69,7 +69,7 @@ WHOLE = VERIFICATION.model_dump_json().encode()
         b'{"invented": 1, ' + WHOLE[1:],
     ],
 )
-def test_a_cut_or_foreign_file_is_not_believed(tmp_path: Path, content: bytes) -> None:
+def test_truncated_or_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
     assert read_verification(tmp_path) is None, "no file is no verdict"
     (tmp_path / VERIFICATION_FILE).write_bytes(content)
     with pytest.raises(ValueError, match=r"JSON|found"):
@@ -106,7 +106,7 @@ def test_a_cell_is_named_by_what_it_trains() -> None:
         ("matrix.workload.model=[resnet18, mobilenet_v2]", True),
     ],
 )
-def test_sizes_are_no_mathematics(axis: str, different: bool) -> None:
+def test_sizes_do_not_change_the_numerics(axis: str, different: bool) -> None:
     batch = [] if "global_batch" in axis else ["recipe.global_batch=24"]
     first, second = cells_of(trials(*batch, "matrix.strategy=[ddp]", axis))
     assert (numerics_key(first) != numerics_key(second)) is different
@@ -190,7 +190,7 @@ def verified(engine: Engine, folder: Path) -> list[Verdict]:
     return verdicts
 
 
-def test_one_cell_of_each_mathematics_is_tried(tmp_path: Path) -> None:
+def test_one_cell_of_equal_numerics_is_tried(tmp_path: Path) -> None:
     engine = Engine()
     made = verification_of(CELLS, verified(engine, tmp_path))
     assert sorted(engine.names) == ["ddp", "fsdp"]
@@ -201,7 +201,7 @@ def test_one_cell_of_each_mathematics_is_tried(tmp_path: Path) -> None:
     assert {v.tried_as for v in made.verdicts if v.world_size == 3} == tried.keys()
 
 
-def test_another_is_tried_where_the_first_fails(tmp_path: Path) -> None:
+def test_next_cell_is_tried_after_a_failure(tmp_path: Path) -> None:
     verdicts = verified(Engine({"ddp 2": FAILED}), tmp_path)
     told = {(v.world_size, v.equivalent, v.tried_as is None) for v in verdicts}
     assert told == {(2, None, True), (3, True, True), (2, True, True), (3, True, False)}
@@ -262,9 +262,7 @@ KILLED = Ending(status="exited", agent_exit_code=-signal.SIGKILL, oom_kills=1)
 @pytest.mark.parametrize(
     ("end", "told"), [(KILLED, "memory ran out"), (replace(FINE, status="timed_out"), "took over")]
 )
-def test_a_reference_that_is_ended_costs_its_cell_alone(
-    tmp_path: Path, end: Ending, told: str
-) -> None:
+def test_ended_reference_affects_its_cell_alone(tmp_path: Path, end: Ending, told: str) -> None:
     engine = Engine()
     engine.finished, engine.judge_ends = 0, end
     engine.then = FINE
@@ -294,7 +292,7 @@ def test_captures_before_an_interrupt_are_reused(tmp_path: Path) -> None:
     assert engine.names == [second]
 
 
-def test_a_verified_trial_is_the_same_training_but_short() -> None:
+def test_verified_trial_differs_in_its_length_alone() -> None:
     path = "torch.optim.lr_scheduler:OneCycleLR"
     scheduler = f"recipe.schedule={{name: own, path: '{path}', options: {{total_steps: steps}}}}"
     (trial,) = trials("matrix.strategy=[ddp]", "workload.validation_samples=300", scheduler)

@@ -136,9 +136,7 @@ def test_a_scalar_loss_is_a_mean_and_the_default_metric(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["", "weights = lambda self, data: [2.0] * len(data)"])
-def test_a_weight_is_known_before_the_loss_by_the_method_alone(
-    tmp_path: Path, weights: str
-) -> None:
+def test_method_weights_makes_weights_known_before_the_loss(tmp_path: Path, weights: str) -> None:
     loss = "def loss(self, model, rows):\n    t = model(rows).sum()\n    return t, t.exp() * 0 + 3"
     workload = written(tmp_path, f"{weights}\n{loss}")
     assert workload.weights_known is bool(weights)
@@ -193,7 +191,7 @@ def test_operations_are_counted_all_over_the_data_set(tmp_path: Path) -> None:
     assert workload.sample_input_flops(workload.build_model()) == 68
 
 
-def test_declarations_of_the_class_count(tmp_path: Path) -> None:
+def test_declarations_of_the_task_class_are_read(tmp_path: Path) -> None:
     workload = written(
         tmp_path,
         """
@@ -215,7 +213,7 @@ def test_declarations_of_the_class_count(tmp_path: Path) -> None:
     assert workload.loss(model, taken(workload)[0]).weight == 8
 
 
-def test_tokens_are_counted_where_the_class_tells_them(tmp_path: Path) -> None:
+def test_method_tokens_counts_tokens(tmp_path: Path) -> None:
     told = "tokens = lambda self, data: [3 * int(row[0]) for row in data]"
     silent = tmp_path / "silent"
     silent.mkdir()
@@ -373,7 +371,7 @@ def test_mistakes_of_the_evaluation_are_named(tmp_path: Path, extra: str, found:
 
 
 @pytest.mark.parametrize("draw", ["torch.rand(1)", "random.random()", "numpy.random.rand()"])
-def test_a_collate_that_draws_depends_on_the_share(tmp_path: Path, draw: str) -> None:
+def test_collate_with_random_draws_is_not_additive(tmp_path: Path, draw: str) -> None:
     collate = "import numpy, random\ncollate = lambda self, rows: torch.stack(rows)"
     assert written(tmp_path, collate).not_additive is None
     (tmp_path / "drawn").mkdir()
@@ -456,7 +454,7 @@ def test_batch_that_cannot_be_split_is_refused(content: Any) -> None:
     ],
     ids=["one of four", "set in __init__", "inherited", "set by name"],
 )
-def test_methods_that_a_class_lacks_are_told_from_its_source(
+def test_missing_methods_are_found_in_the_source(
     tmp_path: Path, bases: str, body: str, lacks: str | None
 ) -> None:
     """Before a rank imports it, as far as the source is sure."""
