@@ -1,8 +1,8 @@
 """Published figures of training speed as cases: the training, the machine, and its step time.
 
-Profiles of well-known models come from formulas, since published models cannot be traced.
-Multiplications and activations of vision models are those of their papers and of timm's tables;
-stages are shares of parameters and of work, first layers first.
+Profiles of picture models are traced (`traced.py`).  Those of others come from formulas:
+multiplications and activations are those of their papers and of timm's tables; stages are shares of
+parameters and of work, first layers first.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from benchmarks.traced import key_of, load
 
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import Node, NodeType, load_card, load_node
-from shardmark.predict.profile import Amount, Operation, Profile, Unit
+from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
 
@@ -56,6 +58,9 @@ REFUSED = (
         "it divides layers or experts",
     ),
     (r"lora", "which parameters it trains is not stated"),
+    (r"paged|cumulative: baseline|activation offloading|8-bit", "it pads, pages or offloads"),
+    (r"pytorch loader|unpadded|host/io affected", "its source says that its data loader bounds it"),
+    (r"lamb.* 512 ", "its batches are of samples of like lengths"),
     (r"async", "its workers do not wait for each other"),
 )
 STRATEGIES: tuple[tuple[str, str], ...] = (
@@ -103,34 +108,26 @@ class Text:
     """Tokens of a sample, if the source does not state them."""
 
 
+TRACED = (
+    (r"resnext-?101.*32x4d", "timm:resnext101_32x4d"), (r"mask|faster|retina|ssd|custom", ""),
+    (r"resnet-?(18|34|50|101|152)\b", r"resnet\1"), (r"convnext.?large", "convnext_large"),
+    (r"regnet_?y.?128gf", "regnet_y_128gf"), (r"efficientnet-b(\d)", r"efficientnet_b\1"),
+    (r"vgg(\d\d)$", r"vgg\1"), (r"alexnet", "alexnet"), (r"inception-?v?3", "inception_v3"),
+)  # fmt: skip
+"""Names of traced models by patterns; other models may have the very name of a traced one."""
+SIZES = {"efficientnet_b4": 380, "inception_v3": 299}
+"""Pixels of pictures that a source does not state."""
 PICTURES = (
     Pictures(r"mask.?r-?cnn|keypoint", 44.4, 134, 330),
     Pictures(r"faster.?r-?cnn|retinanet|cascade", 41.8, 134, 330),
-    Pictures(r"ssd300", 22.9, 13, 40), Pictures(r"resnext-?101.*32x8d", 88.8, 16.5, 31.2, RESNET),
+    Pictures(r"ssd300", 22.9, 13, 40),
     Pictures(r"resnext-?101", 44.2, 8.0, 21.2, RESNET),
-    Pictures(r"resnext-?50", 25.0, 4.3, 14.4, RESNET),
-    Pictures(r"resnet-?152", 60.2, 11.6, 22.6, RESNET),
-    Pictures(r"resnet-?101", 44.5, 7.8, 16.2, RESNET),
     Pictures(r"resnet-?50", 25.6, 4.1, 11.1, RESNET),
     Pictures(r"resnet-?34", 21.8, 3.7, 3.7, RESNET),
-    Pictures(r"resnet-?18", 11.7, 1.8, 2.5, RESNET),
-    Pictures(r"wide_?resnet-?50", 68.9, 11.4, 14.4, RESNET),
-    Pictures(r"vgg-?16", 138.4, 15.5, 13.6, ((0.10, 0.99), (0.90, 0.01))),
-    Pictures(r"vgg-?19", 143.7, 19.6, 14.9, ((0.14, 0.99), (0.86, 0.01))),
-    Pictures(r"alexnet", 61.1, 0.7, 0.6, ((0.06, 0.92), (0.94, 0.08))),
-    Pictures(r"inception-?v?3", 23.8, 5.7, 9.0),
-    Pictures(r"googlenet|inception-?v?1", 6.6, 1.5, 3.2), Pictures(r"densenet-?121", 8.0, 2.9, 6.9),
-    Pictures(r"efficientnet-?_?b0", 5.3, 0.4, 6.7), Pictures(r"efficientnet-?_?b4", 19.3, 4.5, 50),
-    Pictures(r"mobilenet_?v2", 3.5, 0.3, 6.7), Pictures(r"mobilenet_?v3", 5.5, 0.2, 4.4),
-    Pictures(r"convnext.?large", 197.8, 34.4, 43.1), Pictures(r"convnext.?base", 88.6, 15.4, 28.8),
-    Pictures(r"convnext.?tiny", 28.6, 4.5, 13.4), Pictures(r"regnet_?y.?128gf", 644.8, 127.7, 71.6),
-    Pictures(r"swin.?b", 87.8, 15.5, 36.6), Pictures(r"swin.?t", 28.3, 4.5, 17.1),
-    Pictures(r"vit.?(tiny|ti).*16", 5.7, 1.3, 6.0),
-    Pictures(r"(vit|deit).?(small|s).*16", 22.1, 4.6, 11.9),
-    Pictures(r"(vit|deit).?(base|b).*16", 86.6, 17.6, 23.9),
+    Pictures(r"googlenet|inception-?v?1", 6.6, 1.5, 3.2),
     Pictures(r"vit.?(base|b).*32", 88.2, 4.4, 5.0),
     Pictures(r"vit.?(large|l).*16", 304.3, 61.6, 63.5),
-)  # fmt: skip
+)
 TEXT = (
     Text(r"mpt-?125m", 12, 768), Text(r"mpt-?350m", 24, 1024), Text(r"mpt-?760m", 24, 1536),
     Text(r"mpt-?1b", 24, 2048), Text(r"mpt-?3b", 32, 2560), Text(r"mpt-?7b", 32, 4096),
@@ -138,34 +135,49 @@ TEXT = (
     Text(r"bert.?large|megatron bert", 24, 1024, 336, 512), Text(r"bert.?base", 12, 768, 110, 512),
     Text(r"transformer-?xl.*large", 18, 1024, 257, 384),
     Text(r"transformer-?xl", 16, 512, 192, 192), Text(r"transformer.*big", 12, 1024, 213, 32),
+    Text(r"gpt-?2.?xxl", 48, 2240, 2900, 1024),
     Text(r"gpt-?2.?xl", 48, 1600, 1558, 1024), Text(r"gpt-?2.?large", 36, 1280, 774, 1024),
     Text(r"gpt-?2.?medium", 24, 1024, 355, 1024), Text(r"gpt-?2|nanogpt", 12, 768, 124, 1024),
     Text(r"tinyllama", 22, 2048, 1100, 2048), Text(r"llama.*70b", 80, 8192, 70600),
     Text(r"llama.*13b", 40, 5120, 13016), Text(r"llama.*[78]b", 32, 4096, 6738),
 )  # fmt: skip
+Work = tuple[Kind, float, float, float, int]
+"""Kind, FLOPs, bytes and fixed bytes of forward operations, and their number."""
+HEAD = 64
+OTHER_FUSED, OTHER_EAGER = 20, 60
+"""Accesses to an activation by a block's operations beside products and attention."""
+SCORE_ACCESSES = 8
+LOSS_BYTES = 22
+"""Bytes moved for each logit by the loss."""
+FUSED = (
+    r"torch\.compile|\+compile|, compile|llm-foundry|megatron|deepspeed kernel|deeplearningexamples"
+)
+OLD_ATTENTION = r"deeplearningexamples|perf_train_gpu|v100|titan|gpt-2 large"
+"""Sources that store the scores of attention: older than its fused kernels in torch."""
 ASPECT = 100
 """Width over layers of a transformer of which only the size is known."""
 
 
 def profile_of(
-    model: str,
-    million_parameters: float | None,
-    sequence: int | None,
-    width_bytes: int,
-    *,
-    pictures: bool,
+    row: dict[str, str], precision: str, sequence: int | None, *, pictures: bool
 ) -> tuple[Profile, int]:
-    """The model's profile, and the tokens of a sample (1 for pictures).
+    """The profile of a row's model, and the tokens of a sample (1 for pictures).
 
-    `width_bytes` is the size of an activation; `pictures` is true if an unknown model is a vision
-    model.  Raises `ValueError` if its size or the length of its sequences is not known.
+    `pictures` is true if an unknown model is a vision model.  Raises `ValueError` if its size or
+    the length of its sequences is not known.
     """
-    name = model.lower()
+    name = row["model"].lower()
+    said_size = re.search(r"([\d.]+)b\b", name)
+    params = _number(row["params_b"]) or (float(said_size[1]) if said_size else None)
+    profile = _traced(row, precision)
+    if profile is not None:
+        return profile, 1
+    width_bytes = 4 if precision == "fp32" else 2
     for picture in PICTURES:
         if re.search(picture.pattern, name):
-            return _of_pictures(picture, million_parameters, width_bytes), 1
+            return _of_pictures(picture, params and 1e3 * params, width_bytes), 1
     text = next((each for each in TEXT if re.search(each.pattern, name)), None)
-    millions = million_parameters or (text.million_parameters if text else None)
+    millions = 1e3 * params if params else (text.million_parameters if text else None)
     if millions is None:
         raise ValueError("the model's size is not stated")
     if text is None and pictures:
@@ -178,7 +190,36 @@ def profile_of(
     tokens = sequence or text.sequence
     if tokens is None:
         raise ValueError("the length of its sequences is not stated")
-    return _of_text(text, millions * 1e6, tokens, width_bytes), tokens
+    said = " ".join(row.values()).lower()
+    return (
+        _of_text(
+            text,
+            millions * 1e6,
+            tokens,
+            width_bytes,
+            fused=_is_fused(row),
+            causal=not re.search(r"bert|t5|translation", said),
+            stores_scores="attention not fused" in said or bool(re.search(OLD_ATTENTION, said)),
+        ),
+        tokens,
+    )
+
+
+def _is_fused(row: dict[str, str]) -> bool:
+    said = " ".join(row.values()).lower()
+    return bool(re.search(FUSED, said)) and "without compile" not in said
+
+
+def _traced(row: dict[str, str], precision: str) -> Profile | None:
+    name = row["model"].lower()
+    model, prefix = name, "timm:" if "pytorch-image-models" in row["source"] else ""
+    for pattern, replacement in () if prefix else TRACED:
+        if found := re.search(pattern, name):
+            model = found.expand(replacement)
+            break
+    stated = re.match(r"(\d+)x", row["seq_len_or_image"])
+    size = int(stated[1]) if stated else SIZES.get(model, 224)
+    return load(key_of(prefix + model, SIZES.get(model, size), precision))
 
 
 def _of_pictures(of: Pictures, millions: float | None, width_bytes: int) -> Profile:
@@ -186,50 +227,80 @@ def _of_pictures(of: Pictures, millions: float | None, width_bytes: int) -> Prof
     activations = 1e6 * of.million_activations * width_bytes
     return _profile(
         [
-            (parameters * part, 2e9 * of.giga_products * work, activations * work)
+            (
+                parameters * part,
+                [
+                    ("convolution", 2e9 * of.giga_products * work, 2 * activations * work, 0.0, 30),
+                    ("other", 0.0, (ACCESSES - 2) * activations * work, 0.0, 60),
+                ],
+            )
             for part, work in of.stages
-        ],
-        kind="convolution",
-        calls=30,
-        other=ACCESSES - 2,
+        ]
     )
 
 
-def _of_text(of: Text, parameters: float, tokens: int, width_bytes: int) -> Profile:
-    """A transformer: 2 FLOPs per parameter and token, 4 s d of attention, 17 stored activations.
-
-    The head is the embedding, whose gradient is complete only after the backward pass.
-
-    Source: Korthikanti and others, MLSys 2023, sections 3 and 4.1.
-    """
-    block = 12 * of.width**2
-    between = max(0.0, parameters - of.layers * block)
-    flops = tokens * (2 * block + 4 * tokens * of.width)
-    kept = tokens * of.width * width_bytes
-    embedding = (between, 0.0, kept)
-    blocks = [(block, flops, 17 * kept)] * of.layers
-    head = (0.0, 2 * tokens * between, kept)
-    return _profile([embedding, *blocks, head], kind="product", calls=20, other=2)
-
-
-def _profile(
-    units: list[tuple[float, float, float]],
+def _of_text(
+    of: Text,
+    parameters: float,
+    tokens: int,
+    width_bytes: int,
     *,
-    kind: Literal["product", "convolution"],
-    calls: int,
-    other: int,
+    fused: bool,
+    causal: bool,
+    stores_scores: bool,
 ) -> Profile:
-    """A profile from parameters, FLOPs and activation bytes of each unit's forward pass."""
+    """A transformer whose head is the embedding, its gradient complete after the backward pass.
 
-    def operations(flops: float, kept: float, times: int) -> tuple[Operation, ...]:
-        return (
+    Other operations move as many bytes as in traces of GPT-2: a compiler leaves a sixth of them.
+    """
+    width, block = of.width, 12 * of.width**2
+    between = max(0.0, parameters - of.layers * block)
+    one = tokens * width * width_bytes
+    products: list[Work] = [
+        (
+            "product",
+            2.0 * tokens * width**2 * factor,
+            one * moved,
+            width_bytes * factor * width**2,
+            1,
+        )
+        for factor, moved in ((3, 4), (1, 2), (4, 5), (4, 5))
+    ]
+    scores = 4.0 * tokens**2 * width
+    heads = max(1, width // HEAD)
+    attention: list[Work] = [("attention", scores / (2 if causal else 1), 4.0 * one, 0.0, 1)]
+    if stores_scores:
+        stored = SCORE_ACCESSES * tokens**2 * heads * width_bytes
+        attention = [("product", scores, 4.0 * one, 0.0, 2), ("other", 0.0, stored, 0.0, 6)]
+    accesses, calls = (OTHER_FUSED, 4) if fused else (OTHER_EAGER, 20)
+    other: Work = ("other", 0.0, accesses * one, 0.0, calls)
+    vocabulary = between / width
+    head: list[Work] = [
+        (
+            "product",
+            2 * tokens * between,
+            tokens * vocabulary * width_bytes,
+            width_bytes * between,
+            1,
+        ),
+        ("other", 0.0, LOSS_BYTES * tokens * vocabulary, 0.0, 6),
+    ]
+    blocks = [(block, [*products, *attention, other])] * of.layers
+    return _profile([(between, [("other", 0.0, 4.0 * one, 0.0, 4)]), *blocks, (0.0, head)])
+
+
+def _profile(units: list[tuple[float, list[Work]]]) -> Profile:
+    """A profile from parameters and forward operations of each unit."""
+
+    def operations(works: list[Work], times: int) -> tuple[Operation, ...]:
+        return tuple(
             Operation(
                 kind=kind,
                 flops=Amount(per_sample=times * flops),
-                bytes=Amount(per_sample=2 * times * kept),
-                calls=calls * times,
-            ),
-            Operation(kind="other", bytes=Amount(per_sample=other * times * kept), calls=0),
+                bytes=Amount(per_sample=times * moved, fixed=times * fixed),
+                calls=times * calls,
+            )
+            for kind, flops, moved, fixed, calls in works
         )
 
     made = tuple(
@@ -237,11 +308,10 @@ def _profile(
             name=str(number),
             parameters=round(parameters),
             trained_parameters=round(parameters),
-            forward=operations(flops, kept, 1),
-            backward=operations(flops, kept, 2),
-            saved_bytes=Amount(per_sample=kept),
+            forward=operations(works, 1),
+            backward=operations(works, 2),
         )
-        for number, (parameters, flops, kept) in enumerate(units)
+        for number, (parameters, works) in enumerate(units)
     )
     total = sum(unit.parameters for unit in made)
     return Profile(units=made, size=ModelSize(parameters=total, trained_parameters=total))
@@ -265,7 +335,10 @@ class Case:
     card: str
     seconds: float
     """Published time of a step."""
-    assumed_batch: bool
+    fused: bool
+    """True if a compiler or fused kernels compute what is between products."""
+    assumed: bool
+    """True if the source states no batch or no length of sequences, or the model was not traced."""
 
     @property
     def micro_batch(self) -> int:
@@ -306,17 +379,16 @@ def case_of(row: dict[str, str]) -> Case:
     if not ranks:
         raise UnusableError("the number of GPUs is not stated")
     said = f"{row['strategy']} {row['task']} {row['model']}".lower()
+    whole = f"{said} {row['seq_len_or_image']} {row['notes'].lower()}"
     for pattern, reason in REFUSED:
-        if re.search(pattern, said):
+        if re.search(pattern, whole):
             raise UnusableError(reason)
     card = _first(CARDS, row["gpu"].lower(), "the card is not stated, or not one of ours")
     precision = _precision(row["precision"].lower(), card)
-    params = _number(row["params_b"])
     profile, tokens = profile_of(
-        row["model"],
-        params and 1e3 * params,
+        row,
+        precision["precision"],
         _sequence(row),
-        4 if precision["precision"] == "fp32" else 2,
         pictures=bool(re.search(r"classification \(|imagenet|cifar|detect|segment|image", said)),
     )
     micro, passes, assumed = _batch(row, ranks, tokens)
@@ -324,6 +396,7 @@ def case_of(row: dict[str, str]) -> Case:
     recipe = Recipe(
         steps=1,
         cpu_offload=offloads,
+        channels_last="nhwc" in f"{row['precision']} {row['notes']}".lower(),
         per_rank_batch=micro * passes,
         gradient_accumulation=passes,
         activation_checkpointing=row["activation_checkpointing"].lower().startswith("full"),
@@ -355,7 +428,10 @@ def case_of(row: dict[str, str]) -> Case:
             tokens=tokens,
             profile=profile,
         ),
-        assumed_batch=assumed,
+        fused=_is_fused(row),
+        assumed=assumed
+        or (tokens == 1 and _traced(row, recipe.precision) is None)
+        or (tokens > 1 and not re.search(r"\d", row["seq_len_or_image"])),
     )
 
 
@@ -380,13 +456,13 @@ def _precision(said: str, card: str) -> dict[str, Any]:
     if "fp8" in said:
         raise UnusableError("fp8 is not predicted")
     peaks = load_card(card)
-    if re.search(r"bf16|fp16|amp|mixed|half|16", said):
+    if not re.match(r"[tf]f?p?32", said) and re.search(r"bf16|fp16|amp|mixed|half|16", said):
         wanted = "bf16" if "bf16" in said else "fp16"
         for precision in (wanted, "fp16", "fp32"):
             with suppress(InputError):
                 peaks.peak(precision)
                 return {"precision": precision}
-    return {"precision": "fp32", "tf32": True}
+    return {"precision": "fp32", "tf32": "no tf32" not in said}
 
 
 def _batch(row: dict[str, str], ranks: int, tokens: int) -> tuple[int, int, bool]:
@@ -438,9 +514,14 @@ def _node(row: dict[str, str], card: str, per_node: int) -> NodeType:
     node = load_node(usual) if usual else load_node(f"{card}x{per_node}")
     network = node.node.network_bytes_per_second or 100e9 / 8
     told = INFINIBAND.sub(lambda found: INFINIBAND_RATES[found[0].lower()], said)
-    stated = re.search(r"(?:(\d+)\s*x\s*)?([\d.]+)\s*([GT])b(?!y)", told)
+    stated = re.search(
+        r"(?:(\d+)\s*x\s*)?([\d.]+)\s*([GT])b(?!y)(\S*?\s*(?:/|per|each)\s*(?:gpu|card|rank))?",
+        told,
+        re.IGNORECASE,
+    )
     if stated:
-        network = int(stated[1] or 1) * float(stated[2]) * {"G": 1e9, "T": 1e12}[stated[3]] / 8
+        links = int(stated[1] or 1) * (per_node if stated[4] else 1)
+        network = links * float(stated[2]) * {"G": 1e9, "T": 1e12}[stated[3].upper()] / 8
     elif "ethernet" in said.lower():
         network = ETHERNET_BYTES_PER_SECOND
     kept = dict(node.node.link_bytes_per_second_by_ranks)

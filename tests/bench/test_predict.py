@@ -6,12 +6,30 @@ import csv
 from math import exp
 from pathlib import Path
 
+import numpy as np
 import pytest
-from benchmarks.predict import all_scores, other_cards, scale_out
+from benchmarks.predict import (
+    CASES,
+    TOLERANCE,
+    all_scores,
+    measured,
+    other_cards,
+    scale_out,
+)
 from benchmarks.published import COLUMNS, read
+from benchmarks.traced import condensed, key_of, load, traced
 
 from shardmark.predict.timing import Constants
 
+MEDIANS = {
+    "scale-out": 0.0230,
+    "one GPU": 0.109,
+    "several GPUs": 0.110,
+    "dp": 0.089,
+    "language models, 16 bits": 0.078,
+    "pictures": 0.136,
+}
+"""Median errors; a change of the model or of a constant must not raise one by a twentieth."""
 ROW = {
     "source": "invented",
     "model": "ResNet-50",
@@ -58,6 +76,63 @@ def test_a_series_is_predicted_from_its_smallest_run(tmp_path: Path) -> None:
         own = pair.target.samples_per_second
         assert score.naive == pytest.approx(abs(pair.anchor.samples_per_second / own - 1))
     assert {pair.kind for pair in other_cards(cases)} == {"another card"}
+
+
+@pytest.mark.parametrize(
+    ("interconnect", "gigabytes_per_second"),
+    [
+        ("NVLink; 100 Gb/s EDR", 12.5),
+        ("4x100 Gb IB", 50),
+        ("InfiniBand 200 Gb/s per GPU", 8 * 25),
+        ("HDR per GPU", 8 * 25),
+        ("1.6 Tb/s RoCE", 200),
+        ("Ethernet", 1.25),
+    ],
+)
+def test_networks_are_those_of_the_source(
+    tmp_path: Path, interconnect: str, gigabytes_per_second: float
+) -> None:
+    row = {"n_gpus": "16", "throughput_value": "1", "interconnect": interconnect}
+    (case,), _ = read(written(tmp_path, row))
+    assert case.node.network_bytes_per_second == pytest.approx(1e9 * gigabytes_per_second)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"notes": "torch.compile"},
+        {"precision": "amp fp16 nhwc"},
+        {"precision": "fp32"},
+        {"activation_checkpointing": "full"},
+    ],
+)
+def test_unlike_trainings_of_a_source_are_no_series(tmp_path: Path, other: dict[str, str]) -> None:
+    text = {"model": "GPT-2", "seq_len_or_image": "1024", "notes": "", "throughput_value": "9"}
+    one, eight = ({**text, "n_gpus": count} for count in ("1", "8"))
+    assert len([*scale_out(read(written(tmp_path, one, eight))[0])]) == 1
+    assert not [*scale_out(read(written(tmp_path, {**one, **other}, eight))[0])]
+
+
+def test_errors_have_not_grown() -> None:
+    """All development rows with the constants that ship; medians as measured on 2026-11-25."""
+    cases, _ = read(CASES)
+    numbers = measured(cases, held_out=False, points=())
+    medians = {name: group["median"] for name, group in numbers["alone"].items()}
+    medians["scale-out"] = numbers["scale-out"]["median"]
+    for name, before in MEDIANS.items():
+        assert medians[name] <= TOLERANCE * before, name
+    assert 0.86 <= numbers["coverage"]["None"] <= 0.95
+
+
+def test_a_stored_profile_is_what_a_trace_finds() -> None:
+    found = condensed(traced("resnet18", 224, "fp32"))
+    again = load(key_of("resnet18", 224, "fp32"))
+    assert again is not None
+    assert condensed(again)[0] == found[0]
+    assert [unit[0] for unit in condensed(again)[1]] == [unit[0] for unit in found[1]]
+    for of_stored, of_found in zip(condensed(again)[1], found[1], strict=True):
+        for stored, fresh in zip(of_stored[1:], of_found[1:], strict=True):
+            assert np.array(stored) == pytest.approx(np.array(fresh), rel=0.01)
 
 
 @pytest.mark.parametrize(

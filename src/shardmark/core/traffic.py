@@ -70,7 +70,7 @@ class Traffic:
     """True if the rank computes nothing during the collective.  Otherwise gathers run ahead of the
     layers that need them, and gradients are reduced while earlier layers compute theirs."""
     calls: float = 1.0
-    """Minimum number of consecutive calls; the library splits long messages into more."""
+    """Number of consecutive calls of the library; less than 1 if one call serves several steps."""
     copied_bytes: float = 0.0
     """Bytes that the rank reads and writes in its own memory for casts and for copies into and out
     of message buffers."""

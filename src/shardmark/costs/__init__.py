@@ -8,6 +8,7 @@ from shardmark.core.errors import InputError
 from shardmark.costs.base import Costs
 from shardmark.costs.layers import LayeredCosts, UlyssesCosts
 from shardmark.costs.replicas import (
+    DataParallelCosts,
     DDPCosts,
     LocalStepsCosts,
     ReplicaCosts,
@@ -41,7 +42,7 @@ from shardmark.strategies.zro.strategy import ZeroRedundancy
 
 COSTS: dict[type[Any], type[Costs[Any]]] = {
     Single: ReplicaCosts,
-    DataParallel: ReplicaCosts,
+    DataParallel: DataParallelCosts,
     DDP: DDPCosts,
     ZeroRedundancy: ZeroRedundancyCosts,
     LocalSGD: LocalStepsCosts,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from shardmark.core.layout import ActivationSharding, Layout
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 FP32_BYTES = 4
 PRECISION_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+BUCKET_MB = 25.0
+"""MiB of gradients in one message, by default, of DDP and of our options for DeepSpeed."""
 NO_MODEL = ModelSize(parameters=0, trained_parameters=0)
 
 
@@ -164,6 +167,10 @@ class Costs(ABC, Generic[S]):
         """
         return {updated_tensor(cell.recipe): cell.size.trained_tensors}
 
+    def driven_devices(self, cell: Cell) -> int:  # noqa: ARG002
+        """Number of devices whose operations one process launches."""
+        return 1
+
     def step_state(self, cell: Cell) -> StepState:
         """Bytes of model state in a step; by default the fractions that the layout gives."""
         holds = self.strategy.holds(cell.world_size, cell.nodes)
@@ -214,13 +221,21 @@ def updated_tensor(recipe: Recipe) -> str:
     return "sgd tensor" if recipe.optimizer.name == "sgd" else "adam tensor"
 
 
-def all_reduced(size: ModelSize, world_size: int) -> RequiredTraffic:
-    """Traffic of an all-reduce of all gradients in fp32."""
+def all_reduced(
+    size: ModelSize, world_size: int, *, bucket_mb: float = BUCKET_MB
+) -> RequiredTraffic:
+    """Traffic of all-reduces of all gradients in fp32, one for each bucket."""
     payload = size.trained_parameters * FP32_BYTES
+    calls = buckets(payload, bucket_mb)
     return RequiredTraffic(
-        traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size),),
+        traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size, calls=calls),),
         formula="all-reduce: 2 (n-1)/n G",
     )
+
+
+def buckets(payload_bytes: float, bucket_mb: float = BUCKET_MB) -> int:
+    """Number of messages of at most `bucket_mb` MiB."""
+    return max(1, ceil(payload_bytes / (bucket_mb * 2**20)))
 
 
 def times(count: int) -> str:

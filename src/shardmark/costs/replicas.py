@@ -15,9 +15,11 @@ from shardmark.costs.base import (
     StepState,
     UnitState,
     all_reduced,
+    buckets,
     updated_tensor,
 )
 from shardmark.strategies.base import Strategy
+from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP
 from shardmark.strategies.local_steps.strategy import LocalStepsStrategy
 from shardmark.strategies.zro.strategy import ZeroRedundancy
@@ -29,18 +31,51 @@ each), a clone, stacking of matrices and back (2 each), two products that read i
 writes it."""
 POWER_SGD_CALLS = 3
 """Number of all-reduces of a bucket: one for each factor, and one for uncompressed gradients."""
+COALESCED_MB = 250.0
+"""MiB of tensors that `torch.nn.parallel.comm` sends together."""
 CAST_ACCESSES = 4
 """Accesses of each gradient in units of its fp32 bytes: cast, divided, and cast back."""
 D = TypeVar("D", bound=DDP)
 
 
 class ReplicaCosts(Costs[Strategy]):
-    """Costs of one all-reduce of the gradients a step; a single process sends nothing."""
+    """Costs of a single process, which sends nothing."""
 
-    def required_traffic(self, cell: Cell) -> RequiredTraffic:
-        if self.layout(cell).processes == 1:
-            return RequiredTraffic(traffic=(), formula="nothing")
-        return all_reduced(cell.size, cell.world_size)
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:  # noqa: ARG002
+        return RequiredTraffic(traffic=(), formula="nothing")
+
+
+class DataParallelCosts(Costs[DataParallel]):
+    """Costs of one process that copies the model to all devices in each step."""
+
+    def required_traffic(self, cell: Cell) -> RequiredTraffic:  # noqa: ARG002
+        return RequiredTraffic(traffic=(), formula="nothing between processes")
+
+    def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
+        """The first device sends parameters to the others, and sums up their gradients.
+
+        Nothing hides it: replicas are complete before the forward pass begins, and gradients are
+        summed up when the backward pass has ended.
+        """
+        passes, devices = cell.recipe.gradient_accumulation, self.driven_devices(cell)
+        if devices == 1:
+            return ()
+        return tuple(
+            Traffic(
+                kind=kind,
+                payload_bytes=passes * FP32_BYTES * elements,
+                ranks=devices,
+                waited_for=True,
+                calls=passes * buckets(FP32_BYTES * elements, COALESCED_MB),
+            )
+            for kind, elements in (
+                ("broadcast", cell.size.parameters),
+                ("reduce", cell.size.trained_parameters),
+            )
+        )
+
+    def driven_devices(self, cell: Cell) -> int:
+        return self.layout(cell).devices
 
 
 class DDPCosts(Costs[D]):
@@ -53,7 +88,7 @@ class DDPCosts(Costs[D]):
         return replace(required, note=UNUSED_NOTE) if unused else required
 
     def _reduction(self, cell: Cell) -> RequiredTraffic:
-        required = all_reduced(cell.size, cell.world_size)
+        required = all_reduced(cell.size, cell.world_size, bucket_mb=self.strategy.bucket_mb)
         power_sgd = self.strategy.numerics(cell.recipe).power_sgd
         (full,) = required.traffic
         if power_sgd is not None:
@@ -61,7 +96,7 @@ class DDPCosts(Costs[D]):
             compressed = replace(
                 full,
                 payload_bytes=FP32_BYTES * (cell.size.trained_parameters - saved_elements),
-                calls=POWER_SGD_CALLS,
+                calls=POWER_SGD_CALLS * full.calls,
                 copied_bytes=POWER_SGD_ACCESSES * full.payload_bytes,
             )
             return RequiredTraffic(

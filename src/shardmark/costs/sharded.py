@@ -17,6 +17,7 @@ from shardmark.costs.base import (
     UnitSize,
     UnitState,
     all_reduced,
+    buckets,
     times,
 )
 from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
@@ -261,7 +262,7 @@ class ZeroCosts(Costs[Zero]):
         """
         size, recipe, stage = cell.size, cell.recipe, self.strategy.stage
         if stage == 0:
-            return all_reduced(size, cell.world_size)
+            return all_reduced(size, cell.world_size, bucket_mb=self.strategy.bucket_mb)
         micro_batches = recipe.gradient_accumulation if stage > 1 else 1
         gathers = 2 * micro_batches if stage == 3 else 1
         gathered_elements = size.parameters if stage == 3 else size.trained_parameters
@@ -273,6 +274,7 @@ class ZeroCosts(Costs[Zero]):
                     kind="reduce_scatter",
                     payload_bytes=reduced_bytes,
                     ranks=cell.world_size,
+                    calls=buckets(reduced_bytes, self.strategy.bucket_mb),
                     copied_bytes=2 * reduced_bytes,
                 ),
                 Traffic(
@@ -280,7 +282,9 @@ class ZeroCosts(Costs[Zero]):
                     payload_bytes=gathered_bytes / cell.world_size,
                     ranks=cell.world_size,
                     waited_for=stage < 3,
-                    calls=gathers * size.units if stage == 3 else 1,
+                    calls=gathers * size.units
+                    if stage == 3
+                    else buckets(gathered_bytes, self.strategy.bucket_mb),
                     # Copied from the message, or from the shard in fp32 that was updated.
                     copied_bytes=(2 if stage == 3 else 2 / cell.world_size) * gathered_bytes,
                 ),

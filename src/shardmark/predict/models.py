@@ -51,7 +51,10 @@ class Models:
         from shardmark.predict.trace import trace
         from shardmark.strategies.parameters import check_parameters
 
-        settings = (recipe.precision, recipe.activation_checkpointing, recipe.optimizer)
+        settings = (
+            *(recipe.precision, recipe.activation_checkpointing, recipe.optimizer),
+            recipe.compile,
+        )
         key = (options, *settings, device_type, activations)
         for cached_key, profile in self._profiles:
             if cached_key == key:
@@ -63,6 +66,7 @@ class Models:
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)
+        profile = replace(profile, host_prepares_samples=not options.loader_workers)
         if profile.unused:
             names = ", ".join(profile.unused)
             self.notes[f"The traced step skips {names}: steps that use them take longer."] = None

@@ -162,7 +162,7 @@ class Plan:
     on: str
     rows: tuple[Prediction, ...]
     anchored: str | None
-    """Measured trials that the predictions start from; None, and no intervals, without a run."""
+    """Measured trials that the predictions start from; None without a run."""
     doubts: tuple[str, ...] = ()
     """Reasons to doubt the measured trials."""
     notes: tuple[str, ...] = ()

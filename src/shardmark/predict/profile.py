@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardmark.core.traffic import ModelSize
@@ -22,13 +22,31 @@ class Amount:
         on_rank = self.replicated_fraction + (1 - self.replicated_fraction) / tensor
         return on_rank * (self.fixed + self.per_sample * samples)
 
+    def times(self, count: float) -> Amount:
+        return replace(self, fixed=count * self.fixed, per_sample=count * self.per_sample)
+
+
+Kind = Literal[
+    "product",
+    "attention",
+    "convolution",
+    "convolution_3x3",
+    "grouped",
+    "depthwise",
+    "other",
+]
+"""Kind of an operation: all but the last multiply, and reach unlike fractions of a card's peak.
+
+`grouped` and `depthwise` are convolutions; `convolution_3x3` are dense ones of stride 1, for which
+ordinary cores use the algorithm of Winograd.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """The sum of a pass's operations of one kind."""
+    """Operations of a pass that are alike, with their sums."""
 
-    kind: Literal["product", "convolution", "other"]
-    """Products and convolutions use matrix units, which convolutions fill less well."""
+    kind: Kind
     flops: Amount = Amount()
     bytes: Amount = Amount()
     """Bytes read from and written to the device's memory."""
@@ -96,6 +114,8 @@ class Profile:
     """Number of temporary values for each element that is updated at once."""
     updates_together: bool = False
     """True if the optimizer updates all parameters at once, false if one after the other."""
+    host_prepares_samples: bool = False
+    """True if no workers of a loader prepare the samples, but the process that trains."""
     unused: tuple[str, ...] = ()
     """Blocks that the traced step skipped, by a random draw or a condition."""
     native: Profile | None = None

@@ -17,13 +17,14 @@ from shardmark.costs import cost_model
 from shardmark.costs.base import FP32_BYTES, Cell, Costs, HostState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
-from shardmark.predict.profile import Profile
+from shardmark.predict.profile import Operation, Profile
 from shardmark.predict.timing import (
     Constants,
     Numbers,
     collective_seconds,
     copy_seconds,
     host_seconds,
+    host_seconds_of_pass,
     interference,
     operation_seconds,
     update_seconds,
@@ -105,6 +106,8 @@ class Column(NamedTuple):
     """Slowdown of computation by ranks that share cores."""
     update_seconds: Numbers
     library_seconds: Numbers
+    driven_devices: Numbers
+    """Devices whose operations one process launches."""
     communication_seconds: Sequence[Numbers]
     """Seconds by stream that collectives take on the network."""
     copy_seconds: Sequence[Numbers]
@@ -119,6 +122,8 @@ class Step:
 
     columns: Column
     """Arrays whose last axis is the layout."""
+    host_bound: NDArray[np.bool_]
+    """True for layouts whose operations take longer to launch than to compute."""
     forward_seconds: Array
     """Forward pass of each unit, shape (units, layouts)."""
     backward_seconds: Array
@@ -144,7 +149,7 @@ class Step:
         stacked = (np.array(numbers, dtype=np.float64).T for numbers in zip(*columns, strict=True))
         table = Column._make(stacked)
         seconds_of = partial(
-            operation_seconds,
+            _seconds_by_unit,
             samples=table.samples,
             card=node.card,
             recipe=recipe,
@@ -152,13 +157,32 @@ class Step:
             tensor=table.tensor,
             sequence=table.sequence,
         )
-        scale = table.slowdown * table.repeats
-        forward = scale * np.array([seconds_of(unit.forward) for unit in profile.units])
-        backward = scale * np.array([seconds_of(unit.backward) for unit in profile.units])
+        again = 1.0 if recipe.activation_checkpointing else 0.0
+        forward = seconds_of([unit.forward for unit in profile.units])
+        backward = again * forward + seconds_of([unit.backward for unit in profile.units])
+        # Threads of one process take turns in the forward pass; in the backward pass, each device
+        # has a thread of torch's own.
+        driven, samples = table.driven_devices, table.samples * table.repeats
+        launches = sum(
+            (1 + again) * driven * _calls(unit.forward) + _calls(unit.backward)
+            for unit in profile.units
+        )
+        launched = host_seconds_of_pass(
+            table.repeats * launches + profile.size.trained_tensors / table.passes,
+            np.where(driven > 1, driven, 0) * profile.size.trained_tensors,
+            samples * driven if profile.host_prepares_samples else 0.0 * samples,
+            node.card,
+            constants,
+        )
+        on_device = (forward + backward).sum(axis=0)
+        # The host launches the operations of all units; a device that is faster waits for it.
+        host_bound = np.maximum(1.0, launched / np.maximum(table.repeats * on_device, 1e-12))
+        scale = table.slowdown * table.repeats * host_bound
         return cls(
             columns=table,
-            forward_seconds=forward,
-            backward_seconds=forward + backward if recipe.activation_checkpointing else backward,
+            host_bound=host_bound > 1,
+            forward_seconds=scale * forward,
+            backward_seconds=scale * backward,
             gathered_fractions=_fractions([unit.parameters for unit in profile.units]),
             reduced_fractions=_fractions([unit.trained_parameters for unit in profile.units]),
             node=node,
@@ -318,6 +342,7 @@ def layout_column(
             sharing=None if host is None else per_node,
         ),
         library_seconds=library_seconds(costs, cell, node.card),
+        driven_devices=costs.driven_devices(cell),
         communication_seconds=sent,
         copy_seconds=copied,
         host_seconds=[host_seconds(count, node.card, constants) for count in moved_bytes],
@@ -328,6 +353,18 @@ def _stream(traffic: Traffic) -> int:
     if traffic.waited_for:
         return 3 if traffic.filling else 2
     return int(traffic.kind in REDUCTIONS)
+
+
+def _seconds_by_unit(operations_by_unit: Sequence[tuple[Operation, ...]], **others: Any) -> Array:
+    """Seconds of one pass of each unit, shape (units, layouts); alike units are computed once."""
+    seconds = {
+        operations: operation_seconds(operations, **others) for operations in {*operations_by_unit}
+    }
+    return np.array([seconds[operations] for operations in operations_by_unit])
+
+
+def _calls(operations: Iterable[Operation]) -> float:
+    return sum(operation.calls for operation in operations)
 
 
 def _fractions(counts: Sequence[int]) -> Array:

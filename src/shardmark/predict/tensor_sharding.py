@@ -48,7 +48,7 @@ class TensorSharding:
             if style in DIVIDED and isinstance(weight, Tensor):
                 self._shapes |= {tuple(weight.shape), tuple(weight.shape[::-1])}
                 if isinstance(module, nn.Linear):
-                    self._styles[_key(weight)] = style
+                    self._styles[storage_key(weight)] = style
 
     def replicated_fraction(self, parameters: Sequence[nn.Parameter]) -> float:
         """Fraction of the parameters that every rank has in full."""
@@ -63,7 +63,7 @@ class TensorSharding:
 
     def is_sharded(self, tensor: Tensor) -> bool:
         """True if each rank has only a shard of the tensor."""
-        key = _key(tensor)
+        key = storage_key(tensor)
         between_layers = self._activations.sequence_parallel and key not in self._logits
         return between_layers or key in self._sharded or key in self._styles
 
@@ -75,10 +75,10 @@ class TensorSharding:
         The first is the bytes of messages that live only during the operation; the second is the
         bytes, by storage, that every rank holds in full from now on: written or gathered tensors.
         """
-        weights = [_key(tensor) for tensor in read if _key(tensor) in self._styles]
-        others = [tensor for tensor in read if _key(tensor) not in self._styles]
-        sharded = any(_key(tensor) in self._sharded for tensor in others)
-        logits = any(_key(tensor) in self._logits for tensor in others)
+        weights = [storage_key(tensor) for tensor in read if storage_key(tensor) in self._styles]
+        others = [tensor for tensor in read if storage_key(tensor) not in self._styles]
+        sharded = any(storage_key(tensor) in self._sharded for tensor in others)
+        logits = any(storage_key(tensor) in self._logits for tensor in others)
         message_bytes, replicated_bytes = 0, dict[int, int]()
         if weights and packet in PRODUCTS:
             style, reads_shards = self._styles[weights[0]], sharded
@@ -91,12 +91,12 @@ class TensorSharding:
             )
         elif weights and not others:  # a cast or a view
             sharded = True
-            self._styles |= {_key(tensor): self._styles[weights[0]] for tensor in written}
+            self._styles |= {storage_key(tensor): self._styles[weights[0]] for tensor in written}
         elif packet in PRODUCTS and backward:
             sharded = sharded or any(tuple(t.shape) in self._shapes for t in written)
-        read_keys = {_key(tensor) for tensor in read}
+        read_keys = {storage_key(tensor) for tensor in read}
         for tensor in written:
-            if (key := _key(tensor)) in read_keys:
+            if (key := storage_key(tensor)) in read_keys:
                 continue  # a view
             if sharded:
                 self._sharded.add(key)
@@ -119,8 +119,8 @@ class TensorSharding:
         layer_input = max(others, key=lambda tensor: tensor.nbytes)  # the other may be a bias
         if backward or style == "row":
             return message_bytes + layer_input.nbytes, {}
-        return message_bytes, {_key(layer_input): layer_input.untyped_storage().nbytes()}
+        return message_bytes, {storage_key(layer_input): layer_input.untyped_storage().nbytes()}
 
 
-def _key(tensor: Tensor) -> int:
+def storage_key(tensor: Tensor) -> int:
     return id(tensor.untyped_storage())

@@ -14,12 +14,10 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic, required_fraction
 from shardmark.costs.base import FP32_BYTES
 from shardmark.predict.hardware.catalogue import Card, NodeType
-from shardmark.predict.profile import Operation
+from shardmark.predict.profile import Kind, Operation
 
 Numbers: TypeAlias = Any
 """A number, or an array with one number for each layout."""
-MESSAGE_BYTES = 25 * 2**20
-"""Bytes of one message, as in DDP's buckets: larger units are cut, smaller ones merged."""
 UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
 """Accesses to fp32 values of each trained parameter in an update: gradient and weight are read, the
 weight is written, and one or two averages are read and written."""
@@ -29,19 +27,44 @@ weight is written, and one or two averages are read and written."""
 class Constants:
     """Constants that no data sheet gives, derived in `docs/method/prediction.md`."""
 
-    core_share: float = 0.85
-    """Fraction of the peak that products and convolutions reach without tensor cores."""
-    product_share: float = 0.65
-    """Fraction of the peak that products reach on tensor cores."""
-    convolution_share: float = 0.4
-    """Fraction of the peak that convolutions reach on tensor cores."""
-    memory_share: float = 0.75
+    core_share: float = 0.64
+    """Fraction of the peak that products and dense convolutions reach without tensor cores."""
+    product_share: float = 0.81
+    """Fraction of the peak that products reach on tensor cores, in 16 bits."""
+    attention_share: float = 0.36
+    """Fraction of the peak that fused attention reaches on tensor cores, in 16 bits."""
+    convolution_share: float = 0.7
+    """Fraction of the peak that dense convolutions reach on tensor cores, in 16 bits."""
+    grouped_share: float = 0.21
+    """The same for convolutions with groups."""
+    depthwise_share: float = 0.084
+    """Fraction of the ordinary cores' peak that depthwise convolutions reach."""
+    depthwise_accesses: float = 2.2
+    """Accesses to each value of a depthwise convolution, whose kernels read values again."""
+    tf32_factor: float = 0.96
+    """Fraction of the peak that TF32 reaches, over that of 16 bits."""
+    winograd_factor: float = 1.9
+    """Products that Winograd's algorithm saves: direct ones over those that are left."""
+    transposed_accesses: float = 2.9
+    """Accesses to each value of a convolution on tensor cores beside its own, if images are not
+    channels-last: they are transposed."""
+    memory_share: float = 0.72
     """Fraction of the memory's bandwidth that operations reach."""
-    call_seconds: float = 5e-6
-    """Time between the starts of two operations."""
+    call_seconds: float = 4e-6
+    """Time of an operation on the device beside its work."""
+    tile_seconds: float = 15e-6
+    """The same of a product or convolution, whose last tiles do not fill the device."""
+    launch_seconds: float = 3e-5
+    """Time in which the host's Python code and libraries launch one operation on a GPU."""
+    replica_seconds: float = 70e-6
+    """Time in which the host makes one tensor of a replica, for `DataParallel`."""
+    sample_seconds: float = 100e-6
+    """Time in which the host prepares a sample, if no loader's workers do."""
     link_share: float = 0.7
     """Fraction of the links' bandwidth that a ring reaches."""
-    network_share: float = 0.6
+    staged_share: float = 0.2
+    """Fraction of the bandwidth to the host that a ring reaches through the host's memory."""
+    network_share: float = 0.7
     """Fraction of the network's bandwidth that is reached between nodes."""
     link_seconds: float = 10e-6
     """Latency of a message between cards of a node."""
@@ -51,7 +74,7 @@ class Constants:
     """Memory bandwidth of an update on a node's CPUs.  A guess."""
     interference: float = 0.5
     """Fraction of hidden communication that slows computation: it takes bandwidth and cores."""
-    distribution: float = 0.02
+    distribution: float = 0.015
     """Extra computing time of each of several ranks, for hooks, buckets and shared hosts."""
     spread: float = 0.01
     """Standard deviation of a rank's relative computing time: all wait for the slowest."""
@@ -67,31 +90,67 @@ def operation_seconds(
     tensor: Numbers = 1,
     sequence: Numbers = 1,
 ) -> Numbers:
-    """Predict operations of one pass: a product takes its FLOPs and then its bytes, any other
-    operation the longer of the two.
+    """Predict operations of one pass, each by its FLOPs and its bytes, which overlap in part.
 
     Tensor- and sequence-parallel ranks share the work of an operation, and each starts it.
+    Raises `InputError` for a precision that the card does not have in hardware.
 
-    Source: roofline (Williams et al., CACM 52 (2009), 65-76), without its overlap for products.
+    Source: roofline (Williams et al., CACM 52 (2009), 65-76), with a rounded corner.
     """
-    fp32 = card.peak("fp32")
-    peak = card.peak(recipe.precision, tf32=recipe.tf32)
-    shares = {"product": constants.product_share, "convolution": constants.convolution_share}
     bandwidth = constants.memory_share * card.memory_bytes_per_second
-    # On a GPU the start of an operation overlaps the one before: a measured time is a CPU's.
-    measured = card.operation_seconds if card.device_type == "cpu" else None
-    started = measured or constants.call_seconds
+    on_cpu = card.device_type == "cpu"
     seconds = 0.0 * samples
     for operation in operations:
-        moved = operation.bytes.at(samples, tensor) / bandwidth / sequence
-        flops = operation.flops.at(samples, tensor) / sequence
-        if operation.kind == "other":
-            seconds = seconds + np.maximum(flops / (constants.core_share * fp32), moved)
-        else:
-            share = shares[operation.kind] if peak > fp32 else constants.core_share
-            seconds = seconds + flops / (share * peak) + moved
-        seconds = seconds + operation.calls * started
+        speed, accesses = _reached(operation.kind, card, recipe, constants)
+        moved = accesses * operation.bytes.at(samples, tensor) / bandwidth / sequence
+        computed = operation.flops.at(samples, tensor) / sequence / speed
+        started = constants.call_seconds if operation.kind == "other" else constants.tile_seconds
+        if on_cpu:  # a measured time is that of the CPU, which starts operations one by one
+            started = card.operation_seconds or constants.call_seconds
+        seconds = seconds + np.hypot(computed, moved) + operation.calls * started
     return seconds
+
+
+def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tuple[float, float]:
+    """FLOP/s that operations of a kind reach, and accesses to each of their bytes."""
+    cores = card.peak("fp32")
+    peak = card.peak(recipe.precision, tf32=recipe.tf32)
+    if card.device_type == "cpu" or kind == "other":
+        return constants.core_share * (cores if kind == "other" else peak), 1.0
+    if kind == "depthwise":
+        return constants.depthwise_share * cores, constants.depthwise_accesses
+    dense = constants.convolution_share
+    if peak > cores:
+        shares = {
+            "product": constants.product_share,
+            "attention": constants.attention_share,
+            "grouped": constants.grouped_share,
+        }
+        rounded = constants.tf32_factor if recipe.precision == "fp32" else 1.0
+        is_image = kind not in {"product", "attention"}
+        extra = constants.transposed_accesses if is_image and not recipe.channels_last else 0.0
+        return rounded * shares.get(kind, dense) * peak, 1.0 + extra
+    factors = {
+        "grouped": constants.grouped_share / dense,
+        "convolution_3x3": constants.winograd_factor,
+    }
+    return factors.get(kind, 1.0) * constants.core_share * cores, 1.0
+
+
+def host_seconds_of_pass(
+    launches: Numbers, replicas: Numbers, samples: Numbers, card: Card, constants: Constants
+) -> Numbers:
+    """Time in which the host launches a pass; on a CPU it is part of each operation.
+
+    `replicas` counts tensors of replicas that it makes, `samples` those that it prepares.
+    """
+    if card.device_type == "cpu":
+        return 0.0 * samples
+    return (
+        launches * constants.launch_seconds
+        + replicas * constants.replica_seconds
+        + samples * constants.sample_seconds
+    )
 
 
 def copy_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
@@ -184,9 +243,10 @@ def _by_formula(
         return 0.0
     link_latency = node.card.link_latency_seconds or constants.link_seconds
     network_latency = node.node.network_latency_seconds or constants.network_seconds
-    calls = max(traffic.calls, ceil(payload * max(1.0, share / 2) / MESSAGE_BYTES))
+    calls = max(1.0, traffic.calls)
     inside = _inside(traffic, ranks_per_node)
-    link = constants.link_share * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
+    share_of_link = constants.staged_share if node.staged else constants.link_share
+    link = share_of_link * node.link_bytes_per_second(inside) if inside > 1 else float("inf")
     rounds = 2 if kind == "all_reduce" else 1
     hops = 1 if kind in {"send", "receive"} else ranks - 1
     if on_cpu and kind == "broadcast":

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import weakref
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, get_args
 
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
@@ -26,8 +26,9 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
-from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
-from shardmark.predict.tensor_sharding import TensorSharding
+from shardmark.predict.chains import ZERO, Chains, Total, Work
+from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
+from shardmark.predict.tensor_sharding import TensorSharding, storage_key
 from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
@@ -50,34 +51,12 @@ FLOPS: Mapping[Any, Callable[..., int]] = {
     aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
 }
 CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
-"""Position of the weight among the arguments."""
+"""Position of the weight among the arguments, behind the input."""
+AFTER_WEIGHT = (2, 4, 7)
+"""Positions of strides, dilations and groups behind the weight."""
 QUERY_NAMESPACES = {"prim", "profiler"}
 """Namespaces of operators that compute nothing, such as a fake tensor's device."""
-Kind = Literal["product", "convolution", "other"]
 Pass = Literal["forward", "backward", "gradient"]
-
-
-class _Total(NamedTuple):
-    """A count, and the part of it that every tensor-parallel rank has in full."""
-
-    total: float = 0.0
-    replicated: float = 0.0
-
-    def plus(self, total: float, replicated: float) -> _Total:
-        return _Total(self.total + total, self.replicated + replicated)
-
-    def minus(self, other: _Total) -> _Total:
-        return _Total(self.total - other.total, self.replicated - other.replicated)
-
-
-ZERO = _Total()
-
-
-@dataclass(slots=True)
-class _Counts:
-    flops: _Total = ZERO
-    bytes: _Total = ZERO
-    calls: int = 0
 
 
 @dataclass(slots=True)
@@ -88,18 +67,18 @@ class _UnitTrace:
     block: bool
     first_node: int
     """Number of the first autograd node that was made in the unit."""
-    begun_bytes: _Total
+    begun_bytes: Total
     """Live bytes before its forward pass."""
-    saved_bytes: _Total = ZERO
+    saved_bytes: Total = ZERO
     parameters: list[nn.Parameter] = field(default_factory=list)
     replicated_fraction: float = 0.0
     gradient_bytes: int = 0
-    entered_bytes: _Total = ZERO
+    entered_bytes: Total = ZERO
     """Live bytes before its backward pass."""
-    reduced_bytes: _Total = ZERO
+    reduced_bytes: Total = ZERO
     """Live bytes after the last of its gradients was complete."""
-    counts: dict[tuple[Pass, Kind], _Counts] = field(default_factory=lambda: defaultdict(_Counts))
-    moments: dict[Pass, list[tuple[_Total, int]]] = field(default_factory=lambda: defaultdict(list))
+    operations: dict[Pass, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    moments: dict[Pass, list[tuple[Total, int]]] = field(default_factory=lambda: defaultdict(list))
     """Live bytes without complete gradients, and bytes of the unit's, after each operation."""
 
 
@@ -165,10 +144,22 @@ class _StepTrace(_LiveBytes):
         model: nn.Module,
         blocks: Sequence[nn.Module],
         batch: Batch,
+        recipe: Recipe,
+        *,
         device_type: str,
         sharding: TensorSharding | None,
     ) -> None:
         self._sharding = sharding
+        self._compile = recipe.compile
+        self._checkpoints = recipe.activation_checkpointing
+        self._compiled_nodes: list[int] = []
+        """Numbers of the autograd nodes at which compiled code begins and ends."""
+        self._chains = Chains()
+        self._recomputed: dict[int, int] = {}
+        """Bytes, by storage, of results that compiled code computes again in the backward pass
+        instead of saving them."""
+        self._saved_outputs: dict[int, list[Tensor]] = defaultdict(list)
+        """Outputs of products, by unit: compiled code saves them to compute the rest again."""
         self._replicated_bytes = 0
         self._replicated_by_storage: dict[int, int] = {}
         super().__init__((*model.parameters(), *model.buffers()))
@@ -195,11 +186,14 @@ class _StepTrace(_LiveBytes):
                 self._hooks.append(module.register_forward_hook(self._leave_block))
             else:
                 self._hooks.append(module.register_forward_pre_hook(self._enter_module))
+        if self._compile == "model":
+            self._hooks.append(model.register_forward_pre_hook(self._note_node))
+            self._hooks.append(model.register_forward_hook(self._leave_compiled))
         self._begin_unit("start", block=False)
 
     @property
-    def _live(self) -> _Total:
-        return _Total(self.bytes, self._replicated_bytes)
+    def _live(self) -> Total:
+        return Total(self.bytes, self._replicated_bytes)
 
     def _add_replicated(self, sizes: Mapping[int, int]) -> None:
         """Count these bytes, by storage, as held in full by every tensor-parallel rank."""
@@ -207,7 +201,42 @@ class _StepTrace(_LiveBytes):
             self._replicated_by_storage[key] = self._replicated_by_storage.get(key, 0) + size
             self._replicated_bytes += size
 
+    def _note_node(self, *_: object) -> None:
+        self._compiled_nodes.append(torch._C._autograd._get_sequence_nr())
+
+    def _leave_compiled(self, _: nn.Module, __: object, outputs: object) -> None:
+        self._note_node()
+        self._save(_tensors(outputs))
+
+    def _save(self, tensors: Iterable[Tensor]) -> None:
+        """Count the results of compiled code, which are tensors in memory."""
+        for tensor in tensors:
+            if (key := storage_key(tensor)) in self._recomputed:
+                self._storages[key] = (self._storages[key][0], self._recomputed.pop(key))
+                self.bytes += self._storages[key][1]
+
+    def _leave_unsaved(self, tensors: Iterable[Tensor]) -> None:
+        """Count no bytes for results of compiled code that its backward pass computes again."""
+        for tensor in tensors:
+            reference, size = self._storages[key := storage_key(tensor)]
+            if size:
+                self._storages[key] = (reference, 0)
+                self._recomputed[key] = size
+                self.bytes -= size
+
+    def _is_compiled(self, unit: _UnitTrace, node: int) -> bool:
+        """True for an operation of compiled code; `node` is that of the backward pass, or -1."""
+        if self._compile != "model":
+            return self._compile == "blocks" and unit.block
+        if self._backward_at is None:
+            return len(self._compiled_nodes) == 1
+        return bool(self._compiled_nodes) and (
+            self._compiled_nodes[0] <= node < self._compiled_nodes[-1]
+        )
+
     def on_removed(self, storage: int) -> None:
+        self._chains.forget(storage)
+        self._recomputed.pop(storage, None)
         self._replicated_bytes -= self._replicated_by_storage.pop(storage, 0)
         if self._sharding is not None:
             self._sharding.forget(storage)
@@ -234,8 +263,10 @@ class _StepTrace(_LiveBytes):
             self._begin_unit(name, block=True)
             self._assign(module.parameters())
 
-    def _leave_block(self, *_: object) -> None:
+    def _leave_block(self, _: nn.Module, __: object, outputs: object) -> None:
         if self._backward_at is None:
+            if self._compile == "blocks":  # the output of a compiled block is a tensor in memory
+                self._save(_tensors(outputs))
             self._end_unit()
             self._begin_unit(f"after {self.units[-1].name}", block=False)
 
@@ -277,19 +308,18 @@ class _StepTrace(_LiveBytes):
         self._live_before = self._live
 
     def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
-        recomputes = False
-        if self._backward_at is not None:
-            node = torch._C._current_autograd_node()
-            number = -1 if node is None else node._sequence_nr()
-            if 0 <= number < 2**63:  # else the node accumulates a parameter's gradient
-                self._backward_at = max(0, bisect_right(self._first_nodes, number) - 1)
-            recomputes = torch.is_grad_enabled()  # activation checkpointing
+        node_number, recomputes = self._backward_node()
         in_pass: Pass = "forward" if self._backward_at is None else "backward"
-        unit = self.units[-1 if self._backward_at is None else self._backward_at]
+        at = len(self.units) - 1 if self._backward_at is None else self._backward_at
+        unit = self.units[at]
         if in_pass == "backward" and not unit.moments["backward"]:
             unit.entered_bytes = self._live_before
+            for later in [number for number in self._saved_outputs if number > at]:
+                del self._saved_outputs[later]
         packet = function.overloadpacket
+        kind = _kind(packet, args)
         read, written = _tensors((args, kwargs)), _tensors(outputs)
+        is_view = function.is_view or _returns_inputs(function, read, written)
         message_bytes = 0
         if self._sharding is not None:
             backward = in_pass == "backward" and not recomputes
@@ -297,24 +327,76 @@ class _StepTrace(_LiveBytes):
                 packet, read, written, backward=backward
             )
             self._add_replicated(replicated_bytes)
-        live = self._live.plus(self._workspace_bytes(packet, args), message_bytes)
+        compiled = not is_view and self._is_compiled(unit, node_number)
+        fused = compiled and kind == "other"
+        if fused and (in_pass == "forward" or recomputes):
+            self._leave_unsaved(written)
+        inputs = set() if fused or is_view else {storage_key(tensor) for tensor in read}
+        internal_bytes = self._workspace_bytes(packet, args)
+        internal_bytes += sum(self._recomputed.get(key, 0) for key in inputs)
+        live = self._live.plus(internal_bytes, message_bytes)
         unit.moments[in_pass].append((live, unit.gradient_bytes))
-        if function.is_view or recomputes:
+        if is_view or recomputes:
             return
-        kind: Kind = "convolution" if packet in CONVOLUTIONS else "product"
-        if packet in FLOPS:
-            flops = FLOPS[packet](*args, **kwargs, out_val=outputs)
-        else:
-            kind = "other"
-            flops = sum(tensor.numel() for tensor in written)
-        counts = unit.counts[in_pass, kind]
-        moved = [*read, *written]
-        replicated = [t for t in moved if self._sharding and not self._sharding.is_sharded(t)]
-        counts.flops = counts.flops.plus(flops, flops if len(replicated) == len(moved) else 0.0)
-        counts.bytes = counts.bytes.plus(
-            sum(tensor.nbytes for tensor in moved), sum(tensor.nbytes for tensor in replicated)
-        )
-        counts.calls += 1
+        checkpointed = self._checkpoints and unit.block
+        if compiled and not fused and in_pass == "forward" and not checkpointed:
+            self._saved_outputs[at] += written
+        work = self._chains.work(unit.operations[in_pass], kind, fused=fused)
+        flops, is_replicated = _flops(function, args, kwargs, outputs), True
+        again = self._recomputed if in_pass == "backward" else ()
+        for tensor, count in self._chains.moved(work, read, written, fused=fused, again=again):
+            replicated = self._sharding is not None and not self._sharding.is_sharded(tensor)
+            is_replicated = is_replicated and replicated
+            work.bytes = work.bytes.plus(count, count if replicated else 0.0)
+        work.flops = work.flops.plus(flops, flops if is_replicated else 0.0)
+
+    def _backward_node(self) -> tuple[int, bool]:
+        """Return the number of the present autograd node, and whether it computes something again.
+
+        The number is -1 in the forward pass, and while gradients accumulate.
+        """
+        if self._backward_at is None:
+            return -1, False
+        node = torch._C._current_autograd_node()
+        number = -1 if node is None else node._sequence_nr()
+        if not 0 <= number < 2**63:  # the node accumulates a parameter's gradient
+            return -1, torch.is_grad_enabled()
+        self._backward_at = max(0, bisect_right(self._first_nodes, number) - 1)
+        return number, torch.is_grad_enabled()  # activation checkpointing
+
+
+def _returns_inputs(function: Any, read: Sequence[Tensor], written: Sequence[Tensor]) -> bool:
+    """True for an operator that computes nothing, such as `_unsafe_view`."""
+    inputs = {storage_key(tensor) for tensor in read}
+    return not function._schema.is_mutable and all(storage_key(t) in inputs for t in written)
+
+
+def _kind(packet: Any, args: Any) -> Kind:
+    if packet in CONVOLUTIONS:
+        at = CONVOLUTIONS[packet]
+        strides, dilations, groups = (args[at + after] for after in AFTER_WEIGHT)
+        if groups == args[at - 1].shape[1] > 1:
+            return "depthwise"
+        if groups > 1:
+            return "grouped"
+        is_small = (*args[at].shape[2:], *strides, *dilations) == (3, 3, 1, 1, 1, 1)
+        return "convolution_3x3" if is_small else "convolution"
+    if packet in FLOPS:
+        return "attention" if "attention" in str(packet) else "product"
+    return "other"
+
+
+def _flops(function: Any, args: Any, kwargs: Any, outputs: Any) -> int:
+    packet = function.overloadpacket
+    if packet not in FLOPS:
+        return sum(tensor.numel() for tensor in _tensors(outputs))
+    flops = FLOPS[packet](*args, **kwargs, out_val=outputs)
+    names = [argument.name for argument in function._schema.arguments]
+    if "is_causal" in names:
+        at = names.index("is_causal")
+        if args[at] if at < len(args) else kwargs.get("is_causal", False):
+            return flops // 2  # kernels skip what the mask hides
+    return flops
 
 
 def trace(
@@ -425,7 +507,7 @@ def _steps(
         if fake is not None:
             batch = with_tensors(batch, fake.from_tensor)
         sharding = None if styled is None else TensorSharding(styled, activations)
-        step = _StepTrace(model, blocks, batch, device_type, sharding)
+        step = _StepTrace(model, blocks, batch, recipe, device_type=device_type, sharding=sharding)
         kernels = _gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         with fake or nullcontext(), kernels, step:
@@ -513,7 +595,7 @@ def _tensors(values: Any) -> list[Tensor]:
     return [tensor for of_leaf in dense for tensor in of_leaf]
 
 
-def _line(first_samples: int, second_samples: int, first: _Total, second: _Total) -> Amount:
+def _line(first_samples: int, second_samples: int, first: Total, second: Total) -> Amount:
     """Return the line through a total at two numbers of samples."""
     more = second_samples - first_samples
     slope = (second.total - first.total) / more if more else first.total / first_samples
@@ -524,7 +606,7 @@ def _line(first_samples: int, second_samples: int, first: _Total, second: _Total
     )
 
 
-def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[_Total, _Total], Amount]) -> Unit:
+def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[Total, Total], Amount]) -> Unit:
     trained = [parameter for parameter in first.parameters if parameter.requires_grad]
     return Unit(
         name=first.name,
@@ -547,21 +629,40 @@ def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[_Total, _Total]
 
 
 def _operations(
-    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[_Total, _Total], Amount]
+    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
 ) -> tuple[Operation, ...]:
-    kinds: tuple[Kind, ...] = ("product", "convolution", "other")
-    pairs = ((kind, first.counts[in_pass, kind], second.counts[in_pass, kind]) for kind in kinds)
+    """Return the operations of a pass; those with the same numbers are one, with their sums.
+
+    If the two steps ran unlike operations, those of a kind are one.
+    """
+    works = [step.operations[in_pass] for step in (first, second)]
+    if [work.kind for work in works[0]] != [work.kind for work in works[1]]:
+        works = [_sums(of_step) for of_step in works]
+    counts = Counter(
+        (b.kind, line(a.flops, b.flops), line(a.bytes, b.bytes), b.calls)
+        for a, b in zip(*works, strict=True)
+    )
     return tuple(
         Operation(
-            kind=kind, flops=line(a.flops, b.flops), bytes=line(a.bytes, b.bytes), calls=b.calls
+            kind=kind, flops=flops.times(count), bytes=moved.times(count), calls=count * calls
         )
-        for kind, a, b in pairs
-        if b.calls
+        for (kind, flops, moved, calls), count in counts.items()
     )
 
 
+def _sums(works: Iterable[Work]) -> list[Work]:
+    """Return one record for each kind of operation, in the order of the kinds."""
+    sums = {kind: Work(kind, calls=0) for kind in get_args(Kind)}
+    for work in works:
+        total = sums[work.kind]
+        total.flops = total.flops.plus(*work.flops)
+        total.bytes = total.bytes.plus(*work.bytes)
+        total.calls += work.calls
+    return [*sums.values()]
+
+
 def _moments(
-    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[_Total, _Total], Amount]
+    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
 ) -> tuple[Moment, ...]:
     """Return the moments that can have the most live bytes at some number of samples.
 

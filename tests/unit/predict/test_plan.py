@@ -15,7 +15,7 @@ from torch import nn
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import joined_node
-from shardmark.predict.intervals import RESIDUALS, UNMEASURED
+from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.largest_batch import largest
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
@@ -91,7 +91,7 @@ def test_without_a_measurement_there_is_no_interval() -> None:
     (row,) = planned(experiment(["ddp"])).rows
     assert row.step_seconds is not None
     bounds = (row.low_seconds, row.high_seconds)
-    assert bounds == (row.step_seconds / UNMEASURED, row.step_seconds * UNMEASURED)
+    assert bounds == RESIDUALS[None].around(row.step_seconds)
 
 
 @pytest.mark.parametrize(

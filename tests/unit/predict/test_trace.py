@@ -168,7 +168,7 @@ def test_products_are_counted_once_forward_and_twice_backward() -> None:
         # The first layer's outputs are whole; so are, at the end, logits, loss and its targets.
         (ActivationSharding(), 1, 124, 1),
         # What enters a divided layer is gathered, and kept whole for its backward pass.
-        (ActivationSharding(sequence_parallel=True), 1 / 2, 6000 + 56, 13 / 17),
+        (ActivationSharding(sequence_parallel=True), 1 / 2, 6000 + 56, 5 / 6),
         (ActivationSharding(loss_parallel=True), 1, 82, 1 / 2),
         (ActivationSharding(sequence_parallel=True, loss_parallel=True), 1 / 2, 6000 + 14, 1 / 2),
     ],
@@ -185,9 +185,13 @@ def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
     assert units["2"].saved_bytes.at(10) == 2 * one
     assert units["2"].saved_bytes.at(10, 2) == one + one / 2
     assert units["after 2"].saved_bytes.at(10, 2) == pytest.approx(last, abs=1)
-    products, others = units["after 2"].forward
-    assert products.flops.at(5, 2) == products.flops.at(5) / 2
-    assert others.flops.at(1, 2) == pytest.approx(logits * others.flops.at(1))
+    products, others = (
+        [each.flops for each in units["after 2"].forward if (each.kind == "product") is is_product]
+        for is_product in (True, False)
+    )
+    assert sum(f.at(5, 2) for f in products) == sum(f.at(5) for f in products) / 2
+    on_one = sum(flops.at(1) for flops in others)
+    assert sum(flops.at(1, 2) for flops in others) == pytest.approx(logits * on_one)
     assert units["start"].replicated_fraction == 1
     # Its second layer's bias is added to what was summed up.
     assert units["2"].replicated_fraction == pytest.approx(WIDTH / units["2"].parameters)
@@ -285,3 +289,100 @@ def test_parameters_in_16_bits_are_traced_beside_autocast() -> None:
     native = rank_memory(found, sharded, chosen, 4)
     assert native == rank_memory(found.native, sharded, chosen, 4)
     assert native.peak_bytes < rank_memory(found, build_strategy("ddp", {}), chosen, 4).peak_bytes
+
+
+class Chained(nn.Module):
+    """Two products with a chain of three operations between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, WIDTH, bias=False), nn.Linear(WIDTH, 2, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(torch.tanh(torch.sin(self.first(inputs)).mul(2.0)))
+        return outputs
+
+
+def moved(profiled: Profile, in_pass: str, kinds: set[str]) -> float:
+    """Bytes that operations move for each sample, in rows of `WIDTH` fp32 values."""
+    operations = (each for unit in profiled.units for each in getattr(unit, in_pass))
+    total: float = sum(each.bytes.per_sample for each in operations if each.kind in kinds)
+    return total / (4 * WIDTH)
+
+
+def test_compiled_chains_read_and_write_once_and_are_computed_again() -> None:
+    """Eager, three operations read and write a row each.  A chain reads the first product's output,
+    and writes what the last product reads.  Only outputs of products are saved."""
+    workload = ToyWorkload(Chained)
+    eager, compiled = (trace(workload, recipe(compile=how)) for how in ("none", "model"))
+    assert moved(eager, "forward", {"other"}) == pytest.approx(6, rel=0.05)
+    chain, products = (moved(compiled, "forward", kinds) for kinds in ({"other"}, {"product"}))
+    assert chain + products - moved(eager, "forward", {"product"}) == pytest.approx(2, rel=0.05)
+    assert moved(compiled, "backward", {"other"}) < 0.6 * moved(eager, "backward", {"other"})
+    saved = [sum(u.saved_bytes.per_sample for u in each.units) for each in (eager, compiled)]
+    assert saved[0] / (4 * WIDTH) == pytest.approx(2, rel=0.05)  # the inputs of sin and the last
+    assert saved[1] / (4 * WIDTH) == pytest.approx(1, rel=0.05)
+    calls = [
+        sum(o.calls for u in each.units for o in (*u.forward, *u.backward))
+        for each in (eager, compiled)
+    ]
+    assert calls[1] < calls[0]
+    assert summed(compiled, "product", 5) == summed(eager, "product", 5)
+
+
+def test_a_loss_outside_of_a_compiled_model_is_not_fused() -> None:
+    eager, compiled = (trace(ToyWorkload(blocks), recipe(compile=how)) for how in ("none", "model"))
+    ends = [each.units[-1] for each in (eager, compiled)]
+    assert ends[0].name == "after 2"
+    loss_calls = [sum(o.calls for o in unit.forward if o.kind == "other") for unit in ends]
+    assert loss_calls[0] == loss_calls[1]
+
+
+class Attends(nn.Module):
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.project, self.causal = nn.Linear(4, 4 * 16 * 16), causal
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = self.project(inputs).view(len(inputs), 4, 16, 16)
+        mixed: Tensor = nn.functional.scaled_dot_product_attention(
+            rows, rows, rows, is_causal=self.causal
+        )
+        return mixed.sum((1, 2))[:, :2]
+
+
+def test_causal_attention_computes_half_of_the_scores() -> None:
+    full, half = (
+        summed(trace(ToyWorkload(lambda: Attends(causal=causal)), recipe()), "attention", 4)  # noqa: B023
+        for causal in (False, True)
+    )
+    assert half > 0
+    assert full == 2 * half
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [
+        ({}, "convolution"),
+        ({"kernel_size": 3}, "convolution_3x3"),
+        ({"kernel_size": 3, "stride": 2}, "convolution"),
+        ({"kernel_size": 3, "dilation": 2}, "convolution"),
+        ({"groups": 2}, "grouped"),
+        ({"groups": 4}, "depthwise"),
+    ],
+)
+def test_convolutions_are_of_unlike_kinds(options: dict[str, int], kind: str) -> None:
+    class Convolves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.project = nn.Linear(4, 4 * 64)
+            self.layer = nn.Conv2d(4, 4, **{"kernel_size": 1, **options})  # type: ignore[arg-type]
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(self.project(inputs).view(-1, 4, 8, 8))
+            return outputs.sum((2, 3))[:, :2]
+
+    found = trace(ToyWorkload(Convolves), recipe())
+    for in_pass in ("forward", "backward"):
+        kinds = {o.kind for unit in found.units for o in getattr(unit, in_pass)}
+        assert kinds == {"product", "other", kind}

@@ -58,6 +58,9 @@ class Card(Model):
     """Bandwidth of all links to other cards of the node; None if they connect through the host."""
     host_bytes_per_second: PositiveFloat | None = None
     """Bandwidth to the host, and through it to cards without links."""
+    peer_access: bool = True
+    """False for a card that cannot write to the memory of another one without links: messages go
+    through buffers in the host's memory."""
     link_latency_seconds: PositiveFloat | None = None
     """Latency of a message to another card of the node; None for the usual one."""
     link_seconds: Mapping[str, Timed] = Field(default_factory=dict)
@@ -122,6 +125,12 @@ class NodeType(Model):
             allowed = "give link_bytes_per_second or host_bytes_per_second in its file"
             raise InputError(f"card {self.node.card}", "its links are not described", allowed)
         return bandwidth
+
+    @property
+    def staged(self) -> bool:
+        """True if messages between cards of a node go through the host's memory."""
+        linked = self.card.link_bytes_per_second or self.node.link_bytes_per_second_by_ranks
+        return not linked and not self.card.peer_access
 
     def slowdown(self, ranks: int) -> float:
         """Factor by which computing takes longer if so many ranks of the node compute at once."""

@@ -13,7 +13,6 @@ from shardmark.config.axes import title_of
 from shardmark.core.durations import duration
 from shardmark.core.layout import Mesh
 from shardmark.core.text import as_text, with_options
-from shardmark.predict.intervals import UNMEASURED
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
 from shardmark.predict.search import Candidate, Search
@@ -193,8 +192,8 @@ def _range_note(plan: Plan) -> str:
     if plan.anchored is not None:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     return (
-        "No measurement: the ranges in brackets are no intervals. Half of the published runs lie"
-        f" within this factor of {UNMEASURED} of the prediction. --from RUN gives intervals."
+        "In brackets: 90 % interval without a measurement, from published runs of other machines."
+        " --from RUN gives a narrower one."
     )
 
 

@@ -42,6 +42,8 @@ STYLES = {
 HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys and values"}
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Keys of configurations for dropout inside attention heads."""
+ATTENTION = "attn_implementation"
+"""Key of `model_options` that no configuration has: `sdpa`, or `eager`, which stores all scores."""
 OTHER_STRATEGY = "use fsdp"
 
 
@@ -58,7 +60,10 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
     )
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
-    settings = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+    settings = {
+        "dtype": torch.float32,
+        "attn_implementation": options.model_options.get(ATTENTION, "sdpa"),
+    }
     try:
         with seeded(seed):
             if options.model not in HUGGING_FACE and place.is_dir():
@@ -89,11 +94,12 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
         stored = json.loads(Path(family).expanduser().read_text(encoding="utf-8"))
         family = stored.pop("model_type", None)
     default = AutoConfig.for_model(family)
-    unknown = [key for key in options.model_options if not hasattr(default, key)]
+    chosen = {key: value for key, value in options.model_options.items() if key != ATTENTION}
+    unknown = [key for key in chosen if not hasattr(default, key)]
     if unknown:
         raise ValueError(f"its configuration has no {' and no '.join(unknown)}")
     # Pass sizes to the constructor, which derives other sizes from them.
-    sizes = stored | options.model_options | {"vocab_size": vocabulary}
+    sizes = stored | chosen | {"vocab_size": vocabulary}
     config = AutoConfig.for_model(family, **sizes)
     max_positions = getattr(config, "max_position_embeddings", None)
     if max_positions is not None and max_positions < options.sequence_length:
