@@ -19,6 +19,8 @@ from shardmark.scripts.command import ScriptCommand
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.zoo.preload"])
+FRAMEWORKS_VARIABLE = "SHARDMARK_ZOO_FRAMEWORKS"
+"""Modules that the process imports besides torch, for tests of all scripts."""
 
 
 class ForkedScript(Started):

@@ -2,15 +2,15 @@
 
 import contextlib
 import importlib
+import os
+
+from tests.zoo.forked import FRAMEWORKS_VARIABLE
 
 for name in (
     "torch.distributed.fsdp",
     "shardmark.audit.hooks",
     "shardmark.audit.replay",
-    "transformers.trainer",
-    "accelerate",
-    "lightning",
-    "deepspeed",
+    *os.environ.get(FRAMEWORKS_VARIABLE, "").split(),
 ):
     with contextlib.suppress(ImportError):
         importlib.import_module(name)

@@ -263,7 +263,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
 
     gradient = _gradient_check(records, replay)
     rate = _rate_check(records, replay)
-    checks = [*_rank_checks(records), gradient, rate]
+    checks = [*_rank_checks(records), *_clipping_checks(records, replay), gradient, rate]
     if gradient.holds and rate.holds and not causes.scales_rates(records, replay):
         checks += [update_check(records, replay), *_later_checks(records, replay)]
     findings = _findings_without_replay(records)
@@ -368,6 +368,7 @@ def _size(check: Check) -> str:
 
 def _rank_checks(records: Records) -> Iterator[Check]:
     """Checks among the ranks."""
+    yield records.samples_check(causes.of_data(records) is None)
     if records.ranks[0].flat_slices:
         return
     names = records.ranks[0].names
@@ -387,6 +388,14 @@ def _gradient_check(records: Records, replay: Record) -> Check:
     )
     difference = relative(*aligned(records.gradients(), records.replayed(replay)))
     return check.model_copy(update={"found": difference})
+
+
+def _clipping_checks(records: Records, replay: Record) -> Iterator[Check]:
+    """Check the gradient before it is clipped, where torch's functions clip it."""
+    ranks, single = records.clipped(), records.clipped_of(replay)
+    if ranks and single:
+        disturbed = records.clipped_of(records.disturbed) if records.disturbed is not None else {}
+        yield gradient_check("gradient before clipping", ranks, single, disturbed, records.floor)
 
 
 def _later_checks(records: Records, replay: Record) -> Iterator[Check]:
@@ -418,6 +427,11 @@ def _rate_check(records: Records, replay: Record) -> Check:
 
 def _notes(records: Records, replay: Record) -> list[str]:
     notes = []
+    losses = [records.loss(rank) for rank in records.ranks]
+    single = records.loss(replay)
+    if single is not None and None not in losses:
+        mean = sum(loss for loss in losses if loss is not None) / records.count
+        notes.append(f"loss of step 1: {mean:.6g} (mean of the ranks), {single:.6g} in one process")
     if causes.scales_rates(records, replay):
         notes.append(
             "the learning rate grows with the number of ranks, as the batch of all ranks does: "

@@ -40,8 +40,18 @@ def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
     """True for a sequence with an entry for each sample, such as pictures of other sizes."""
     if any(isinstance(value, str | int | float) for value in values):
         return True
-    of_batch = all(isinstance(v, Tensor) and v.dim() and len(v) == batch_size for v in values)
-    return batch_size is not None and len(values) == batch_size and not of_batch
+    return (
+        batch_size is not None
+        and len(values) == batch_size
+        and any(_rows(value) != batch_size for value in values)
+    )
+
+
+def _rows(value: Any) -> int | None:
+    """Number of samples that a part of a batch has, if it has a row for each."""
+    if isinstance(value, Tensor):
+        return len(value) if value.dim() else None
+    return len(value) if isinstance(value, list | tuple) else None
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:

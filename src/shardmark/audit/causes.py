@@ -519,7 +519,7 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     """Solve for the weights of the ranks' gradients whose sum is the gradient of one process."""
     local = records.local_gradients()
     parts = [micro for rank in local for micro in rank]
-    expected = (records.clipped() and _unclipped(replay, records)) or records.replayed(replay)
+    expected = records.clipped_of(replay) or records.replayed(replay)
     names = [name for name in expected if all(name in part for part in parts)]
     if not names or not parts:
         return None
@@ -555,17 +555,6 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
         evidence=f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
         f"use {equal_share:.4f} each{seen}",
     )
-
-
-def _unclipped(replay: Record, records: Records) -> Vectors:
-    clips = replay.steps[0].clips[:1]
-    names = records.ranks[0].names
-    gradients = clips[0].gradients if clips else []
-    return {
-        name: gradient.double().flatten().numpy()
-        for name, gradient in zip(names, gradients, strict=False)
-        if gradient is not None
-    }
 
 
 def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | None:

@@ -86,6 +86,27 @@ class Records:
         calls = [rank.steps[0].clips[:1] for rank in self.ranks]
         return self._joined([call[0].gradients for call in calls]) if all(calls) else {}
 
+    def clipped_of(self, record: Record) -> Vectors:
+        """Gradients of a replay before the first call that clips them; empty without one."""
+        calls = record.steps[0].clips[:1]
+        return self._named(calls[0].gradients) if calls else {}
+
+    def loss(self, record: Record) -> float | None:
+        """Mean of the numbers that `backward` was called on in the first step."""
+        losses = [micro.loss for micro in record.steps[0].micros if micro.loss is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    def samples_check(self, holds: bool) -> Check:
+        """Describe the samples that the ranks' models got."""
+        rows = [
+            f"{row:.9g}"
+            for rank in self.ranks
+            for forward in rank.forwards
+            for row in (forward.inputs[0].tolist() if forward.inputs else [])
+        ]
+        text = f"{len(rows)} rows, {len(set(rows))} different" if rows else "not seen"
+        return Check(name="samples", holds=holds, found=text, expected=text, tolerance=None)
+
     def local_gradients(self) -> list[list[Vectors]]:
         """Gradients of each rank's own rows, by rank and micro-batch; empty where unknown."""
         names = self.ranks[0].names

@@ -1,0 +1,65 @@
+"""`shardmark audit` on unchanged scripts under their own launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import shardmark.testing
+from shardmark.cli import main
+from shardmark.core.errors import InputError
+from tests.zoo.cases import CASES
+
+(TOKEN_MEANS,) = (str(case.path) for case in CASES if case.script == "token_means")
+TORCHRUN = ("torchrun", "--nproc-per-node", "2")
+
+
+def test_a_deviation_is_named_in_the_first_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--", *TORCHRUN, TOKEN_MEANS]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("2 ranks do not train what one process trains: the gradient is off")
+    assert len(lines) <= 16
+
+
+def test_a_right_script_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "--format", "json", *TORCHRUN, TOKEN_MEANS, "--right"]) == 0
+    (audit,) = json.loads(capsys.readouterr().out)["audits"]
+    assert audit["same"] is True
+    assert all(check["holds"] for check in audit["checks"])
+    assert audit["frameworks"] == ["DDP"]
+
+
+def test_an_assertion_holds_in_pytest() -> None:
+    with pytest.raises(AssertionError, match="each rank averages over its own samples"):
+        shardmark.testing.same_training(f"python {TOKEN_MEANS}")
+
+
+@pytest.mark.parametrize(
+    ("script", "problem"),
+    [
+        ("print('no training')", "before 2 ranks took an optimizer step"),
+        ("raise ValueError('data is missing')", "data is missing"),
+    ],
+)
+def test_a_script_that_does_not_train_is_refused(tmp_path: Path, script: str, problem: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(f"import torch\n{script}")
+    with pytest.raises(InputError, match=problem):
+        shardmark.testing.same_training([*TORCHRUN, str(path)])
+
+
+def test_two_optimizers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(
+        "import torch\n"
+        "torch.distributed.init_process_group('gloo')\n"
+        "nets = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]\n"
+        "optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]\n"
+        "for net, optimizer in zip(nets, optimizers):\n"
+        "    net(torch.ones(4, 2)).sum().backward()\n"
+        "    optimizer.step()\n"
+    )
+    assert main(["audit", *TORCHRUN, str(path)]) == 2
+    assert "two optimizers" in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""Commands as users type them become starts with another number of ranks."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardmark.core.errors import InputError
+from shardmark.scripts.command import hooked_environment, parse_command
+
+
+@pytest.mark.parametrize(
+    ("command", "ranks", "alone"),
+    [
+        (
+            "torchrun --nproc-per-node 2 train.py --nnodes 3",
+            2,
+            "torchrun --standalone --nproc-per-node 1 train.py --nnodes 3",
+        ),
+        (
+            "torchrun --nproc_per_node=4 --master_port 29501 -m pkg.train a",
+            4,
+            "torchrun --standalone --nproc-per-node 1 -m pkg.train a",
+        ),
+        (
+            "python -m torch.distributed.run --nnodes 1 --nproc-per-node 2 t.py",
+            2,
+            "python -m torch.distributed.run --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "accelerate launch --cpu --num_processes 2 t.py",
+            2,
+            "accelerate launch --cpu --num_processes 1 t.py",
+        ),
+        (
+            "python -u t.py --lr 1",
+            None,
+            "python -u -m torch.distributed.run --standalone --nproc-per-node 1 t.py --lr 1",
+        ),
+    ],
+)
+def test_a_command_starts_on_another_number_of_ranks(
+    command: str, ranks: int | None, alone: str
+) -> None:
+    parsed = parse_command(command.split())
+    assert parsed.ranks == ranks
+    assert " ".join(parsed.with_ranks(1)) == alone
+
+
+def test_a_script_runs_by_this_interpreter() -> None:
+    words = parse_command(["train.py", "--x"]).with_ranks(2)
+    assert words[0] == sys.executable
+    assert words[-2:] == ["train.py", "--x"]
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("", "empty"),
+        ("mpirun -n 2 train.py", "mpirun"),
+        ("torchrun --nproc-per-node 2", "a script"),
+        ("torchrun --nproc-per-node gpu train.py", "gpu"),
+        ("torchrun --nnodes 2 --nproc-per-node 2 train.py", "one machine"),
+    ],
+)
+def test_a_command_that_cannot_be_started_is_refused(command: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        parse_command(command.split())
+
+
+def test_hooks_and_the_sitecustomize_of_the_user_both_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('theirs')")
+    (tmp_path / "hook.py").write_text("def install():\n    print('hook')")
+    (tmp_path / "torch.py").write_text("print('torch')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    environment = hooked_environment("hook:install", {})
+    run = subprocess.run(
+        [sys.executable, "-c", "import torch"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.split() == ["theirs", "torch", "hook"]

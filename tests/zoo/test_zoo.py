@@ -1,0 +1,61 @@
+"""The audit finds the faults of the zoo by their causes, and blames no right script."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from shardmark.audit.audit import audit_script
+from shardmark.scripts.command import parse_command
+from tests.zoo.cases import CASES, Case
+from tests.zoo.forked import start_forked
+from tests.zoo.generated import write_right_scripts
+
+if TYPE_CHECKING:
+    from shardmark.audit.audit import AuditReport
+
+IN_EVERY_RUN = {"token_means", "unreduced_parameter", "fsdp2_local_clip", "fsdp1_local_clip"}
+"""Scripts that the default run of the tests audits; `pytest -m zoo` audits all of them."""
+
+LONGEST_SECONDS = 240.0
+
+PARAMETERS = [
+    pytest.param(
+        case,
+        id=case.script,
+        marks=() if case.script in IN_EVERY_RUN else (pytest.mark.zoo,),
+    )
+    for case in CASES
+]
+
+
+def audited(*words: str) -> AuditReport:
+    return audit_script(
+        parse_command(words), ranks=2, longest_seconds=LONGEST_SECONDS, start=start_forked
+    )
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_the_cause_of_a_wrong_script_is_named(case: Case) -> None:
+    report = audited(str(case.path))
+    assert report.same is False
+    assert report.findings[0].name == case.cause, report.answer
+
+
+@pytest.mark.parametrize("case", PARAMETERS)
+def test_a_right_script_is_not_blamed(case: Case) -> None:
+    report = audited(str(case.path), "--right")
+    assert report.same is True, report.answer
+
+
+@pytest.mark.zoo
+@pytest.mark.timeout(1800)
+def test_no_generated_right_script_is_blamed(tmp_path: Path) -> None:
+    blamed = {}
+    for path in write_right_scripts(tmp_path, seed=7):
+        report = audited(str(path))
+        if report.same is not True:
+            blamed[path.name] = report.answer
+    assert not blamed
