@@ -58,6 +58,22 @@ def test_verification_and_links_listen_on_loopback_alone(
     assert all(map(is_loopback, seen)), seen
 
 
+def test_a_script_listens_on_loopback_alone(
+    seen: set[Address], kept_engine: KeptEngine, tmp_path: Path
+) -> None:
+    """Its ranks meet at the store of the agent, and not at one of PyTorch's on all interfaces."""
+    script = Path(__file__).with_name("plain_script.py")
+    mapping = experiment(workload={}, matrix={"variant": {"ddp": ""}, "world_size": [2]}) | {
+        "workload": {"name": "script", "command": str(script)},
+        "recipe": {"steps": 2000},
+    }
+    del mapping["matrix"]["strategy"]
+    out = run_experiment(from_mapping(mapping), tmp_path / "run", engine=kept_engine)
+    assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK]
+    assert seen, "the store listens, and gloo"
+    assert all(map(is_loopback, seen)), seen
+
+
 @pytest.mark.timeout(300)
 def test_single_node_of_a_torchrun_engine_listens_on_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

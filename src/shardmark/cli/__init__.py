@@ -20,6 +20,7 @@ from shardmark.cli.plan import plan
 from shardmark.cli.report import report
 from shardmark.cli.run import run
 from shardmark.cli.schema import schema
+from shardmark.cli.time import time
 from shardmark.cli.verify import verify
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.storage import REMEDIES
@@ -70,6 +71,7 @@ app.command("verify")(verify)
 app.command(
     "audit", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
 )(audit)
+app.command("time")(time)
 app.command("init")(init)
 app.command("list")(list_)
 app.command("doctor")(doctor)

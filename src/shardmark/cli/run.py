@@ -20,6 +20,7 @@ from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
+    from shardmark.launch.run_options import RunOptions
     from shardmark.trials.matrix import Plan
 
 SOME_FAILED = 1
@@ -72,43 +73,57 @@ def run(
     from shardmark.config.load import load_experiment
     from shardmark.core.durations import parse_seconds
     from shardmark.launch.run_options import RunOptions
-    from shardmark.trials.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
-    plan = expand(resolved)
+    words = ["shardmark", "run", experiment]
+    words += [word for change in overrides or () for word in ("--set", change)]
+    words += [] if engine is None else ["--engine", engine]
     options = RunOptions(
         retry=retry,
         remeasure=remeasure,
         budget_seconds=None if budget is None else parse_seconds(budget, "--budget"),
         quiet=quiet,
     )
+    words += [option for option, is_set in (("--retry", retry), ("--quiet", quiet)) if is_set]
+    words += [] if budget is None else ["--budget", budget]
+    run_and_print(resolved, out, options, words, dry_run=dry_run)
+
+
+def run_and_print(
+    experiment: Experiment,
+    out: Path | None,
+    options: RunOptions,
+    words: Sequence[str],
+    *,
+    dry_run: bool,
+) -> None:
+    """Run the experiment and print its results; `words` is the command, without `--out`."""
+    from shardmark.trials.matrix import expand
+
+    plan = expand(experiment)
     if dry_run:
         from shardmark.cli.dry_run import print_plan
 
-        print_plan(resolved, plan, out, options)
+        print_plan(experiment, plan, out, options)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.engines import serve_as_node
     from shardmark.progress.display import listener
     from shardmark.results.runs_folder import run_folder
 
-    words = ["shardmark", "run", experiment]
-    words += [word for change in overrides or () for word in ("--set", change)]
-    words += [] if engine is None else ["--engine", engine]
-    words += [option for option, is_set in (("--retry", retry), ("--quiet", quiet)) if is_set]
-    words += [] if budget is None else ["--budget", budget]
-    if remeasure and REQUEUED_VARIABLE in os.environ:
+    quiet = options.quiet
+    if options.remeasure and REQUEUED_VARIABLE in os.environ:
         say("requeued job: --remeasure counts for the first start alone", error=True)
         options = replace(options, remeasure=False)
-    _name_other_runs(resolved, plan, None if out is not None else words)
-    with _interrupted_by_sigterm(), run_folder(out, resolved.name) as folder:
+    _name_other_runs(experiment, plan, None if out is not None else words)
+    with _interrupted_by_sigterm(), run_folder(out, experiment.name) as folder:
         again = shlex.join([*words, "--out", str(folder)])
         try:
             with storing(folder):
-                exit_code = serve_as_node(resolved, plan, (lambda _: None) if quiet else say)
+                exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)
                 if exit_code is None:
                     with listener(folder, options) as progress:
-                        run_experiment(resolved, folder, options, plan=plan, listener=progress)
+                        run_experiment(experiment, folder, options, plan=plan, listener=progress)
         except KeyboardInterrupt:
             say(f"interrupted; continue with: {again}", error=True)
             raise

@@ -21,7 +21,15 @@ from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from shardmark.config.messages import Location, mistake, refuse, show
 from shardmark.core.plugins import plugin_names
-from shardmark.core.recipe import MAX_RANKS, Measure, Model, Placement, Recipe, SlowRanks
+from shardmark.core.recipe import (
+    MAX_RANKS,
+    OF_SCRIPTS,
+    Measure,
+    Model,
+    Placement,
+    Recipe,
+    SlowRanks,
+)
 from shardmark.strategies import (
     PLUGINS,
     SHARED_OPTIONS,
@@ -44,6 +52,8 @@ MAX_CELLS = 4_000
 """Maximum number of cells of a matrix; the largest preset has 132."""
 MATRIX_ONLY_AXES = ("strategy", "world_size")
 """Keys that exist only as axes."""
+VARIANT = "variant"
+"""Axis of a script: a mapping from names to arguments, which stands in for `strategy`."""
 NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
 
@@ -93,17 +103,36 @@ class _Entry(Model):
     model_config = ConfigDict(use_attribute_docstrings=False)
 
 
+class Variant(_Entry):
+    """An entry of the axis `strategy` for a script."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._=,+-]{0,59}$")
+    arguments: str
+
+
+def variants(value: Any) -> Any:
+    """Return the axis `variant` as entries of the axis `strategy`."""
+    if not isinstance(value, Mapping):
+        return value
+    return [{"name": str(name), "arguments": text} for name, text in value.items()]
+
+
 @cache
 def matrix_model(
     strategies: tuple[str, ...] = tuple(STRATEGIES),
     workloads: tuple[type[BaseModel], ...] = tuple(WORKLOADS.values()),
 ) -> type[BaseModel]:
-    """Return the model of the matrix: a list of values for each full key."""
-    entries: Any = Annotated[
-        Union[tuple(map(entry_model, strategies))],  # noqa: UP007  (made at run time)
-        Field(discriminator="name"),
-        BareName(strategies),
-    ]
+    """Return the model of the matrix: a list of values for each full key.
+
+    Without strategies, the axis `strategy` has variants of a script.
+    """
+    entries: Any = Variant
+    if strategies:
+        entries = Annotated[
+            Union[tuple(map(entry_model, strategies))],  # noqa: UP007  (made at run time)
+            Field(discriminator="name"),
+            BareName(strategies),
+        ]
     world_size = Annotated[int, Field(strict=True, ge=1, le=MAX_RANKS)]
     axes: dict[str, Any] = {"strategy": entries, "world_size": world_size, "slow_ranks": SlowRanks}
     for section, model in SECTIONS.items():
@@ -172,8 +201,13 @@ def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> No
     registered = plugin_names(PLUGINS) if set(map(str, names)) - STRATEGIES.keys() else ()
     strategies = dict.fromkeys((*STRATEGIES, *(name for name in names if name in registered)))
     workloads = dict.fromkeys(WORKLOADS.values())
+    of_script = any("arguments" in entry for entry in entries if isinstance(entry, Mapping))
     if isinstance(workload, WorkloadOptions):
         workloads[type(workload)] = None
+        of_script = workload.trains_itself
+    if of_script:
+        strategies.clear()
+        _check_axes_of_script(matrix)
     matrix_model(tuple(strategies), tuple(workloads)).model_validate(matrix)
     cells = math.prod(len(values) for values in matrix.values())
     if cells > MAX_CELLS:
@@ -181,6 +215,18 @@ def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> No
     mistakes = list(_contradictions(matrix))
     if mistakes:
         refuse(mistakes)
+
+
+def _check_axes_of_script(matrix: Mapping[str, list[Any]]) -> None:
+    """Raise pydantic's `ValidationError` for axes that a script decides."""
+    if "strategy" not in matrix:
+        form = 'give variant: {NAME: "ARGUMENTS"}'
+        refuse([mistake((VARIANT,), "a script's matrix has none", form, None)])
+    allowed = (*(f"recipe.{key}" for key in sorted(OF_SCRIPTS)), "measure", "placement")
+    refused = [key for key in matrix if key not in MATRIX_ONLY_AXES and not key.startswith(allowed)]
+    if refused:
+        reason = f"the script decides {', '.join(refused)}"
+        refuse([mistake((refused[0],), reason, "give it as arguments of a variant", None)])
 
 
 def _contradictions(matrix: Mapping[str, list[Any]]) -> Iterator[InitErrorDetails]:

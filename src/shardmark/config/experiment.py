@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from shardmark.config.axes import SHORTENED, BareName, check_matrix, full_key, matrix_model
+from shardmark.config.axes import SHORTENED, VARIANT, BareName, check_matrix, full_key, matrix_model
 from shardmark.config.engines import EngineOptions, LocalOptions
 from shardmark.config.messages import mistake, refuse, show
 from shardmark.core.recipe import (
@@ -21,6 +21,7 @@ from shardmark.core.recipe import (
     SlowRanks,
 )
 from shardmark.workloads import TaskOptions
+from shardmark.workloads.script.options import ScriptOptions
 
 ENGINE_NAMES = ("local", "torchrun", "ray", "slurm")
 
@@ -33,7 +34,8 @@ class Experiment(Model):
     workload: TaskOptions
     recipe: Recipe
     matrix: dict[str, list[Any]]
-    """Values of each axis, by dotted key; every combination of values is a cell."""
+    """Values of each axis, by dotted key; every combination of values is a cell.  For a script,
+    `variant: {NAME: "ARGUMENTS"}` stands in for `strategy`."""
     placement: Placement = Placement()
     measure: Measure = Measure()
     limits: Limits = Limits()
@@ -45,6 +47,18 @@ class Experiment(Model):
     )
     """Factor of at least 1 by which the computation of a rank is slowed down, by rank; for studies
     of unequal machines."""
+
+    @field_validator("recipe")
+    @classmethod
+    def _complete_recipe(cls, recipe: Recipe, validated: ValidationInfo) -> Recipe:
+        workload = validated.data.get("workload")
+        if isinstance(workload, ScriptOptions):
+            recipe.check_script()
+            if workload.until_exit and recipe.steps is not None:
+                raise ValueError("steps is set, and workload.until_exit, too; keep one of the two")
+        elif workload is not None:
+            recipe.check_complete()
+        return recipe
 
     @field_validator("limits", mode="before")
     @classmethod
@@ -86,7 +100,18 @@ def experiment_schema() -> dict[str, Any]:
         if full_key(short) == key:
             axes[short] = axes[key]
     described = schema["properties"]["matrix"]["description"]
-    schema["properties"]["matrix"] = {**matrix, "properties": axes, "description": described}
+    axes[VARIANT] = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "Names of a script's variants, with their arguments.",
+    }
+    matrix["required"].remove("strategy")
+    either = [{"required": ["strategy"]}, {"required": [VARIANT]}]
+    matrix |= {"properties": axes, "description": described, "anyOf": either}
+    schema["properties"]["matrix"] = matrix
+    schema["required"].remove("recipe")
+    of_script = {"properties": {"workload": {"properties": {"name": {"const": "script"}}}}}
+    schema |= {"if": of_script, "then": {}, "else": {"required": ["recipe"]}}
     schema["patternProperties"] = {"^x-": {"description": "Yours: an anchor's home."}}
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Shardmark experiment"

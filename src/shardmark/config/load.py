@@ -12,7 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from shardmark.config.axes import MATRIX_ONLY_AXES, assigned, full_key, named
+from shardmark.config.axes import (
+    MATRIX_ONLY_AXES,
+    VARIANT,
+    assigned,
+    full_key,
+    named,
+    variants,
+)
 from shardmark.config.experiment import Experiment
 from shardmark.config.messages import Location, dotted, nearest, show
 from shardmark.config.problems import explain
@@ -150,15 +157,21 @@ def _plain(data: Mapping[str, Any], place: str) -> dict[str, Any]:
         plain["engine"] = named(plain["engine"])
     axes: dict[str, Any] = {}
     for key, values in _axes(plain).items():
-        full = full_key(str(key))
+        full = "strategy" if key == VARIANT else full_key(str(key))
         if full in axes:
             raise InputError(f"{place}: matrix.{key}", f"the same axis as {full}", "give it once")
-        axes[full] = list(values) if isinstance(values, tuple) else values
+        entries = variants(values) if key == VARIANT else values
+        axes[full] = list(entries) if isinstance(entries, tuple) else entries
     return {**plain, "matrix": axes} if axes else plain
 
 
 def _completed(data: dict[str, Any]) -> dict[str, Any]:
-    """Insert the first value of every axis that the base sections, which are validated, lack."""
+    """Insert the first value of every axis that the base sections, which are validated, lack.
+
+    A script needs no recipe.
+    """
+    if _at(data, ("workload", "name")) == "script":
+        data = {"recipe": {}, **data}
     for key, values in _axes(data).items():
         path = key.split(".")
         holders = (_at(data, path[:depth]) for depth in range(1, len(path)))
@@ -200,6 +213,8 @@ def override_of(key: str, value: Any) -> Override:
     section, _, rest = key.partition(".")
     if key in MATRIX_ONLY_AXES:
         return Override(("matrix", key), value if isinstance(value, list | tuple) else [value])
+    if VARIANT in (key, rest):
+        return Override(("matrix", "strategy"), variants(value))
     if section == "matrix" and rest:
         return Override(("matrix", full_key(rest)), value)
     path = key if key in Experiment.model_fields else full_key(key)

@@ -186,7 +186,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 
 
 EXCLUSIVE = (("global_batch", "per_rank_batch"), ("epochs", "steps"))
-"""Keys of the recipe of which exactly one is given."""
+"""Keys of the recipe of which exactly one is given, unless the workload trains by itself."""
+OF_SCRIPTS = frozenset({"steps", "seed", "threads_per_rank"})
+"""Keys of the recipe for a workload that trains by itself; it decides the others."""
 
 
 class Recipe(Model):
@@ -226,12 +228,24 @@ class Recipe(Model):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Recipe:
+        if (self.global_batch, self.per_rank_batch, self.epochs) != (None, None, None):
+            self.check_complete()
+        return self  # without these, of a script; the experiment refuses it for other workloads
+
+    def check_complete(self) -> None:
+        """Raise `ValueError` unless the recipe has one kind of batch and one length."""
         for first, second in EXCLUSIVE:
             keys = [name for name in (first, second) if getattr(self, name) is not None]
             if len(keys) != 1:
                 problem = "both are given" if keys else "neither is given"
                 raise ValueError(f"{problem}; give exactly one of {first} and {second}")
-        return self
+
+    def check_script(self) -> None:
+        """Raise `ValueError` for a key that a script decides."""
+        for key, value in self:
+            if key not in OF_SCRIPTS and value != type(self).model_fields[key].default:
+                allowed = ", ".join(sorted(OF_SCRIPTS))
+                raise ValueError(f"{key} is set, which the script decides; allowed: {allowed}")
 
 
 MAX_REPEATS = 1000

@@ -37,6 +37,7 @@ from shardmark.strategies.parameter_server.strategy import (
     BoundedServer,
     ParameterServer,
 )
+from shardmark.strategies.script import ScriptVariant
 from shardmark.strategies.single import Single
 from shardmark.strategies.zro.strategy import ZeroRedundancy
 
@@ -74,6 +75,12 @@ def costs_of(strategy: Strategy) -> Costs[Any] | None:
 def cost_model(strategy: Strategy) -> Costs[Any]:
     """Return the cost model of a strategy.  Raises `InputError` if it has none."""
     costs = costs_of(strategy)
+    if isinstance(strategy, ScriptVariant):
+        raise InputError(
+            f"variant {strategy.name}",
+            "a script distributes its training itself, and nothing predicts it",
+            "measure it with run or time, or write a task (`shardmark init`)",
+        )
     if costs is None:
         raise InputError(
             f"strategy {strategy.name}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,9 @@ from shardmark.results.store import Damaged, RunFolder
 from shardmark.trials.trial import Trial
 from shardmark.workloads import task_modules
 
+LAST_LINES = 3
+"""Lines of a script's errors in the reason of its failure."""
+LINE_CHARACTERS = 200
 SYNC_BATCH_NORM_NOTE = (
     "each synchronised batch norm of C channels also all-gathers 2 C + 1 numbers and all-reduces "
     "2 C in each micro-batch"
@@ -127,6 +131,8 @@ class TrialRunner:
             merge_samples(directory)
         if failure is not None:
             failure = _explained(failure, directory)
+            if trial.workload.trains_itself:
+                failure = _with_last_lines(failure, directory)
             failure = _located(failure, trial, records)
         result = self._store(launch, outcome, failure, ranks=records)
         clear(directory)
@@ -189,7 +195,7 @@ class TrialRunner:
                 tf32=trial.recipe.tf32,
                 steps_per_epoch=next((r.steps_per_epoch for r in ranks), None),
                 layout=trial.layout,
-                samples_per_step=trial.batch_per_step,
+                samples_per_step=trial.samples_per_step,
             )
         return self.folder.write_result(
             TrialResult(
@@ -200,7 +206,7 @@ class TrialRunner:
                 world_size=trial.world_size,
                 layout=trial.layout,
                 needed_traffic=_needed_traffic(trial, ranks),
-                precision=trial.recipe.precision,
+                precision=trial.precision,
                 varied=trial.varied,
                 synthetic=any(rank.synthetic for rank in ranks),
                 repeat=trial.repeat,
@@ -259,6 +265,21 @@ def run_unmeasured(
 def _explained(failure: Failure, directory: Path) -> Failure:
     with (directory / LOG_FILE).open(errors="replace") as log:
         return explain_mismatch(failure, log)
+
+
+def _with_last_lines(failure: Failure, directory: Path) -> Failure:
+    """Return the failure of a script with the last lines of its rank's errors, if they say more."""
+    prefix = f"[rank {failure.rank} stderr] "
+    with (directory / LOG_FILE).open(errors="replace") as log:
+        texts = (line.removeprefix(prefix).strip() for line in log if line.startswith(prefix))
+        last = deque(filter(None, texts), LAST_LINES)
+    if not last or last[-1][:LINE_CHARACTERS] in failure.reason:
+        return failure
+    return failure.model_copy(
+        update={
+            "reason": f"{failure.reason}: {' | '.join(line[:LINE_CHARACTERS] for line in last)}"
+        }
+    )
 
 
 def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:

@@ -51,7 +51,7 @@ class Display(Lines):
 
     def _show(self, progress: TrialProgress) -> None:
         if time.monotonic() - self._drawn_at >= DRAW_EVERY_SECONDS:
-            done = progress.steps / max(1, progress.total_steps)
+            done = progress.steps / progress.total_steps if progress.total_steps else None
             self._draw(self._title, figures(progress, self._pace), done=done)
 
     def _draw(self, heading: str, parts: Sequence[str] = (), *, done: float | None = None) -> None:

@@ -63,7 +63,7 @@ class Lines:
         self._printed_at = time.monotonic()
         self._pace.planned(total - number + 1)  # fewer after cells are decided
         tokens = trial.workload.tokens_per_sample
-        self._pace.trial_started(trial.batch_per_step, tokens_per_sample=tokens)
+        self._pace.trial_started(trial.samples_per_step, tokens_per_sample=tokens)
 
     def trial_stepped(self, progress: TrialProgress) -> None:
         self._pace.stepped(progress.steps, progress.total_steps)
@@ -115,14 +115,17 @@ def shown(value: object) -> str:
 
 def figures(progress: TrialProgress, pace: Pace) -> tuple[str, ...]:
     """Return the state of the current trial in words, the most important first."""
-    parts = [f"step {progress.steps} of {progress.total_steps}"]
-    if progress.steps >= progress.total_steps:
+    total = progress.total_steps
+    parts = [f"step {progress.steps} of {total}" if total else f"step {progress.steps}"]
+    if progress.steps >= total > 0:
         parts.append("finishing")
     elif pace.still_seconds:
         parts.append(f"no step for {duration(pace.still_seconds)}")
     elif (rate := pace.samples_per_second) is not None:
         tokens = pace.tokens_per_sample
         parts.append(f"{rate * tokens:.0f} tokens/s" if tokens else f"{rate:.1f} samples/s")
+    elif (steps := pace.steps_per_second) is not None:
+        parts.append(f"{steps:.1f} steps/s")
     if progress.loss is not None and progress.loss_steps is not None:
         # Only a loss of an earlier step is printed with its step.
         late = progress.steps - progress.loss_steps > 1

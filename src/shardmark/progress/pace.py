@@ -34,7 +34,9 @@ class Pace:
         """Set the number of trials that are to be run."""
         self._trials_left = trials_left
 
-    def trial_started(self, samples_per_step: int, tokens_per_sample: int | None = None) -> None:
+    def trial_started(
+        self, samples_per_step: int | None, tokens_per_sample: int | None = None
+    ) -> None:
         self._trials_left = max(0, self._trials_left - 1)
         self._started_at = time.monotonic()
         self._samples_per_step = samples_per_step
@@ -46,7 +48,7 @@ class Pace:
     def stepped(self, steps: int, total_steps: int) -> None:
         """Set the number of steps of the current trial."""
         now = time.monotonic()
-        self._remaining = total_steps - steps
+        self._remaining = max(0, total_steps - steps)
         if self._recent and steps == self._recent[-1][1]:
             return
         if self._recent and steps < self._recent[-1][1]:
@@ -69,10 +71,18 @@ class Pace:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Samples of all ranks per second over the latest readings."""
+        """Samples of all ranks per second over the latest readings; None if unknown."""
+        steps = self.steps_per_second
+        if steps is None or self._samples_per_step is None:
+            return None
+        return self._samples_per_step * steps
+
+    @property
+    def steps_per_second(self) -> float | None:
+        """Steps per second over the latest readings."""
         if len(self._recent) < 2 or self.still_seconds > 0:
             return None
-        return self._samples_per_step / self._step_seconds(self._recent[0])
+        return 1 / self._step_seconds(self._recent[0])
 
     @property
     def still_seconds(self) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -116,10 +116,32 @@ def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRec
     )
 
 
-def _profiled(
-    worker: Worker, take_step: TakeStep, device: torch.device
-) -> tuple[int | None, float | None, dict[str, str]]:
-    """Return peak bytes (CPU only), exposed communication seconds, and why either is missing."""
+Profiled = tuple[int | None, float | None, dict[str, str]]
+"""Peak bytes (CPU only), exposed communication seconds, and why either is missing."""
+
+
+def _profiled(worker: Worker, take_step: TakeStep, device: torch.device) -> Profiled:
+    """Take two steps under the profiler."""
+    stages = profile_two_steps(device, lambda: worker.held_state().untracked_bytes)
+    try:
+        next(stages)
+        while True:
+            try:
+                take_step(NoSpans())
+            except RuntimeError as error:
+                stages.throw(error)
+            next(stages)
+    except StopIteration as end:
+        return cast("Profiled", end.value)
+
+
+def profile_two_steps(
+    device: torch.device, untracked_bytes: Callable[[], int] = lambda: 0
+) -> Generator[None, None, Profiled]:
+    """Profile two steps, each of which is taken while the generator waits at a `yield`.
+
+    A `RuntimeError` of a step is thrown into the generator.
+    """
     on_cpu = device.type == "cpu"
     activities = [ProfilerActivity.CPU]
     if not on_cpu:
@@ -127,12 +149,12 @@ def _profiled(
     reasons = {} if on_cpu else {"peak_memory_bytes": "the CUDA allocator tells it"}
     try:
         with profile(activities=activities, profile_memory=on_cpu, acc_events=True) as profiled:
-            take_step(NoSpans())
-            level = live_tensor_bytes("cpu") + worker.held_state().untracked_bytes
+            yield
+            level = live_tensor_bytes("cpu") + untracked_bytes()
             if not on_cpu:
                 torch.cuda.synchronize(device)
             since = time.time_ns()
-            take_step(NoSpans())
+            yield
             if not on_cpu:
                 torch.cuda.synchronize(device)
     except RuntimeError as error:

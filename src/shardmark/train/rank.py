@@ -55,14 +55,26 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
     try:
-        initial_weights = _initial_weights(trial, directory)
-        context = replace(join_group(trial), initial_weights=initial_weights)
-        report.describe(context.all_devices, context.threads)
-        task(trial, directory, context, report)
-        dist.destroy_process_group()  # not after an error: others may wait in it
+        if task is measure and trial.workload.trains_itself:
+            from shardmark.train.script import run_script
+
+            store = store_of_ranks(int(os.environ["WORLD_SIZE"]), _timeout(trial))
+            run_script(trial, directory, report, store)
+        else:
+            initial_weights = _initial_weights(trial, directory)
+            context = replace(join_group(trial), initial_weights=initial_weights)
+            report.describe(context.all_devices, context.threads)
+            task(trial, directory, context, report)
+        if dist.is_initialized():
+            dist.destroy_process_group()  # not after an error: others may wait in it
         report.write()
     except Exception as error:
-        traceback.print_exc()
+        if trial.workload.trains_itself:
+            from shardmark.train.script import print_script_error
+
+            print_script_error(error)
+        else:
+            traceback.print_exc()
         report.error = RankError(
             kind=error_kind(error),
             message=_message(error),
@@ -116,8 +128,7 @@ def join_group(trial: Trial) -> RankContext:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    # The launcher ends the trial before; this ends only a rank that the launcher cannot reach.
-    timeout = timedelta(seconds=trial.limits.trial_seconds + 60)
+    timeout = _timeout(trial)
     backend = strategy.backend(trial.device_type, trial.recipe)
     dist.init_process_group(
         backend,
@@ -139,6 +150,11 @@ def join_group(trial: Trial) -> RankContext:
         node=int(os.environ.get(NODE_VARIABLE, "0")),
         nodes=trial.nodes,
     )
+
+
+def _timeout(trial: Trial) -> timedelta:
+    """Time after which a rank ends that the launcher, which ends the trial before, cannot reach."""
+    return timedelta(seconds=trial.limits.trial_seconds + 60)
 
 
 def store_of_ranks(world_size: int, timeout: timedelta) -> Store:

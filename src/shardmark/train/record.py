@@ -59,7 +59,7 @@ def structure_sha256(model: nn.Module) -> str:
     return hashlib.sha256("\n".join([layers, *lines]).encode()).hexdigest()
 
 
-def sample_order_sha256(steps: Iterable[tuple[int, ...]]) -> str:
+def sample_order_sha256(steps: Iterable[Sequence[int]]) -> str:
     """Return a hash of the sample ids of every step, in the order of training."""
     digest = hashlib.sha256()
     for sample_ids in steps:
@@ -91,6 +91,9 @@ class RankReport:
         self.recorder: Recorder | None = None
         self.worker: Worker | None = None
         self.workload: Workload | None = None
+        """None for a script, whose samples have no numbers."""
+        self.tokens: Sequence[int] | None = None
+        """Tokens of each step of a script; None if its samples have none."""
         self.compilation: Compilation | None = None
         self.cuda_peak: CudaPeak | None = None
         self.epochs: list[tuple[int, int, Evaluation | None]] = []
@@ -168,8 +171,11 @@ class RankReport:
         nonfinite = [
             (number, "NaN" if math.isnan(step.loss) else "infinite")
             for number, step in enumerate(steps[: self.trained_steps])
-            if not math.isfinite(step.loss)
+            if step.loss is not None and not math.isfinite(step.loss)
         ]
+        tokens = self.workload.tokens_in(measured) if self.workload else None
+        if self.tokens is not None:
+            tokens = sum(self.tokens[step] for step in self._measured_steps())
         return RankRecord(
             rank=self._rank,
             role=self.role,
@@ -186,7 +192,7 @@ class RankReport:
             synthetic=self.workload.synthetic if self.workload else False,
             steps_per_epoch=self.steps_per_epoch,
             samples=sum(map(len, measured)),
-            tokens=self.workload.tokens_in(measured) if self.workload else None,
+            tokens=tokens,
             samples_total=sum(map(len, counted[: self.trained_steps])),
             epochs=tuple(self._epoch_records(steps)),
             evaluation_seconds=tuple(e.seconds for *_, e in self.epochs if e is not None),
@@ -202,7 +208,7 @@ class RankReport:
             corpora=dict(self.workload.corpora) if self.workload else {},
             initial_weights_sha256=self.initial_sha256,
             final_weights_sha256=self.final_sha256,
-            sample_order_sha256=sample_order_sha256(trained) if trained else None,
+            sample_order_sha256=sample_order_sha256(trained) if trained and self.workload else None,
             structure_sha256=self.structure_sha256,
             probe=self.probe,
             exchange=self.exchange,
@@ -237,7 +243,8 @@ class RankReport:
 
     def _epoch_records(self, steps: Sequence[RecordedStep]) -> Iterator[EpochRecord]:
         for index, (first, end, evaluation) in enumerate(self.epochs):
-            finite = [step.loss for step in steps[first:end] if math.isfinite(step.loss)]
+            losses = [step.loss for step in steps[first:end] if step.loss is not None]
+            finite = [loss for loss in losses if math.isfinite(loss)]
             complete = len(finite) == end - first > 0
             yield EpochRecord(
                 epoch=index,
@@ -259,7 +266,7 @@ class RankReport:
                 "epoch": sum(end <= index for end in ends) if index < trained else None,
                 "measured": index in measured,
                 "samples": len(step.sample_ids),
-                "loss": step.loss if math.isfinite(step.loss) else None,
+                "loss": step.loss if step.loss is not None and math.isfinite(step.loss) else None,
                 "learning_rate": step.learning_rate,
                 "started_at_seconds": step.started_at_seconds,
                 **{f"{name}_seconds": step.seconds.get(name) for name in SPANS},

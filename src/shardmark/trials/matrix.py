@@ -18,16 +18,18 @@ from shardmark.config.messages import Location, dotted, join, show
 from shardmark.config.problems import explain
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import MAX_RANKS, Measure, Recipe, SlowRanks
-from shardmark.strategies import SHARED_OPTIONS, build_strategy, option_names
+from shardmark.strategies import SHARED_OPTIONS, option_names
 from shardmark.strategies.base import Strategy
 from shardmark.trials.trial import (
     DEFAULT_BASELINE,
     StrategySpec,
     Trial,
     ranks_and_nodes,
+    strategy_of,
     trial_id,
 )
 from shardmark.workloads import TaskOptions
+from shardmark.workloads.script.options import ScriptOptions
 
 DEFAULT_WORLD_SIZE = 2
 MAX_TRIALS = 10_000
@@ -140,7 +142,8 @@ def _twin(cells: Sequence[Trial]) -> Trial | None:
     cell = min(cells, key=lambda cell: cell.strategy.name != DEFAULT_BASELINE)
     measure, one_node = cell.measure, {NODES: 1}
     alone = sum(cell.varied | one_node == other.varied | one_node for other in cells) == 1
-    if alone or not (measure.twin and measure.verify) or measure.evaluate == "never":
+    evaluated = measure.evaluate != "never" and not cell.workload.trains_itself
+    if alone or not (measure.twin and measure.verify and evaluated):
         return None
     # Only its quality is used, so it needs no measured windows and no probe.
     shorter = {"warmup_seconds": 0.0, "window_seconds": 0.0, "probe": False, "max_remeasure": 0}
@@ -220,6 +223,7 @@ def _with_overrides(
     varied = {
         key: [getattr(cell.recipe, key.removeprefix("recipe.")) for cell in cells]
         for key in overridden
+        if key.startswith("recipe.")
     }
     varied = {key: values for key, values in varied.items() if len(set(values)) > 1}
     nodes = [cell.nodes for cell in cells]
@@ -240,7 +244,12 @@ def _combinations(axes: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 def _entries(
     experiment: Experiment, left_out: list[LeftOut]
 ) -> Iterator[tuple[StrategySpec, dict[str, Any]]]:
-    """Yield each strategy with each combination of its options, and its recipe overrides."""
+    """Yield each strategy with each combination of its options, and the keys that it overrides."""
+    if isinstance(experiment.workload, ScriptOptions):
+        for variant in experiment.matrix["strategy"]:
+            command = experiment.workload.with_arguments(variant["arguments"])
+            yield StrategySpec(name=variant["name"]), {"workload.command": command}
+        return
     axes = {
         key.removeprefix("strategy."): values
         for key, values in experiment.matrix.items()
@@ -314,7 +323,7 @@ def _sizes(
     left_out: list[LeftOut],
 ) -> list[tuple[int, int]]:
     """Return the sizes on which the strategy can run; one rank if it runs only on a single one."""
-    strategy = build_strategy(spec.name, spec.options)
+    strategy = strategy_of(spec, experiment.workload)
     reasons = {size: unsupported_reason(strategy, *size) for size in asked}
     sizes = [size for size, reason in reasons.items() if reason is None]
     alone = not sizes and unsupported_reason(strategy, 1, 1) is None

@@ -6,9 +6,9 @@ import hashlib
 import re
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from shardmark.core.layout import Layout
 from shardmark.core.recipe import (
@@ -22,7 +22,9 @@ from shardmark.core.recipe import (
 from shardmark.core.text import canonical, with_options
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Strategy
+from shardmark.strategies.script import ScriptVariant
 from shardmark.workloads import TaskOptions
+from shardmark.workloads.options import WorkloadOptions
 
 DEFAULT_BASELINE = "single"
 
@@ -36,6 +38,13 @@ class StrategySpec(Model):
     def __str__(self) -> str:
         """Format the name and options, such as `fsdp-hybrid (shard_group=2)`."""
         return with_options(self.name, self.options)
+
+
+def strategy_of(spec: StrategySpec, workload: WorkloadOptions) -> Strategy:
+    """Build the strategy; a workload that trains by itself has variants in their place."""
+    if workload.trains_itself:
+        return ScriptVariant(name=spec.name)
+    return build_strategy(spec.name, spec.options).for_workload(workload)
 
 
 class Trial(Model):
@@ -60,11 +69,16 @@ class Trial(Model):
     varied: dict[str, Any] = Field(default_factory=dict)
     """Values of the other axes in this cell, by dotted key: {"recipe.precision": "bf16"}."""
 
+    @model_validator(mode="after")
+    def _complete_recipe(self) -> Self:
+        if not self.workload.trains_itself:
+            self.recipe.check_complete()
+        return self
+
     @cached_property
     def built_strategy(self) -> Strategy:
         """The strategy with its options, built once in a process."""
-        built = build_strategy(self.strategy.name, self.strategy.options)
-        return built.for_workload(self.workload)
+        return strategy_of(self.strategy, self.workload)
 
     @cached_property
     def layout(self) -> Layout:
@@ -73,10 +87,20 @@ class Trial(Model):
     @property
     def batch_per_step(self) -> int:
         """Samples per optimizer step of all ranks together."""
-        if self.recipe.global_batch is not None:
-            return self.recipe.global_batch
-        assert self.recipe.per_rank_batch is not None
-        return self.recipe.per_rank_batch * self.layout.shares
+        assert self.samples_per_step is not None, "a script decides its batch"
+        return self.samples_per_step
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """The same; None if a script decides it."""
+        if self.recipe.per_rank_batch is not None:
+            return self.recipe.per_rank_batch * self.layout.shares
+        return self.recipe.global_batch
+
+    @property
+    def precision(self) -> str:
+        """The recipe's precision, or `script` if a script decides it."""
+        return "script" if self.workload.trains_itself else self.recipe.precision
 
     @property
     def least_seconds(self) -> tuple[float, float]:
@@ -121,7 +145,7 @@ def trial_id(trial: Trial) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")
     size = f"w{trial.world_size}" + (f"-n{trial.nodes}" if trial.nodes > 1 else "")
     repeat = "twin" if trial.twin else f"r{trial.repeat}"
-    return f"{name}-{size}-{trial.recipe.precision}-{repeat}-{_digest(content)[:8]}"
+    return f"{name}-{size}-{trial.precision}-{repeat}-{_digest(content)[:8]}"
 
 
 def cell_id(trial: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.options import WorkloadOptions
 from shardmark.workloads.own.options import OwnOptions
+from shardmark.workloads.script.options import ScriptOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "detection": DetectionOptions,
     "language": LanguageOptions,
     "own": OwnOptions,
+    "script": ScriptOptions,
 }
 PLUGINS = "shardmark.workloads"
 """Group of the entry points by which other packages register options of tasks."""
@@ -57,7 +59,7 @@ def _of_any_package(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
 
 
 TaskOptions = Annotated[
-    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions,
+    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions | ScriptOptions,
     Field(discriminator="name"),
     WrapValidator(_of_any_package),
     SerializeAsAny(),

@@ -38,6 +38,9 @@ LAUNCHER = re.compile(r"\s*\[launcher\]")
 FIXED_COLUMNS = frozenset({"strategy", "world_size", "recipe.precision"})
 """Axes that have a column in every table, and are therefore not among a row's varied keys."""
 
+COUNTED = "counted"
+"""Varied key of scripts whose steps are counted, because their samples cannot be."""
+
 EXECUTION_KEYS = frozenset(
     {
         "recipe.activation_checkpointing",
@@ -188,6 +191,11 @@ class Row:
             other.precision,
         ) and self.differing(other) <= EXECUTION_KEYS
 
+    @property
+    def counts_steps(self) -> bool:
+        """True if a step counts as one sample, because a script's samples could not be counted."""
+        return COUNTED in self.varied
+
     def differing(self, other: Row) -> frozenset[str]:
         """Return the varied keys in which the rows differ."""
         keys = self.varied.keys() | other.varied.keys()
@@ -270,8 +278,13 @@ def plain(value: object) -> str:
 
 
 def other_varied(result: TrialResult) -> dict[str, Any]:
-    """Return the trial's varied keys that have no fixed column."""
-    return {key: value for key, value in result.varied.items() if key not in FIXED_COLUMNS}
+    """Return the trial's varied keys that have no fixed column, and what it counts if no samples.
+
+    Rows that count steps are thus not compared with others.
+    """
+    varied = {key: value for key, value in result.varied.items() if key not in FIXED_COLUMNS}
+    steps = any(rank.settings.get("steps_as_samples") for rank in result.ranks)
+    return varied | ({COUNTED: "steps"} if steps else {})
 
 
 def _cell(result: TrialResult) -> tuple[object, ...]:

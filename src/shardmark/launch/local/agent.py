@@ -59,7 +59,10 @@ def run_agent(directory: str, task: str) -> int:
     place = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
-    store: RankStore = FileOfRanks() if trial.nodes == 1 else NodesStore(trial.nodes, place)
+    store: RankStore = FileOfRanks()
+    if trial.nodes > 1 or trial.workload.trains_itself:
+        store = nodes_store = NodesStore(trial.nodes, place)
+        place = nodes_store.place
     os.environ[STORE_VARIABLE] = store.address()
     ranks = _fork_ranks(trial, folder, task, place)
     store.open()  # not before the forks: the store of several nodes has a thread
@@ -164,6 +167,8 @@ def rank_main(
         os._exit(STORAGE_EXIT)  # not even its record can be written
     if not succeeded:
         os._exit(REPORTED)  # the process group may be broken: a tidy end could wait for ever
+    if trial.workload.trains_itself:
+        os._exit(0)  # threads of the script may wait for ever
 
 
 def _redirect(output: Path, errors: Path | None = None) -> None:

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Protocol
 
@@ -61,7 +62,7 @@ class FileOfRanks:
 
 
 class NodesStore:
-    """A TCP store on node 0, for trials on several nodes.
+    """A TCP store on node 0, for trials on several nodes and for scripts, which need an address.
 
     Node 0 listens at once, and serves after `open`: the store has a thread that looks up the name
     of every client under a lock of the C library.  A rank that was forked meanwhile would find that
@@ -70,22 +71,24 @@ class NodesStore:
 
     def __init__(self, nodes: int, place: MeetingPoint) -> None:
         self._nodes = range(nodes)
-        self._place = place
+        self.place = place
+        """Address of the store; the port is a free one if the given port is 0."""
         self._listening: socket.socket | None = None
         if place.node == 0:
             # On its own address; torch would listen on all of them.
             family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
             self._listening = socket.create_server((place.host, place.port), family=family)
+            self.place = replace(place, port=self._listening.getsockname()[1])
         else:
             self._store = self._connect()  # waits until node 0 serves
 
     def address(self) -> str:
-        return f"tcp {self._place.host} {self._place.port} ranks"
+        return f"tcp {self.place.host} {self.place.port} ranks"
 
     def open(self) -> None:
         if self._listening is not None:
             self._store = self._connect(self._listening.detach())
-        self._store.set(f"joined-{self._place.node}", "")
+        self._store.set(f"joined-{self.place.node}", "")
         deadline = time.monotonic() + JOIN_SECONDS
         while not self._store.check([f"joined-{node}" for node in self._nodes]):
             if self._store.check([FAILED]):
@@ -96,7 +99,7 @@ class NodesStore:
 
     def close(self, *, succeeded: bool) -> None:
         with suppress(RuntimeError):  # node 0 is gone, which the controller notices
-            self._store.set(f"finished-{self._place.node}" if succeeded else FAILED, "")
+            self._store.set(f"finished-{self.place.node}" if succeeded else FAILED, "")
             finished = [f"finished-{node}" for node in self._nodes]
             while succeeded and not (self._store.check(finished) or self._store.check([FAILED])):
                 time.sleep(WAIT_SECONDS)
@@ -104,8 +107,8 @@ class NodesStore:
     def _connect(self, listening: int | None = None) -> Store:
         """Connect to node 0's store; on node 0, start it on its listening socket."""
         return TCPStore(
-            self._place.host,
-            self._place.port,
+            self.place.host,
+            self.place.port,
             is_master=listening is not None,
             wait_for_workers=False,
             timeout=timedelta(seconds=STORE_SECONDS),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RECORD = struct.Struct("<qqdq")
-"""Steps so far, total steps, latest loss, steps when that loss was written (0: never)."""
+"""Steps so far, total steps or 0, latest loss, steps when that loss was written (0: never)."""
 STEPS = struct.Struct("<q")
 LOSS = struct.Struct("<dq")
 LOSS_OFFSET = 2 * STEPS.size
@@ -32,7 +32,9 @@ class ProgressWriter:
     when the step returns.
     """
 
-    def __init__(self, mapped: mmap.mmap, losses: Sequence[Tensor], *, on_host: bool) -> None:
+    def __init__(
+        self, mapped: mmap.mmap, losses: Sequence[Tensor | None], *, on_host: bool
+    ) -> None:
         self._mapped = mapped
         self._losses = losses
         self._on_host = on_host
@@ -46,7 +48,7 @@ class ProgressWriter:
         rank: int,
         total_steps: int,
         *,
-        losses: Sequence[Tensor] = (),
+        losses: Sequence[Tensor | None] = (),
         on_host: bool = True,
     ) -> Iterator[Self]:
         """Open the file of a rank; `on_host` is true if the losses are in host memory."""
@@ -72,8 +74,8 @@ class ProgressWriter:
         self._write_loss()
 
     def _write_loss(self) -> None:
-        if self._losses:
-            LOSS.pack_into(self._mapped, LOSS_OFFSET, self._losses[-1].item(), self._steps)
+        if self._losses and (loss := self._losses[-1]) is not None:
+            LOSS.pack_into(self._mapped, LOSS_OFFSET, loss.item(), self._steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

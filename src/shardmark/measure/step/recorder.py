@@ -109,9 +109,9 @@ class Window:
 class RecordedStep:
     """Everything that was recorded during one step, as numbers."""
 
-    loss: float
-    sample_ids: tuple[int, ...]
-    learning_rate: float
+    loss: float | None
+    sample_ids: Sequence[int]
+    learning_rate: float | None
     started_at_seconds: float
     """Unix time."""
     seconds: dict[str, float]
@@ -136,10 +136,10 @@ class Recorder:
         self._flushed: list[RecordedStep] = []
         self.first_step_at_seconds: float | None = None
         """Unix time at which the first step began; None before that."""
-        self.losses: list[Tensor] = []
+        self.losses: list[Tensor | None] = []
         """Losses of the steps that are not flushed yet."""
-        self.sample_ids: list[tuple[int, ...]] = []
-        self.learning_rates: list[float] = []
+        self.sample_ids: list[Sequence[int]] = []
+        self.learning_rates: list[float | None] = []
         self.windows: list[Window] = []
 
     @property
@@ -160,9 +160,19 @@ class Recorder:
     def span(self, name: str) -> Iterator[None]:
         start = self._clock.mark()
         yield
+        self.add_span(name, start)
+
+    def mark(self) -> object:
+        """Return the present instant, for `add_span`."""
+        return self._clock.mark()
+
+    def add_span(self, name: str, start: object) -> None:
+        """Record a span of the current step that ends now."""
         self._spans.append((name, start, self._clock.mark()))
 
-    def end_step(self, loss: Tensor, sample_ids: tuple[int, ...], learning_rate: float) -> None:
+    def end_step(
+        self, loss: Tensor | None, sample_ids: Sequence[int], learning_rate: float | None
+    ) -> None:
         """Store the step's loss, without reading it, and the samples that it really had."""
         self._spans.append(("step", self._started, self._clock.mark()))
         self._marks.append(self._spans)
@@ -189,12 +199,20 @@ class Recorder:
             observer.window_started()
         self._opened = (self.step, self._clock.unix_seconds(), self._clock.wall_seconds())
 
-    def stop_window(self) -> float:
-        """Return the seconds that the steps took, with the device idle at both ends."""
+    def stop_window(self, *, at_last_step: bool = False) -> float:
+        """Return the seconds that the steps took, with the device idle at both ends.
+
+        `at_last_step` ends the window with its last step, after which other work may have followed.
+        """
         assert self._opened is not None, "stop_window without start_window"
         self._clock.synchronize()
         first_step, started_at, started = self._opened
         elapsed = self._clock.wall_seconds() - started
+        if at_last_step and self.step > first_step:
+            (_, begun, _), (_, _, ended) = (
+                self._marks[step - self.step][-1] for step in (first_step, self.step - 1)
+            )
+            elapsed = self._clock.seconds_between(begun, ended)
         if self._measured and self.step > first_step:
             self.windows.append(Window(first_step, self.step, started_at, elapsed))
         self._opened = None
@@ -217,13 +235,17 @@ class Recorder:
         self._clock.synchronize()
         if not self.losses:
             return
-        losses = torch.stack([loss.float() for loss in self.losses]).tolist()
-        for loss, spans in zip(losses, self._marks, strict=True):
-            self._flushed.append(self._recorded_step(loss, spans))
+        tensors = [loss.float() for loss in self.losses if loss is not None]
+        values = iter(torch.stack(tensors).tolist() if tensors else ())
+        for loss, spans in zip(self.losses, self._marks, strict=True):
+            value = None if loss is None else next(values)
+            self._flushed.append(self._recorded_step(value, spans))
         self.losses.clear()  # the progress writer reads this list object
         self._marks.clear()
 
-    def _recorded_step(self, loss: float, spans: list[tuple[str, object, object]]) -> RecordedStep:
+    def _recorded_step(
+        self, loss: float | None, spans: list[tuple[str, object, object]]
+    ) -> RecordedStep:
         assert self._origin is not None, "start_training comes before the first step"
         origin, at_seconds = self._origin
         seconds: dict[str, float] = {}

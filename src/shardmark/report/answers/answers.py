@@ -112,6 +112,10 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
         names = listed([name(row) for row in disturbed])
         subject = "these times" if len(disturbed) == len(measured) else f"the times of {names}"
         texts.append(f"Do not trust {subject}: {disturbed[0].disturbed}.")
+    if uncounted := [name(row) for row in measured if row.counts_steps]:
+        texts.append(
+            f"The samples of {listed(uncounted)} could not be counted: a step counts as one sample."
+        )
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
         texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")

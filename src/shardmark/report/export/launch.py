@@ -33,6 +33,7 @@ from shardmark.results.files import changed_files, write_files
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import RunFolder, StoredRun
 from shardmark.trials.trial import Trial, cell_id, ranks_and_nodes
+from shardmark.workloads.script.options import ScriptOptions
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
@@ -169,6 +170,13 @@ def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTri
         first = error.errors()[0]
         reason = f"its {'.'.join(map(str, first['loc']))} cannot be read: {first['msg']}"
         raise InputError(f"trial {result.id}", reason, "name another: --trial NAME") from None
+    if isinstance(trial.workload, ScriptOptions):
+        script = trial.workload.command.removeprefix("python ")
+        raise InputError(
+            f"trial {result.id}",
+            "it is a script, which needs no configuration",
+            f"its command: torchrun --nproc-per-node {trial.world_size // trial.nodes} {script}",
+        )
     configuration = launch_configuration(
         trial.built_strategy, trial.recipe, trial.layout, trial.device_type
     )

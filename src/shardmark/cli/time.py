@@ -1,0 +1,162 @@
+"""`shardmark time`: measures variants of a training script, unchanged, and compares them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardmark.cli.arguments import EngineOption, Overrides, path_of, with_engine
+from shardmark.cli.run import run_and_print
+from shardmark.core.errors import InputError
+
+if TYPE_CHECKING:
+    from shardmark.scripts.command import ScriptCommand
+
+
+def time(
+    commands: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="COMMAND...",
+            help="A script with its arguments, in quotation marks: 'train.py --strategy ddp'.  Also"
+            " with its launcher, whose number of ranks counts.",
+        ),
+    ],
+    *,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Numbers of ranks; by default the commands', or 1."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Measured optimizer steps of each trial; 30.")
+    ] = None,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps before them, which are not measured.")
+    ] = 5,
+    until_exit: Annotated[
+        bool, typer.Option("--until-exit", help="Measure until the script ends by itself.")
+    ] = False,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, help="Trials of each command; 3 to 6, until the result is precise."),
+    ] = None,
+    no_audit: Annotated[
+        bool,
+        typer.Option("--no-audit", help="Do not check that N ranks train what one process does."),
+    ] = False,
+    overrides: Overrides = None,
+    engine: EngineOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=path_of,
+            help="Folder of the run; a run that is in it is continued.  By default runs/time-NAME.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the trials; run none.")] = False,
+    retry: Annotated[
+        bool,
+        typer.Option("--retry", help="Also repeat failed, timed-out and disturbed trials."),
+    ] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Start no trial that would end later: 90s, 30m, 1h30m."),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
+    ] = False,
+) -> None:
+    """Measure training scripts as they are, and say which is fastest.
+
+    The same as `shardmark run` with `workload: {name: script}`.
+    """
+    from shardmark.config.load import from_mapping
+    from shardmark.core.durations import parse_seconds
+    from shardmark.launch.run_options import RunOptions
+
+    if until_exit and steps is not None:
+        raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
+    measure: dict[str, Any] = {"warmup_steps": warmup, "verify": not no_audit}
+    if repeats is not None:
+        measure["repeats"] = repeats
+    mapping = experiment_of([_parsed(text) for text in commands], _numbers(ranks))
+    mapping["workload"]["until_exit"] = until_exit
+    mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
+    mapping["measure"] = measure
+    experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
+    words = ["shardmark", "time", *commands]
+    values = {
+        "--ranks": ranks,
+        "--steps": steps,
+        "--warmup": None if warmup == 5 else warmup,
+        "--repeats": repeats,
+        "--engine": engine,
+        "--budget": budget,
+    }
+    words += [str(word) for pair in values.items() if pair[1] is not None for word in pair]
+    switches = {"--until-exit": until_exit, "--no-audit": no_audit, "--quiet": quiet}
+    words += [option for option, is_set in switches.items() if is_set]
+    words += [word for change in overrides or () for word in ("--set", change)]
+    options = RunOptions(
+        retry=retry,
+        budget_seconds=None if budget is None else parse_seconds(budget, "--budget"),
+        quiet=quiet,
+    )
+    run_and_print(experiment, out, options, words, dry_run=dry_run)
+
+
+def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> dict[str, Any]:
+    """Return an experiment with a variant for each command.
+
+    Without `ranks`, the commands give their number.  Raises `InputError` if they differ in it.
+    """
+    from shardmark.scripts.variants import named_variants, script_name
+
+    named = sorted({command.ranks for command in commands if command.ranks is not None})
+    if not ranks and len(named) > 1:
+        numbers = " and ".join(map(str, named))
+        raise InputError("commands", f"they name {numbers} ranks", "give --ranks for all of them")
+    shared, variants = named_variants(commands)
+    return {
+        "name": f"time-{script_name(commands[0])}",
+        "workload": {"name": "script", "command": shared},
+        "matrix": {"variant": variants, "world_size": [*ranks] or named or [1]},
+    }
+
+
+def _parsed(text: str) -> ScriptCommand:
+    """Parse a command.  Raises `InputError` for options of a launcher, which would not count."""
+    from shardmark.scripts.command import LAUNCHERS, parse_command
+
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"command {text!r}", str(error), "close the quotation") from None
+    command = parse_command(words)
+    heads = (
+        len(head)
+        for head in LAUNCHERS[command.launcher]
+        if command.words[1:][: len(head) - 1] == head[1:]
+    )
+    options = command.words[max(heads, default=0) :]
+    if options:
+        raise InputError(
+            f"command {text!r}",
+            f"{shlex.join(options)} is an option of {command.launcher}, which is not started",
+            "leave it out: Shardmark starts the ranks itself",
+        )
+    return command
+
+
+def _numbers(text: str | None) -> list[int]:
+    if text is None:
+        return []
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError("--ranks", f"found {text!r}", "numbers from 1, such as 2 or 1,2,4")
+    return [int(part) for part in parts]

@@ -1,0 +1,1 @@
+"""A training script of the user's, which Shardmark runs unchanged."""

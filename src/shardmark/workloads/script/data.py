@@ -1,0 +1,31 @@
+"""Checks that a script exists.  Imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardmark.core.errors import InputError
+from shardmark.workloads.models import find_without_import, looked_in
+
+if TYPE_CHECKING:
+    from shardmark.workloads.script.options import ScriptOptions
+
+
+def check(options: ScriptOptions) -> None:
+    """Raise `InputError` for a command without a script that exists."""
+    command = options.parsed()
+    if command.script[0] == "-m":
+        name = command.script[1]
+        exists, problem = find_without_import(name) is not None, f"no module {name!r}"
+    else:
+        name = command.script[0]
+        exists = Path(name).expanduser().is_file()
+        problem = f"no file {name!r}{looked_in(name)}"
+    if not exists:
+        raise InputError(f"command {options.command!r}", problem, "give the script's path")
+
+
+def paths(options: ScriptOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
+    """Return no paths: only the script knows its data."""
+    return ()

@@ -1,0 +1,138 @@
+"""Scripts that know nothing of Shardmark, timed on real ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.analysis.compare.comparison import compare
+from shardmark.config.load import from_mapping
+from shardmark.launch.controller import run_experiment
+from shardmark.report.answers.answers import answers
+from shardmark.results.schema import Outcome, TrialResult
+from shardmark.results.store import StoredRun, load_run
+from tests.distributed.experiments import experiment
+from tests.kept_engine import KeptEngine
+
+SCRIPT = Path(__file__).with_name("plain_script.py")
+WARMUP_STEPS, STEPS = 2, 8
+
+
+def timed(engine: KeptEngine, out: Path, variants: dict[str, str], **changes: Any) -> StoredRun:
+    base = experiment()
+    mapping = {key: base[key] for key in ("name", "limits", "device")} | {
+        "workload": {"name": "script", "command": str(SCRIPT), **changes.pop("workload", {})},
+        "recipe": {"steps": STEPS},
+        "measure": base["measure"] | {"warmup_steps": WARMUP_STEPS, "verify": False},
+        "matrix": {"variant": variants, "world_size": [changes.pop("ranks", 2)]},
+    }
+    return load_run(run_experiment(from_mapping(mapping | changes), out, engine=engine))
+
+
+def value(trial: TrialResult, metric: str) -> float:
+    summary = trial.metrics[metric]
+    assert summary is not None, trial.missing[metric]
+    return summary.value
+
+
+def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    variants = {
+        "ddp": f"--strategy ddp --note {note}",
+        "fsdp": "--strategy fsdp",
+        "broken": "--fail-at 3",
+    }
+    run = timed(kept_engine, tmp_path / "run", variants)
+    trials = {trial.strategy: trial for trial in run.trials}
+    assert {name: trial.outcome for name, trial in trials.items()} == {
+        "ddp": Outcome.OK,
+        "fsdp": Outcome.OK,
+        "broken": Outcome.FAILED,
+    }
+    for name in ("ddp", "fsdp"):
+        trial = trials[name]
+        assert value(trial, "measured_steps") == STEPS - WARMUP_STEPS
+        assert [rank.samples for rank in trial.ranks] == [8 * (STEPS - WARMUP_STEPS)] * 2
+        slowest = max(rank.windows[0].window_seconds for rank in trial.ranks)
+        rate = 2 * 8 * (STEPS - WARMUP_STEPS) / slowest
+        assert value(trial, "samples_per_second") == pytest.approx(rate)
+        for metric in ("step_seconds", "data_seconds", "startup_seconds", "peak_memory_bytes"):
+            assert value(trial, metric) > 0
+        assert value(trial, "exposed_communication_seconds") >= 0
+        assert value(trial, "train_loss") == pytest.approx(printed_loss(run, trial), rel=1e-5)
+    kinds = {name: calls(trials[name]) for name in ("ddp", "fsdp")}
+    assert kinds["ddp"] == {"all_reduce": 1}
+    assert kinds["fsdp"].keys() >= {"all_gather", "reduce_scatter"}
+    assert trials["ddp"].layout.processes == 2
+    # The script saw what torchrun would have given it, and ended through its `finally`.
+    assert [Path(f"{note}-{rank}").read_text().split()[:4] for rank in range(2)] == [
+        [str(rank), "2", str(SCRIPT), str(SCRIPT.parent)] for rank in range(2)
+    ]
+    failure = trials["broken"].failure
+    assert failure is not None
+    assert re.fullmatch(r"rank \d: ValueError: the mistake of the script", failure.reason)
+    log = (run.path / "trials" / trials["broken"].id / "log.txt").read_text()
+    assert "plain_script.py" in log
+    assert "src/shardmark" not in log
+    fastest = next(a for a in answers(compare([run])) if a.question == "fastest")
+    assert "samples/s" in fastest.text
+
+
+def calls(trial: TrialResult) -> dict[str, float]:
+    probe = trial.ranks[0].probe
+    assert probe is not None
+    assert probe.collectives is not None
+    return {kind: counted.calls for kind, counted in probe.collectives.items()}
+
+
+def printed_loss(run: StoredRun, trial: TrialResult) -> float:
+    """The mean of the losses that the ranks print in the recorded steps."""
+    log = (run.path / "trials" / trial.id / "log.txt").read_text()
+    losses = [float(loss) for step, loss in re.findall(r"step (\d+) loss (\S+)", log)
+              if int(step) < STEPS]  # fmt: skip
+    assert len(losses) == 2 * STEPS
+    return sum(losses) / len(losses)
+
+
+ENDS = {
+    "late": ("--steps 5", Outcome.OK, ""),
+    "early": ("--steps 2", Outcome.FAILED, "ended after 2 optimizer steps, which are warm-up"),
+    "never": ("--steps 0", Outcome.FAILED, "took no optimizer step"),
+    "refused": ("--exit-code 3 --steps 3", Outcome.FAILED, "exit code 3: about to leave"),
+    "wrong": ("--nope", Outcome.FAILED, "error: unrecognized arguments: --nope"),
+}
+
+
+def test_ends_of_scripts(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    """A script that ends by itself is measured as far as it came, or says why it was not."""
+    variants = {name: arguments for name, (arguments, *_) in ENDS.items()}
+    run = timed(kept_engine, tmp_path / "run", variants, ranks=1)
+    for trial in run.trials:
+        _, outcome, reason = ENDS[trial.strategy]
+        assert trial.outcome is outcome
+        assert reason in (trial.failure.reason if trial.failure else "")
+    late = next(trial for trial in run.trials if trial.strategy == "late")
+    assert value(late, "measured_steps") == 3
+    assert "ended before it took untimed steps" in late.missing["collective_calls"]
+
+
+def test_until_its_exit(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    run = timed(
+        kept_engine,
+        tmp_path / "run",
+        {"plain": f"--steps 20 --note {tmp_path / 'note'}"},
+        workload={"until_exit": True},
+        recipe={},
+    )
+    (trial,) = run.trials
+    assert trial.outcome is Outcome.OK
+    assert value(trial, "measured_steps") == 20 - WARMUP_STEPS
+    assert (tmp_path / "note-1").read_text().endswith(" 20")
+    assert "ran to its end" in trial.missing["collective_calls"]
+    lines = (run.path / "trials" / trial.id / "steps.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert sum(step["measured"] for step in steps) == 2 * (20 - WARMUP_STEPS)

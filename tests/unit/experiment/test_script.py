@@ -1,0 +1,218 @@
+"""Experiments on a user's script: the axis `variant`, the commands, and what the script decides."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.cli import main
+from shardmark.cli.time import experiment_of
+from shardmark.config.load import from_mapping, load_experiment, to_yaml
+from shardmark.core.errors import InputError
+from shardmark.launch.fingerprint import fingerprint_of
+from shardmark.launch.input_checks import check_plan
+from shardmark.scripts.command import parse_command
+from shardmark.scripts.variants import named_variants
+from shardmark.trials.matrix import expand
+from shardmark.trials.trial import Trial
+from shardmark.workloads import build_workload
+
+
+def mapping(**changes: Any) -> dict[str, Any]:
+    base: dict[str, Any] = {
+        "name": "tested",
+        "workload": {"name": "script", "command": "train.py --data d"},
+        "matrix": {"variant": {"ddp": "--strategy ddp", "plain": ""}, "world_size": [1, 2]},
+    }
+    return base | changes
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside.py").write_text("")
+    path = tmp_path / "train.py"
+    path.write_text("import beside\n")
+    return path
+
+
+@pytest.mark.usefixtures("script")
+def test_each_variant_is_a_command_on_each_number_of_ranks() -> None:
+    plan = expand(from_mapping(mapping()))
+    cells = {
+        (trial.strategy.name, trial.world_size, trial.workload.command)  # type: ignore[union-attr]
+        for trial in plan.trials
+    }
+    assert cells == {
+        (name, ranks, command)
+        for name, command in (
+            ("ddp", "train.py --data d --strategy ddp"),
+            ("plain", "train.py --data d"),
+        )
+        for ranks in (1, 2)
+    }
+    trial = plan.trials[0]
+    assert plan.strategies == ("ddp", "plain")
+    assert plan.twin is None
+    assert not plan.left_out
+    assert (trial.varied, trial.samples_per_step, trial.precision) == ({}, None, "script")
+    assert all(rank.counts_loss for rank in trial.layout.ranks)
+    assert Trial.model_validate_json(trial.model_dump_json()) == trial
+    check_plan(plan)
+
+
+def test_the_file_as_stored_loads_again(tmp_path: Path) -> None:
+    experiment = from_mapping(mapping(), ["recipe.steps=40", "measure.repeats=2"])
+    (tmp_path / "stored.yaml").write_text(to_yaml(experiment))
+    assert load_experiment(tmp_path / "stored.yaml") == experiment
+
+
+def test_variants_are_set_on_the_command_line() -> None:
+    (entry,) = from_mapping(mapping(), ["matrix.variant={new: --fast}"]).matrix["strategy"]
+    assert entry == {"name": "new", "arguments": "--fast"}
+
+
+MISTAKES: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"recipe": {"optimizer": {"lr": 0.1}}}, "optimizer is set, which the script decides"),
+    ({"recipe": {"global_batch": 8, "steps": 5}}, "global_batch is set, which the script decides"),
+    ({"workload": {"name": "script", "loader_workers": 2}}, "loader_workers is set"),
+    ({"matrix": {"world_size": [2]}}, "give variant: {NAME:"),
+    ({"matrix": {"variant": {"a/b": ""}}}, "a/b"),
+    ({"matrix": {"variant": ["ddp"]}}, "ddp"),
+    (
+        {"matrix": {"variant": {"a": ""}, "recipe.precision": ["bf16"]}},
+        "the script decides recipe.precision",
+    ),
+    (
+        {"workload": {"name": "script", "until_exit": True}, "recipe": {"steps": 5}},
+        "keep one of the two",
+    ),
+)
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_what_the_script_decides_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        from_mapping(mapping(**changes))
+    assert message in str(caught.value)
+
+
+def test_other_workloads_need_a_recipe_as_before() -> None:
+    other = mapping(
+        workload={"name": "classification", "model": "resnet18", "dataset": "digits"},
+        matrix={"strategy": ["ddp"]},
+        recipe={"steps": 5},
+    )
+    with pytest.raises(InputError, match="give exactly one of global_batch and per_rank_batch"):
+        from_mapping(other)
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("missing.py", "no file 'missing.py'"),
+        ("python -m missing.module", "no module 'missing.module'"),
+        ("torchrun --nproc-per-node 2 train.py", "starts the ranks itself"),
+        ("train.py 'open", "No closing quotation"),
+        ("", "it is empty"),
+    ],
+)
+def test_a_command_that_cannot_be_run(command: str, message: str) -> None:
+    alone = mapping(workload={"name": "script", "command": command}, matrix={"variant": {"a": ""}})
+    plan = expand(from_mapping(alone))
+    with pytest.raises(InputError) as caught:
+        check_plan(plan)
+    assert message in str(caught.value)
+
+
+def test_the_script_and_what_it_imports_are_the_fingerprint(script: Path) -> None:
+    trials = expand(from_mapping(mapping())).trials
+    before = fingerprint_of(trials)
+    assert {source.file for source in before.sources.values()} == {"train.py", "beside.py"}
+    (script.parent / "beside.py").write_text("changed = 1")
+    assert list(before.changes(fingerprint_of(trials)))
+
+
+def test_a_script_shows_no_model() -> None:
+    with pytest.raises(InputError, match="its model and its data are not known"):
+        build_workload(from_mapping(mapping()).workload, seed=0)
+
+
+NAMES: tuple[tuple[list[str], str, dict[str, str]], ...] = (
+    (
+        ["train.py --strategy ddp", "torchrun --nproc-per-node 2 train.py --strategy fsdp"],
+        "train.py",
+        {"ddp": "--strategy ddp", "fsdp": "--strategy fsdp"},
+    ),
+    (["train.py", "train.py --compile"], "train.py", {"train": "", "compile": "--compile"}),
+    (
+        ["train.py --lr=0.1 --b 4", "train.py --lr 0.2 --b 4"],
+        "train.py",
+        {"lr=0.1": "--lr=0.1 --b 4", "lr=0.2": "--lr 0.2 --b 4"},
+    ),
+    (["a.py", "b.py --x 1"], "", {"a": "a.py", "b x=1": "b.py --x 1"}),
+    (
+        ["python -m pkg.train --a", "python -m pkg.train --b 'c d'"],
+        "python -m pkg.train",
+        {"a": "--a", "b=c d": "--b 'c d'"},
+    ),
+    (["runs/train.py --x"], "runs/train.py --x", {"train": ""}),
+)
+
+
+@pytest.mark.parametrize(("commands", "shared", "variants"), NAMES)
+def test_variants_are_named_by_what_differs(
+    commands: list[str], shared: str, variants: dict[str, str]
+) -> None:
+    parsed = [parse_command(shlex.split(command)) for command in commands]
+    assert named_variants(parsed) == (shared, variants)
+    from_mapping(experiment_of(parsed, [2]))
+
+
+def test_ranks_are_those_of_the_commands() -> None:
+    one, two, four = (
+        parse_command(shlex.split(words))
+        for words in ("train.py", "torchrun --nproc-per-node 2 a.py", "deepspeed --num_gpus=4 b.py")
+    )
+    sizes = [
+        experiment_of(commands, ranks)["matrix"]["world_size"]
+        for commands, ranks in (([one], []), ([one, two], []), ([two, four], [1, 2]))
+    ]
+    assert sizes == [[1], [2], [1, 2]]
+    with pytest.raises(InputError, match="2 and 4 ranks"):
+        experiment_of([two, four], [])
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train.py", "train.py"], "is there twice"),
+        (["bash train.sh"], "begins with 'bash'"),
+        (["train.py 'open"], "No closing quotation"),
+        (["torchrun --max-restarts 3 train.py"], "--max-restarts 3 is an option of torchrun"),
+        (["accelerate launch --mixed_precision bf16 train.py"], "option of accelerate"),
+        (["train.py", "--ranks", "two"], "--ranks: found 'two'"),
+        (["train.py", "--steps", "5", "--until-exit"], "--until-exit"),
+    ],
+)
+def test_mistakes_of_a_command_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", *words]) == 2
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+@pytest.mark.usefixtures("script")
+def test_a_command_line_is_an_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["time", "--ranks", "1,2", "train.py --strategy ddp", "train.py --strategy fsdp"]
+    assert main([*words, "--repeats", "1", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert [printed.count(text) for text in ("ddp-w1", "ddp-w2", "fsdp-w1", "fsdp-w2")] == [1] * 4
+    assert "4 trials" in printed
