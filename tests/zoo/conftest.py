@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-import pytest
+import pytest  # noqa: TC002 - pytest resolves the annotation of a hook
 
 from tests.zoo.forked import FRAMEWORKS_VARIABLE
 
