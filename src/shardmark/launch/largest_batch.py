@@ -24,7 +24,7 @@ from shardmark.predict.largest_batch import (
     next_samples,
     passes_of,
 )
-from shardmark.predict.memory import CONTEXT_BYTES, FRAGMENTATION, rank_memory
+from shardmark.predict.memory import USUAL, rank_memory
 from shardmark.predict.models import Models
 from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.results.store import load_run
@@ -83,7 +83,7 @@ def room_bytes(cell: Trial, memory_bytes: float | None) -> float:
         available = psutil.virtual_memory().available
         return HOST_SHARE * min(available, limit or available) / cell.layout.processes
     cards = [card.memory_bytes or 0 for card in visible_cuda_devices(all_cuda_devices())]
-    return (min(cards, default=0) - CONTEXT_BYTES) / FRAGMENTATION
+    return (min(cards, default=0) - USUAL.context_bytes) / USUAL.reserved
 
 
 def tried_trial(cell: Trial, samples: int) -> Trial:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,17 +13,35 @@ from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.costs.base import FP32_BYTES, Cell, StepState, UnitState
+from shardmark.predict.hardware.catalogue import Card
 from shardmark.predict.profile import Amount, Profile
 from shardmark.strategies.base import Strategy
 
 Array = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Array)
 GiB = 2**30
-CONTEXT_BYTES = 2.0 * GiB
-"""Memory of a CUDA device that context, libraries and NCCL take."""
-FRAGMENTATION = 1.136
-"""Memory that the caching allocator reserves, over that of tensors.  Both numbers are a fit of nine
-published rows of one A100, and a guess for other devices."""
+
+
+class Allowance(NamedTuple):
+    """Memory of a CUDA device beside tensors, if so much or so little is needed."""
+
+    context_bytes: float
+    """Context, libraries and NCCL."""
+    reserved: float
+    """Memory that the caching allocator and cuDNN's workspaces reserve, over that of tensors."""
+
+    def needed_bytes(self, tensor_bytes: Bytes) -> Bytes:
+        return self.context_bytes + self.reserved * tensor_bytes
+
+
+LEAST = Allowance(0.4 * GiB, 1.02)
+USUAL = Allowance(1.2 * GiB, 1.14)
+MOST = Allowance(2.0 * GiB, 1.22)
+"""Near the end of the memory the allocator frees what it holds, and cuDNN takes smaller workspaces:
+runs end at the least, others at the most.  Sources are in `docs/method/prediction.md`."""
+USABLE = 0.985
+"""Fraction of a card's memory that the driver leaves."""
+Fit = Literal["yes", "tight", "no"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +70,22 @@ class RankMemory:
         return needed_bytes(self.peak_bytes, device_type)
 
 
-def needed_bytes(tensor_bytes: Bytes, device_type: str) -> Bytes:
+def needed_bytes(tensor_bytes: Bytes, device_type: str, allowance: Allowance = USUAL) -> Bytes:
     """Memory that a device needs for so many bytes of tensors; a CPU needs no more."""
-    return tensor_bytes if device_type == "cpu" else CONTEXT_BYTES + FRAGMENTATION * tensor_bytes
+    return tensor_bytes if device_type == "cpu" else allowance.needed_bytes(tensor_bytes)
+
+
+def usable_bytes(card: Card) -> float:
+    """Memory of a card for context and tensors."""
+    return card.memory_gib * GiB * (1.0 if card.device_type == "cpu" else USABLE)
+
+
+def fit_of(tensor_bytes: float, card: Card) -> Fit:
+    """Return `tight` if it depends on the allocator and libraries that so many bytes fit."""
+    room, device_type = usable_bytes(card), card.device_type
+    if needed_bytes(tensor_bytes, device_type, MOST) <= room:
+        return "yes"
+    return "tight" if needed_bytes(tensor_bytes, device_type, LEAST) <= room else "no"
 
 
 def peak_bytes(parts: Mapping[str, Any]) -> Any:

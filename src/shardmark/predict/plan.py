@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from shardmark.predict.hardware.catalogue import NodeType, joined_node
 from shardmark.predict.intervals import interval
 from shardmark.predict.largest_batch import largest
 from shardmark.predict.layouts import searcher_of, winner_of
-from shardmark.predict.memory import RankMemory, rank_memory
+from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.search import Search
@@ -55,8 +55,14 @@ class Prediction:
     """`Numerics.descriptions`: differences from the training of one device."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
-    """Memory that the card needs for tensors, fragmentation, context and libraries; on a CPU for
-    tensors alone."""
+    """Memory that the card usually needs for tensors, fragmentation, context and libraries; on a
+    CPU for tensors alone."""
+    card_fit: Fit | None = None
+    """Answer for the card alone: `fit` also asks for the host's memory."""
+    host_bytes: float = 0.0
+    """Offloaded state of all ranks of a node in the host's memory."""
+    host_room_bytes: float | None = None
+    """Memory of the host; None if it is not known."""
     largest_batch: int | None = None
     """Largest number of samples that fits into a pass of a rank; 0 if not even one fits."""
     time: StepTime | None = None
@@ -90,8 +96,15 @@ class Prediction:
         return f"{self.label} on {ranks}{on}{''.join(varied)}"
 
     @property
+    def fit(self) -> Fit | None:
+        """Answer whether it fits into the memory of the card and of the host."""
+        overflows = self.host_room_bytes is not None and self.host_bytes > self.host_room_bytes
+        return "no" if overflows and self.card_fit is not None else self.card_fit
+
+    @property
     def fits(self) -> bool | None:
-        return None if self.device_bytes is None else self.device_bytes <= self.card_bytes
+        """False only if it fits under no circumstances."""
+        return None if self.fit is None else self.fit != "no"
 
     @property
     def step_seconds(self) -> float | None:
@@ -338,14 +351,20 @@ def make_plan(
             searcher = searcher_of(
                 cells[0], node, nodes[-1], models, constants=constants, factors=factors
             )
-            best = searcher.search(node.card.memory_gib * GiB)
+            best = searcher.search(usable_bytes(node.card))
         except ShardmarkError as error:
             notes.append(f"No layouts could be searched: {error}")
         else:
             winner = winner_of(best, experiment, cells[0])
     notes += [f"left out: {reason}" for reason in left_out]
-    if any(cell.recipe.compile != "none" for cell in cells):
-        notes.append("The gain of torch.compile is not predicted.")
+    notes += _host_notes(rows)
+    waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
+    if waiting:
+        notes.append(
+            f"Steps of {', '.join(waiting)} are bound by the host: its Python code launches"
+            " operations or prepares samples more slowly than the card computes. Hosts differ by a"
+            " factor of three: measure such steps."
+        )
     return Plan(
         experiment=experiment.name,
         on=on,
@@ -356,6 +375,21 @@ def make_plan(
         search=best,
         winner=winner,
     )
+
+
+def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:
+    """Yield what offloaded state needs of the host's memory, once for each strategy."""
+    largest = {
+        row.label: row for row in sorted(rows, key=lambda row: row.host_bytes) if row.host_bytes
+    }
+    for row in largest.values():
+        needs = f"{row.place}: offloaded state takes {row.host_bytes / GiB:,.0f} GiB of each node"
+        if row.host_room_bytes is None:
+            yield f"{needs}, whose memory is not known."
+        elif row.host_bytes > row.host_room_bytes:
+            yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}: it does not fit."
+        else:
+            yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -414,6 +448,7 @@ class _Planner:
         )
         if row.reason is not None:
             return row
+        host_gib = self.node.node.host_memory_gib
         try:
             profile = self._profile(row)
             memory = self._memory(profile, cell.recipe, ranks, nodes)
@@ -421,6 +456,9 @@ class _Planner:
                 row,
                 memory=memory,
                 device_bytes=self._needed(memory),
+                card_fit=fit_of(memory.peak_bytes, self.node.card),
+                host_bytes=memory.on_host * min(ranks, self.node.node.devices),
+                host_room_bytes=None if host_gib is None else host_gib * GiB,
                 largest_batch=self._largest(profile, ranks, nodes),
             )
             return self._timed(row, profile)
@@ -464,7 +502,7 @@ class _Planner:
 
     def _largest(self, profile: Profile, ranks: int, nodes: int) -> int:
         """Largest number of samples that fits into a pass of a rank."""
-        recipe, room = self.cell.recipe, self.node.card.memory_gib * GiB
+        recipe, room = self.cell.recipe, usable_bytes(self.node.card)
         passes = recipe.gradient_accumulation
 
         def needed_bytes(samples: int) -> float:

@@ -62,6 +62,8 @@ class StepTime:
     """Slowdown of computation by the communication that it hides."""
     library_seconds: float = 0.0
     """The training loop's and the library's own code, if a CPU computes."""
+    host_bound: bool = False
+    """True if a GPU waits for its host to launch operations or to prepare samples."""
 
     @property
     def seconds(self) -> float:
@@ -78,7 +80,9 @@ class StepTime:
     def bound(self) -> str:
         """Name of the cause that takes most of the step."""
         seconds = {
-            "computing": self.compute_seconds + self.distribution_seconds,
+            ("the host" if self.host_bound else "computing"): (
+                self.compute_seconds + self.distribution_seconds
+            ),
             "communication": self.waiting_seconds + self.interference_seconds,
             "the pipeline's bubble": self.bubble_seconds,
             "the library's own code": self.library_seconds,
@@ -195,7 +199,10 @@ class Step:
     def time(self, constants: Constants, factors: Factors = Factors()) -> StepTime:
         """Predict the step of the first layout."""
         parts = self._parts(constants, factors.compute, factors.communication)
-        return StepTime(**{name: float(np.ravel(seconds)[0]) for name, seconds in parts.items()})
+        return StepTime(
+            **{name: float(np.ravel(seconds)[0]) for name, seconds in parts.items()},
+            host_bound=bool(np.ravel(self.host_bound)[0]),
+        )
 
     def seconds(self, constants: Constants, compute: Numbers, communication: Numbers) -> Array:
         """Predict the step time of all layouts, or of one layout for arrays of factors."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -14,13 +15,13 @@ from torch import nn
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
-from shardmark.predict.hardware.catalogue import joined_node
+from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.largest_batch import largest
-from shardmark.predict.memory import rank_memory
+from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
-from shardmark.predict.plan import GiB, Plan, Prediction, make_plan, parse_nodes
-from shardmark.predict.profile import Profile
+from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
+from shardmark.predict.profile import Operation, Profile
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.report.table.formats import Format
@@ -136,7 +137,8 @@ def test_the_largest_batch_is_the_last_that_fits() -> None:
         recipe = cell.recipe.model_copy(update={"per_rank_batch": samples})
         return rank_memory(made_profile(), cell.built_strategy, recipe, 8).device_bytes("cuda")
 
-    assert needed(row.largest_batch) <= 80 * GiB < needed(row.largest_batch + 1)
+    room = usable_bytes(load_card("h100"))
+    assert needed(row.largest_batch) <= room < needed(row.largest_batch + 1)
 
 
 @pytest.mark.parametrize("last", [0, 1, 2, 777, 2**20])
@@ -181,9 +183,51 @@ def test_unequal_work_is_compared_by_its_rate() -> None:
 def test_the_best_is_of_what_fits() -> None:
     models = MadeModels(made_profile(million_parameters=6_000.0))
     plan = planned(experiment(["ddp", "fsdp"]), nodes="4", models=models)
+    assert row_of(plan, "ddp", 32).fit == "no"
     assert row_of(plan, "ddp", 32).fits is False
+    assert row_of(plan, "fsdp", 32).fit == "yes"
     assert [best.row.strategy for best in plan.best] == ["fsdp"] * 3
     assert row_of(plan, "ddp", 32).largest_batch == 0
+
+
+@pytest.mark.parametrize(
+    ("million_parameters", "fit", "said"),
+    [
+        (60_000.0, "yes", "of each node, which has 2,048."),
+        (160_000.0, "no", "of each node, which has 2,048: it does not fit."),
+    ],
+)
+def test_offloaded_state_has_to_fit_into_the_host(
+    million_parameters: float, fit: str, said: str
+) -> None:
+    """16 bytes for each parameter, divided over the ranks of a node, are all on its host."""
+    models = MadeModels(made_profile(units=64, million_parameters=million_parameters))
+    of = experiment(["fsdp"], cpu_offload=True, optimizer={"name": "adamw"})
+    plan = planned(of, "dgx-h100", models=models)
+    (row,) = plan.rows
+    assert row.host_bytes == pytest.approx(16e6 * million_parameters, rel=0.01)
+    assert row.card_fit == "yes"
+    assert row.fit == fit
+    assert any(said in note for note in plan.notes)
+    unknown = planned(of, "h100x8", models=models)
+    assert any("whose memory is not known" in note for note in unknown.notes)
+    assert unknown.rows[0].fit == "yes"
+
+
+def test_a_step_that_the_host_bounds_is_named() -> None:
+    tiny = made_profile(million_parameters=1.0)
+    units = tuple(
+        replace(unit, forward=(Operation(kind="other", calls=20),), backward=())
+        for unit in tiny.units
+    )
+    plan = planned(experiment(["ddp"]), models=MadeModels(replace(tiny, units=units)))
+    (row,) = plan.rows
+    assert row.time is not None
+    assert row.time.bound == "the host"
+    assert row.time.compute_seconds >= 80 * Constants().launch_seconds
+    assert any("ddp are bound by the host" in note for note in plan.notes)
+    large = planned(experiment(["ddp"]))
+    assert not any("bound by the host" in note for note in large.notes)
 
 
 def measured(strategy: str, ranks: int, step_seconds: float, of: Experiment) -> TrialResult:

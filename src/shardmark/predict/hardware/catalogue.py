@@ -102,6 +102,8 @@ class Node(Model):
     """Latency of a message to another node; None for the usual one."""
     network_seconds: Mapping[str, Timed] = Field(default_factory=dict)
     """Measured times of collectives between all cards of several nodes, by name."""
+    host_memory_gib: PositiveFloat | None = None
+    """Memory of the host; None if it is not known."""
     host_memory_bytes_per_second: PositiveFloat | None = None
     """Bandwidth of the host's memory, where offloaded state is updated; None for the usual one."""
     shared_speed: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -414,7 +414,7 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
     return [
         (Column("peak_memory_bytes", "peak", unit=BYTES), part("peak_bytes")),
         (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
-        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fits)),
+        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
         (
             Column("largest_batch", "largest batch"),
             lambda row: _value_or_reason(row, row.largest_batch),
