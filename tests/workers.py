@@ -24,7 +24,7 @@ WORKERS_FOR_ALL = 3
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
     for name in (
-        *("strategy_table", "verify", "detection", "network"),
+        *("strategy_table", "detection", "network"),
         *("batch_norm", "local_steps"),
     )
 )

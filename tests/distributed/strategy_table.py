@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardmark.core.recipe import Optimizer
+from shardmark.core.recipe import Optimizer, Schedule
 from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.costs import cost_model
 from shardmark.costs.base import Cell
@@ -20,6 +20,7 @@ from shardmark.measure.memory.tensors import storage_bytes
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
+from shardmark.strategies import option_names
 from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans, model_counts, probe
 from shardmark.trials.trial import Trial
@@ -28,7 +29,7 @@ from shardmark.workloads.base import BatchPlan
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
-from tests.distributed import faults
+from tests.distributed import captures, faults
 from tests.distributed.captures import (
     GROUPED,
     PADDED,
@@ -36,6 +37,7 @@ from tests.distributed.captures import (
     SHIPPED,
     WORKLOAD,
     Case,
+    own,
     recipe,
     trial,
 )
@@ -139,6 +141,14 @@ PS_SYNC: Options = {"name": "ps-sync", "ranks": 3}
 TWO_SERVERS: Options = {"name": "ps-sync", "ranks": 2, "servers": 2}
 
 
+Group = int | str
+"""A process group: its size, or the name of another one of two processes."""
+
+
+def processes_of(group: Group) -> int:
+    return group if isinstance(group, int) else 2
+
+
 class Row(NamedTuple):
     """A strategy, changes of its recipe, a model or task, and a fault with its cause."""
 
@@ -152,8 +162,9 @@ class Row(NamedTuple):
     """Cause that the verdict must name."""
 
 
-def case_of(folder: Path, row: Row, processes: int) -> Case:
+def case_of(folder: Path, row: Row, group: Group) -> Case:
     """The row's trial; recipes of language models clip, and take Adam and small batches."""
+    processes = processes_of(group)
     options: Options = {"ranks": processes} | row.options
     workload = language(folder, **row.model) if isinstance(row.model, dict) else row.model
     if isinstance(workload, ClassificationOptions):
@@ -174,7 +185,104 @@ WITH_LANGUAGE_MODELS = {
     "zero-2": ("BERT, uneven",),
 }
 ONE_GRADIENT = "only the gradients of some parameters are wrong"
-ROWS: dict[int, dict[str, Row]] = {
+OWN_TASK = {"global_batch": 32, "optimizer": captures.SGD, "gradient_clipping": None}
+OWN_OPTIMIZER = {
+    "optimizer": Optimizer(name="own", path="torch.optim:Adagrad", lr=0.01),
+    "schedule": Schedule(
+        name="own", path="torch.optim.lr_scheduler:ExponentialLR", options={"gamma": 0.5}
+    ),
+}
+MEAN_OF_MEANS = (
+    "each rank divides its loss by its own weight (a mean of means), not by the whole step's"
+)
+SYNCHRONISED = captures.SYNCHRONISED
+
+
+def autocast(name: str, changes: Options) -> Options:
+    """Options with which a strategy does not cast parameters in bf16."""
+    casts = "mixed_precision" in option_names(name) and "precision" in changes
+    return {"name": name} | ({"mixed_precision": "autocast"} if casts else {})
+
+
+CAST: dict[str, Row] = {
+    **{
+        f"{name}, bf16 parameters, clipped": Row({"name": name}, BF16 | ACCUMULATED | CLIPPED)
+        for name in IN_BF16_PARAMETERS
+    },
+    **{
+        f"{name}, bf16 parameters, checkpointed": Row({"name": name}, BF16 | AGAIN | ADAMW)
+        for name in ("fsdp", "zero-3")
+    },
+    **{
+        f"{name}, bf16 parameters, own task": Row(
+            {"name": name}, OWN_TASK | BF16 | ACCUMULATED, task
+        )
+        for name, task in (
+            ("fsdp", own("regression")),
+            ("zero-3", own("regression")),
+            ("zero-1", GROUPED),
+        )
+    },
+}
+RECIPE_ROWS: dict[str, Row] = {
+    **CAST,
+    **{
+        f"{name}, {label}": Row(autocast(name, changes), changes)
+        for name in SHIPPED
+        for label, changes in RECIPES.items()
+    },
+    **{
+        f"{name}, own task {task}": Row({"name": name}, OWN_TASK | ACCUMULATED, options)
+        for task, options, names in (
+            ("tokens, with groups", GROUPED, ("ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-3")),
+            ("regression", own("regression"), ("ddp",)),
+            ("segmentation", own("segmentation"), ("fsdp",)),
+        )
+        for name in names
+    },
+    **{
+        f"{name}, own optimizer and schedule": Row({"name": name}, OWN_OPTIMIZER)
+        for name in ("zro", "fsdp", "fsdp1", "zero-1")
+    },
+    **{
+        f"{name}, synchronised, {label}": Row({"name": name}, SYNCHRONISED | RECIPES[label])
+        for label, names in (
+            ("sgd", SHIPPED),
+            ("bf16", ("ddp", "zero-3")),
+            ("accumulated, checkpointed", ("ddp", "fsdp", "zero-3")),
+        )
+        for name in names
+    },
+    **{
+        f"{options['name']}, weights of the loss, {parts} micro-batches": Row(
+            options, OWN_TASK | {"gradient_accumulation": parts}, PADDED
+        )
+        for options in (DDP | IN_BF16, FSDP, {"name": "zero-2"}, {"name": "zero-3"})
+        for parts in (1, 2)
+    },
+    **{
+        fault: Row(
+            DDP,
+            {"gradient_accumulation": 4 if "accumulation" in fault else 1},
+            WORKLOAD,
+            begin,
+            cause,
+        )
+        for fault, (begin, cause) in faults.FAULTS.items()
+    },
+    "mean of means": Row(DDP, OWN_TASK, own("tokens"), faults.mean_of_means, MEAN_OF_MEANS),
+    "mean of means, weights of the loss": Row(
+        DDP, OWN_TASK | ACCUMULATED, PADDED, faults.adds_no_weights, MEAN_OF_MEANS
+    ),
+    "norms kept apart": Row(
+        *(DDP, SYNCHRONISED, WORKLOAD, faults.keeps_norms_apart),
+        "batch norm takes its statistics over each rank's share",
+    ),
+    **{f"{name}, fp16": Row({"name": name}, FP16 | CLIPPED, LOUD) for name in SHIPPED},
+}
+"""All recipes.  Rows with autocast end: DeepSpeed keeps its type for later engines of a process."""
+ROWS: dict[Group, dict[str, Row]] = {
+    "recipes": RECIPE_ROWS,
     1: {"single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN)},
     2: {
         **{
@@ -338,7 +446,7 @@ ROWS: dict[int, dict[str, Row]] = {
 
 UNCLIPPED = {"gradient_clipping": None}
 REPEATED = UNCLIPPED | AGAIN
-PROBES: dict[int, dict[str, Row]] = {
+PROBES: dict[Group, dict[str, Row]] = {
     2: {
         **{
             f"{name}, bf16": Row({"name": name}, BF16, WIDE)
@@ -378,7 +486,7 @@ UNCOUNTED = ("zero-1", "zero-2", "zero-3")
 """On the CPU DeepSpeed reduces whole gradients, or gathers once; the cost model is of a GPU."""
 
 Fractions = tuple[float | None, float | None, float | None]
-HELD: dict[int, dict[str, Fractions]] = {
+HELD: dict[Group, dict[str, Fractions]] = {
     2: {
         "zro": (1, 1, 0.5),
         "fsdp": (0.5, 0.5, 0.5),
@@ -413,7 +521,7 @@ HELD: dict[int, dict[str, Fractions]] = {
 }
 """Largest fraction of `ddp`'s parameters, gradients and optimizer state that a rank holds."""
 
-REFUSED: dict[int, dict[str, tuple[Row, tuple[str, ...]]]] = {
+REFUSED: dict[Group, dict[str, tuple[Row, tuple[str, ...]]]] = {
     2: {
         "ddp, unused": (
             Row(DDP, {}, picture_model("PartlyUsed")),

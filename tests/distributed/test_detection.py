@@ -82,7 +82,7 @@ EQUIVALENT = {
     "fsdp": "synchronised",
     "fsdp-grad-op": "accumulated, checkpointed",
 }
-"""`test_verify` has each strategy with each recipe, on a smaller model."""
+"""The table of strategies has each recipe, on a smaller model."""
 
 
 def cases(folder: Path) -> Mapping[str, Case]:

@@ -27,6 +27,7 @@ from tests.distributed.captures import (
 )
 from tests.distributed.ranks import run_ranks
 from tests.distributed.strategy_table import (
+    CAST,
     HELD,
     IN_BF16_PARAMETERS,
     PROBES,
@@ -34,9 +35,11 @@ from tests.distributed.strategy_table import (
     ROWS,
     UNCOUNTED,
     WIDE,
+    Group,
     Probed,
     case_of,
     probed,
+    processes_of,
     written_texts,
 )
 
@@ -44,20 +47,19 @@ JOIN_SECONDS = 600
 pytestmark = pytest.mark.timeout(JOIN_SECONDS + 60)
 
 Probes = list[dict[str, Probed]]
-Groups = Callable[[int], tuple[Captures, Probes, list[dict[str, str]]]]
+Groups = Callable[[Group], tuple[Captures, Probes, list[dict[str, str]]]]
 
 
-def work(process: RankContext, folder: Path) -> Any:
-    size = process.world_size
+def work(process: RankContext, folder: Path, group: Group) -> Any:
     probes = {
-        name: probed(process, case_of(folder, row, size).trial)
-        for name, row in PROBES.get(size, {}).items()
+        name: probed(process, case_of(folder, row, group).trial)
+        for name, row in PROBES.get(group, {}).items()
     }
-    cases = {name: case_of(folder, row, size) for name, row in ROWS[size].items()}
+    cases = {name: case_of(folder, row, group) for name, row in ROWS[group].items()}
     captures = capture_all(process, cases)
     refused = {
-        name: refusal(process, case_of(folder, row, size).trial)
-        for name, (row, _) in REFUSED.get(size, {}).items()
+        name: refusal(process, case_of(folder, row, group).trial)
+        for name, (row, _) in REFUSED.get(group, {}).items()
     }
     return captures, probes, refused
 
@@ -68,54 +70,54 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as monkey:
         monkey.setenv("SHARDMARK_CACHE", str(tmp_path_factory.mktemp("cache")))
         for table in (ROWS, PROBES):
-            for size, rows in table.items():
+            for group, rows in table.items():
                 for row in rows.values():
-                    check_data(case_of(texts, row, size).trial.workload)
-        for size, refused in REFUSED.items():
+                    check_data(case_of(texts, row, group).trial.workload)
+        for group, refused in REFUSED.items():
             for row, _ in refused.values():
-                check_data(case_of(texts, row, size).trial.workload)
+                check_data(case_of(texts, row, group).trial.workload)
         yield texts
 
 
 @pytest.fixture(scope="module")
 def groups(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Groups:
-    """Results of all ranks of a group by its size; a group runs once, also if it fails."""
+    """Results of all ranks of a group; a group runs once, also if it fails."""
     pytest.importorskip("transformers")
-    ended: dict[int, Any] = {}
+    ended: dict[Group, Any] = {}
 
-    def ranks_of(size: int) -> Any:
-        if size not in ended:
-            directory = tmp_path_factory.mktemp(f"ranks-{size}")
+    def ranks_of(group: Group) -> Any:
+        if group not in ended:
+            directory = tmp_path_factory.mktemp(f"ranks-{group}")
             try:
                 ranks = run_ranks(
-                    *(work, folder),
-                    world_size=size,
+                    *(work, folder, group),
+                    world_size=processes_of(group),
                     directory=directory,
                     join_seconds=JOIN_SECONDS,
                 )
-                ended[size] = tuple(map(list, zip(*ranks, strict=True)))
+                ended[group] = tuple(map(list, zip(*ranks, strict=True)))
             except Exception as error:
-                ended[size] = error
-        if isinstance(ended[size], Exception):
-            raise ended[size]
-        return ended[size]
+                ended[group] = error
+        if isinstance(ended[group], Exception):
+            raise ended[group]
+        return ended[group]
 
     return ranks_of
 
 
 def names_of(table: Any) -> pytest.MarkDecorator:
-    names = [(size, name) for size, rows in table.items() for name in rows]
-    return pytest.mark.parametrize(("size", "name"), names)
+    names = [(group, name) for group, rows in table.items() for name in rows]
+    return pytest.mark.parametrize(("group", "name"), names)
 
 
 @names_of(ROWS)
 def test_ranks_train_as_defined_or_the_verdict_names_the_fault(
-    groups: Groups, folder: Path, size: int, name: str
+    groups: Groups, folder: Path, group: Group, name: str
 ) -> None:
     """In fp32 the losses, of 5, are the reference's within 1e-6 of them, the update within 5e-5."""
-    captures, *_ = groups(size)
-    row = ROWS[size][name]
-    case = case_of(folder, row, size)
+    captures, *_ = groups(group)
+    row = ROWS[group][name]
+    case = case_of(folder, row, group)
     verdict = check_verdict(captures, name, case)
     if "compress" in row.options:
         assert verdict.mathematics, "the table of verdicts names it"
@@ -132,34 +134,57 @@ def test_ranks_train_as_defined_or_the_verdict_names_the_fault(
             assert in_one_piece < 1e-5
 
 
-def test_libraries_cast_parameters_in_bf16(groups: Groups, folder: Path) -> None:
-    """The first forward pass is that of the reference to the last bit."""
+GPT_IN_BF16 = [f"{name}, GPT, bf16" for name in (*IN_BF16_PARAMETERS, "ddp")]
+
+
+def first_losses(captures: Captures, name: str) -> list[float | None]:
+    return [rank.losses[0][0] for each in captures if (rank := each[name])]
+
+
+@names_of({"recipes": CAST, 2: GPT_IN_BF16})
+def test_first_forward_pass_in_bf16_equals_the_reference_to_the_last_bit(
+    groups: Groups, folder: Path, group: Group, name: str
+) -> None:
+    trial = case_of(folder, ROWS[group][name], group).trial
+    reference = REFERENCES.get(trial, STEPS).tolerances.reference
+    captures, *_ = groups(group)
+    assert first_losses(captures, name) == [losses[0] for losses in reference.losses]
+
+
+def test_libraries_cast_parameters_in_bf16(groups: Groups) -> None:
     captures, *_ = groups(2)
-    first: dict[str, list[float | None]] = {}
-    for strategy in (*IN_BF16_PARAMETERS, "ddp"):
-        name = f"{strategy}, GPT, bf16"
-        of = case_of(folder, ROWS[2][name], 2).trial
-        reference = REFERENCES.get(of, STEPS).tolerances.reference
-        first[strategy] = [rank.losses[0][0] for each in captures if (rank := each[name])]
-        assert first[strategy] == [losses[0] for losses in reference.losses], name
-    assert [name for name, losses in first.items() if losses == first["ddp"]] == ["ddp"]
+    *casting, autocast = (first_losses(captures, name) for name in GPT_IN_BF16)
+    assert autocast not in casting
+
+
+def test_all_ranks_skip_the_step_that_overflows_fp16(groups: Groups) -> None:
+    captures, *_ = groups("recipes")
+    skipped = {
+        rank.skipped
+        for of_rank in captures
+        for name, rank in of_rank.items()
+        if name.endswith("fp16") and rank is not None
+    }
+    assert skipped == {((0,),)}, "and no step after it"
 
 
 @names_of(HELD)
-def test_a_rank_holds_its_fraction_of_the_state(groups: Groups, size: int, name: str) -> None:
-    _, probes, _ = groups(size)
-    full = "ddp" if PROBES[size][name].model == WIDE else "ddp, language"
+def test_a_rank_holds_its_fraction_of_the_state(groups: Groups, group: Group, name: str) -> None:
+    _, probes, _ = groups(group)
+    full = "ddp" if PROBES[group][name].model == WIDE else "ddp, language"
     largest = [max(of) for of in zip(*(rank[name].held for rank in probes), strict=True)]
-    for held, of, fraction in zip(largest, probes[0][full].held, HELD[size][name], strict=True):
+    for held, of, fraction in zip(largest, probes[0][full].held, HELD[group][name], strict=True):
         assert fraction is None or held / of == pytest.approx(fraction, rel=0.02)
 
 
-@names_of({size: [n for n in rows if not n.startswith(UNCOUNTED)] for size, rows in PROBES.items()})
+@names_of(
+    {group: [n for n in rows if not n.startswith(UNCOUNTED)] for group, rows in PROBES.items()}
+)
 def test_collectives_carry_the_bytes_of_the_cost_model(
-    groups: Groups, size: int, name: str
+    groups: Groups, group: Group, name: str
 ) -> None:
     """Counted over full rounds, and by the probe.  Besides, losses and norms are sent."""
-    _, probes, _ = groups(size)
+    _, probes, _ = groups(group)
     of = [rank[name] for rank in probes]
     payloads: dict[str, float] = defaultdict(float)
     for part in of[0].needed.traffic:
@@ -190,10 +215,10 @@ def test_pipelines_draw_nothing_outside_their_schedule(groups: Groups) -> None:
 
 
 @names_of(REFUSED)
-def test_a_model_that_cannot_be_shared_is_refused(groups: Groups, size: int, name: str) -> None:
-    *_, refused = groups(size)
+def test_a_model_that_cannot_be_shared_is_refused(groups: Groups, group: Group, name: str) -> None:
+    *_, refused = groups(group)
     for message in refused:
-        assert not [fact for fact in REFUSED[size][name][1] if fact not in message[name]]
+        assert not [fact for fact in REFUSED[group][name][1] if fact not in message[name]]
 
 
 @pytest.mark.parametrize(("name", "messages"), [("local-sgd", 1), ("diloco", 3)])
