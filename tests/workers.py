@@ -23,10 +23,7 @@ WORKERS_FOR_ALL = 3
 """One of them waits most of the time: for links that are slow, nodes that are lost, daemons."""
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
-    for name in (
-        *("strategy_table", "detection", "network"),
-        *("batch_norm", "local_steps"),
-    )
+    for name in ("strategy_table", "network", "batch_norm", "local_steps")
 )
 TOGETHER = {
     "nodes": ("tests/cluster/", "tests/accelerator/"),

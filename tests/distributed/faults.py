@@ -19,6 +19,8 @@ from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext
 from shardmark.strategies.deepspeed.strategy import Zero
 from shardmark.workloads.base import Batch, TensorPlan, Workload
+from shardmark.workloads.detection.batch import DetectionBatch
+from shardmark.workloads.detection.proposals import PictureSampler
 from shardmark.workloads.language.batch import TokenBatch
 
 
@@ -296,6 +298,42 @@ def positions_from_zero(workload: Workload, recipe: Recipe, process: RankContext
 
     started.worker._part = moved
     return started
+
+
+def torchvisions_sampler(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """Proposals from the global generator, as a plain training script draws them."""
+    from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
+
+    started = ddp(workload, recipe, process)
+    for owner in (started.worker.module.rpn, started.worker.module.roi_heads):
+        ours = owner.fg_bg_sampler
+        assert isinstance(ours, PictureSampler)
+        del owner.fg_bg_sampler
+        owner.fg_bg_sampler = BalancedPositiveNegativeSampler(
+            ours.batch_size_per_image, ours.positive_fraction
+        )
+    return started
+
+
+@dataclass
+class OtherSeeds:
+    """A worker that samples other proposals from the same pictures."""
+
+    worker: Any
+
+    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+        assert isinstance(batch, DetectionBatch)
+        targets = tuple(
+            target | {"sampling_seed": target["sampling_seed"] + 1} for target in batch.targets
+        )
+        return self.worker.step(replace(batch, targets=targets), recorder)  # type: ignore[no-any-return]
+
+
+def other_seeds(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+    """The strategy's own seeds: only zero-1 samples so, say."""
+    started = start("zero-1", workload, recipe, process)
+    faulty = Faulty(started.worker, step=OtherSeeds(started.worker).step)
+    return Started(faulty, started.shard)
 
 
 FAULTS: dict[str, tuple[Callable[..., Started], str]] = {

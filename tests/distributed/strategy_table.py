@@ -5,6 +5,7 @@ Each row names a strategy, its options and a model; one process group of each si
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,7 @@ from shardmark.train.probe import HeldSpans, model_counts, probe
 from shardmark.trials.trial import Trial
 from shardmark.workloads import TaskOptions, build_workload
 from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.own.options import OwnOptions
 from shardmark.workloads.vision.options import ClassificationOptions
@@ -80,6 +82,15 @@ def written_texts(folder: Path) -> Path:
     for number in range(40):
         (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (10 + number % 7))
     return folder
+
+
+def detector(folder: Path) -> DetectionOptions:
+    """A two-stage detector."""
+    return DetectionOptions(
+        model="tests.distributed.models:small_detector",
+        data_dir=str(folder / "digits"),
+        validation_samples=8,
+    )
 
 
 def hugging_face(family: str, **fields: object) -> Options:
@@ -155,7 +166,7 @@ class Row(NamedTuple):
     options: Options
     """Name of the strategy, its options, and `ranks` if some processes are servers."""
     changes: Options = {}  # noqa: RUF012  (nothing changes it)
-    model: Options | TaskOptions = WORKLOAD
+    model: Options | TaskOptions | Callable[[Path], TaskOptions] = WORKLOAD
     begin: Any = None
     """Starts the worker with a fault."""
     cause: str | None = None
@@ -166,7 +177,10 @@ def case_of(folder: Path, row: Row, group: Group) -> Case:
     """The row's trial; recipes of language models clip, and take Adam and small batches."""
     processes = processes_of(group)
     options: Options = {"ranks": processes} | row.options
-    workload = language(folder, **row.model) if isinstance(row.model, dict) else row.model
+    if isinstance(row.model, dict):
+        workload: TaskOptions = language(folder, **row.model)
+    else:
+        workload = row.model(folder) if callable(row.model) else row.model
     if isinstance(workload, ClassificationOptions):
         common: Options = {"global_batch": 12 * options["ranks"]} if processes > 2 else {}
     else:
@@ -281,8 +295,26 @@ RECIPE_ROWS: dict[str, Row] = {
     **{f"{name}, fp16": Row({"name": name}, FP16 | CLIPPED, LOUD) for name in SHIPPED},
 }
 """All recipes.  Rows with autocast end: DeepSpeed keeps its type for later engines of a process."""
+DETECTION: Options = {
+    "global_batch": 8,
+    "optimizer": Optimizer(name="sgd", lr=0.02, momentum=0.9, weight_decay=5e-4),
+    "gradient_clipping": None,
+}
+OTHER_DRAWS = "different random draws (proposal sampling)"
 ROWS: dict[Group, dict[str, Row]] = {
     "recipes": RECIPE_ROWS,
+    "detection": {
+        "ddp, detector": Row(DDP, DETECTION, detector),
+        "zero-3, detector": Row({"name": "zero-3"}, DETECTION, detector),
+        "fsdp, detector, synchronised": Row(FSDP, DETECTION | SYNCHRONISED, detector),
+        "fsdp-grad-op, detector, again": Row({"name": "fsdp-grad-op"}, DETECTION | AGAIN, detector),
+        "other seeds in one strategy": Row(
+            DDP, DETECTION, detector, faults.other_seeds, OTHER_DRAWS
+        ),
+        "torchvision's sampler": Row(
+            DDP, DETECTION, detector, faults.torchvisions_sampler, OTHER_DRAWS
+        ),
+    },
     1: {"single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN)},
     2: {
         **{

@@ -24,6 +24,7 @@ from tests.distributed.captures import (
     check_verdict,
     recipe,
     refusal,
+    verdict_of,
 )
 from tests.distributed.ranks import run_ranks
 from tests.distributed.strategy_table import (
@@ -166,6 +167,17 @@ def test_all_ranks_skip_the_step_that_overflows_fp16(groups: Groups) -> None:
         if name.endswith("fp16") and rank is not None
     }
     assert skipped == {((0,),)}, "and no step after it"
+
+
+@names_of({"detection": [n for n, row in ROWS["detection"].items() if row.cause is None]})
+def test_proposals_of_a_detector_are_drawn_alike(
+    groups: Groups, folder: Path, group: Group, name: str
+) -> None:
+    """3 steps of 8 pictures: each draws once for anchors and once for proposals."""
+    captures, *_ = groups(group)
+    verdict = verdict_of(captures, name, case_of(folder, ROWS[group][name], group))
+    (draws,) = [check for check in verdict.checks if check.name == "random draws"]
+    assert draws.found == "48 draws are equal"
 
 
 @names_of(HELD)
