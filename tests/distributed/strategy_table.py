@@ -1,6 +1,7 @@
 """Strategies by properties: numerics and faults, held state, traffic, refusals.
 
-Each row names a strategy, its options and a model; one process group of each size runs all rows.
+Each row names a strategy, its options and a model.  A process group runs all rows of its size, all
+recipes, or the detector.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tests.distributed.captures import (
     PADDED,
     RECIPES,
     SHIPPED,
+    SYNCHRONISED,
     WORKLOAD,
     Case,
     own,
@@ -209,7 +211,6 @@ OWN_OPTIMIZER = {
 MEAN_OF_MEANS = (
     "each rank divides its loss by its own weight (a mean of means), not by the whole step's"
 )
-SYNCHRONISED = captures.SYNCHRONISED
 
 
 def autocast(name: str, changes: Options) -> Options:
