@@ -13,7 +13,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
         (row["metrics"][PEAK]["value"] / size, row["metrics"][RATE]["value"]) for row in verified
     ]
     series = [
-        replace(marks(strategy, members, size), style=number)
+        marks(strategy, members, size, style=number)
         for number, (strategy, members) in enumerate(by_strategy.items())
     ]
     panel = trade_off_panel("", series, points, unit)
@@ -72,12 +71,13 @@ def picture(rows: Sequence[dict[str, Any]]) -> str:
     return figure_svg(drawing)
 
 
-def marks(strategy: str, rows: Sequence[dict[str, Any]], size: float) -> Series:
+def marks(strategy: str, rows: Sequence[dict[str, Any]], size: float, *, style: int) -> Series:
     """One mark a row, named by its strategy, and by its ranks if there are several rows."""
     rates = [row["metrics"][RATE] for row in rows]
     names = [f"{strategy}, {row['world_size']}" if len(rows) > 1 else strategy for row in rows]
     return Series(
         name=strategy,
+        style=style,
         x=[row["metrics"][PEAK]["value"] / size for row in rows],
         y=[rate["value"] for rate in rates],
         low=[rate["low"] for rate in rates],
