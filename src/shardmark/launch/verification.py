@@ -19,6 +19,7 @@ from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailabl
 from shardmark.core.machine import Machine
 from shardmark.core.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.launch import fingerprint
+from shardmark.launch.audited import audit_cells
 from shardmark.launch.engine import Engine
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.outcome import Ending, decide
@@ -113,6 +114,9 @@ def verify_cells(
     of ranks that failed is stored in `logs`.  Raises `InputError` if the user's model fails under
     every strategy.
     """
+    if any(cell.workload.trains_itself for cell in cells):  # the cells of a run share a workload
+        yield from audit_cells(cells, listener)
+        return
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
         groups.setdefault(numerics_key(cell), []).append(cell)

@@ -94,6 +94,39 @@ def test_batches_of_an_evaluation_do_not_count(observed: Observed) -> None:
     assert observed.samples == [4, 4]  # of the step's own batch, once
 
 
+def test_batches_of_a_step_that_are_loaded_before_it(observed: Observed) -> None:
+    """Trainer loads all micro-batches first, and Accelerate one batch ahead of its use."""
+    model, optimizer = linear()
+    batches = iter(loader(24))
+    for _ in range(2):
+        for inputs, _ in [next(batches), next(batches)]:
+            backward(model(inputs).sum())
+        optimizer.step()
+    ahead = next(batches)
+    for following in (*batches, None):
+        backward(model(ahead[0]).sum())
+        optimizer.step()
+        ahead = following
+    assert observed.samples == [8, 8, 4, 4]
+
+
+def test_a_backward_pass_inside_of_the_update(observed: Observed) -> None:
+    """Lightning passes both passes to the optimizer as a closure."""
+    model, optimizer = linear()
+    for inputs, _ in loader():
+
+        def closure(inputs: Tensor = inputs) -> float:
+            loss = model(inputs).sum()
+            backward(loss)
+            return float(loss.item())
+
+        optimizer.step(closure)
+    assert observed.samples == [4] * 6
+    assert observed.spans(0) == {"step", "backward", "optimizer"}
+    for step in observed.recorder.recorded_steps():
+        assert step.seconds["optimizer"] < step.seconds["backward"] + step.seconds["optimizer"]
+
+
 def test_accumulated_losses_add_up_to_that_of_the_step(observed: Observed) -> None:
     weight = torch.ones((), requires_grad=True)
     optimizer = torch.optim.SGD([weight], 0.0)

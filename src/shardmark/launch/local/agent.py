@@ -157,7 +157,8 @@ def rank_main(
         logs.mkdir(parents=True)
         _redirect(logs / "stdout.log", logs / "stderr.log")
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        logging.basicConfig(level=logging.WARNING)
+        if not trial.workload.trains_itself:  # a script configures its own
+            logging.basicConfig(level=logging.WARNING)
         succeeded = run_rank(trial, folder, tasks[task])
         sys.stdout.flush()
         sys.stderr.flush()

@@ -35,36 +35,38 @@ LOADER = "the batches of the script's DataLoader"
 class Batches:
     """Counts samples and tokens of the batches that backward passes are taken of.
 
-    A batch counts if it is the last one before a backward pass.  Others are those of an evaluation,
-    or were loaded ahead.
+    A step has as many batches as backward passes, of those that one iterator gave with gradients
+    enabled.  Batches that were loaded ahead are left for the next step.
     """
 
     def __init__(self) -> None:
-        self._latest: tuple[int, int] | None = None
-        """Samples and tokens of the latest batch; None if it has been counted."""
-        self.samples = self.tokens = 0
-        """Counts since the last step."""
+        self._arrived: list[tuple[int, int]] = []
+        """Samples and tokens of the batches of one iterator that no step has had."""
+        self._iterator: object = None
+        self._counts = (0, 0)
+        """Counts of the last step."""
+        self.passes = 0
+        """Number of backward passes since the last step."""
         self.source: str | None = None
         """Description of the source of the batches; None before the first batch."""
 
-    def arrived(self, batch: object, source: str) -> None:
-        samples = samples_in(batch)
-        if samples is not None and self.source in (None, source):
-            self._latest, self.source = (samples, tokens_in(batch) or 0), source
-
-    def backward(self) -> None:
-        """Count the latest batch, unless a backward pass has counted it."""
-        if self._latest is not None:
-            samples, tokens = self._latest
-            self.samples += samples
-            self.tokens += tokens
-            self._latest = None
+    def arrived(self, batch: object, source: str, iterator: object = None) -> None:
+        samples = samples_in(batch) if torch.is_grad_enabled() else None  # not of an evaluation
+        if samples is None or self.source not in (None, source):
+            return
+        if iterator is not self._iterator:
+            self._arrived.clear()
+        self._arrived.append((samples, tokens_in(batch) or 0))
+        self._iterator, self.source = iterator, source
 
     def take(self) -> tuple[int, int]:
-        """Return samples and tokens since the last call."""
-        counts = self.samples, self.tokens
-        self.samples = self.tokens = 0
-        return counts
+        """Return samples and tokens of the step that ends now."""
+        batches = self._arrived[: self.passes]
+        if batches:  # otherwise as many as in the last step
+            self._counts = sum(s for s, _ in batches), sum(t for _, t in batches)
+        del self._arrived[: self.passes]
+        self.passes = 0
+        return self._counts
 
 
 def samples_in(batch: object) -> int | None:
@@ -172,7 +174,7 @@ class StepHooks:
         batch = original(loader)
         if self._recorder and on_thread:
             self._recorder.add_span("data", started)
-        self.batches.arrived(batch, LOADER)
+        self.batches.arrived(batch, LOADER, loader)
         return batch
 
     def _note_time(self) -> None:
@@ -193,7 +195,7 @@ class StepHooks:
         if self._recorder is None and isinstance(first, Tensor):
             self._recorder = self._begin(first.device)
             self._recorder.start_step()
-        self.batches.backward()
+        self.batches.passes += 1
         self._losses.append(self._loss(first))
         started = self._recorder.mark() if self._recorder else None
         self._in_backward = True
@@ -203,6 +205,7 @@ class StepHooks:
             self._in_backward = False
             if self._recorder:
                 self._recorder.add_span("backward", started)
+                self._update_started = self._recorder.mark()  # it may be inside of the step
 
     def _loss(self, tensor: object) -> Tensor | None:
         """Return the loss of a backward pass, without reading it; None if it is no single number.
@@ -281,6 +284,6 @@ class StepHooks:
         self._module_hooks = []
 
     def _module_called(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if module.training:
             batch = [value for value in (*inputs, *keywords.values()) if isinstance(value, Tensor)]
             self.batches.arrived(batch, f"the input of {type(module).__name__}")

@@ -1,0 +1,61 @@
+"""Verdicts on scripts, as `shardmark audit` finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shardmark.core.errors import InputError
+from shardmark.launch.listener import ProgressListener
+from shardmark.launch.trial_queue import cell_of
+from shardmark.results.verification import NOT_TRIED, Cause, Verdict
+from shardmark.trials.trial import Trial
+from shardmark.workloads.script.options import ScriptOptions
+
+if TYPE_CHECKING:
+    from shardmark.audit.audit import AuditReport
+
+ONE_MACHINE = "the audit runs on one machine"
+
+
+def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[Verdict]:
+    """Yield a verdict on each cell of scripts; it is undecided if the audit cannot run or tell."""
+    for number, cell in enumerate(cells, start=1):
+        report: AuditReport | str = ONE_MACHINE
+        if cell.world_size > 1 and cell.nodes == 1:
+            listener.doing(f"auditing [{number}/{len(cells)}] {cell.title}")
+            report = _audited(cell)
+        same = cell.world_size == 1 or (None if isinstance(report, str) else report.same)
+        yield Verdict(
+            id=cell_of(cell),
+            strategy=cell.strategy.name,
+            strategy_options={},
+            world_size=cell.world_size,
+            precision=cell.precision,
+            varied=cell.varied,
+            equivalent=same,
+            checks=() if isinstance(report, str) else report.checks,
+            cause=None if same else _cause(report),
+        )
+
+
+def _audited(cell: Trial) -> AuditReport | str:
+    """Return the report, or why there is none."""
+    from shardmark.audit.audit import LONGEST_SECONDS, audit_script  # imports torch
+
+    assert isinstance(cell.workload, ScriptOptions)
+    longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
+    try:
+        return audit_script(
+            cell.workload.parsed(), ranks=cell.world_size, longest_seconds=longest_seconds
+        )
+    except InputError as error:
+        return str(error)
+
+
+def _cause(report: AuditReport | str) -> Cause:
+    if isinstance(report, str):
+        return Cause(text=NOT_TRIED, evidence=report, first_deviation="none")
+    deviating = next((check.name for check in report.checks if not check.holds), "none")
+    text = report.findings[0].reason if report.findings else report.answer
+    return Cause(text=text, evidence=report.answer, first_deviation=deviating)
