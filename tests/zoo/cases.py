@@ -32,7 +32,7 @@ CASES = tuple(
             "no_sampler": "same_data",
             "same_seed_sampling": "same_data",
             "no_set_epoch": "same_order_every_epoch",
-            "dropped_data": "data_dropped",
+            "dropped_data": "data_divided_twice",
             "different_start": "different_start",
             "unreduced_parameter": "not_reduced",
             "local_clip": "clipped_locally",

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from shardmark.audit import causes
 from shardmark.audit.causes import Finding, percent
 from shardmark.audit.comparison import (
@@ -185,10 +187,12 @@ class _Runs:
         return records
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
-        """Replay in one process for each plan, side by side."""
-        started = [self._launch(1, plan) for plan in plans]
+        """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
         records: list[Record | None] = []
-        for plan, run in zip(plans, started, strict=True):
+        one_by_one = torch.cuda.is_available()
+        started = [] if one_by_one else [self._launch(1, plan) for plan in plans]
+        for number, plan in enumerate(plans):
+            run = self._launch(1, plan) if one_by_one else started[number]
             code = run.wait(self._seconds)
             path = rank_file(plan.directory, 0)
             record = Record.load(path) if path.is_file() else None

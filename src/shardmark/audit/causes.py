@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardmark.audit.comparison import Records, Vectors, aligned, relative, stacked
-from shardmark.audit.record import Loader, Record
+from shardmark.audit.record import Loader, Micro, Record
 from shardmark.equivalence.capture import Array
 
 EXPLAINED = 0.02
@@ -43,6 +43,135 @@ class Finding:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Texts of a cause, with fields for its facts."""
+
+    reason: str
+    remedy: str
+
+
+CAUSES = {
+    "different_start": Cause(
+        "each rank draws its own initial weights and none are sent to the others",
+        "broadcast rank 0's weights before the first step (DDP does), or seed all ranks alike "
+        "before the model is made",
+    ),
+    "same_data": Cause(
+        "the samples are not divided among the ranks",
+        "give the DataLoader a DistributedSampler, or draw each rank's samples by a seed that "
+        "depends on the rank",
+    ),
+    "data_divided_twice": Cause(
+        "each rank has other data, which a sampler divides among the ranks again",
+        "give all ranks the same data set, or no DistributedSampler",
+    ),
+    "data_dropped": Cause(
+        "the ranks' shares do not cover the data set",
+        "use a DistributedSampler, or the shares [rank::ranks]",
+    ),
+    "data_repeated": Cause(
+        "the ranks' shares overlap", "use a DistributedSampler, or the shares [rank::ranks]"
+    ),
+    "same_order_every_epoch": Cause(
+        "set_epoch of the DistributedSampler is not called",
+        "call sampler.set_epoch(epoch) before each epoch",
+    ),
+    "optimizer_of_other_parameters": Cause(
+        "the optimizer was made before the model's parameters were replaced",
+        "make the optimizer after the model is wrapped or moved",
+    ),
+    "untied_weights": Cause(
+        "the tied weights became two parameters when the model was wrapped or moved",
+        "tie the weights again after that, or wrap both modules as one unit",
+    ),
+    "clipped_before_unscaling": Cause(
+        "it is clipped while it is still multiplied by {scale}",
+        "call scaler.unscale_(optimizer) before clipping",
+    ),
+    "accumulation_not_divided": Cause(
+        "the gradients of the micro-batches are added and not averaged",
+        "divide the loss by {count} before backward",
+    ),
+    "accumulation_divided_twice": Cause(
+        "it is divided by the number of micro-batches twice",
+        "divide once: the library may do it already",
+    ),
+    "accumulation_not_synchronised": Cause(
+        "the last micro-batch of a step runs under no_sync, so that nothing is reduced",
+        "leave no_sync for the last micro-batch of each step",
+    ),
+    "not_reduced": Cause(
+        "{which} reduced over the ranks",
+        "call the wrapped model itself, with all of its parameters inside the wrapper, or reduce "
+        "their gradients before the step",
+    ),
+    "ranks_disagree": Cause(
+        "they are not reduced alike on all ranks",
+        "compare how each rank reduces and changes these gradients",
+    ),
+    "buffers_differ": Cause(
+        "each rank updates its buffers from its own samples",
+        "let DDP broadcast the buffers, or average them over the ranks",
+    ),
+    "summed": Cause(
+        "it is summed over the ranks and not averaged",
+        "divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
+    ),
+    "averaged_twice": Cause(
+        "it is divided by the number of ranks twice, or a sum over the ranks' samples is averaged",
+        "divide once: DDP and FSDP average over the ranks already",
+    ),
+    "averaged_sum": Cause(
+        "the loss is a sum over samples, and the wrapper averages it over the ranks",
+        "multiply the loss by {ranks}, or use a mean over all ranks' samples",
+    ),
+    "clipped_locally": Cause(
+        "each rank clips by the norm of its own part of the gradient",
+        "clip by the norm over all ranks: after the gradients are reduced, by "
+        "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ (FSDP1)",
+    ),
+    "uneven_weights": Cause(
+        "each rank averages over its own samples or tokens, and their numbers differ",
+        "divide each rank's sum by the number of all ranks' samples or tokens, and multiply by the "
+        "number of ranks where DDP or FSDP averages",
+    ),
+    "batch_norm_of_share": Cause(
+        "batch norm takes its statistics from the samples of one rank",
+        "convert the model by SyncBatchNorm.convert_sync_batchnorm, or use a norm that does not "
+        "depend on the batch",
+    ),
+    "gathered_without_gradients": Cause(
+        "the loss uses other ranks' outputs, and no gradient flows back through the gather",
+        "gather by torch.distributed.nn.all_gather, which returns gradients",
+    ),
+    "whole_batch_loss": Cause(
+        "the loss depends on all samples of a batch together, and each rank sees its own",
+        "gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
+    ),
+    "precision": Cause(
+        "the gradients are rounded to {type} when they are reduced",
+        "reduce in fp32 where this rounding matters",
+    ),
+    "learning_rate_scaled": Cause(
+        "the script multiplies it by the number of ranks, although the ranks share one batch",
+        "scale the rate only where the batch of all ranks together grows",
+    ),
+}
+
+
+def finding(name: str, deviation: str, evidence: str, **facts: object) -> Finding:
+    """A finding with the texts of its cause."""
+    cause = CAUSES[name]
+    return Finding(
+        name=name,
+        deviation=deviation,
+        reason=cause.reason.format(**facts),
+        remedy=cause.remedy.format(**facts),
+        evidence=evidence,
+    )
+
+
 def some(names: list[str]) -> str:
     """The first names of a list."""
     rest = len(names) - MOST_NAMES
@@ -70,13 +199,10 @@ def of_start(records: Records) -> Finding | None:
                 for r in (first, rank)
             )
             size = relative(a, b) if a.shape == b.shape else 1.0
-            return Finding(
-                name="different_start",
-                deviation=f"the weights of the ranks differ by {percent(size)} at the start",
-                reason="each rank draws its own initial weights and none are sent to the others",
-                remedy="broadcast rank 0's weights before the first step (DDP does), or seed all "
-                "ranks alike before the model is made",
-                evidence=f"{some(other)} of rank {rank.rank} differ from rank 0's",
+            return finding(
+                "different_start",
+                f"the weights of the ranks differ by {percent(size)} at the start",
+                f"{some(other)} of rank {rank.rank} differ from rank 0's",
             )
     return None
 
@@ -86,29 +212,20 @@ def of_data(records: Records) -> Finding | None:
     shares = _rows_of_steps(records)
     if records.count > 1 and shares and all(_equal_rows(rows) for rows in shares):
         count = len(shares[0][0])
-        return Finding(
-            name="same_data",
-            deviation=f"all ranks train on the same {count} samples in each step",
-            reason="the samples are not divided among the ranks",
-            remedy="give the DataLoader a DistributedSampler, or draw each rank's samples by a "
-            "seed that depends on the rank",
-            evidence=f"the samples of rank 0 and rank 1 are equal in {len(shares)} of "
-            f"{len(shares)} steps",
+        return finding(
+            "same_data",
+            f"all ranks train on the same {count} samples in each step",
+            f"the samples of rank 0 and rank 1 are equal in {len(shares)} of {len(shares)} steps",
         )
     return _of_epoch(records) or _of_order(records)
 
 
 def _rows_of_steps(records: Records) -> list[list[list[float]]]:
-    """Checksums of the samples by step and rank: of loaded batches, else of the model's inputs."""
+    """Checksums of the samples that the models got, by step and rank."""
     steps: list[list[list[float]]] = []
     for step in range(records.steps):
         rows = [
-            [
-                round(row, 9)
-                for f in rank.forwards
-                if f.step == step and f.inputs
-                for row in f.inputs[0].tolist()
-            ]
+            [value for f in rank.forwards if f.step == step for value in f.samples]
             for rank in records.ranks
         ]
         if not all(rows) or max(map(len, rows)) < 2:
@@ -131,13 +248,10 @@ def _of_epoch(records: Records) -> Finding | None:
             continue
         if len({loader.first_sample for loader in loaders}) > 1:
             part = samples // records.count
-            return Finding(
-                name="data_dropped",
-                deviation=f"each rank trains on {part} of its {samples} samples",
-                reason="the data is divided twice: each rank has other data, which a sampler "
-                "divides among the ranks again",
-                remedy="give all ranks the same data set, or no DistributedSampler",
-                evidence=f"the data sets of the ranks begin with different samples, and a "
+            return finding(
+                "data_divided_twice",
+                f"each rank trains on {part} of its {samples} samples",
+                f"the data sets of the ranks begin with different samples, and a "
                 f"{loaders[0].sampler} takes 1 of {records.count} of each",
             )
         if any(loader.samples != samples for loader in loaders):
@@ -147,20 +261,16 @@ def _of_epoch(records: Records) -> Finding | None:
             continue  # an evaluation on every rank, or the same data, which is seen by its samples
         missing, again = samples - len(counts), sum(counts.values()) - len(counts)
         if missing >= records.count * size:
-            return Finding(
-                name="data_dropped",
-                deviation=f"{missing} of {samples} samples are on no rank",
-                reason="the ranks' shares do not cover the data set",
-                remedy="use a DistributedSampler, or the shares [rank::ranks]",
-                evidence=f"the ranks read {len(counts)} different samples in an epoch",
+            return finding(
+                "data_dropped",
+                f"{missing} of {samples} samples are on no rank",
+                f"the ranks read {len(counts)} different samples in an epoch",
             )
         if again >= records.count * size:
-            return Finding(
-                name="data_repeated",
-                deviation=f"{again} samples are on several ranks",
-                reason="the ranks' shares overlap",
-                remedy="use a DistributedSampler, or the shares [rank::ranks]",
-                evidence=f"the ranks read {sum(counts.values())} samples in an epoch, and "
+            return finding(
+                "data_repeated",
+                f"{again} samples are on several ranks",
+                f"the ranks read {sum(counts.values())} samples in an epoch, and "
                 f"{len(counts)} different ones",
             )
     return None
@@ -176,13 +286,10 @@ def _of_order(records: Records) -> Finding | None:
         if len(same) < 2 or not same[0].indices or len(same[0].indices) < 3:
             continue
         if same[0].indices == same[1].indices:
-            return Finding(
-                name="same_order_every_epoch",
-                deviation="every epoch has its samples in the same order",
-                reason="set_epoch of the DistributedSampler is not called",
-                remedy="call sampler.set_epoch(epoch) before each epoch",
-                evidence="the sampler shuffles, and its orders of the first and the second epoch "
-                "are equal",
+            return finding(
+                "same_order_every_epoch",
+                "every epoch has its samples in the same order",
+                "the sampler shuffles, and its orders of the first and the second epoch are equal",
             )
     return None
 
@@ -192,12 +299,10 @@ def of_optimizer(records: Records) -> Finding | None:
     first = records.ranks[0]
     if not first.orphans or not first.strangers:
         return None
-    return Finding(
-        name="optimizer_of_other_parameters",
-        deviation=f"{some(first.orphans)} are never updated",
-        reason="the optimizer was made before the model's parameters were replaced",
-        remedy="make the optimizer after the model is wrapped or moved",
-        evidence=f"{len(first.orphans)} parameters have a gradient and are not in the optimizer; "
+    return finding(
+        "optimizer_of_other_parameters",
+        f"{some(first.orphans)} are never updated",
+        f"{len(first.orphans)} parameters have a gradient and are not in the optimizer; "
         f"{first.strangers} of the optimizer's are not in the model",
     )
 
@@ -209,12 +314,10 @@ def of_ties(records: Records) -> Finding | None:
     for one, other in first.twins:
         after = [first.steps[-1].after[numbers[name]] for name in (one, other)]
         if after[0].shape == after[1].shape and not bool((after[0] == after[1]).all()):
-            return Finding(
-                name="untied_weights",
-                deviation=f"{one} and {other} drift apart",
-                reason="the tied weights became two parameters when the model was wrapped or moved",
-                remedy="tie the weights again after that, or wrap both modules as one unit",
-                evidence="both are equal before the first step and have different updates",
+            return finding(
+                "untied_weights",
+                f"{one} and {other} drift apart",
+                "both are equal before the first step and have different updates",
             )
     return None
 
@@ -223,14 +326,13 @@ def of_scaler(records: Records) -> Finding | None:
     """Clipping of gradients that still have the scale of a GradScaler."""
     for clip in (clip for step in records.ranks[0].steps for clip in step.clips):
         if clip.scaled and clip.norm is not None:
-            return Finding(
-                name="clipped_before_unscaling",
-                deviation=f"the gradient is clipped to {clip.limit / clip.scale:.3g} instead of "
+            return finding(
+                "clipped_before_unscaling",
+                f"the gradient is clipped to {clip.limit / clip.scale:.3g} instead of "
                 f"{clip.limit:g}",
-                reason=f"it is clipped while it is still multiplied by {clip.scale:g}",
-                remedy="call scaler.unscale_(optimizer) before clipping",
-                evidence=f"the norm at the call is {clip.norm:.3g}, without the scale "
+                f"the norm at the call is {clip.norm:.3g}, without the scale "
                 f"{clip.norm / clip.scale:.3g}",
+                scale=f"{clip.scale:g}",
             )
     return None
 
@@ -238,7 +340,8 @@ def of_scaler(records: Records) -> Finding | None:
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
     count = len(records.ranks[0].steps[0].micros)
-    loss_factor, gradient_factor = _loss_factor(records), _gradient_factor(records)
+    loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
+    gradient_factor = _gradient_factor(records)
     if count < 2 or loss_factor is None or gradient_factor is None:
         return None
     times = loss_factor * gradient_factor * count  # 1 if a step uses the mean of its micro-batches
@@ -247,27 +350,23 @@ def of_accumulation(records: Records) -> Finding | None:
         f"{gradient_factor:.4g}"
     )
     if abs(times / count - 1) < EXPLAINED:
-        return Finding(
-            name="accumulation_not_divided",
-            deviation=f"the gradient is {count} times that of the {count} micro-batches together",
-            reason="the gradients of the micro-batches are added and not averaged",
-            remedy=f"divide the loss by {count} before backward",
-            evidence=evidence,
+        return finding(
+            "accumulation_not_divided",
+            f"the gradient is {count} times that of the {count} micro-batches together",
+            evidence,
+            count=count,
         )
     if abs(times * count - 1) < EXPLAINED:
-        return Finding(
-            name="accumulation_divided_twice",
-            deviation=f"the gradient is 1/{count} of that of the {count} micro-batches together",
-            reason="it is divided by the number of micro-batches twice",
-            remedy="divide once: the library may do it already",
-            evidence=evidence,
+        return finding(
+            "accumulation_divided_twice",
+            f"the gradient is 1/{count} of that of the {count} micro-batches together",
+            evidence,
         )
     return None
 
 
-def _loss_factor(records: Records) -> float | None:
+def _loss_factor(micros: Sequence[Micro]) -> float | None:
     """Factor between a mean loss and the number that `backward` gets; None if it changes."""
-    micros = records.ranks[0].steps[0].micros
     factors = [
         micro.loss / call.value
         for micro in micros
@@ -302,12 +401,10 @@ def of_buffers(records: Records) -> Finding | None:
                 and relative(value.double().numpy(), other[name].double().numpy()) > 1e-5
             ]
             if names:
-                return Finding(
-                    name="buffers_differ",
-                    deviation=f"{some(names)} of the ranks differ",
-                    reason="each rank updates its buffers from its own samples",
-                    remedy="let DDP broadcast the buffers, or average them over the ranks",
-                    evidence=f"the buffers of rank 0 and rank {rank.rank} differ at the beginning "
+                return finding(
+                    "buffers_differ",
+                    f"{some(names)} of the ranks differ",
+                    f"the buffers of rank 0 and rank {rank.rank} differ at the beginning "
                     f"of step {step + 1}",
                 )
     return None
@@ -349,31 +446,20 @@ def of_disagreement(records: Records) -> Finding | None:
     norms = [np.linalg.norm(stacked(g)) for g in gradients]
     evidence = "norms of the gradient by rank: " + ", ".join(f"{norm:.4g}" for norm in norms)
     if flags and flags[-1] is False:
-        return Finding(
-            name="accumulation_not_synchronised",
-            deviation="the ranks use different gradients",
-            reason="the last micro-batch of a step runs under no_sync, so that nothing is reduced",
-            remedy="leave no_sync for the last micro-batch of each step",
-            evidence=evidence,
+        return finding(
+            "accumulation_not_synchronised", "the ranks use different gradients", evidence
         )
     if unreduced:
         everything = len(different) == len(gradients[0])
         which = "no gradient is" if everything else f"{some(different)} is not"
-        return Finding(
-            name="not_reduced",
-            deviation="the ranks use different gradients"
-            + ("" if everything else f" of {some(different)}"),
-            reason=f"{which} reduced over the ranks",
-            remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
-            "or reduce their gradients before the step",
-            evidence=f"each rank uses the gradient of its own samples; {evidence}",
+        return finding(
+            "not_reduced",
+            "the ranks use different gradients" + ("" if everything else f" of {some(different)}"),
+            f"each rank uses the gradient of its own samples; {evidence}",
+            which=which,
         )
-    return Finding(
-        name="ranks_disagree",
-        deviation=f"the ranks use different gradients of {some(different)}",
-        reason="they are not reduced alike on all ranks",
-        remedy="compare how each rank reduces and changes these gradients",
-        evidence=evidence,
+    return finding(
+        "ranks_disagree", f"the ranks use different gradients of {some(different)}", evidence
     )
 
 
@@ -399,24 +485,19 @@ def of_gradient(
         return None
     deviation = relative(gradient, expected)
     off = f"the gradient is off by {percent(deviation)}"
-    finding = (
+    simple = (
         _of_factor(records, gradient, expected)
         or _of_clipping(records, replay, off)
         or _of_weights(records, replay, off)
     )
-    if finding is None and records.ranks[0].batch_norm and same_with_shares():
-        return Finding(
-            name="batch_norm_of_share",
-            deviation=off,
-            reason="batch norm takes its statistics from the samples of one rank",
-            remedy="convert the model by SyncBatchNorm.convert_sync_batchnorm, or use a norm that "
-            "does not depend on the batch",
-            evidence="one process whose batch norm takes its statistics from each rank's rows has "
-            "the ranks' gradient",
+    if simple is None and records.ranks[0].batch_norm and same_with_shares():
+        return finding(
+            "batch_norm_of_share",
+            off,
+            "one process whose batch norm takes its statistics from each rank's rows has the "
+            "ranks' gradient",
         )
-    return (
-        finding or _of_whole_batch(records, replay, off) or _of_precision(gradient, expected, off)
-    )
+    return simple or _of_whole_batch(records, replay, off) or _of_precision(gradient, expected, off)
 
 
 def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | None:
@@ -426,32 +507,17 @@ def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | 
     ranks = records.count
     evidence = f"the ranks' gradient is {factor:.6g} times that of one process"
     if abs(factor / ranks - 1) < EXPLAINED:
-        return Finding(
-            name="summed",
-            deviation=f"the gradient is {ranks} times too large",
-            reason="it is summed over the ranks and not averaged",
-            remedy=f"divide by the number of ranks, or average the loss over all {ranks} ranks' "
-            "samples",
-            evidence=evidence,
-        )
+        return finding("summed", f"the gradient is {ranks} times too large", evidence, ranks=ranks)
     if abs(factor * ranks - 1) < EXPLAINED:
         calls = [call for micro in records.ranks[0].steps[0].micros for call in micro.losses]
         if calls and all(call.reduction == "sum" for call in calls):
-            return Finding(
-                name="averaged_sum",
-                deviation=f"the gradient is {ranks} times too small",
-                reason="the loss is a sum over samples, and the wrapper averages it over the ranks",
-                remedy=f"multiply the loss by {ranks}, or use a mean over all ranks' samples",
-                evidence=f"{evidence}; {calls[0].function} is called with reduction='sum'",
+            return finding(
+                "averaged_sum",
+                f"the gradient is {ranks} times too small",
+                f"{evidence}; {calls[0].function} is called with reduction='sum'",
+                ranks=ranks,
             )
-        return Finding(
-            name="averaged_twice",
-            deviation=f"the gradient is {ranks} times too small",
-            reason="it is divided by the number of ranks twice, or a sum over the ranks' samples "
-            "is averaged",
-            remedy="divide once: DDP and FSDP average over the ranks already",
-            evidence=evidence,
-        )
+        return finding("averaged_twice", f"the gradient is {ranks} times too small", evidence)
     return None
 
 
@@ -460,36 +526,23 @@ def _of_clipping(records: Records, replay: Record, off: str) -> Finding | None:
     norms = [[clip.norm for clip in rank.steps[0].clips[:1]] for rank in records.ranks]
     limits = [clip.limit for rank in records.ranks for clip in rank.steps[0].clips[:1]]
     numbers = [norm for of_rank in norms for norm in of_rank if norm is not None]
-    finding = Finding(
-        name="clipped_locally",
-        deviation=off,
-        reason="each rank clips by the norm of its own part of the gradient",
-        remedy="clip by the norm over all ranks: after the gradients are reduced, by "
-        "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ (FSDP1)",
-        evidence="",
-    )
     if len(numbers) == records.count and max(numbers) > (1 + 1e-4) * min(numbers):
         by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
-        return _with(finding, f"the norms that the ranks clip to {limits[0]:g} are {by_rank}")
-    if "FSDP2" in records.ranks[0].frameworks and records.count > 1:
+        return finding(
+            "clipped_locally",
+            off,
+            f"the norms that the ranks clip to {limits[0]:g} are {by_rank}",
+        )
+    if "FSDP2" in records.ranks[0].frameworks:
         factors = _factors_of_shards(records, replay)
         if factors and max(factors) > (1 + 1e-3) * min(factors):
             text = ", ".join(f"{factor:.4g}" for factor in factors)
-            return _with(
-                finding,
+            return finding(
+                "clipped_locally",
+                off,
                 f"the gradients of the ranks' shards are {text} times those of one process",
             )
     return None
-
-
-def _with(finding: Finding, evidence: str) -> Finding:
-    return Finding(
-        name=finding.name,
-        deviation=finding.deviation,
-        reason=finding.reason,
-        remedy=finding.remedy,
-        evidence=evidence,
-    )
 
 
 def _factors_of_shards(records: Records, replay: Record) -> list[float]:
@@ -546,13 +599,10 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
         return None
     counted = ", ".join(f"{count:g}" for count in counts)
     seen = f"; targets that count by rank: {counted}" if all(counts) else ""
-    return Finding(
-        name="uneven_weights",
-        deviation=off,
-        reason="each rank averages over its own samples or tokens, and their numbers differ",
-        remedy="divide each rank's sum by the number of all ranks' samples or tokens, and multiply "
-        "by the number of ranks where DDP or FSDP averages",
-        evidence=f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
+    return finding(
+        "uneven_weights",
+        off,
+        f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
         f"use {equal_share:.4f} each{seen}",
     )
 
@@ -563,24 +613,15 @@ def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | Non
     used, averaged = aligned(records.gradients(), mean)
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     if gathers:
-        return Finding(
-            name="gathered_without_gradients",
-            deviation=off,
-            reason="the loss uses other ranks' outputs, and no gradient flows back through the "
-            "gather",
-            remedy="gather by torch.distributed.nn.all_gather, which returns gradients",
-            evidence=gathers[0],
-        )
+        return finding("gathered_without_gradients", off, gathers[0])
     if not len(used) or relative(used, averaged) > max(1e-3, 4 * records.floor):
         return None
     if not _same_outputs(records, replay):
         return None
-    return Finding(
-        name="whole_batch_loss",
-        deviation=off,
-        reason="the loss depends on all samples of a batch together, and each rank sees its own",
-        remedy="gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
-        evidence="the model's outputs for each sample are equal in one process, and the ranks' "
+    return finding(
+        "whole_batch_loss",
+        off,
+        "the model's outputs for each sample are equal in one process, and the ranks' "
         "gradients are reduced right, but no weighting of them gives that of one process",
     )
 
@@ -604,13 +645,11 @@ def _of_precision(gradient: Array, expected: Array, off: str) -> Finding | None:
         if relative(gradient, expected) > 4 * 2.0**-bits:
             continue
         if _fits(gradient, bits) and not _fits(expected, bits):
-            return Finding(
-                name="precision",
-                deviation=off,
-                reason=f"the gradients are rounded to {name} when they are reduced",
-                remedy="reduce in fp32 where this rounding matters",
-                evidence=f"all gradients of the ranks are {name} numbers; those of one process are "
-                "not",
+            return finding(
+                "precision",
+                off,
+                f"all gradients of the ranks are {name} numbers; those of one process are not",
+                type=name,
             )
     return None
 
@@ -632,13 +671,10 @@ def of_rates(records: Records, replay: Record) -> Finding | None:
     factor = ranks[0] / single[0]
     if abs(factor - 1) < 1e-6 or scales_batch(records, replay):
         return None
-    return Finding(
-        name="learning_rate_scaled",
-        deviation=f"the learning rate is {factor:.4g} times that of one process",
-        reason="the script multiplies it by the number of ranks, although the ranks share one "
-        "batch",
-        remedy="scale the rate only where the batch of all ranks together grows",
-        evidence=f"learning rates of the first step: {ranks[0]:g} on {records.count} ranks, "
+    return finding(
+        "learning_rate_scaled",
+        f"the learning rate is {factor:.4g} times that of one process",
+        f"learning rates of the first step: {ranks[0]:g} on {records.count} ranks, "
         f"{single[0]:g} in one process, for the same samples",
     )
 
@@ -660,22 +696,27 @@ def scales_rates(records: Records, replay: Record) -> bool:
 
 
 def weighted_by_targets(records: Records) -> Vectors:
-    """The ranks' own gradients, weighted by the targets that count; empty if they are unknown."""
+    """The ranks' own gradients, weighted by the targets that count; empty if they are unknown.
+
+    Weights are equal unless each loss is a mean: a sum carries the weights already.
+    """
     local = records.local_gradients()
-    if not all(micro for rank in local for micro in rank) or not local[0]:
+    if not local[0] or not all(micro for rank in local for micro in rank):
         return {}
-    weights = [
-        [sum(call.weight for call in micro.losses) for micro in rank.steps[0].micros]
-        for rank in records.ranks
-    ]
+    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
+    calls = [call for micro in micros for call in micro.losses]
+    factors = [_loss_factor(rank.steps[0].micros) for rank in records.ranks]
+    equal_factors = None not in factors and len({f"{factor:.3g}" for factor in factors}) == 1
+    weighs = equal_factors and all(call.weight for call in calls)
     expected: Vectors = {}
-    for number, of_micro in enumerate(zip(*local, strict=False)):
-        counts = [rank[number] for rank in weights if number < len(rank)]
-        total = sum(counts)
-        for rank, gradients in enumerate(of_micro):
-            share = counts[rank] / total if all(counts) else 1 / records.count
+    for number, gradients_of_ranks in enumerate(zip(*local, strict=False)):
+        counts = [
+            sum(call.weight for call in rank.steps[0].micros[number].losses) if weighs else 1.0
+            for rank in records.ranks
+        ]
+        for count, gradients in zip(counts, gradients_of_ranks, strict=True):
             for name, gradient in gradients.items():
-                expected[name] = expected.get(name, 0) + share * gradient
+                expected[name] = expected.get(name, 0) + count / sum(counts) * gradient
     return expected
 
 
@@ -691,11 +732,4 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     mean, _ = aligned(mean_of_ranks(records), expected)
     if relative(used, mean) > max(1e-3, 4 * records.floor):
         return None
-    return Finding(
-        name="uneven_weights",
-        deviation=off,
-        reason="each rank averages over its own samples or tokens, and their numbers differ",
-        remedy="divide each rank's sum by the number of all ranks' samples or tokens, and multiply "
-        "by the number of ranks where DDP or FSDP averages",
-        evidence="the ranks use the plain mean of their gradients",
-    )
+    return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")

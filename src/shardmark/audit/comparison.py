@@ -98,12 +98,7 @@ class Records:
 
     def samples_check(self, holds: bool) -> Check:
         """Describe the samples that the ranks' models got."""
-        rows = [
-            f"{row:.9g}"
-            for rank in self.ranks
-            for forward in rank.forwards
-            for row in (forward.inputs[0].tolist() if forward.inputs else [])
-        ]
+        rows = [value for rank in self.ranks for f in rank.forwards for value in f.samples]
         text = f"{len(rows)} rows, {len(set(rows))} different" if rows else "not seen"
         return Check(name="samples", holds=holds, found=text, expected=text, tolerance=None)
 
