@@ -24,6 +24,7 @@ CASES = tuple(
     for framework, causes in {
         "ddp": {
             "token_means": "uneven_weights",
+            "stream_token_means": "uneven_weights",
             "sum_loss": "averaged_sum",
             "averaged_twice": "averaged_twice",
             "accumulation_not_divided": "accumulation_not_divided",

@@ -145,8 +145,8 @@ def stacked(vectors: Vectors, names: Sequence[str] | None = None) -> Array:
 
 
 def aligned(first: Vectors, second: Vectors) -> tuple[Array, Array]:
-    """The tensors that both have, behind each other; flat parameters without their padding."""
-    pairs = [_trimmed(first[name], second[name]) for name in first if name in second]
+    """The tensors that both have, by name; flat parameters without their padding."""
+    pairs = [_trimmed(first[name], second[name]) for name in sorted(first) if name in second]
     if not pairs:
         return np.zeros(0), np.zeros(0)
     return np.concatenate([a for a, _ in pairs]), np.concatenate([b for _, b in pairs])
@@ -166,7 +166,10 @@ def relative(value: Array, expected: Array) -> float:
 def gradient_check(
     name: str, gradients: Vectors, expected: Vectors, disturbed: Vectors, floor: float
 ) -> Check:
-    """Compare gradients tensor by tensor, with tolerances from a run that only rounding changes."""
+    """Compare gradients tensor by tensor, with tolerances from a run that only rounding changes.
+
+    `found` is the relative difference of all tensors together, `where` the worst tensor.
+    """
     zeros = {key: np.zeros_like(value) for key, value in (expected | gradients).items()}
     size = float(np.linalg.norm(stacked(expected)))
     captures = []
@@ -183,7 +186,8 @@ def gradient_check(
     quantities: dict[str, tuple[str | int, ...]] = {
         key: ("tensors", "gradient", key) for key in zeros
     }
-    return worst_of(name, quantities, captures[0], tolerances)
+    check = worst_of(name, quantities, captures[0], tolerances)
+    return check.model_copy(update={"found": relative(*aligned(gradients, expected))})
 
 
 def _capture(gradients: Vectors) -> Capture:
