@@ -73,6 +73,7 @@ def run_rank(script: list[str], variables: Mapping[str, str], log: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ.update(variables)
+    multiprocessing.set_start_method(None, force=True)  # the script's workers: not forked as ranks
     os.chdir(Path(log).parent)
     import torch
 

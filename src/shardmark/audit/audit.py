@@ -28,7 +28,7 @@ from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
 from shardmark.core.scratch import scratch_folder
-from shardmark.equivalence.compare import MARGIN
+from shardmark.equivalence.compare import BLIND, MARGIN
 from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand, hooked_environment
 
@@ -271,13 +271,15 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     if gradient.holds and rate.holds and not causes.scales_rates(records, replay):
         checks += [update_check(records, replay), *_later_checks(records, replay)]
     findings = _findings_without_replay(records)
-    if not gradient.holds and not any(f.explains_gradient for f in findings):
+    explained = any(finding.explains_gradient for finding in findings)
+    if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
-        if finding is None and replay.unmatched:
+        if finding is None and (replay.unmatched or _order_matters(records, replay)):
+            place = f" ({replay.unmatched[0]})" if replay.unmatched else ""
             return runs.report(
                 None,
-                f"cannot be told: the script draws random numbers ({replay.unmatched[0]}) that one "
-                "process cannot repeat for all ranks; audit it with --deterministic",
+                f"cannot be told: the script draws random numbers{place} that one process cannot "
+                "repeat for all ranks; audit it with --deterministic",
                 records.ranks,
                 findings=findings,
                 checks=checks,
@@ -286,6 +288,12 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     rates = causes.of_rates(records, replay)
     findings += [rates] if rates is not None else []
     return _reported(runs, records, checks, findings, method=REPLAY, notes=_notes(records, replay))
+
+
+def _order_matters(records: Records, replay: Record) -> bool:
+    """True if other random numbers hide errors: the same samples in another order show them."""
+    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
+    return MARGIN * relative(*aligned(disturbed, records.replayed(replay))) > BLIND
 
 
 def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,22 @@ from shardmark.audit.joining import joined_tensors
 from shardmark.audit.observer import Observer, trained_parameters
 from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import Loader, Record
+
+
+def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
+    """The ranks' draws for batches that are padded to the longest of all ranks, as `joined` does.
+
+    The padding gets the numbers of `value`, which no sample depends on.
+    """
+    together = value.clone()
+    first = 0
+    for part in parts:
+        rows = together[first : first + len(part)]
+        if any(a > b for a, b in zip(part.shape, rows.shape, strict=True)):
+            return None
+        rows[tuple(slice(size) for size in part.shape)] = part
+        first += len(part)
+    return together
 
 
 class ReplayObserver(Observer):
@@ -144,6 +160,10 @@ class ReplayObserver(Observer):
                     return together
             if may_grow and value.dim() and parts[0].shape == value.shape:
                 return torch.cat(parts)
+            if value.dim() > 1 and sum(map(len, parts)) == len(value):
+                padded = padded_draws(parts, value)
+                if padded is not None:
+                    return padded
         self.record.unmatched.append(place)
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,10 @@ RENDEZVOUS = re.compile(
 
 FLAGS = {"--standalone"}
 """Options among them without a value."""
+
+TORCHRUN = ("-m", "torch.distributed.run")
+MULTI_GPU = {"--multi_gpu", "--multi-gpu"}
+"""Option of accelerate, which refuses it for one process; with `--cpu` it starts one process."""
 
 SCRIPT = re.compile(r"\.pyc?$")
 PYTHON = re.compile(r"python[\d.]*")
@@ -67,9 +72,13 @@ class ScriptCommand:
         """Words that start the script on a number of ranks of this machine."""
         if self.launcher == "python":
             python = self.words or (sys.executable,)
-            return [*python, "-m", "torch.distributed.run", *_meeting("torchrun", ranks),
-                    *self.script]  # fmt: skip
-        return [*self.words, *_meeting(self.launcher, ranks), *self.script]
+            return [*python, *TORCHRUN, *_meeting("torchrun", ranks), *self.script]
+        words = list(self.words)
+        if "--cpu" in words or (ranks == 1 and MULTI_GPU & {*words}):  # starts one process
+            words = [word for word in words if word not in MULTI_GPU]
+            start = [sys.executable, *TORCHRUN, *_meeting("torchrun", ranks), "--no-python"]
+            return [*start, *words, *_meeting(self.launcher, 1), *self.script]
+        return [*words, *_meeting(self.launcher, ranks), *self.script]
 
 
 def parse_command(words: Sequence[str]) -> ScriptCommand:
@@ -136,9 +145,20 @@ def _positive(value: str, option: str) -> int:
 
 
 def _meeting(launcher: str, ranks: int) -> list[str]:
+    """Options for a number of ranks that meet where no other start does."""
     option = RANK_OPTIONS[launcher][0].replace("--num-", "--num_")
-    standalone = ["--standalone"] if launcher == "torchrun" else []
-    return [*standalone, option, str(ranks)]
+    meeting = {
+        "torchrun": ["--standalone"],
+        "accelerate": ["--main_process_port", "0"],
+        "deepspeed": ["--master_port", str(_free_port())],
+    }[launcher]
+    return [*meeting, option, str(ranks)]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def hooked_environment(hooks: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,14 @@ from shardmark.scripts.command import hooked_environment, parse_command
         (
             "accelerate launch --cpu --num_processes 2 t.py",
             2,
-            "accelerate launch --cpu --num_processes 1 t.py",
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 "
+            "--no-python accelerate launch --cpu --main_process_port 0 --num_processes 1 t.py",
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes 2 t.py",
+            2,
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 "
+            "--no-python accelerate launch --main_process_port 0 --num_processes 1 t.py",
         ),
         (
             "python -u t.py --lr 1",
@@ -48,6 +55,18 @@ def test_a_command_starts_on_another_number_of_ranks(
     parsed = parse_command(command.split())
     assert parsed.ranks == ranks
     assert " ".join(parsed.with_ranks(1)) == alone
+
+
+def test_accelerate_starts_several_gpu_processes_itself() -> None:
+    parsed = parse_command(["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "t.py"])
+    words = "accelerate launch --multi_gpu --main_process_port 0 --num_processes 4 t.py"
+    assert " ".join(parsed.with_ranks(4)) == words
+
+
+def test_starts_side_by_side_have_their_own_ports() -> None:
+    parsed = parse_command(["deepspeed", "--num_gpus", "2", "t.py"])
+    first, second = parsed.with_ranks(1), parsed.with_ranks(1)
+    assert first[first.index("--master_port") + 1] != second[second.index("--master_port") + 1]
 
 
 def test_a_script_runs_by_this_interpreter() -> None:
