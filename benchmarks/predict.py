@@ -1,15 +1,14 @@
 """Scores predicted step times against published measurements, each source left out of the fit.
 
-    python benchmarks/predict.py [--data FILE | --cases FILE] [--small]
+    python benchmarks/predict.py [--cases FILE] [--small]
 
-`--data` names the development cases, `data/published.csv` by default.  Each source is predicted
-with constants and intervals that were chosen by all other sources.  `--cases` scores any file of
-the same columns with the constants and intervals that ship.  Measures nothing.
+Each source of `data/published.csv` is predicted with constants and intervals that were chosen by
+all other sources.  `--cases` scores a file of the same columns with those that ship, and `--small`
+the development cases.  Measures nothing.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,7 +43,14 @@ SERIES = (
 DISTRIBUTIONS = (0.005, 0.01, 0.015, 0.02, 0.025)
 """Candidates for the constant of scaling, which is chosen for each source by the other ones."""
 FITTED = (
-    *("core_share", "product_share", "attention_share", "convolution_share", "grouped_share"),
+    *(
+        "core_share",
+        "core_convolution_share",
+        "product_share",
+        "attention_share",
+        "convolution_share",
+        "grouped_share",
+    ),
     *("depthwise_share", "depthwise_accesses", "tf32_factor", "winograd_factor", "memory_share"),
     *("transposed_accesses", "tile_seconds", "launch_seconds"),
 )
@@ -164,14 +170,6 @@ def other_cards(cases: Sequence[Case]) -> Iterable[Pair]:
             yield Pair(anchor, target, "another card")
 
 
-def quantile(values: Iterable[float], share: float) -> float:
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
 def all_scores(pairs: Iterable[Pair], constants: Constants) -> dict[Pair, Score]:
     scores = {}
     for pair in pairs:
@@ -192,11 +190,6 @@ def left_out(pairs: Sequence[Pair], grid: Sequence[Constants]) -> list[Score]:
         best = by_point[others.index(min(others))]
         scores_left_out += [score for pair, score in best.items() if pair.source == source]
     return scores_left_out
-
-
-def shipped_coverage(residuals: Iterable[tuple[Kind | None, float]]) -> float:
-    within = ((interval(1.0, kind), exp(residual)) for kind, residual in residuals)
-    return fmean(low <= factor <= high for (low, high), factor in within)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +214,8 @@ def residual_of(case: Case, constants: Constants) -> float:
     return log(case.seconds / planned(case, constants).time(constants).seconds)
 
 
-def alone_left_out(cases: Sequence[Case]) -> tuple[list[Alone], Constants]:
-    """Predictions of each source with constants fitted to all others, and those fitted to all."""
+def alone_left_out(cases: Sequence[Case]) -> tuple[list[Alone], dict[str, Constants]]:
+    """Predictions of each publisher's rows with constants fitted to all others, and these."""
     by_source: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_source[_owner(case)].append(case)
@@ -239,11 +232,11 @@ def alone_left_out(cases: Sequence[Case]) -> tuple[list[Alone], Constants]:
         changes = _fitted(residuals[others], derivatives[others], weights[others])
         return _with(shipped, dict(zip(FITTED, changes, strict=True)))
 
-    scores = []
+    scores, folds = [], {"all": fitted(np.ones(len(seen), dtype=bool))}
     for owner, of in by_source.items():
-        constants = fitted(owners != owner)
-        scores += [Alone(case, residual_of(case, constants)) for case in of]
-    return scores, fitted(np.ones(len(seen), dtype=bool))
+        folds[owner] = fitted(owners != owner)
+        scores += [Alone(case, residual_of(case, folds[owner])) for case in of]
+    return scores, folds
 
 
 def _owner(case: Case) -> str:
@@ -275,14 +268,9 @@ GROUPS: Mapping[str, Callable[[Case], bool]] = {
     "one GPU": lambda case: case.ranks == 1,
     "several GPUs": lambda case: case.ranks > 1 and case.strategy.name != "dp",
     "dp": lambda case: case.strategy.name == "dp",
-    "language models, 16 bits": lambda case: _is_text(case) and case.recipe.precision != "fp32",
-    "pictures": lambda case: not _is_text(case),
+    "language models, 16 bits": lambda case: case.is_text and case.recipe.precision != "fp32",
+    "pictures": lambda case: not case.is_text,
 }
-
-
-def _is_text(case: Case) -> bool:
-    text = r"gpt|bert|llama|mpt|transformer|language|LM"
-    return bool(re.search(text, f"{case.row['model']} {case.row['task']}", re.IGNORECASE))
 
 
 def alone_numbers(scores: Sequence[Alone]) -> dict[str, float]:
@@ -303,17 +291,12 @@ def numbers_of(scores: Sequence[Score]) -> dict[str, float]:
         "pairs": len(scores),
         "sources": len({s.pair.source for s in scores}),
         "median": median(errors),
-        "p90": quantile(errors, 0.9),
+        "p90": float(np.quantile(errors, 0.9)),
         "naive_median": median(naive),
-        "naive_p90": quantile(naive, 0.9),
+        "naive_p90": float(np.quantile(naive, 0.9)),
         "skill": 1 - median(errors) / median(naive),
         "skill_of_means": 1 - fmean(errors) / fmean(naive),
     }
-
-
-def reasons(refused: Iterable[tuple[str, str]]) -> dict[str, int]:
-    """Number of rows by the reason why they are not predicted, the commonest reason first."""
-    return dict(Counter(reason for _, reason in refused).most_common())
 
 
 def measured(
@@ -327,8 +310,10 @@ def measured(
     stated = [case for case in cases if not case.assumed]
     numbers: dict[str, Any] = {"by_source": {}, "residuals": {}}
     if held_out:
-        alone, best = alone_left_out(stated)
-        numbers["fitted"] = {name: float(f"{getattr(best, name):.3g}") for name in FITTED}
+        alone, folds = alone_left_out(stated)
+        for name in FITTED:
+            values = [float(f"{getattr(fold, name):.3g}") for fold in folds.values()]
+            numbers.setdefault("fitted", {})[name] = [values[0], min(values), max(values)]
     else:
         alone = [Alone(case, residual_of(case, shipped)) for case in stated]
     for name, chosen in (("scale-out", scores), ("another card", moved)):
@@ -376,7 +361,8 @@ def balanced(residuals: Sequence[tuple[str, float]]) -> list[float]:
 def covered(of: Sequence[tuple[str, float]], kind: Kind | None, held_out: bool) -> float:
     """Fraction of runs inside the interval, which the residuals of all other sources give."""
     if not held_out:
-        return shipped_coverage((kind, residual) for _, residual in of)
+        low, high = interval(1.0, kind)
+        return fmean(low <= exp(residual) <= high for _, residual in of)
     inside = []
     for source in dict.fromkeys(source for source, _ in of):
         others = [pair for pair in of if pair[0] != source]
@@ -413,17 +399,14 @@ def rows_of(numbers: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
 def main() -> None:
     parser = options_of("predict", __doc__)
     parser.add_argument("--cases", type=Path, help="another file, with the constants that ship")
-    parser.add_argument("--data", type=Path, default=CASES, help="the development cases")
     options = parser.parse_args()
-    file = options.cases or options.data
-    if not file.is_file():
-        raise SystemExit(f"skipped: there is no {file}; give one with --data or --cases")
+    file = options.cases or CASES
     around = surroundings()
     cases, refused = read(file)
     held_out = options.cases is None and not options.small
     points = [replace(Constants(), distribution=share) for share in DISTRIBUTIONS]
     numbers = measured(cases, held_out=held_out, points=points)
-    numbers["not_predicted"] = reasons(refused)
+    numbers["not_predicted"] = dict(Counter(reason for _, reason in refused).most_common())
     notes = [f"Not predicted, {len(refused)} rows of {file.name}:"]
     notes += [f"- {count}: {why}" for why, count in numbers["not_predicted"].items()]
     notes += ["Worst without a measurement:"]
@@ -447,14 +430,10 @@ def holds(numbers: Mapping[str, Any]) -> bool:
     scale, alone = numbers["scale-out"], numbers["alone"]
     text = alone["language models, 16 bits"]
     return bool(
-        scale["median"] <= 0.035
-        and scale["p90"] <= 0.11
-        and scale["skill"] >= 0.5
+        (scale["median"] <= 0.035 and scale["p90"] <= 0.11 and scale["skill"] >= 0.5)
         and all(0.86 <= share <= 0.94 for share in numbers["coverage"].values())
-        and alone["one GPU"]["within"] >= 0.85
-        and alone["several GPUs"]["within"] >= 0.7
-        and text["within"] >= 0.8
-        and abs(text["bias"]) <= 0.15
+        and (alone["one GPU"]["within"] >= 0.85 and alone["several GPUs"]["within"] >= 0.7)
+        and (text["within"] >= 0.8 and abs(text["bias"]) <= 0.15)
         and alone["dp"]["median"] <= 0.3
     )
 

@@ -123,8 +123,6 @@ PICTURES = (
     Pictures(r"ssd300", 22.9, 13, 40),
     Pictures(r"resnext-?101", 44.2, 8.0, 21.2, RESNET),
     Pictures(r"resnet-?50", 25.6, 4.1, 11.1, RESNET),
-    Pictures(r"resnet-?34", 21.8, 3.7, 3.7, RESNET),
-    Pictures(r"googlenet|inception-?v?1", 6.6, 1.5, 3.2),
     Pictures(r"vit.?(base|b).*32", 88.2, 4.4, 5.0),
     Pictures(r"vit.?(large|l).*16", 304.3, 61.6, 63.5),
 )
@@ -317,10 +315,6 @@ def _profile(units: list[tuple[float, list[Work]]]) -> Profile:
     return Profile(units=made, size=ModelSize(parameters=total, trained_parameters=total))
 
 
-class UnusableError(ValueError):
-    """The row states too little, or a training that is not predicted."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One published figure."""
@@ -335,6 +329,7 @@ class Case:
     card: str
     seconds: float
     """Published time of a step."""
+    is_text: bool
     fused: bool
     """True if a compiler or fused kernels compute what is between products."""
     assumed: bool
@@ -372,17 +367,17 @@ def case_of(row: dict[str, str]) -> Case:
     """The case of a row; raises `ValueError` with the missing fact."""
     value = _number(row["throughput_value"])
     if not value:
-        raise UnusableError("no speed is stated")
+        raise ValueError("no speed is stated")
     if LOADER.search(row["notes"]):
-        raise UnusableError("its source says that its data loader bounds it")
+        raise ValueError("its source says that its data loader bounds it")
     ranks = int(_number(row["n_gpus"]) or 0)
     if not ranks:
-        raise UnusableError("the number of GPUs is not stated")
+        raise ValueError("the number of GPUs is not stated")
     said = f"{row['strategy']} {row['task']} {row['model']}".lower()
     whole = f"{said} {row['seq_len_or_image']} {row['notes'].lower()}"
     for pattern, reason in REFUSED:
         if re.search(pattern, whole):
-            raise UnusableError(reason)
+            raise ValueError(reason)
     card = _first(CARDS, row["gpu"].lower(), "the card is not stated, or not one of ours")
     precision = _precision(row["precision"].lower(), card)
     profile, tokens = profile_of(
@@ -406,10 +401,10 @@ def case_of(row: dict[str, str]) -> Case:
     per_node = int(_number(row["gpus_per_node"]) or min(ranks, USUAL_DEVICES))
     nodes = -(-ranks // per_node)
     if nodes * per_node != ranks and nodes > 1:
-        raise UnusableError("its nodes do not have equally many ranks")
+        raise ValueError("its nodes do not have equally many ranks")
     name = "single" if ranks == 1 and not offloads else _strategy(row["strategy"].lower())
     if offloads and not name.startswith(("fsdp", "zero-")):
-        raise UnusableError(f"it offloads, which {name} does not")
+        raise ValueError(f"it offloads, which {name} does not")
     options = {"shard_group": per_node} if name == "fsdp-hybrid" else {}
     return Case(
         row=row,
@@ -428,6 +423,7 @@ def case_of(row: dict[str, str]) -> Case:
             tokens=tokens,
             profile=profile,
         ),
+        is_text=tokens > 1,
         fused=_is_fused(row),
         assumed=assumed
         or (tokens == 1 and _traced(row, recipe.precision) is None)
@@ -448,13 +444,13 @@ def _strategy(said: str) -> str:
         found = re.search(pattern, said)
         if found:
             return found.expand(name)
-    raise UnusableError("its strategy is not one of ours")
+    raise ValueError("its strategy is not one of ours")
 
 
 def _precision(said: str, card: str) -> dict[str, Any]:
     """Precision keys of the recipe; fp32 on Ampere and later usually multiplies in TF32."""
     if "fp8" in said:
-        raise UnusableError("fp8 is not predicted")
+        raise ValueError("fp8 is not predicted")
     peaks = load_card(card)
     if not re.match(r"[tf]f?p?32", said) and re.search(r"bf16|fp16|amp|mixed|half|16", said):
         wanted = "bf16" if "bf16" in said else "fp16"
@@ -494,7 +490,7 @@ def _step_seconds(
         told = f"{row['notes']} {row['seq_len_or_image']} {unit}"
         epoch = re.search(r"([\d,]+) (?:train )?(?:imgs|images|samples)", told)
         if not epoch:
-            raise UnusableError("the samples of an epoch are not stated")
+            raise ValueError("the samples of an epoch are not stated")
         return seconds * samples * ranks / float(epoch[1].replace(",", ""))
     if re.match(r"(it|iter\w*|steps?)/s", unit):
         return 1 / value
@@ -504,7 +500,7 @@ def _step_seconds(
         return samples * (tokens if rate[1] == "token" else 1) / each
     if unit.startswith("tflop"):
         return _flops(profile, samples) / (each * 1e12)
-    raise UnusableError(f"its speed is in {row['throughput_unit'] or 'no unit'}")
+    raise ValueError(f"its speed is in {row['throughput_unit'] or 'no unit'}")
 
 
 def _node(row: dict[str, str], card: str, per_node: int) -> NodeType:
@@ -541,7 +537,7 @@ def _first(table: tuple[tuple[str, str], ...], text: str, otherwise: str) -> str
     for pattern, name in table:
         if re.search(pattern, text):
             return name
-    raise UnusableError(otherwise)
+    raise ValueError(otherwise)
 
 
 def _number(text: str) -> float | None:

@@ -26,8 +26,8 @@ class Residuals:
 RESIDUALS: dict[Kind | None, Residuals] = {
     "more ranks": Residuals(0.88, 1.22),
     "more nodes": Residuals(0.84, 1.11),
-    "another card": Residuals(0.63, 1.53),
-    None: Residuals(0.75, 1.8),
+    "another card": Residuals(0.69, 1.43),
+    None: Residuals(0.81, 1.83),
 }
 """Residuals of the published runs by `benchmarks/predict.py`, None without a measurement.
 

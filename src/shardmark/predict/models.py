@@ -70,6 +70,9 @@ class Models:
         if profile.unused:
             names = ", ".join(profile.unused)
             self.notes[f"The traced step skips {names}: steps that use them take longer."] = None
+        for name in profile.limited:
+            note = f"{name} is traced with as many positive proposals as it samples at most."
+            self.notes[note] = None
         self._profiles.append((key, profile))
         return profile
 

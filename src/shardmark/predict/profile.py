@@ -118,6 +118,8 @@ class Profile:
     """True if no workers of a loader prepare the samples, but the process that trains."""
     unused: tuple[str, ...] = ()
     """Blocks that the traced step skipped, by a random draw or a condition."""
+    limited: tuple[str, ...] = ()
+    """Heads of a detector that were traced with as many proposals as they sample at most."""
     native: Profile | None = None
     """Profile with 16-bit parameters, for strategies whose library casts them; None in fp32, or if
     the model does not compute so.  The outer profile is under autocast."""

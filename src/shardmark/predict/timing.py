@@ -27,32 +27,34 @@ weight is written, and one or two averages are read and written."""
 class Constants:
     """Constants that no data sheet gives, derived in `docs/method/prediction.md`."""
 
-    core_share: float = 0.64
-    """Fraction of the peak that products and dense convolutions reach without tensor cores."""
-    product_share: float = 0.81
+    core_share: float = 0.95
+    """Fraction of the peak that products reach without tensor cores."""
+    core_convolution_share: float = 0.6
+    """The same for dense convolutions."""
+    product_share: float = 0.78
     """Fraction of the peak that products reach on tensor cores, in 16 bits."""
-    attention_share: float = 0.36
+    attention_share: float = 0.35
     """Fraction of the peak that fused attention reaches on tensor cores, in 16 bits."""
-    convolution_share: float = 0.7
+    convolution_share: float = 0.69
     """Fraction of the peak that dense convolutions reach on tensor cores, in 16 bits."""
-    grouped_share: float = 0.21
+    grouped_share: float = 0.26
     """The same for convolutions with groups."""
-    depthwise_share: float = 0.084
+    depthwise_share: float = 0.072
     """Fraction of the ordinary cores' peak that depthwise convolutions reach."""
-    depthwise_accesses: float = 2.2
+    depthwise_accesses: float = 2.8
     """Accesses to each value of a depthwise convolution, whose kernels read values again."""
-    tf32_factor: float = 0.96
+    tf32_factor: float = 1.1
     """Fraction of the peak that TF32 reaches, over that of 16 bits."""
-    winograd_factor: float = 1.9
+    winograd_factor: float = 2.1
     """Products that Winograd's algorithm saves: direct ones over those that are left."""
-    transposed_accesses: float = 2.9
+    transposed_accesses: float = 3.5
     """Accesses to each value of a convolution on tensor cores beside its own, if images are not
     channels-last: they are transposed."""
-    memory_share: float = 0.72
+    memory_share: float = 0.76
     """Fraction of the memory's bandwidth that operations reach."""
     call_seconds: float = 4e-6
     """Time of an operation on the device beside its work."""
-    tile_seconds: float = 15e-6
+    tile_seconds: float = 18e-6
     """The same of a product or convolution, whose last tiles do not fill the device."""
     launch_seconds: float = 3e-5
     """Time in which the host's Python code and libraries launch one operation on a GPU."""
@@ -119,7 +121,7 @@ def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tu
         return constants.core_share * (cores if kind == "other" else peak), 1.0
     if kind == "depthwise":
         return constants.depthwise_share * cores, constants.depthwise_accesses
-    dense = constants.convolution_share
+    dense, is_image = constants.convolution_share, kind not in {"product", "attention"}
     if peak > cores:
         shares = {
             "product": constants.product_share,
@@ -127,14 +129,15 @@ def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tu
             "grouped": constants.grouped_share,
         }
         rounded = constants.tf32_factor if recipe.precision == "fp32" else 1.0
-        is_image = kind not in {"product", "attention"}
         extra = constants.transposed_accesses if is_image and not recipe.channels_last else 0.0
         return rounded * shares.get(kind, dense) * peak, 1.0 + extra
+    if not is_image:
+        return constants.core_share * cores, 1.0
     factors = {
         "grouped": constants.grouped_share / dense,
         "convolution_3x3": constants.winograd_factor,
     }
-    return factors.get(kind, 1.0) * constants.core_share * cores, 1.0
+    return factors.get(kind, 1.0) * constants.core_convolution_share * cores, 1.0
 
 
 def host_seconds_of_pass(

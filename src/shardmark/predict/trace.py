@@ -27,6 +27,7 @@ from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
 from shardmark.predict.chains import ZERO, Chains, Total, Work
+from shardmark.predict.detectors import at_their_limits, limited_heads
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.tensor_sharding import TensorSharding, storage_key
 from shardmark.strategies.blocks import sharding_units
@@ -417,11 +418,23 @@ def trace(
         if recipe.precision == "fp32":
             return profile
         try:
-            native = traced(AUTOCAST_DTYPES[recipe.precision])
+            with _quiet():
+                native = traced(AUTOCAST_DTYPES[recipe.precision])
         except Exception as error:  # strategies that cast parameters refuse this model
             logger.info("the model does not compute with 16-bit parameters: %s", error)
             return profile
     return replace(profile, native=native)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from printing the traceback of an operation that fake tensors refuse."""
+    torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, torch_logger.disabled = torch_logger.disabled, True
+    try:
+        yield
+    finally:
+        torch_logger.disabled = before
 
 
 def _profile(
@@ -444,9 +457,12 @@ def _profile(
         casts=casts,
     )
     try:
-        model, first, second = trace_steps(fake=fake)
+        with _quiet():
+            model, first, second = trace_steps(fake=fake)
     except Exception as error:  # its shapes depend on values, for example
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
+        if limited_heads(workload.build_model()):  # which compute much for each sample
+            sizes[:] = [max(1, size // 2) for size in sizes]
         model, first, second = trace_steps(fake=None)
     names, second_names = ([unit.name for unit in step.units] for step in (first, second))
     if names != second_names:
@@ -472,6 +488,7 @@ def _profile(
         update_values=temporary,
         updates_together=together,
         unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
+        limited=tuple(limited_heads(model)),
     )
 
 
@@ -510,7 +527,8 @@ def _steps(
         step = _StepTrace(model, blocks, batch, recipe, device_type=device_type, sharding=sharding)
         kernels = _gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
-        with fake or nullcontext(), kernels, step:
+        limits = nullcontext() if fake else at_their_limits(model)
+        with fake or nullcontext(), kernels, limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)

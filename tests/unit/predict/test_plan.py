@@ -14,6 +14,7 @@ from tests.unit.predict.made import MadeModels, made_profile
 from torch import nn
 
 from shardmark.config.experiment import Experiment
+from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
@@ -386,3 +387,17 @@ def test_a_model_that_fails_is_a_row_with_its_error(
     monkeypatch.setattr(Models, "check", lambda *_: None)
     (row,) = planned(experiment([strategy]), models=Models()).rows
     assert "RuntimeError: shapes do not match" in (row.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "measured_rate"), [("quickstart", 4_900), ("language-quickstart", 141_325)]
+)
+def test_small_models_take_the_time_of_their_host(name: str, measured_rate: float) -> None:
+    """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`."""
+    of = load_experiment(name, ["matrix.strategy=[single]"])
+    (row,) = make_plan(of, "h100x1", (1,), Models()).rows
+    assert row.time is not None
+    assert row.time.bound == "the host"
+    assert row.low_seconds is not None
+    assert row.high_seconds is not None
+    assert row.step_work / row.high_seconds < measured_rate < row.step_work / row.low_seconds

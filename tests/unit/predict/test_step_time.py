@@ -26,6 +26,7 @@ from shardmark.strategies.base import Strategy
 
 PLAIN = Constants(
     core_share=1,
+    core_convolution_share=1,
     product_share=1,
     attention_share=1,
     convolution_share=1,
@@ -288,7 +289,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
         # The peaks are 1, 2 and 4 TFLOP/s: ordinary cores, TF32 and 16 bits.
         ("fp16", False, (0.5, 1, 0.4, 0.4, 1.25, 10, 1.25)),
         ("fp32", True, (1.25, 2.5, 1, 1, 3.125, 10, 1.25)),
-        ("fp32", False, (1.25, 1.25, 1.25, 0.625, 3.90625, 10, 1.25)),
+        ("fp32", False, (1.25, 1.25, 2.5, 1.25, 7.8125, 10, 1.25)),
     ],
 )
 def test_kinds_of_operations_reach_unlike_fractions_of_the_peak(
@@ -297,6 +298,7 @@ def test_kinds_of_operations_reach_unlike_fractions_of_the_peak(
     constants = replace(
         PLAIN,
         core_share=0.8,
+        core_convolution_share=0.4,
         product_share=0.5,
         attention_share=0.25,
         convolution_share=0.625,

@@ -17,11 +17,13 @@ from shardmark.core.layout import ActivationSharding
 from shardmark.measure.memory.tensors import allocator_rise_bytes
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
+from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
 from shardmark.workloads.base import TensorPlan
+from shardmark.workloads.language.options import LanguageOptions
 
 WIDTH = 300
 
@@ -386,3 +388,42 @@ def test_convolutions_are_of_unlike_kinds(options: dict[str, int], kind: str) ->
     for in_pass in ("forward", "backward"):
         kinds = {o.kind for unit in found.units for o in getattr(unit, in_pass)}
         assert kinds == {"product", "other", kind}
+
+
+class Mixes(nn.Module):
+    """A product of activations and a buffer in fp32, which 16-bit parameters refuse."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, WIDTH)
+        self.register_buffer("table", torch.ones(WIDTH, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = self.project(inputs)[:, None]
+        outputs: Tensor = torch.bmm(rows, self.table.expand(len(rows), -1, -1))
+        return outputs[:, 0]
+
+
+def test_a_model_that_refuses_16_bit_parameters_prints_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found = trace(ToyWorkload(Mixes), recipe(precision="bf16"))
+    assert found.native is None
+    assert capfd.readouterr() == ("", "")
+
+
+def test_eager_attention_stores_its_scores() -> None:
+    """A layer of 4 heads on 64 tokens: scores, their softmax, and its dropout."""
+    kinds, saved = [], []
+    for how in ({}, {"attn_implementation": "eager"}):
+        sizes = {"n_layer": 1, "n_embd": 32, "n_head": 4, "attn_pdrop": 0.0}
+        options = LanguageOptions(
+            model="hf:gpt2", sequence_length=64, model_options={**sizes, **how}
+        )
+        found = Models().profile(options, recipe())
+        kinds.append({o.kind for unit in found.units for o in unit.forward})
+        saved.append(sum(unit.saved_bytes.per_sample for unit in found.units))
+    assert ["attention" in each for each in kinds] == [True, False]
+    assert saved[1] - saved[0] > 0.7 * 4 * 64 * 64 * 4  # and the output is not saved again
