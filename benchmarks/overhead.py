@@ -1,6 +1,6 @@
 """What measuring costs: the speed of a step under `shardmark run` over that of a bare loop.
 
-    python benchmarks/overhead.py [--pairs 9] [--steps 65] [--strategies single ddp] [--small]
+    python benchmarks/overhead.py [--pairs 9] [--steps 65] [--strategies single script] [--small]
 
 A pair is a run of one trial with all metrics on, and `bare_loop.py`.  Both live at the same time
 and take turns of a few seconds, while the processes of the other side are stopped (SIGSTOP), so
@@ -18,6 +18,7 @@ import itertools
 import json
 import math
 import os
+import shlex
 import statistics
 import struct
 import subprocess
@@ -33,6 +34,7 @@ import psutil
 import yaml
 
 from harness import (
+    BENCHMARKS,
     GLOBAL_BATCH,
     WARMUP_STEPS,
     Table,
@@ -48,9 +50,13 @@ from harness import (
 from shardmark.core.environment_variables import ALLOCATOR
 
 NAME = "overhead"
-STRATEGIES = ("single", "ddp", "fsdp", "zero-1")
+SCRIPT = "script"
+"""The bare loop itself with ddp, run by Shardmark as a script: what its hooks cost."""
+STRATEGIES = ("single", "ddp", "fsdp", "zero-1", SCRIPT)
 LEAST_RATIO = 0.99
 TURN_SECONDS = 4.0
+UNTIMED_STEPS = 10
+"""Steps of a script beyond those that are measured, enough for those that count."""
 START_SECONDS = 180.0
 SIDE_SECONDS = 900.0
 Turn = tuple[float, float]
@@ -155,16 +161,26 @@ def side(command: Sequence[str], log: Path, variables: Mapping[str, str]) -> Ite
 def measure_pair(strategy: str, pair: int, *, steps: int) -> dict[str, Any]:
     """The ratio of speeds over all turns in which both sides have complete steps."""
     experiment = experiment_of([strategy], steps, 1, WARMUP_STEPS)
+    bare_strategy = "ddp" if strategy == SCRIPT else strategy
     # The other side uses the cores meanwhile, which would be measured again.
     experiment["measure"] |= {"verify": False, "max_remeasure": 0}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         run, bare = folder / "run", folder / "bare"
         bare.mkdir()
+        if strategy == SCRIPT:
+            (folder / "hooked").mkdir()
+            more = bare_loop_command("ddp", steps=steps + UNTIMED_STEPS, out=folder / "hooked")
+            script = shlex.join(more[more.index(str(BENCHMARKS / "bare_loop.py")) :])
+            experiment |= {
+                "workload": {"name": "script"},
+                "recipe": {"steps": steps},
+                "matrix": {"variant": {SCRIPT: script}, "world_size": [ranks_of(strategy)]},
+            }
         (folder / "overhead.yaml").write_text(yaml.safe_dump(experiment))
         words = ["run", str(folder / "overhead.yaml"), "--out", str(run)]
         command = [sys.executable, "-m", "shardmark", *words]
-        bare_command = bare_loop_command(strategy, steps=steps, out=bare)
+        bare_command = bare_loop_command(bare_strategy, steps=steps, out=bare)
         bare_variables = script_variables(ranks_of(strategy))
         with side(command, folder / "run.log", os.environ) as ours:
             ours.run_until(lambda: steps_taken(run) > WARMUP_STEPS)

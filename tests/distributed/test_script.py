@@ -28,7 +28,7 @@ def timed(engine: KeptEngine, out: Path, variants: dict[str, str], **changes: An
         "workload": {"name": "script", "command": str(SCRIPT), **changes.pop("workload", {})},
         "recipe": {"steps": STEPS},
         "measure": base["measure"] | {"warmup_steps": WARMUP_STEPS, "verify": False},
-        "matrix": {"variant": variants, "world_size": [changes.pop("ranks", 2)]},
+        "matrix": {"variant": variants, "world_size": changes.pop("ranks", [2])},
     }
     return load_run(run_experiment(from_mapping(mapping | changes), out, engine=engine))
 
@@ -110,7 +110,7 @@ ENDS = {
 def test_ends_of_scripts(kept_engine: KeptEngine, tmp_path: Path) -> None:
     """A script that ends by itself is measured as far as it came, or says why it was not."""
     variants = {name: arguments for name, (arguments, *_) in ENDS.items()}
-    run = timed(kept_engine, tmp_path / "run", variants, ranks=1)
+    run = timed(kept_engine, tmp_path / "run", variants, ranks=[1])
     for trial in run.trials:
         _, outcome, reason = ENDS[trial.strategy]
         assert trial.outcome is outcome
@@ -136,3 +136,39 @@ def test_until_its_exit(kept_engine: KeptEngine, tmp_path: Path) -> None:
     lines = (run.path / "trials" / trial.id / "steps.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines]
     assert sum(step["measured"] for step in steps) == 2 * (20 - WARMUP_STEPS)
+
+
+BARE = """
+import torch
+
+weight = torch.ones(3, requires_grad=True)
+optimizer = torch.optim.SGD([weight], 0.1)
+for _ in range(100):
+    (weight * weight).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_steps_count_where_samples_cannot(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    """Such a row says so and competes with no other; the batch of the others grows with ranks."""
+    bare = tmp_path / "bare.py"
+    bare.write_text(BARE)
+    variants = {"bare": str(bare), "plain": str(SCRIPT)}
+    run = timed(kept_engine, tmp_path / "run", variants, ranks=[1, 2], workload={"command": ""})
+    comparison = compare([run])
+    rows = {(row.strategy, row.world_size): row for row in comparison.rows}
+    for trial in run.trials:
+        counted = STEPS - WARMUP_STEPS
+        samples = counted if trial.strategy == "bare" else counted * 8 * trial.world_size
+        assert sum(rank.samples for rank in trial.ranks) == samples
+    assert rows["bare", 2].comparable(rows["bare", 1])
+    assert not rows["bare", 2].comparable(rows["plain", 2])
+    caution, *_ = answers(comparison)
+    assert "bare" in caution.text
+    assert "a step counts as one sample" in caution.text
+    assert {key: row.weak_scaling for key, row in rows.items()} == {
+        ("bare", 1): False,
+        ("bare", 2): False,
+        ("plain", 1): True,
+        ("plain", 2): True,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,14 +60,6 @@ def time(
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the trials; run none.")] = False,
-    retry: Annotated[
-        bool,
-        typer.Option("--retry", help="Also repeat failed, timed-out and disturbed trials."),
-    ] = False,
-    budget: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Start no trial that would end later: 90s, 30m, 1h30m."),
-    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
     ] = False,
@@ -76,38 +69,19 @@ def time(
     The same as `shardmark run` with `workload: {name: script}`.
     """
     from shardmark.config.load import from_mapping
-    from shardmark.core.durations import parse_seconds
     from shardmark.launch.run_options import RunOptions
 
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
-    measure: dict[str, Any] = {"warmup_steps": warmup, "verify": not no_audit}
-    if repeats is not None:
-        measure["repeats"] = repeats
-    mapping = experiment_of([_parsed(text) for text in commands], _numbers(ranks))
+    mapping = experiment_of(list(map(_parsed, commands)), _numbers(ranks))
     mapping["workload"]["until_exit"] = until_exit
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
-    mapping["measure"] = measure
+    mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
+    if repeats is not None:
+        mapping["measure"]["repeats"] = repeats
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
-    words = ["shardmark", "time", *commands]
-    values = {
-        "--ranks": ranks,
-        "--steps": steps,
-        "--warmup": None if warmup == 5 else warmup,
-        "--repeats": repeats,
-        "--engine": engine,
-        "--budget": budget,
-    }
-    words += [str(word) for pair in values.items() if pair[1] is not None for word in pair]
-    switches = {"--until-exit": until_exit, "--no-audit": no_audit, "--quiet": quiet}
-    words += [option for option, is_set in switches.items() if is_set]
-    words += [word for change in overrides or () for word in ("--set", change)]
-    options = RunOptions(
-        retry=retry,
-        budget_seconds=None if budget is None else parse_seconds(budget, "--budget"),
-        quiet=quiet,
-    )
-    run_and_print(experiment, out, options, words, dry_run=dry_run)
+    words = ["shardmark", *sys.argv[1:]]
+    run_and_print(experiment, out, RunOptions(quiet=quiet), words, dry_run=dry_run)
 
 
 def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> dict[str, Any]:
@@ -115,15 +89,16 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
 
     Without `ranks`, the commands give their number.  Raises `InputError` if they differ in it.
     """
-    from shardmark.scripts.variants import named_variants, script_name
+    from shardmark.scripts.variants import named_variants
 
     named = sorted({command.ranks for command in commands if command.ranks is not None})
     if not ranks and len(named) > 1:
         numbers = " and ".join(map(str, named))
         raise InputError("commands", f"they name {numbers} ranks", "give --ranks for all of them")
     shared, variants = named_variants(commands)
+    _, alone = named_variants(commands[:1])
     return {
-        "name": f"time-{script_name(commands[0])}",
+        "name": f"time-{next(iter(alone))}",
         "workload": {"name": "script", "command": shared},
         "matrix": {"variant": variants, "world_size": [*ranks] or named or [1]},
     }

@@ -124,8 +124,6 @@ def figures(progress: TrialProgress, pace: Pace) -> tuple[str, ...]:
     elif (rate := pace.samples_per_second) is not None:
         tokens = pace.tokens_per_sample
         parts.append(f"{rate * tokens:.0f} tokens/s" if tokens else f"{rate:.1f} samples/s")
-    elif (steps := pace.steps_per_second) is not None:
-        parts.append(f"{steps:.1f} steps/s")
     if progress.loss is not None and progress.loss_steps is not None:
         # Only a loss of an earlier step is printed with its step.
         late = progress.steps - progress.loss_steps > 1

@@ -72,17 +72,9 @@ class Pace:
     @property
     def samples_per_second(self) -> float | None:
         """Samples of all ranks per second over the latest readings; None if unknown."""
-        steps = self.steps_per_second
-        if steps is None or self._samples_per_step is None:
+        if self._samples_per_step is None or len(self._recent) < 2 or self.still_seconds > 0:
             return None
-        return self._samples_per_step * steps
-
-    @property
-    def steps_per_second(self) -> float | None:
-        """Steps per second over the latest readings."""
-        if len(self._recent) < 2 or self.still_seconds > 0:
-            return None
-        return 1 / self._step_seconds(self._recent[0])
+        return self._samples_per_step / self._step_seconds(self._recent[0])
 
     @property
     def still_seconds(self) -> float:

@@ -65,7 +65,7 @@ def run_script(trial: Trial, directory: Path, report: RankReport, store: Store) 
         except ScriptFinished:
             pass
         except SystemExit as end:
-            if end.code not in (None, 0):
+            if end.code not in (None, 0) and not measured.done:
                 reason = end.code if isinstance(end.code, str) else f"exit code {end.code}"
                 raise ScriptError(f"the script ended with {reason}") from None
         except Exception as error:
@@ -123,7 +123,8 @@ class _MeasuredScript:
         measure = trial.measure
         warmup_seconds, window_seconds = trial.least_seconds
         self._agrees = max(warmup_seconds, window_seconds) > 0
-        self._until_exit = getattr(trial.workload, "until_exit", False)
+        assert isinstance(trial.workload, ScriptOptions)
+        self._command, self._until_exit = trial.workload.command, trial.workload.until_exit
         self._pacing = Pacing(
             warmup_steps=measure.warmup_steps,
             warmup_seconds=warmup_seconds,
@@ -223,7 +224,7 @@ class _MeasuredScript:
         elif any(self.hooks.tokens):
             report.tokens = self.hooks.tokens
         report.settings = {
-            "command": getattr(self._trial.workload, "command", ""),
+            "command": self._command,
             "samples_counted_by": batches.source if counted else None,
             "steps_as_samples": not counted,
         }

@@ -150,17 +150,18 @@ NAMES: tuple[tuple[list[str], str, dict[str, str]], ...] = (
     ),
     (["train.py", "train.py --compile"], "train.py", {"train": "", "compile": "--compile"}),
     (
-        ["train.py --lr=0.1 --b 4", "train.py --lr 0.2 --b 4"],
+        ["train.py --lr=0.1 --b 4", "train.py --lr 0.2 --b 4", "train.py --lr 0.3 --b 4"],
         "train.py",
-        {"lr=0.1": "--lr=0.1 --b 4", "lr=0.2": "--lr 0.2 --b 4"},
+        {name: f"--{name} --b 4" for name in ("lr=0.1",)}
+        | {f"lr={rate}": f"--lr {rate} --b 4" for rate in ("0.2", "0.3")},
     ),
     (["a.py", "b.py --x 1"], "", {"a": "a.py", "b x=1": "b.py --x 1"}),
     (
         ["python -m pkg.train --a", "python -m pkg.train --b 'c d'"],
         "python -m pkg.train",
-        {"a": "--a", "b=c d": "--b 'c d'"},
+        {"a": "--a", "b c d": "--b 'c d'"},
     ),
-    (["runs/train.py --x"], "runs/train.py --x", {"train": ""}),
+    (["runs/train.py --x 1"], "runs/train.py --x 1", {"train": ""}),
 )
 
 

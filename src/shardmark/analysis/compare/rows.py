@@ -354,7 +354,7 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         precision=first.precision,
         varied=other_varied(first),
         synthetic=any(result.synthetic for result in trials),
-        weak_scaling=first.trial.get("recipe", {}).get("per_rank_batch") is not None,
+        weak_scaling=_scales_weakly(first, run.trials),
         outcomes=dict(sorted(Counter(str(result.outcome) for result in trials).items())),
         failed=_failed(trials),
         disturbed=next((result.disturbed for result in ok), None),
@@ -369,6 +369,19 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
         folder=run.path,
         **verified,
     )
+
+
+def _scales_weakly(result: TrialResult, trials: Sequence[TrialResult]) -> bool:
+    """Return whether the global batch grows with the ranks; a script's is read off its trials."""
+    if result.trial.get("workload", {}).get("name") != "script":
+        return result.trial.get("recipe", {}).get("per_rank_batch") is not None
+    variant = [trial for trial in trials if trial.strategy == result.strategy and trial.ranks]
+    batches = {
+        (trial.world_size, round(sum(rank.samples for rank in trial.ranks) / steps.value))
+        for trial in variant
+        if (steps := trial.metrics.get("measured_steps")) is not None
+    }
+    return len({batch for _, batch in batches}) > 1 and len({size for size, _ in batches}) > 1
 
 
 def _sizes(verdict: Verdict) -> list[str]:

@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -25,9 +22,6 @@ from torch.optim.optimizer import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.measure.step.recorder import Recorder
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 LOADER = "the batches of the script's DataLoader"
 
@@ -143,9 +137,8 @@ class StepHooks:
         """Tokens of each step."""
         self.first_event_at_seconds: float | None = None
         """Unix time of the first batch or backward pass."""
-        self._module_hooks: list[RemovableHandle] = []
-        self._outermost: list[nn.Module] = []
-        """Modules that the script called in training, in the second step, in their order."""
+        self._first_call = ExitStack()
+        """Ends the wait for a module, in a script without a `DataLoader`."""
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -164,7 +157,7 @@ class StepHooks:
                 original = getattr(owner, name)
                 setattr(owner, name, _wrapped(original, wrapper))
                 stack.callback(setattr, owner, name, original)
-            stack.callback(self._stop_looking_for_modules)
+            stack.callback(self._first_call.close)
             yield
 
     def _next_batch(self, original: Callable[..., Any], loader: object) -> Any:
@@ -248,40 +241,18 @@ class StepHooks:
                 range(samples),
                 None if on_device else float(rate),
             )
-        self._watch_modules(recorder.step)
+        if recorder.step == 1 and self.batches.source is None:
+            # Not before: torch.compile compiles again for a hook of all modules.
+            handle = register_module_forward_pre_hook(self._first_module)
+            self._first_call.callback(handle.remove)
         self._stepped()
         recorder.start_step()
 
-    def _watch_modules(self, steps: int) -> None:
-        """Without a `DataLoader`, find the outermost module in the second step, and watch it.
-
-        Hooks of all modules cost time, and torch.compile compiles again for them.
-        """
-        if steps == 1 and self.batches.source is None:
-            calls: list[nn.Module] = []
-
-            def begins(module: nn.Module, _: object) -> None:
-                if not calls and module.training and torch.is_grad_enabled():
-                    self._outermost.append(module)
-                calls.append(module)
-
-            def ends(*_: object) -> None:
-                if calls:
-                    calls.pop()
-
-            self._module_hooks = [
-                register_module_forward_pre_hook(begins),
-                register_module_forward_hook(ends, always_call=True),
-            ]
-        elif self._module_hooks:
-            self._stop_looking_for_modules()
-            if self._outermost:
-                self._outermost[0].register_forward_pre_hook(self._module_called, with_kwargs=True)
-
-    def _stop_looking_for_modules(self) -> None:
-        for handle in self._module_hooks:
-            handle.remove()
-        self._module_hooks = []
+    def _first_module(self, module: nn.Module, _: object) -> None:
+        """Watch the first module that is called for training, which is the outermost one."""
+        if module.training and torch.is_grad_enabled():
+            self._first_call.close()
+            module.register_forward_pre_hook(self._module_called, with_kwargs=True)
 
     def _module_called(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         if module.training:
