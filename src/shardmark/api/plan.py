@@ -19,34 +19,47 @@ def plan(
     run: str | Path | None = None,
     price_per_hour: float | Sequence[float] | None = None,
     search: bool = False,
+    work: float | None = None,
     **overrides: Any,
 ) -> Plan:
-    """Predict memory, speed and cost of each strategy of the experiment; run nothing.
+    """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
 
-    `on` is a node type, a number of cards (`"h100x8"`), or a YAML file; a list compares several
-    machines.  `nodes` is a number, a list, or `"1..128"`; `run` is a stored run of the model that
-    calibrates the prediction; `price_per_hour` is the price of one card, or a list of one price for
-    each machine.  `search` compares all layouts of the largest number of ranks: `Plan.search` has
-    the best ones, and `Plan.winner` the fastest as an experiment.  Experiment and overrides are
-    those of `run`.
+    A model is named as on the command line (`"resnet50"`, `"hf:Qwen/Qwen3-8B"`); `work` is the
+    number of tokens or samples to price.  `on` is a number of cards (`"8xh100"`, `"2x8xh100"`), a
+    node type, or a YAML file; a list compares several machines.  `nodes` is a number, a list, or
+    `"1..128"`; `run` is a stored run of the model that calibrates the prediction; `price_per_hour`
+    is the price of one card, or a list of one price for each machine.  `search` compares all
+    layouts of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the
+    fastest as an experiment.  Experiment and overrides are those of `run`.
 
     Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its
     `reason`.
     """
     from shardmark.api.model_source import resolve_experiment
+    from shardmark.config.load import override_of
+    from shardmark.config.model_name import is_experiment
     from shardmark.predict.models import Models
     from shardmark.predict.plan import compare_machines, parse_nodes
+    from shardmark.predict.question import question_about
     from shardmark.results.store import load_run
 
-    resolved = resolve_experiment(experiment, overrides)
+    machines = [str(on)] if isinstance(on, str | Path) else [*map(str, on)]
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
+    counted = parse_nodes(str(counts))
+    if isinstance(experiment, str) and not is_experiment(experiment):
+        options = [override_of(key, value) for key, value in overrides.items()]
+        question = question_about(experiment, machines, counted, overrides=options)
+        resolved, work = question.experiment, question.work if work is None else work
+    else:
+        resolved = resolve_experiment(experiment, overrides)
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
     return compare_machines(
         resolved,
-        [str(on)] if isinstance(on, str | Path) else [*map(str, on)],
-        parse_nodes(str(counts)),
+        machines,
+        counted,
         Models(),
         run=None if run is None else load_run(Path(run).expanduser()),
         prices_per_hour=prices,
         search=search,
+        work=work,
     )

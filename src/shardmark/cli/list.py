@@ -55,7 +55,7 @@ def listing(kind: str) -> Mapping[str, str]:
         "": KINDS,
         "strategies": _strategies(),
         "workloads": _workloads(),
-        "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **OTHER_MODELS},
+        "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **_configurations(), **OTHER_MODELS},
         "datasets": DATASETS,
         "metrics": {
             name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()
@@ -74,6 +74,15 @@ def _strategies() -> dict[str, str]:
         fixed = [f"{key}={value}" for key, value in fixed_options(name).items() if key != "name"]
         lines[name] = _summary(strategy_class(name)) + (f" [{', '.join(fixed)}]" if fixed else "")
     return lines | _plugins(PLUGINS, STRATEGIES, strategy_class)
+
+
+def _configurations() -> dict[str, str]:
+    from shardmark.workloads.configurations import PREFIX, shipped
+
+    return {
+        f"{PREFIX}{name}": f"sizes alone, {model['parameters'] / 1e6:,.0f} M parameters"
+        for name, model in shipped().items()
+    }
 
 
 def _workloads() -> dict[str, str]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shardmark.cli.arguments import ExperimentName, Overrides, path_of
+from shardmark.cli.arguments import Overrides, path_of
 from shardmark.core.errors import InputError
 from shardmark.core.storage import storing
 from shardmark.core.text import say, say_text
+
+AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
+FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 class PlanFormat(StrEnum):
@@ -23,17 +28,58 @@ class PlanFormat(StrEnum):
 
 
 def plan(
-    experiment: ExperimentName,
-    *,
-    on: Annotated[
-        list[str],
-        typer.Option(
-            "--on",
-            metavar="HARDWARE",
-            help="A node type such as dgx-h100, a number of cards such as h100x8, or a YAML file."
-            " Repeat it to compare machines.",
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A model (resnet50, timm:NAME, hf:NAME, hf:FILE.json, a folder of save_pretrained,"
+            " module:function, a task's module:Class), or an experiment: a YAML file or a preset.",
         ),
     ],
+    machines: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[MACHINE]", help="More machines, after --compare."),
+    ] = None,
+    *,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--on",
+            metavar="MACHINE",
+            help="8xh100 or h100x8, 2x8xh100 for two nodes, a node type such as dgx-h100, or a YAML"
+            " file.  Repeat it to compare machines.",
+        ),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compare",
+            metavar="MACHINE...",
+            help="Compare these machines, the cheapest first, by the best strategy of each.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="SAMPLES", min=1, help="Samples of a GPU in a step.")
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option(metavar="TOKENS", min=2, help="Tokens of a sample.")
+    ] = None,
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PRECISION",
+            help="bf16, fp16 or fp32; for a model, by default the first one that the card has.",
+        ),
+    ] = None,
+    work: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            "--samples",
+            metavar="NUMBER",
+            help="Work to price: 10B, 300M, 2T.  A model without it: 1B tokens, or 1M samples.",
+        ),
+    ] = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -53,10 +99,12 @@ def plan(
     price_per_hour: Annotated[
         list[float] | None,
         typer.Option(
+            "--price",
+            "--price-per-hour",
             metavar="DOLLARS",
             min=0,
-            help="Price of one card; adds the cost of the recipe.  With several --on, one price for"
-            " all or one for each.",
+            help="Price of one card for an hour; adds the cost.  With several machines, one price"
+            " for all or one for each.",
         ),
     ] = None,
     search: Annotated[
@@ -75,6 +123,12 @@ def plan(
             help="Search, and write the fastest layout that fits as an experiment for `run`.",
         ),
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show the parts of the memory as well.")
+    ] = False,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Show the step time and its comparisons as well.")
+    ] = False,
     overrides: Overrides = None,
     form: Annotated[
         PlanFormat, typer.Option("--format", help="json has every value, in base units.")
@@ -82,12 +136,13 @@ def plan(
 ) -> None:
     """Predict memory, speed and cost of every strategy on machines that you do not have.
 
-    Exit code 1 if nothing fits, or nothing could be predicted.
+    Exit code 0 if something fits, 1 if nothing does or nothing could be predicted.
     """
     from shardmark.cli.compare import terminal_width
-    from shardmark.config.load import load_experiment, to_yaml
+    from shardmark.config.load import to_yaml
     from shardmark.predict.models import Models
     from shardmark.predict.plan import compare_machines, parse_nodes
+    from shardmark.predict.question import question_about
     from shardmark.report.table.formats import Format
     from shardmark.report.views.plan import render_plan
     from shardmark.results.store import load_run
@@ -96,16 +151,40 @@ def plan(
         raise InputError(f"--write {write}", "its folder does not exist", "create it first")
     if write is not None and write.exists():
         raise InputError(f"--write {write}", "it exists already", "name another file")
+    kinds = [*(on or ()), *(compare or ()), *(machines or ())]
+    if not kinds:
+        raise InputError("--on", "no machine is given", "name one, such as --on 8xh100")
+    if machines and not compare:
+        raise InputError(machines[0], "one argument too many", "allowed are MODEL --on MACHINE")
+    question = question_about(
+        model,
+        kinds,
+        parse_nodes(nodes),
+        batch=batch,
+        sequence_length=sequence_length,
+        precision=precision,
+        overrides=overrides or (),
+    )
     predicted = compare_machines(
-        load_experiment(experiment, overrides or ()),
-        on,
+        question.experiment,
+        kinds,
         parse_nodes(nodes),
         Models(),
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,
+        work=question.work if work is None else parse_amount(work, "--tokens"),
     )
-    say_text(render_plan(predicted, Format(form.value), terminal_width() or 80))
+    text = render_plan(
+        predicted,
+        Format(form.value),
+        terminal_width() or 80,
+        assumed=question.assumed,
+        memory=memory,
+        speed=speed,
+        best_of_each=bool(compare),
+    )
+    say_text(text)
     if write is not None:
         if predicted.winner is None:
             raise InputError(
@@ -116,3 +195,15 @@ def plan(
         say(f"written: {write}   measure it: shardmark run {write}", error=form is PlanFormat.JSON)
     if not predicted.answered:
         raise typer.Exit(1)
+
+
+def parse_amount(text: str, option: str) -> float:
+    """Parse a number of tokens or samples such as `10B`, `300M` or `1e9`.
+
+    Raises `InputError`, which names the option.
+    """
+    match = AMOUNT.fullmatch(text.strip())
+    amount = float(match[1]) * FACTORS[match[2].lower()] if match else 0.0
+    if not 0 < amount < inf:
+        raise InputError(option, f"found {text!r}", "allowed is a number such as 10B, 300M or 1e9")
+    return amount

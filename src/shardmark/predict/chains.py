@@ -25,6 +25,9 @@ class Total(NamedTuple):
     def minus(self, other: Total) -> Total:
         return Total(self.total - other.total, self.replicated - other.replicated)
 
+    def times(self, count: int) -> Total:
+        return Total(count * self.total, count * self.replicated)
+
 
 ZERO = Total()
 

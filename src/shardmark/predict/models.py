@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import DataError, InputError, ShardmarkError
 from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Recipe
+from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.costs import cost_model
 from shardmark.costs.base import Cell
 from shardmark.predict.profile import Profile
 from shardmark.trials.trial import Trial
 from shardmark.workloads import check_data
+from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.language.tokenizers import rows_without_text
 from shardmark.workloads.options import WorkloadOptions
 from shardmark.workloads.vision.options import ClassificationOptions
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
     from shardmark.workloads.base import Workload
 
+FEW_SAMPLES = 8
+"""Random samples of tokens for a trace: those of its larger step."""
 STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
 """Training samples of data sets that random pictures of the same shape can replace."""
 
@@ -33,7 +37,7 @@ class Models:
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
-        self._profiles: list[tuple[tuple[object, ...], Profile]] = []
+        self._profiles: list[tuple[tuple[object, ...], Optimizer, Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
 
     def profile(
@@ -48,17 +52,21 @@ class Models:
 
         Raises `ShardmarkError` for a model that cannot be built or traced.
         """
-        from shardmark.predict.trace import trace
+        from shardmark.predict.trace import trace, with_optimizer
         from shardmark.strategies.parameters import check_parameters
 
-        settings = (
-            *(recipe.precision, recipe.activation_checkpointing, recipe.optimizer),
-            recipe.compile,
-        )
+        settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile)
         key = (options, *settings, device_type, activations)
-        for cached_key, profile in self._profiles:
+        others = None
+        for cached_key, optimizer, profile in self._profiles:
             if cached_key == key:
-                return profile
+                if optimizer == recipe.optimizer:
+                    return profile
+                others = profile
+        if others is not None:
+            profile = with_optimizer(others, recipe.optimizer, device_type)
+            self._profiles.append((key, recipe.optimizer, profile))
+            return profile
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         with _named_failures(options):
@@ -73,7 +81,7 @@ class Models:
         for name in profile.limited:
             note = f"{name} is traced with as many positive proposals as it samples at most."
             self.notes[note] = None
-        self._profiles.append((key, profile))
+        self._profiles.append((key, recipe.optimizer, profile))
         return profile
 
     def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
@@ -145,7 +153,18 @@ class Models:
         return workload, model, data_bytes
 
     def _with_data(self, options: WorkloadOptions) -> WorkloadOptions:
-        """Return the options, or those of random pictures of the same size if data are missing."""
+        """Return the options, or those of random tokens or pictures where these cost the same.
+
+        Packed samples of tokens differ in content alone.  Missing pictures are replaced by random
+        ones of the same size.
+        """
+        rows = rows_without_text(options) if isinstance(options, LanguageOptions) else None
+        if rows is not None:
+            text = {"dataset": "random", "data_dir": None, "tokenizer": "bytes"}
+            few = {"training_samples": FEW_SAMPLES, "validation_samples": FEW_SAMPLES}
+            return options.model_copy(
+                update={**text, **few, "vocabulary": rows, "loader_workers": 0}
+            )
         replaceable = isinstance(options, ClassificationOptions) and options.dataset in STAND_INS
         try:
             if not (replaceable and options.fetches_data):

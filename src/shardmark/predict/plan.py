@@ -15,13 +15,14 @@ from shardmark.core.machine import Machine
 from shardmark.core.recipe import MAX_RANKS, Recipe
 from shardmark.core.text import as_text, with_options
 from shardmark.predict.anchor import Anchor, Anchors
-from shardmark.predict.hardware.catalogue import NodeType, joined_node
+from shardmark.predict.hardware.catalogue import NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
 from shardmark.predict.largest_batch import largest
 from shardmark.predict.layouts import searcher_of, winner_of
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
+from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
 from shardmark.predict.search import Search
 from shardmark.predict.step import Factors, StepTime, plan_step
 from shardmark.predict.timing import Constants
@@ -53,6 +54,8 @@ class Prediction:
     tokens_per_sample: int | None
     own_mathematics: tuple[str, ...] = ()
     """`Numerics.descriptions`: differences from the training of one device."""
+    parameters: int | None = None
+    """Number of elements of the model's parameters."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
     """Memory that the card usually needs for tensors, fragmentation, context and libraries; on a
@@ -183,11 +186,21 @@ class Plan:
     """Search over all layouts of the most ranks, if requested."""
     winner: Experiment | None = None
     """The fastest layout, as an experiment to run."""
+    precision: str | None = None
+    """Precision of the recipe; None if it is an axis."""
+    requested_work: float | None = None
+    """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
+    remedies: tuple[Remedy, ...] = ()
+    """Changes under which the experiment fits, if nothing does."""
+    fewest: Remedy | None = None
+    """The fewest devices of one node on which a strategy fits, if they are fewer."""
 
     @property
     def best(self) -> tuple[Best, ...]:
         """The best rows for speed, memory and cost among those that fit."""
-        fitting = [row for row in self.rows if row.fits and row.time is not None]
+        predicted = [row for row in self.rows if row.time is not None]
+        fitting = [row for row in predicted if row.fit == "yes"]
+        fitting = fitting or [row for row in predicted if row.fits]
         return tuple(_best(question, fitting, self.work) for question in COSTS if fitting)
 
     @property
@@ -206,6 +219,8 @@ class Plan:
         If rows train unequal numbers of samples, as with a batch for each rank, dollars for the
         recipe cannot be compared.
         """
+        if self.requested_work is not None:
+            return self.requested_work
         works = [row.work for row in self.rows if row.time is not None and row.work]
         if not works or max(works) <= EQUAL_WORK * min(works):
             return None
@@ -270,11 +285,14 @@ def compare_machines(
     prices_per_hour: Sequence[float] = (),
     run: StoredRun | None = None,
     search: bool = False,
+    work: float | None = None,
 ) -> Plan:
     """Make a plan for one or several kinds of machines, which each row then names.
 
-    `prices_per_hour` has one price for all kinds, or one for each.  Raises `InputError` as
-    `make_plan` does, and for a search on several kinds.
+    A number of nodes in the name of a machine, as in `2x8xh100`, takes precedence over `nodes`.
+    `work` is the number of tokens or samples to price; `prices_per_hour` has one price for all
+    kinds, or one for each.  Raises `InputError` as `make_plan` does, and for a search on several
+    kinds.
     """
     kinds = [*dict.fromkeys(machines)]
     prices: list[float | None] = [*prices_per_hour] or [None]
@@ -284,14 +302,17 @@ def compare_machines(
     if search and len(kinds) > 1:
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
     plans = [
-        make_plan(experiment, on, nodes, models, run=run, price_per_hour=price, search=search)
+        make_plan(
+            experiment, on, nodes, models, run=run, price_per_hour=price, search=search, work=work
+        )
         for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
     ]
     if len(plans) == 1:
         return plans[0]
     return replace(
         plans[0],
-        on=" and ".join(kinds),
+        on=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
+        fewest=None,
         rows=tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows),
         doubts=tuple(dict.fromkeys(doubt for plan in plans for doubt in plan.doubts)),
         notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
@@ -308,6 +329,7 @@ def make_plan(
     price_per_hour: float | None = None,
     search: bool = False,
     constants: Constants | None = None,
+    work: float | None = None,
 ) -> Plan:
     """Predict each cell of the experiment on each number of nodes.
 
@@ -320,7 +342,9 @@ def make_plan(
         message = f"found {price_per_hour:g}"
         raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
     constants = constants or Constants()
-    node, notes = joined_node(on, nodes[-1])
+    name, count = nodes_of(on)
+    nodes = nodes if count is None else (count,)
+    node, notes = joined_node(name, nodes[-1])
     if node.node.devices * nodes[-1] > MAX_RANKS:
         message = f"{nodes[-1]} nodes of {node.node.devices} cards"
         raise InputError("--nodes", message, f"allowed are at most {MAX_RANKS} ranks")
@@ -374,6 +398,9 @@ def make_plan(
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,
+        precision=_single(cell.recipe.precision for cell in cells),
+        requested_work=work,
+        **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
 
 
@@ -390,6 +417,30 @@ def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:
             yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}: it does not fit."
         else:
             yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}."
+
+
+def _single(values: Iterable[str]) -> str | None:
+    different = {*values}
+    return different.pop() if len(different) == 1 else None
+
+
+def _sizes_that_fit(
+    rows: Sequence[Prediction],
+    cells: Sequence[Trial],
+    node: NodeType,
+    nodes: int,
+    models: Models,
+) -> dict[str, Any]:
+    """Return the fields of a plan about changes under which the experiment fits."""
+    predicted = {row.label for row in rows if row.memory is not None}
+    first = cells[0].varied if cells else {}
+    chosen = [one for one in cells if str(one.strategy) in predicted and one.varied == first]
+    if not chosen:
+        return {}
+    if any(row.fits for row in rows):
+        fewest = fewest_devices(chosen, node, nodes, models)
+        return {"fewest": fewest}
+    return {"remedies": tuple(remedies_of(chosen, node, nodes, models))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,6 +505,7 @@ class _Planner:
             memory = self._memory(profile, cell.recipe, ranks, nodes)
             row = replace(
                 row,
+                parameters=profile.size.parameters,
                 memory=memory,
                 device_bytes=self._needed(memory),
                 card_fit=fit_of(memory.peak_bytes, self.node.card),

@@ -8,10 +8,10 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
@@ -26,10 +26,12 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
-from shardmark.predict.chains import ZERO, Chains, Total, Work
+from shardmark.predict.chains import Chains, Total, Work
 from shardmark.predict.detectors import at_their_limits, limited_heads
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
+from shardmark.predict.repeated_layers import UnequalLayers, expand, shorten
 from shardmark.predict.tensor_sharding import TensorSharding, storage_key
+from shardmark.predict.unit_trace import Pass, UnitTrace
 from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
@@ -57,30 +59,6 @@ AFTER_WEIGHT = (2, 4, 7)
 """Positions of strides, dilations and groups behind the weight."""
 QUERY_NAMESPACES = {"prim", "profiler"}
 """Namespaces of operators that compute nothing, such as a fake tensor's device."""
-Pass = Literal["forward", "backward", "gradient"]
-
-
-@dataclass(slots=True)
-class _UnitTrace:
-    """Measurements of one unit in one traced step."""
-
-    name: str
-    block: bool
-    first_node: int
-    """Number of the first autograd node that was made in the unit."""
-    begun_bytes: Total
-    """Live bytes before its forward pass."""
-    saved_bytes: Total = ZERO
-    parameters: list[nn.Parameter] = field(default_factory=list)
-    replicated_fraction: float = 0.0
-    gradient_bytes: int = 0
-    entered_bytes: Total = ZERO
-    """Live bytes before its backward pass."""
-    reduced_bytes: Total = ZERO
-    """Live bytes after the last of its gradients was complete."""
-    operations: dict[Pass, list[Work]] = field(default_factory=lambda: defaultdict(list))
-    moments: dict[Pass, list[tuple[Total, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Live bytes without complete gradients, and bytes of the unit's, after each operation."""
 
 
 class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -168,10 +146,10 @@ class _StepTrace(_LiveBytes):
         self.add(_tensors(vars_of(batch)))
         self._add_replicated({key: size for key, (_, size) in self._storages.items() if size})
         self.batch_bytes = self._live_before = self._live
-        self.units: list[_UnitTrace] = []
+        self.units: list[UnitTrace] = []
         self._first_nodes: list[int] = []
         self._backward_at: int | None = None
-        self._owners: dict[int, _UnitTrace] = {}
+        self._owners: dict[int, UnitTrace] = {}
         names = {module: name for name, module in model.named_modules()}
         self.block_names = [names[block] for block in blocks]
         block_set = set(blocks)
@@ -225,7 +203,7 @@ class _StepTrace(_LiveBytes):
                 self._recomputed[key] = size
                 self.bytes -= size
 
-    def _is_compiled(self, unit: _UnitTrace, node: int) -> bool:
+    def _is_compiled(self, unit: UnitTrace, node: int) -> bool:
         """True for an operation of compiled code; `node` is that of the backward pass, or -1."""
         if self._compile != "model":
             return self._compile == "blocks" and unit.block
@@ -252,7 +230,7 @@ class _StepTrace(_LiveBytes):
 
     def _begin_unit(self, name: str, *, block: bool) -> None:
         node: int = torch._C._autograd._get_sequence_nr()
-        self.units.append(_UnitTrace(name, block, first_node=node, begun_bytes=self._live))
+        self.units.append(UnitTrace(name, block, first_node=node, begun_bytes=self._live))
         self._first_nodes.append(node)
 
     def _end_unit(self) -> None:
@@ -457,13 +435,18 @@ def _profile(
         casts=casts,
     )
     try:
-        with _quiet():
-            model, first, second = trace_steps(fake=fake)
+        try:
+            with _quiet():
+                full, first, second = trace_steps(fake=fake, shortened=workload.equal_blocks)
+        except UnequalLayers as error:
+            logger.info("all layers are traced, since two differ: %s", error)
+            with _quiet():
+                full, first, second = trace_steps(fake=fake)
     except Exception as error:  # its shapes depend on values, for example
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
         if limited_heads(workload.build_model()):  # which compute much for each sample
             sizes[:] = [max(1, size // 2) for size in sizes]
-        model, first, second = trace_steps(fake=None)
+        full, first, second = trace_steps(fake=None)
     names, second_names = ([unit.name for unit in step.units] for step in (first, second))
     if names != second_names:
         name = next(a or b for a, b in zip_longest(names, second_names) if a != b)
@@ -477,18 +460,18 @@ def _profile(
         size=ModelSize(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
-            trained_matrices=matrix_shapes(p.shape for p in model.parameters() if p.requires_grad),
+            trained_matrices=matrix_shapes(full.trained_shapes),
             units=max(
                 1, len({unit.name if unit.block else "" for unit in units if unit.parameters})
             ),
         ),
-        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        buffer_bytes=full.buffer_bytes,
         batch_bytes=line(first.batch_bytes, second.batch_bytes),
         state_values=state,
         update_values=temporary,
         updates_together=together,
         unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
-        limited=tuple(limited_heads(model)),
+        limited=full.limited,
     )
 
 
@@ -501,9 +484,16 @@ def _steps(
     activations: ActivationSharding,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
-) -> tuple[nn.Module, _StepTrace, _StepTrace]:
+    shortened: bool = False,
+) -> tuple[_FullModel, _StepTrace, _StepTrace]:
     eager = recipe.model_copy(update={"compile": "none"})
     model = (build_on_meta(workload) if fake else None) or workload.build_model()
+    full = _FullModel(
+        trained_shapes=[p.shape for p in model.parameters() if p.requires_grad],
+        buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
+        limited=tuple(limited_heads(model)),
+    )
+    repetition = shorten(model, workload.blocks(model)) if shortened else None
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
@@ -536,8 +526,19 @@ def _steps(
             step.backward(share)
         step.assign_rest(model)
         model.zero_grad(set_to_none=True)
+        if repetition is not None:
+            step.units = expand(step.units, repetition)
         steps.append(step)
-    return model, steps[0], steps[1]
+    return full, steps[0], steps[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FullModel:
+    """Sizes of the model before layers were removed."""
+
+    trained_shapes: Sequence[torch.Size]
+    buffer_bytes: int
+    limited: tuple[str, ...]
 
 
 @contextmanager
@@ -624,7 +625,7 @@ def _line(first_samples: int, second_samples: int, first: Total, second: Total) 
     )
 
 
-def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[Total, Total], Amount]) -> Unit:
+def _unit(first: UnitTrace, second: UnitTrace, line: Callable[[Total, Total], Amount]) -> Unit:
     trained = [parameter for parameter in first.parameters if parameter.requires_grad]
     return Unit(
         name=first.name,
@@ -647,7 +648,7 @@ def _unit(first: _UnitTrace, second: _UnitTrace, line: Callable[[Total, Total], 
 
 
 def _operations(
-    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
+    first: UnitTrace, second: UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
 ) -> tuple[Operation, ...]:
     """Return the operations of a pass; those with the same numbers are one, with their sums.
 
@@ -680,7 +681,7 @@ def _sums(works: Iterable[Work]) -> list[Work]:
 
 
 def _moments(
-    first: _UnitTrace, second: _UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
+    first: UnitTrace, second: UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
 ) -> tuple[Moment, ...]:
     """Return the moments that can have the most live bytes at some number of samples.
 
@@ -704,6 +705,19 @@ def _moments(
 
 def _dominates(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(value >= lower for value, lower in zip(point, other, strict=True))
+
+
+def with_optimizer(profile: Profile, spec: Optimizer, device_type: str) -> Profile:
+    """Return the profile of a model that is trained by another optimizer."""
+    state, temporary, together = _update_values(spec, device_type)
+    native = profile.native and with_optimizer(profile.native, spec, device_type)
+    return replace(
+        profile,
+        state_values=state,
+        update_values=temporary,
+        updates_together=together,
+        native=native,
+    )
 
 
 def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:

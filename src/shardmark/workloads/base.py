@@ -167,6 +167,11 @@ class Workload(Protocol):
         """Units of sharding and activation checkpointing; None lets the strategy choose them."""
         return None
 
+    @property
+    def equal_blocks(self) -> bool:
+        """True if the model calls its blocks in a loop, so that it also runs with fewer of them."""
+        return False
+
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:  # noqa: ARG002
         """The tensor-parallel plan of the model, or the reason why there is none."""
         return CannotShard(

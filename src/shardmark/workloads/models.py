@@ -116,18 +116,10 @@ def _timm_base(name: str) -> str:
 
 def user_function_problem(name: str, methods: Collection[str] = ()) -> str | None:
     """Problem of the user's function, or class with these methods, by its source, or None."""
-    module, _, function = name.rpartition(":")
-    if module.endswith(".py"):
-        origin: str | None = str(Path(module).expanduser())
-        if not Path(str(origin)).is_file():
-            return f"no file {module!r}{looked_in(module)}"
-    else:
-        spec = find_without_import(module)
-        if spec is None:
-            return f"no module {module!r} is installed or exists{looked_in(module)}"
-        origin = spec.origin
-    if origin is None or not origin.endswith(".py"):
-        return None
+    function = name.rpartition(":")[2]
+    origin, problem = _source_of(name)
+    if problem is not None or origin is None:
+        return problem
     try:
         tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
     except (SyntaxError, UnicodeDecodeError) as error:
@@ -142,6 +134,30 @@ def user_function_problem(name: str, methods: Collection[str] = ()) -> str | Non
     missing = ", ".join(_missing_methods(tree, function, methods))
     required = ", ".join(methods)
     return f"{origin}: class {function} has no {missing}; required: {required}" if missing else None
+
+
+def _source_of(name: str) -> tuple[str | None, str | None]:
+    """Return the Python file of a user's function, None for a compiled module, and a problem."""
+    module = name.rpartition(":")[0]
+    if module.endswith(".py"):
+        file = Path(module).expanduser()
+        return str(file), None if file.is_file() else f"no file {module!r}{looked_in(module)}"
+    spec = find_without_import(module)
+    if spec is None:
+        return None, f"no module {module!r} is installed or exists{looked_in(module)}"
+    is_source = spec.origin is not None and spec.origin.endswith(".py")
+    return (spec.origin if is_source else None), None
+
+
+def user_definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
+    """Return the definition of a user's class or function; None if its source has none."""
+    origin, problem = _source_of(name)
+    if origin is None or problem is not None:
+        return None
+    tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
+    function = name.rpartition(":")[2]
+    definitions = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
+    return next((node for node in definitions if node.name == function), None)
 
 
 def looked_in(path: str | Path) -> str:

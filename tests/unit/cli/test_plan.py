@@ -9,8 +9,9 @@ import pytest
 
 import shardmark
 from shardmark.cli import main
+from shardmark.cli.plan import parse_amount
 from shardmark.core.errors import InputError
-from tests.unit.predict.made import MadeModels
+from tests.unit.predict.made import MadeModels, made_profile
 
 EXPERIMENT = """
 name: made
@@ -43,10 +44,9 @@ def test_the_answers_come_first_within_80_columns(
     text = printed(capsys, file, "--on", "h100x8", "--nodes", "1..16", "--price-per-hour", "2.5")
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith("Fastest: fsdp on 128 ranks of 16 nodes")
-    answers, _, tables = text.partition("Speed on h100x8")
-    assert "Least memory: fsdp on 128 ranks" in answers
+    answers, _, tables = text.partition("made (250 M parameters) on h100x8, bf16")
     assert "dollars" in answers
-    assert "tokens/s" in tables
+    assert "tokens/s (range)" in tables
     assert "90 % interval without a measurement" in " ".join(tables.split())
     assert "Not predicted: fsdp-hybrid" in " ".join(tables.split())
 
@@ -69,8 +69,8 @@ def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], fi
 
 def test_markdown_has_a_table(capsys: pytest.CaptureFixture[str], file: str) -> None:
     text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
-    assert "### Speed on h100x8" in text
-    assert "| ddp | 8 |" in text
+    assert "### made (250 M parameters) on h100x8, bf16" in text
+    assert "| ddp | 8 | yes |" in text
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,102 @@ def test_several_machines_are_compared(capsys: pytest.CaptureFixture[str], file:
     machines = ("--on", "h100x8", "--on", "a100-80x8")
     prices = ("--price-per-hour", "4", "--price-per-hour", "1")
     text = printed(capsys, file, *machines, *prices)
-    answers, _, tables = text.partition("Speed on h100x8 and a100-80x8")
-    fastest, _, cheapest = " ".join(answers.split()).partition("Cheapest:")
-    assert "of h100x8" in fastest.partition("Least memory")[0]
+    answers, _, table = text.partition("on h100x8 and a100-80x8")
+    cheapest, _, fastest = " ".join(answers.split()).partition("Fastest:")
     assert "of a100-80x8" in cheapest, "a quarter of the price for a third of the speed"
-    rows = [line.split()[:3] for line in tables.splitlines() if line.startswith("ddp")]
-    assert rows[:2] == [["ddp", "8", "h100x8"], ["ddp", "8", "a100-80x8"]]
+    assert "of h100x8" in fastest
+    rows = [line.split()[0:3:2] for line in table.splitlines() if "a100-80x8" in line]
+    assert {"ddp", "fsdp"} < {name for name, _ in rows}
     document = json.loads(printed(capsys, file, *machines, "--format", "json"))
     assert {row["on"] for row in document["rows"]} == {"h100x8", "a100-80x8"}
     assert main(["plan", file, *machines, "--search"]) == 2
     assert "--search: found 2 kinds of machines; give one --on" in capsys.readouterr().err
     assert main(["plan", file, "--on", "h100x8", *prices]) == 2
     assert "2 prices for 1 kinds" in capsys.readouterr().err
+
+
+QUESTION = ("resnet50", "--on", "8xh100", "--samples", "10M", "--price", "2")
+
+
+def test_a_question_about_a_model_is_answered_by_one_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, *QUESTION)
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 25
+    assert lines[0].startswith("Fastest: ")
+    assert "dollars" in text.partition("\n\n")[0]
+    assert "for 10 M samples" in text.partition("\n\n")[0]
+    header = next(line for line in lines if line.startswith("strategy"))
+    assert header.split()[:3] == ["strategy", "fits", "GiB"]
+    assert {"hours", "dollars", "bound"} < set(header.split())
+    rows = lines[lines.index(header) + 2 :][:6]
+    assert {row.split()[1] for row in rows} == {"yes"}
+    assert text.count("bf16,") + text.count(", bf16\n") == 1, "precision is said once"
+    assert "Assumed: 64 pictures of 224 x 224 a GPU and step" in text
+    assert "activations" not in text
+    assert "activations" in printed(capsys, *QUESTION, "--memory")
+    assert "naive" in printed(capsys, *QUESTION, "--speed")
+
+
+def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+    prices = ("--price", "1", "--price", "9", "--price", "1")
+    machines = ("--compare", "8xa100-80", "8xh100", "16xl40s")
+    text = printed(capsys, "resnet50", *machines, *prices)
+    assert max(map(len, text.splitlines())) <= 80
+    table = text.partition("machines  ")[2].splitlines()
+    rows = [line for line in table if "x" in line.partition("  ")[2]]
+    dollars = [float(row.split()[-1]) for row in rows[:3]]
+    assert dollars == sorted(dollars), "the cheapest first"
+    assert {row.split()[1] for row in rows[:3]} == {"8xa100-80", "8xh100", "16xl40s"}
+
+
+def test_a_model_that_does_not_fit_has_remedies(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_profile(units=64, million_parameters=60_000.0)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", code=1)
+    assert text.startswith("Nothing fits: ")
+    assert "What would make it fit" in text
+    remedies = text.partition("What would make it fit")[2]
+    assert "CPU offload" in remedies
+    assert " GPUs" in remedies
+    assert "--set cpu_offload=true" in " ".join(remedies.split())
+    assert max(map(len, text.splitlines())) <= 80
+    document = json.loads(
+        printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", "--format", "json", code=1)
+    )
+    offload = {one["change"]: one for one in document["remedies"]}["CPU offload"]
+    assert (offload["fit"], offload["device_bytes"] < 80 * 2**30) == ("yes", True)
+    assert document["assumed"].startswith("1 sequence of 4096 tokens a GPU")
+
+
+def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Fewest GPUs: 1, with single in" in printed(capsys, *QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet50"], "--on: no machine is given"),
+        (["resnet50", "8xh100", "--on", "8xh100"], "8xh100: one argument too many"),
+        (["resnet50", "--on", "8xh100", "--tokens", "many"], "--tokens: found 'many'"),
+        (["resnet50", "--on", "8xh100", "--samples", "0"], "allowed is a number such as 10B"),
+        (["resnet50", "--on", "2x", "--samples", "1"], "there is no node '2x'"),
+        (["no-such-model", "--on", "8xh100"], "no-such-model: no such model"),
+    ],
+)
+def test_mistakes_of_a_question_are_messages(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["plan", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("10B", 1e10), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), ("7", 7)]
+)
+def test_amounts_of_work(text: str, amount: float) -> None:
+    assert parse_amount(text, "--tokens") == amount

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.core.errors import InputError
-from shardmark.predict.hardware.catalogue import load_card, load_node, names
+from shardmark.predict.hardware.catalogue import load_card, load_node, names, nodes_of
 
 
 @pytest.mark.parametrize("name", names("cards"))
@@ -50,13 +50,43 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         load_node(str(node))
     with pytest.raises(InputError, match=r"no node 'dgx-h10'.*nearest: 'dgx-h100'"):
         load_node("dgx-h10")
-    with pytest.raises(InputError, match=r"'h100' is a card; say how many: h100x8"):
+    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 8xh100"):
         load_node("h100x")
     with pytest.raises(InputError, match="found h100x0; the number of cards of a node is from 1"):
         load_node("h100x0")
-    with pytest.raises(InputError, match=r"'h100' is a card; say how many: h100x8"):
+    with pytest.raises(InputError, match=r"'h100' is a card; say how many: 8xh100"):
         load_node("h100")
     card = tmp_path / "mine.yaml"
-    with pytest.raises(InputError, match=r"is a card's file; say how many: .*mine\.yamlx4"):
+    with pytest.raises(InputError, match=r"is a card's file; say how many: 4x.*mine\.yaml"):
         load_node(str(card))
     assert load_node(f"{card}x4").node.devices == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "card", "devices", "nodes"),
+    [
+        ("8xh100", "h100", 8, None),
+        ("h100x8", "h100", 8, None),
+        ("H100x8", "h100", 8, None),
+        ("2x8xh100", "h100", 8, 2),
+        ("2xh100x8", "h100", 8, 2),
+        ("4xdgx-a100-80", "a100-80", 8, 4),
+        ("DGX-H100", "h100", 8, None),
+        ("8xA100-80GB", "a100-80", 8, None),
+        ("8xV100-SXM2-32GB", "v100-32", 8, None),
+        ("8xH100-SXM5-80GB", "h100", 8, None),
+        ("2x4xRTX4090", "rtx-4090", 4, 2),
+        ("2x4090", "rtx-4090", 2, None),
+        ("8xmi300x", "mi300x", 8, None),
+        ("mi300x8", "mi300x", 8, None),
+    ],
+)
+def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | None) -> None:
+    name, count = nodes_of(text)
+    node = load_node(name).node
+    assert (node.card, node.devices, count) == (card, devices, nodes)
+
+
+def test_a_card_of_several_memories_is_not_guessed() -> None:
+    with pytest.raises(InputError, match="no card 'a100'; say which: a100-40 or a100-80"):
+        load_node("8xa100")

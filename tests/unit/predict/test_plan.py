@@ -176,7 +176,7 @@ def test_unequal_work_is_compared_by_its_rate() -> None:
     assert "for 1 M samples" in text_of(cheapest)
     text = " ".join(render_plan(plan, Format.TEXT, 80).split())
     assert "unequal numbers of samples" in text
-    assert "recipe takes" not in text
+    assert "for the recipe" not in text
     equal = planned(experiment(["ddp"], steps=None, epochs=4), "dgx-h100", nodes="1,2")
     assert equal.work is None
 
@@ -345,8 +345,8 @@ def test_another_training_is_said_and_the_best_exact_one_beside_it() -> None:
 @pytest.mark.parametrize(
     ("search", "fits", "answer"),
     [
-        (False, False, "Nothing fits: use more nodes, a larger card, more gradient accumulation"),
-        (True, False, "Nothing fits: use more nodes, or a larger card."),
+        (False, False, "of each card; --search compares more layouts."),
+        (True, False, "Nothing fits: ddp on 8 ranks needs least, "),
         (True, True, "None of the experiment's strategies fits."),
     ],
 )

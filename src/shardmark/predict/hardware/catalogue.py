@@ -22,6 +22,8 @@ from shardmark.core.strict_yaml import parse_yaml
 Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
+_COUNTED = re.compile(r"(?P<count>\d+)x(?P<card>.+)|(?P<of_card>.+)(?<![rg]t)x(?P<of>\d+)", re.I)
+"""A number of cards: `8xh100` or `h100x8`; the x of `rtx4090` belongs to the name."""
 
 
 class Timed(Model):
@@ -160,22 +162,38 @@ def load_card(name: str) -> Card:
     return _checked(Card, _content("cards", name), name)
 
 
+def nodes_of(machines: str) -> tuple[str, int | None]:
+    """Split `2x8xh100` or `2xdgx-h100` into the name of a node and the number of nodes.
+
+    The number is None for a node alone, such as `8xh100`.
+    """
+    count, times, node = machines.partition("x")
+    is_several = _COUNTED.fullmatch(node) or node.lower() in names("nodes") or _is_file(node)
+    if count.isdigit() and times and is_several and not _is_file(machines):
+        return node, int(count)
+    return machines, None
+
+
 @cache
 def load_node(name: str) -> NodeType:
-    """Load a node that ships, a YAML file, or a number of cards such as `h100x8`.
+    """Load a node that ships, a YAML file, or a number of cards: `8xh100` or `h100x8`.
 
     A node's file may name a card's file beside it.  Raises `InputError` naming file and key.
     """
-    counted = re.fullmatch(r"(.+)x(\d+)", name)
-    if counted and name not in names("nodes") and not Path(name).is_file():
-        if not 1 <= int(counted[2]) <= MOST_DEVICES:
+    counted = None if name.lower() in names("nodes") or _is_file(name) else _COUNTED.fullmatch(name)
+    if counted:
+        card, devices = (
+            counted["card"] or counted["of_card"],
+            int(counted["count"] or counted["of"]),
+        )
+        if not 1 <= int(devices) <= MOST_DEVICES:
             allowed = f"the number of cards of a node is from 1 to {MOST_DEVICES}"
             raise InputError("--on", f"found {name}", allowed)
-        content: Any = {"card": counted[1], "devices": int(counted[2])}
+        content: Any = {"card": card_name(card), "devices": int(devices)}
     else:
         content = _content("nodes", name)
         if isinstance(content, dict) and "memory_gib" in content:
-            allowed = f"say how many: {name}x4, or name it in a node's file"
+            allowed = f"say how many: 4x{name}, or name it in a node's file"
             raise InputError("--on", f"{name} is a card's file", allowed)
     node = _checked(Node, content, name)
     beside = Path(name).parent / node.card
@@ -205,17 +223,47 @@ def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
     return loaded, []
 
 
+def card_name(name: str) -> str:
+    """Return the name of the card that ships for a spelling such as `H100`, `A100-80GB` or `4090`.
+
+    Other names are returned as they are.
+    """
+    if _is_file(name):
+        return name
+    plain = _plain(name)
+    exact = [other for other in names("cards") if _plain(other) == plain]
+    for other in () if exact else names("cards"):
+        short, memory_gib = _plain(other), load_card(other).memory_gib
+        if plain in {short.removeprefix("rtx"), f"{short}{memory_gib:g}", short.removesuffix("x")}:
+            exact.append(other)
+    return exact[0] if len(exact) == 1 else name
+
+
+def _plain(name: str) -> str:
+    """Return letters and digits alone, without the maker, the unit of memory and the socket."""
+    return re.sub(r"nvidia|amd|geforce|sxm\d?|gb|[^a-z0-9]", "", name.lower())
+
+
+def _is_file(name: str) -> bool:
+    return Path(name).is_file()
+
+
 def _content(kind: Kind, name: str) -> Any:
-    if Path(name).is_file():
+    if _is_file(name):
         return parse_yaml(Path(name).read_text(encoding="utf-8"), name)
+    if kind == "nodes":
+        name = name.lower()
     if name not in names(kind):
         shipped_names = names(kind)
-        form = ", CARDxCOUNT" if kind == "nodes" else ""
+        form = ", COUNTxCARD such as 8xh100" if kind == "nodes" else ""
         allowed = f"allowed are {', '.join(shipped_names)}{form} or a YAML file"
         allowed += nearest(name, shipped_names)
-        card = name.removesuffix("x")
+        card = card_name(name.removesuffix("x"))
         if kind == "nodes" and card in names("cards"):
-            raise InputError("--on", f"{card!r} is a card", f"say how many: {card}x8")
+            raise InputError("--on", f"{card!r} is a card", f"say how many: 8x{card}")
+        starts = [other for other in shipped_names if _plain(other).startswith(_plain(name))]
+        if kind == "cards" and len(starts) > 1:
+            allowed = f"say which: {' or '.join(starts)}"
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
         raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from functools import partial
+from math import inf
 from operator import attrgetter
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardmark.core.layout import Mesh
 from shardmark.core.text import as_text, with_options
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
+from shardmark.predict.remedies import Remedy
 from shardmark.predict.search import Candidate, Search
 from shardmark.report.answers.wording import listed
 from shardmark.report.table.formats import (
@@ -42,16 +44,36 @@ CLOSE = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
 
 
-def render_plan(plan: Plan, form: Format, width: int | None) -> str:
-    """Return answers, speed, memory and notes, with a line break at the end."""
+def render_plan(
+    plan: Plan,
+    form: Format,
+    width: int | None,
+    *,
+    assumed: str | None = None,
+    memory: bool = False,
+    speed: bool = False,
+    best_of_each: bool = False,
+) -> str:
+    """Return answers, a table and notes, with a line break at the end.
+
+    `assumed` says what was assumed of a model that was named alone.  `memory` adds the parts of the
+    memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine.
+    """
     if form is Format.JSON:
-        return render_json(plan_json(plan))
-    made = [speed_table(plan), memory_table(plan), *search_tables(plan)]
+        return render_json(plan_json(plan) | {"assumed": assumed})
+    made = [
+        answer_table(plan, assumed, best_of_each=best_of_each),
+        *([memory_table(plan)] if memory else ()),
+        *([speed_table(plan)] if speed else ()),
+        remedies_table(plan),
+        *search_tables(plan),
+    ]
     tables = [table for table in made if table.rows]
+    last = _last_notes(plan)
     parts = [
         render_points([*_answers(plan)], form, width),
         render_tables(tables, form, width) if tables else "",
-        render_points(last, form, width) if (last := _last_notes(plan)) else "",
+        render_points(last, form, width) if last else "",
     ]
     return "\n".join(filter(None, parts))
 
@@ -77,6 +99,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "measured": plan.anchored,
         "answers": answers,
         "rows": rows,
+        "fewest": None if plan.fewest is None else asdict(plan.fewest),
+        "remedies": [asdict(remedy) for remedy in plan.remedies],
         "search": None if plan.search is None else _search_json(plan, plan.search),
         "notes": [*plan.doubts, _range_note(plan), *_last_notes(plan)],
     }
@@ -103,23 +127,34 @@ def _error_fraction(row: Prediction) -> float:
 def text_of(best: Best) -> str:
     """Return an answer in sentences, with close rivals and deviating training."""
     row, exact = best.row, best.exact
-    cost = partial(_cost_text, work=best.work)
-    figures: dict[str, Callable[[Prediction], str]]
-    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
-    figure = figures[best.question]
-    text = f"{QUESTIONS[best.question]}: {row.place}, {figure(row)}."
-    if close := [_rival(rival) for rival in _close(best)]:
-        text += f" Too close to tell from {listed(close)}."
+    text = brief_text_of(best)
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
         if exact is not None:
-            text += f" Training as one device would: {exact.place}, {figure(exact)}."
+            figure = _figure_of(best)(exact)
+            text += f" Training as one device would: {exact.place}, {figure}."
     return text
+
+
+def brief_text_of(best: Best, figure: str | None = None) -> str:
+    """Return an answer with close rivals, with another figure if one is given."""
+    figure = _figure_of(best)(best.row) if figure is None else figure
+    text = f"{QUESTIONS[best.question]}: {best.row.place}, {figure}."
+    if close := [_rival(rival) for rival in _close(best)]:
+        text += f" Too close to tell from {listed(close)}."
+    return text
+
+
+def _figure_of(best: Best) -> Callable[[Prediction], str]:
+    figures: dict[str, Callable[[Prediction], str]]
+    cost = partial(_cost_text, work=best.work)
+    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
+    return figures[best.question]
 
 
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
-    return f"{number(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
+    return f"{short(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
 
 
 def _memory_text(row: Prediction) -> str:
@@ -133,7 +168,7 @@ def _cost_text(row: Prediction, work: float | None) -> str:
     hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
     if dollars is not None and hours is not None:
         took = duration(hours * HOUR_SECONDS)
-        subject = "the recipe" if work is None else _amount(row.unit)
+        subject = "the recipe" if work is None else amount(work, row.unit)
         return f"{number(dollars, decimals=2)} dollars and {took} for {subject}"
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
@@ -144,16 +179,34 @@ def _rival(row: Prediction) -> str:
     return row.label if row.on is None else f"{row.label} on {row.on}"
 
 
-def _amount(unit: str) -> str:
-    """Return the amount of work for which costs are compared, as `Plan.work` has it."""
-    return "1 B tokens" if unit == "tokens" else "1 M samples"
+def amount(work: float, unit: str) -> str:
+    """Return tokens or samples in words, as `10 B tokens`."""
+    return f"{short(work, gap=' ')} {unit}"
+
+
+def short(value: float, *, gap: str = "") -> str:
+    """Return about three significant digits with k, M, B or T, as `35.7k`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{gap}{letter}"
+    return f"{value:.3g}"
 
 
 def _answers(plan: Plan) -> Iterator[str]:
     yield from plan.doubts
     best = None if plan.search is None else next(iter(plan.search.front), None)
     if plan.best:
-        yield from map(text_of, plan.best)
+        if not any(row.fit == "yes" for row in plan.rows):
+            yield "Tight: the tensors fit, but not with the usual context and fragmentation."
+        fastest, _, cheapest = plan.best
+        row = fastest.row
+        figure = _speed_text(row)
+        if row.hours_for(plan.work or row.work) is not None and row.price_per_hour is not None:
+            figure += f": {_cost_text(row, plan.work)}"
+        answers = [brief_text_of(fastest, figure)]
+        if cheapest.row is not row:
+            answers.append(brief_text_of(cheapest))
+        yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
         subject = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
         reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
@@ -161,15 +214,16 @@ def _answers(plan: Plan) -> Iterator[str]:
         yield f"{subject} could be predicted{reasons_text}."
     elif best is not None:
         yield "None of the experiment's strategies fits."
-    elif plan.search is not None:
-        yield "Nothing fits: use more nodes, or a larger card."
     else:
-        yield (
-            "Nothing fits: use more nodes, a larger card, more gradient accumulation, activation"
-            " checkpointing or recipe.cpu_offload; --search looks for what fits."
-        )
+        sized = (row for row in plan.rows if row.device_bytes is not None)
+        least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
+        hint = "" if plan.search is not None else "; --search compares more layouts"
+        yield f"Nothing fits: {least.place} needs least, {_memory_text(least)}{hint}."
     if best is not None:
         yield f"Best layout that was searched: {_layout_text(best, plan.rows[0])}."
+    if plan.fewest is not None:
+        needed = number(plan.fewest.device_bytes / 2**30)
+        yield f"Fewest GPUs: {plan.fewest.ranks}, with {plan.fewest.strategy} in {needed} GiB."
 
 
 def _layout_text(layout: Candidate, row: Prediction) -> str:
@@ -181,7 +235,7 @@ def _layout_text(layout: Candidate, row: Prediction) -> str:
     parts_text += ["offloading"] if layout.cpu_offload else []
     needed = number(layout.device_bytes / 2**30)
     parts_text += [
-        f"{number(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
+        f"{short(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
     ]
     return (
         f"{', '.join(parts_text)}, {number(1000 * layout.step_seconds)} ms a step in {needed} GiB"
@@ -192,7 +246,7 @@ def _range_note(plan: Plan) -> str:
     if plan.anchored is not None:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     return (
-        "In brackets: 90 % interval without a measurement, from published runs of other machines."
+        "In brackets: 90 % interval without a measurement, from published runs of other machines;"
         " --from RUN gives a narrower one."
     )
 
@@ -216,15 +270,100 @@ def _refusals(plan: Plan) -> Iterator[str]:
         yield f"Not predicted: {places_text} ranks: {reason}"
 
 
+def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False) -> Table:
+    """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
+    rows = [row for row in plan.rows if row.memory is not None or row.time is not None]
+    if best_of_each or len({row.on for row in rows}) > 1:
+        rows.sort(key=lambda row: (not row.fits, COSTS["cost"](row) if row.time else inf))
+    if best_of_each:
+        best: dict[str | None, Prediction] = {}
+        for row in rows:
+            best.setdefault(row.on, row)
+        rows = [*best.values()]
+    if len({(row.on, row.ranks, *map(as_text, row.varied.values())) for row in rows}) == 1:
+        order = ("yes", "tight", "no", None)
+        rows.sort(key=lambda row: (order.index(row.fit), -row.work_per_second))
+    count = next((row.parameters for row in rows if row.parameters), None)
+    size_text = "" if count is None else f" ({short(count, gap=' ')} parameters)"
+    precision = "" if plan.precision is None else f", {plan.precision}"
+    work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
+    if plan.requested_work is None and plan.work is not None:
+        work += f", since the recipe's steps train unequal numbers of {plan.unit}"
+    notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
+    if any(row.fit == "tight" for row in rows):
+        notes[0] += "  tight: without room for the usual fragmentation."
+    notes += [] if assumed is None else [f"Assumed: {assumed}."]
+    notes += [_range_note(plan), *_own_mathematics(rows)]
+    title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
+    columns = [*_names(rows), *_answer_columns(plan)]
+    if best_of_each:  # which leaves no room for the last column
+        columns = columns[:-1]
+    return table_of(title, rows, columns, notes)
+
+
+def _room_text(rows: Sequence[Prediction]) -> str:
+    return listed([*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)])
+
+
+def _answer_columns(plan: Plan) -> Columns[Prediction]:
+    def rate(row: Prediction) -> Value:
+        if row.time is None or row.low_seconds is None or row.high_seconds is None:
+            return Missing(row.reason or "")
+        ends = (short(row.step_work / row.high_seconds), short(row.step_work / row.low_seconds))
+        return f"{short(row.work_per_second)} ({'-'.join(ends)})"
+
+    return [
+        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
+        (
+            Column("device_bytes", "GiB", scale=1 / 2**30),
+            lambda row: _value_or_reason(row, row.device_bytes),
+        ),
+        (Column("rate", f"{plan.unit}/s (range)"), rate),
+        (Column("hours", "hours"), lambda row: row.hours_for(plan.work or row.work)),
+        (
+            Column("dollars", "dollars"),
+            lambda row: row.dollars_for(plan.work or row.work),
+        ),
+        (
+            Column("bound", "bound by", numeric=False),
+            lambda row: None if row.time is None else row.time.bound,
+        ),
+    ]
+
+
+def _own_mathematics(rows: Sequence[Prediction]) -> Iterator[str]:
+    """Yield the deviations from the training of one device, each with its strategies."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for deviation in row.own_mathematics:
+            names.setdefault(deviation, {})[row.strategy] = None
+    for deviation, strategies in names.items():
+        yield f"{', '.join(strategies)}: {deviation}."
+
+
+def remedies_table(plan: Plan) -> Table:
+    """Return the table of changes under which an experiment fits that does not."""
+    columns: Columns[Remedy] = [
+        (
+            Column("change", "change", numeric=False, names_row=True),
+            attrgetter("change"),
+        ),
+        (Column("strategy", "strategy", numeric=False), attrgetter("strategy")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30), attrgetter("device_bytes")),
+        (Column("fits", "fits", numeric=False), attrgetter("fit")),
+    ]
+    settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
+    single = [setting for setting in settings if setting.count("--") == 1]
+    notes = [f"Options: {', '.join(single)}."] if single else []
+    return table_of("What would make it fit", plan.remedies, columns, notes)
+
+
 def speed_table(plan: Plan) -> Table:
     rows = [row for row in plan.rows if row.time is not None]
     naive = "Naive: each GPU keeps its throughput on the fewest GPUs."
     notes = [_range_note(plan), naive]
     if plan.work is not None:
-        notes.append(
-            f"Rows train unequal numbers of {plan.unit} in the recipe's steps: time and"
-            f" dollars are for {_amount(plan.unit)}."
-        )
+        notes.append(f"Time and dollars are for {amount(plan.work, plan.unit)}.")
     return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
 
 
@@ -308,6 +447,7 @@ def _plain_options(layout: Candidate) -> dict[str, Any]:
 
 
 def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
+    """Return the columns that tell rows apart, for people."""
     labels = {row.label: row.strategy for row in rows}
     several = {name for name in labels.values() if [*labels.values()].count(name) > 1}
 
@@ -321,10 +461,12 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
 
     name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
+    has_sizes = len({row.ranks for row in rows}) > len({row.on for row in rows})
+    by_ranks = [(ranks, attrgetter("ranks"))] if has_sizes else []
     axes = dict.fromkeys(key for row in rows for key in row.varied)
     machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
     on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
-    return [(name, label), (ranks, attrgetter("ranks")), *on, *map(axis, axes)]
+    return [(name, label), *by_ranks, *on, *map(axis, axes)]
 
 
 def _speed(plan: Plan) -> Columns[Prediction]:
@@ -375,7 +517,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
         (
             Column(
                 "recipe",
-                "recipe takes" if work is None else f"{_amount(unit)} take",
+                "recipe takes" if work is None else f"{amount(work, unit)} take",
                 shown_to="people",
             ),
             time_taken,
@@ -439,6 +581,7 @@ def _for_programs() -> Columns[Prediction]:
     return [
         (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
+        (for_programs("parameters"), lambda row: _value_or_reason(row, row.parameters)),
         (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
         (
             for_programs("seconds_by_part"),

@@ -7,7 +7,7 @@ DATASETS: dict[str, str] = {
     "mnist": "handwritten digits, 60,000 + 10,000 of 28 x 28, in torchvision's layout",
     "cifar10": "photographs in 10 classes, 50,000 + 10,000 of 32 x 32, in torchvision's layout",
     "imagefolder": "your own images: train/CLASS/*.jpg and test/CLASS/*.jpg",
-    "random": "synthetic images of any size and number, from the seed: for performance only",
+    "random": "synthetic images or tokens of any size and number: for performance only",
     "digits-detection": "detection: handwritten digits on canvases, generated, no download",
     "coco": "detection: COCO 2017, or your own images in its layout",
     "stdlib": "language: the source of Python's standard library, 10 MB, no download",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardmark.core.errors import DataError
-from shardmark.workloads.language.options import EMBEDDED
+from shardmark.workloads.language.options import EMBEDDED, WITHOUT_FOLDER
 from shardmark.workloads.language.tokens import TokenData, TokenStream, token_data
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def check(options: LanguageOptions) -> int:
 
 
 def paths(options: LanguageOptions) -> tuple[Path, ...]:
-    folders = () if options.dataset in EMBEDDED else (options.folder,)
+    folders = () if options.dataset in WITHOUT_FOLDER else (options.folder,)
     return (*folders, *options.files)
 
 
@@ -140,6 +140,6 @@ def load(options: LanguageOptions) -> LanguageData:
         training=training,
         validation=validation,
         tokens=tokens,
-        vocabulary=options.vocabulary or tokens.vocabulary,
+        vocabulary=options.model_rows or tokens.vocabulary,
         corpora={options.corpus_name: str(tokens.sha256)} if embedded else {},
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -16,7 +15,6 @@ from shardmark.core.errors import InputError
 from shardmark.workloads.base import CannotShard, SequencePlan, TensorPlan
 from shardmark.workloads.chain import Call, Order, Part, checked_parts
 from shardmark.workloads.language.gpt import positions_in, same_document
-from shardmark.workloads.language.options import HUGGING_FACE
 from shardmark.workloads.model_building import seeded
 
 if TYPE_CHECKING:
@@ -60,13 +58,14 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
     )
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
+    # By default SDPA, or eager attention where a model lacks it.
     settings = {
         "dtype": torch.float32,
-        "attn_implementation": options.model_options.get(ATTENTION, "sdpa"),
+        "attn_implementation": options.model_options.get(ATTENTION),
     }
     try:
         with seeded(seed):
-            if options.model not in HUGGING_FACE and place.is_dir():
+            if options.has_file and place.is_dir():
                 model: nn.Module = auto_class.from_pretrained(
                     place, local_files_only=True, use_safetensors=True, **settings
                 )
@@ -89,10 +88,9 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
     """Configuration by family or from the file, with the sizes of the workload."""
     from transformers import AutoConfig
 
-    family, stored = options.model.removeprefix("hf:"), {}
-    if options.model not in HUGGING_FACE:
-        stored = json.loads(Path(family).expanduser().read_text(encoding="utf-8"))
-        family = stored.pop("model_type", None)
+    family = options.model.removeprefix("hf:")
+    stored = dict(options.configuration or {})
+    family = stored.pop("model_type", None if options.has_file else family)
     default = AutoConfig.for_model(family)
     chosen = {key: value for key, value in options.model_options.items() if key != ATTENTION}
     unknown = [key for key in chosen if not hasattr(default, key)]
@@ -112,14 +110,7 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
 
 def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> None:
     max_positions = getattr(config, "max_position_embeddings", None) or options.sequence_length
-    rows, needed = config.vocab_size, data.tokens.vocabulary
-    if rows < needed and options.dataset != "tokens":
-        mask = ", one of them for the mask" if data.tokens.mask == needed - 1 else ""
-        raise InputError(
-            "workload.model",
-            f"the tokens need {needed} rows{mask}, {options.model} has {rows}",
-            f"use the tokenizer of these weights, or resize their embedding to {needed}",
-        )
+    rows = config.vocab_size
     if rows != data.vocabulary:
         raise InputError(
             "workload.vocabulary",

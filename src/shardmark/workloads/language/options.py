@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
+from shardmark.core.errors import InputError
+from shardmark.workloads.configurations import shipped, stored_configuration
 from shardmark.workloads.models import check_model_name, is_user_function, looked_in
 from shardmark.workloads.options import ModelOptions
 
@@ -27,9 +30,13 @@ LANGUAGE_MODELS: dict[str, str] = {
     " transformers with weights from the seed",
 }
 """Description of each model for `list models`, in one line."""
-ENCODERS = ("hf:bert",)
+ENCODERS = ("bert", "roberta")
+"""Model types of transformers that learn masked tokens."""
+OTHER_TASKS = ("clip", "dinov2", "t5", "vit", "whisper")
+"""Model types with a shipped configuration that model no language, or have an encoder as well."""
 EMBEDDED = ("stdlib", "torch-source")
 """Data sets that are part of the installation."""
+WITHOUT_FOLDER = (*EMBEDDED, "random")
 MASK_SHARE = 0.15
 
 _GPT_KEYS = ("layers", "width", "heads", "positions", "tied", "dropout")
@@ -47,7 +54,8 @@ class LanguageOptions(ModelOptions):
     objective: Literal["causal", "masked"] = "causal"
     """`causal`: predict the next token.  `masked`: predict 15 % of the tokens, like BERT."""
     model: str = "gpt"
-    """`gpt`, `hf:gpt2`, ..., `hf:FOLDER`, `hf:FILE.json`, or `package.module:function`."""
+    """`gpt`, `hf:gpt2`, ..., `hf:FOLDER`, `hf:FILE.json`, the name of a well-known configuration
+    such as `hf:Qwen/Qwen3-8B`, or `package.module:function`."""
     model_options: dict[str, Any] = Field(default_factory=dict)
     """Keys of the configuration of an `hf:` model, or arguments of your own function."""
     layers: PositiveInt = 2
@@ -59,13 +67,15 @@ class LanguageOptions(ModelOptions):
     """Share the weights of embedding and head."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     vocabulary: PositiveInt | None = None
-    """Rows of embedding and head; null is the size of the tokenizer.  Dataset `tokens` needs a
-    number: one more than the largest token, and another one for the mask of `objective: masked`."""
+    """Rows of embedding and head; null is the number that the model's configuration has, or else
+    the size of the tokenizer.  The datasets `tokens` and `random` need one of the former: one more
+    than the largest token, and another one for the mask of `objective: masked`."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
     """Maximum number of tokens of a sample."""
-    dataset: Literal["stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens"] = (
-        "stdlib"
-    )
+    dataset: Literal[
+        "stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens", "random"
+    ] = "stdlib"
+    """`random` draws tokens for 1,024 + 256 samples unless the numbers of samples are given."""
     column: str = "text"
     """Key or column of the text in `jsonl`, `parquet` and `arrow`."""
     tokenizer: str | dict[Literal["bpe"], Annotated[int, Field(ge=258)]] = "bytes"
@@ -82,14 +92,22 @@ class LanguageOptions(ModelOptions):
             check_model_name(name)
         elif name != "gpt" and name not in HUGGING_FACE:
             path = Path(name.removeprefix("hf:")).expanduser()
-            if not name.startswith("hf:") or not (path.is_dir() or path.suffix == ".json"):
-                nearest = get_close_matches(name, ("gpt", *HUGGING_FACE), n=3) or [*HUGGING_FACE]
+            is_path = path.is_dir() or path.suffix == ".json"
+            configured = name.removeprefix("hf:") in shipped()
+            if not name.startswith("hf:") or not (is_path or configured):
+                names = ("gpt", *HUGGING_FACE, *(f"hf:{other}" for other in shipped()))
+                nearest = get_close_matches(name, names, n=3) or [*HUGGING_FACE]
                 raise ValueError(
                     f"unknown model {name!r}; nearest: {', '.join(nearest)}; or hf:FOLDER,"
                     " hf:FILE.json, package.module:function of your own"
                 )
-            if not path.exists():
+            if is_path and not path.exists():
                 raise ValueError(f"model {name!r}: no such file{looked_in(path)}")
+            if not is_path and _type_of(name) in OTHER_TASKS:
+                raise ValueError(
+                    f"{name} is neither a causal nor a masked language model; `shardmark plan"
+                    f" {name}` predicts it, and a task of your own trains it"
+                )
         return name
 
     @field_validator("tokenizer")
@@ -108,7 +126,7 @@ class LanguageOptions(ModelOptions):
             raise ValueError(
                 f"{self.model} has no {' and no '.join(changed)}; set its sizes in model_options"
             )
-        if self.model_options and self._has_weights:
+        if self.model_options and self.has_weights:
             raise ValueError(
                 f"model_options has no effect on the stored model {self.model}; change its"
                 " config.json,"
@@ -127,17 +145,25 @@ class LanguageOptions(ModelOptions):
                 f"width {self.width} and heads {self.heads}; each head needs an even number of"
                 " channels, width / heads"
             )
-        if self.model in ENCODERS and self.objective == "causal":
+        by_name = self.from_transformers and not self.has_file
+        masked = by_name and _type_of(self.model) in ENCODERS
+        if masked and self.objective == "causal":
             raise ValueError(f"{self.model} is not causal; it needs objective: masked")
-        if self.model in HUGGING_FACE.keys() - set(ENCODERS) and self.objective == "masked":
-            masked = ", ".join(ENCODERS)
+        if by_name and not masked and self.objective == "masked":
+            names = ", ".join(f"hf:{name}" for name in ENCODERS)
             raise ValueError(
-                f"{self.model} is causal; objective: masked works with gpt and {masked}"
+                f"{self.model} is causal; objective: masked works with gpt and {names}"
             )
-        if self.dataset not in EMBEDDED and not self.data_dir:
+        return self
+
+    @model_validator(mode="after")
+    def _data_agree(self) -> LanguageOptions:
+        if self.dataset not in WITHOUT_FOLDER and not self.data_dir:
             raise ValueError(f"data_dir is missing; {self.dataset} needs the folder of its files")
         if self.dataset == "tokens" and self.vocabulary is None:
             raise ValueError("vocabulary is missing; dataset: tokens needs the number of tokens")
+        if self.dataset == "random" and self.tokenizer != "bytes":
+            raise ValueError("tokenizer has no effect with dataset: random; leave it out")
         if self.dataset == "tokens" and not self.packed:
             raise ValueError("packed is false; dataset: tokens supports packed samples only")
         if self.document_masks and not self.packed:
@@ -153,10 +179,9 @@ class LanguageOptions(ModelOptions):
         return self.model.startswith("hf:")
 
     @property
-    def _has_weights(self) -> bool:
+    def has_weights(self) -> bool:
         """True if the model is a local folder, with its weights."""
-        local = self.from_transformers and self.model not in HUGGING_FACE
-        return local and Path(self.model.removeprefix("hf:")).expanduser().is_dir()
+        return self.has_file and Path(self.model.removeprefix("hf:")).expanduser().is_dir()
 
     @property
     def corpus_name(self) -> str:
@@ -176,15 +201,55 @@ class LanguageOptions(ModelOptions):
             modules["pyarrow"] = f"workload.dataset {self.dataset}"
         return modules
 
+    @property
+    def configuration(self) -> Mapping[str, Any] | None:
+        """Keys of the model's file, or of a shipped configuration; None for other models.
+
+        Raises `InputError` for a file that is no configuration.
+        """
+        if self.model in HUGGING_FACE:
+            return None
+        try:
+            return stored_configuration(self.model)
+        except (OSError, ValueError) as error:
+            remedy = (
+                "use a config.json of transformers, or a folder that save_pretrained has written"
+            )
+            raise InputError(
+                "workload.model", f"{self.model} cannot be built: {error}", remedy
+            ) from error
+
+    @property
+    def model_rows(self) -> int | None:
+        """`vocabulary`, or that of the model's configuration; None if the tokens decide."""
+        rows = self.vocabulary or (self.configuration or {}).get("vocab_size")
+        return rows if isinstance(rows, int) and rows > 0 else None
+
+    @property
+    def has_file(self) -> bool:
+        """True if the model is a file or folder, and neither a family nor a shipped name."""
+        name = self.model.removeprefix("hf:")
+        by_name = self.model in HUGGING_FACE or not Path(name).expanduser().exists()
+        return self.from_transformers and not by_name
+
     def loads(self) -> tuple[str, ...]:
-        family = self.model.removeprefix("hf:")
-        by_name = self.model in HUGGING_FACE
-        return (f"transformers.models.{family}.modeling_{family}",) if by_name else ()
+        if not self.from_transformers or self.has_file:
+            return ()
+        family = _type_of(self.model)
+        return (f"transformers.models.{family}.modeling_{family}",)
 
     @property
     def files(self) -> tuple[Path, ...]:
         """Files read besides the data: a tokenizer, a model's configuration or its weights."""
         names = [self.tokenizer] if isinstance(self.tokenizer, str) else []
-        if self.from_transformers and self.model not in HUGGING_FACE:
+        if self.has_file:
             names.append(self.model.removeprefix("hf:"))
         return tuple(Path(name).expanduser() for name in names if name != "bytes")
+
+
+def _type_of(name: str) -> str:
+    """Model type of a family or of a shipped configuration."""
+    configuration = shipped().get(name.removeprefix("hf:"), {}).get("configuration", {})
+    family: str = configuration.get("model_type", name.removeprefix("hf:"))
+    # Text models of families with pictures are defined in the folder of the family.
+    return family.removesuffix("_text")

@@ -56,7 +56,13 @@ class Language(SampledTask[Samples, TokenBatch]):
         self._causality_known = False
         self._evaluation_batch = max(1, EVALUATION_TOKENS // options.sequence_length)
         self._data = load(options)
-        super().__init__(options, seed, self._data.training, self._data.validation)
+        super().__init__(
+            options,
+            seed,
+            self._data.training,
+            self._data.validation,
+            synthetic=options.dataset == "random",
+        )
         self._training_weights = self._predicted(self._training.lengths())
 
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int:
@@ -128,6 +134,11 @@ class Language(SampledTask[Samples, TokenBatch]):
 
             return layers(model)
         return None
+
+    @property
+    def equal_blocks(self) -> bool:
+        """True for the package's GPT and models of transformers, not for the user's functions."""
+        return self._options.model == "gpt" or self._options.from_transformers
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         options = self._options

@@ -66,6 +66,21 @@ def _first_known(tokens: dict[str, int], names: Sequence[str]) -> int | None:
     return next((tokens[name] for name in names if name in tokens), None)
 
 
+def rows_without_text(options: LanguageOptions) -> int | None:
+    """Return the rows of embedding and head if they follow without reading text, else None.
+
+    Samples that are not packed depend on the text themselves.
+    """
+    tokenizer = options.tokenizer
+    if not options.packed:
+        return None
+    if options.model_rows is not None:
+        return options.model_rows
+    if isinstance(tokenizer, dict):  # which has no mask of its own
+        return tokenizer["bpe"] + (options.objective == "masked")
+    return BYTES.size if tokenizer == "bytes" else None
+
+
 def tokenizer_of(
     options: LanguageOptions, training: Callable[[], Iterable[bytes]], folder: Path
 ) -> Tokenizer:

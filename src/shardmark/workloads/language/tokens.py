@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 VERSION = 3
 """Version of the cache; must increase when the same text would get other tokens."""
+RANDOM_SAMPLES = (1024, 256)
+"""Training and validation samples of the dataset `random`, unless their numbers are given."""
 _SUMMARY = "corpus.json"
 _SPLITS = ("training", "validation")
 
@@ -74,15 +76,49 @@ class TokenData:
 def token_data(options: LanguageOptions) -> TokenData:
     """Map the tokens into memory, after tokenising text that is not in the cache.
 
-    Raises `DataError` for missing or unreadable data.
+    Raises `DataError` for missing or unreadable data, and `InputError` for a tokenizer with more
+    tokens than the model has rows.
     """
+    vocabulary = options.model_rows
+    if options.dataset == "random":
+        return _random_tokens(options, vocabulary)
     data = _user_tokens(options) if options.dataset == "tokens" else _tokenised(options)
-    vocabulary = options.vocabulary
     if vocabulary is not None and vocabulary < data.vocabulary:
-        raise InputError(
-            "workload.vocabulary", f"found {vocabulary}", f"the tokenizer needs {data.vocabulary}"
-        )
+        rows = data.vocabulary
+        place, problem = "workload.vocabulary", f"found {vocabulary}"
+        remedy = f"the tokenizer needs {rows}"
+        if options.vocabulary is None:
+            mask = ", one of them for the mask" if data.mask == rows - 1 else ""
+            place = "workload.tokenizer"
+            problem = f"the tokens need {rows} rows{mask}, {options.model} has {vocabulary}"
+            change = "resize its embedding" if options.has_weights else "set workload.vocabulary"
+            remedy = f"use the tokenizer of this model, or {change} to {rows}"
+        raise InputError(place, problem, remedy)
     return data
+
+
+def _random_tokens(options: LanguageOptions, vocabulary: int | None) -> TokenData:
+    """Draw tokens uniformly; the last one is the mask if one is needed."""
+    if vocabulary is None:
+        problem = f"{options.model} says nowhere how many tokens there are"
+        raise InputError("workload.dataset random", problem, "set workload.vocabulary")
+    mask = vocabulary - 1 if options.objective == "masked" else None
+    generator = np.random.default_rng(0)
+
+    def stream(samples: int) -> TokenStream:
+        tokens = samples * options.sequence_length + 1
+        drawn = generator.integers(0, vocabulary if mask is None else mask, tokens)
+        ends = np.array([tokens], np.int64)
+        return TokenStream(tokens=drawn.astype(_dtype_of(vocabulary)), ends=ends, text_bytes=None)
+
+    return TokenData(
+        training=stream(options.training_samples or RANDOM_SAMPLES[0]),
+        validation=stream(options.validation_samples or RANDOM_SAMPLES[1]),
+        vocabulary=vocabulary,
+        mask=mask,
+        filler=0,
+        sha256=None,
+    )
 
 
 def _tokenised(options: LanguageOptions) -> TokenData:

@@ -1,0 +1,74 @@
+"""Makes the experiment of a question about a model on machines that are named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardmark.config.experiment import Experiment
+from shardmark.config.load import Override, load_experiment
+from shardmark.config.model_name import experiment_of, is_experiment
+from shardmark.core.errors import InputError
+from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """An experiment to predict, and what was assumed."""
+
+    experiment: Experiment
+    assumed: str | None = None
+    """None for an experiment that the user wrote."""
+    work: float | None = None
+    """Tokens or samples to price unless others are given; None for those of the recipe."""
+
+
+def question_about(
+    name: str,
+    machines: Sequence[str],
+    nodes: Sequence[int],
+    *,
+    batch: int | None = None,
+    sequence_length: int | None = None,
+    precision: str | None = None,
+    overrides: Sequence[str | Override] = (),
+) -> Question:
+    """Return the experiment of a file, a preset or a model.
+
+    The machines choose the strategies of a model and, unless it is given, its precision.  Raises
+    `InputError` for an unknown name.
+    """
+    chosen = {
+        "recipe.per_rank_batch": batch,
+        "workload.sequence_length": sequence_length,
+        "recipe.precision": precision,
+    }
+    if is_experiment(name):
+        options = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+        return Question(experiment=load_experiment(name, [*options, *overrides]))
+    loaded = [(load_node(node), count or nodes[-1]) for node, count in map(nodes_of, machines)]
+    experiment, assumed = experiment_of(
+        name,
+        devices=max(node.node.devices * count for node, count in loaded),
+        nodes=max(count for _, count in loaded),
+        precision=precision or _precision([node.card for node, _ in loaded]),
+        batch=batch,
+        sequence_length=sequence_length,
+        overrides=overrides,
+    )
+    is_language = experiment.workload.tokens_per_sample is not None
+    return Question(experiment=experiment, assumed=assumed, work=1e9 if is_language else 1e6)
+
+
+def _precision(cards: Sequence[Card]) -> str:
+    """Return the first precision that all cards have in hardware."""
+    for precision in PRECISIONS:
+        try:
+            for card in cards:
+                card.peak(precision)
+        except InputError:
+            continue
+        return precision
+    return PRECISIONS[-1]

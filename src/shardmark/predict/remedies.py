@@ -1,0 +1,211 @@
+"""Finds what makes a model fit: fewer samples at once, recomputation, offload, more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardmark.core.errors import ShardmarkError
+from shardmark.core.machine import Machine
+from shardmark.core.recipe import Recipe
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.memory import Fit, GiB, fit_of, rank_memory
+from shardmark.predict.models import Models
+from shardmark.trials.matrix import unsupported_reason
+from shardmark.trials.trial import StrategySpec, Trial
+
+MOST_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """A change, and the strategy that needs least memory under it."""
+
+    change: str
+    """Name of the change, as `activation checkpointing` or `16 GPUs`."""
+    setting: str
+    """Options of the command that make the change; empty for another machine."""
+    strategy: str
+    ranks: int
+    device_bytes: float
+    fit: Fit
+
+
+class _Need(NamedTuple):
+    """Memory of a strategy; the smallest one fits best."""
+
+    overflows_host: bool
+    device_bytes: float
+    strategy: str
+    fit: Fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the recipe that may save memory."""
+
+    name: str
+    setting: str
+    applied: Callable[[Recipe], Recipe]
+
+
+def _one_sample(recipe: Recipe) -> Recipe:
+    batch = {"global_batch": None, "per_rank_batch": 1, "gradient_accumulation": 1}
+    return recipe.model_copy(update=batch)
+
+
+def _fused(recipe: Recipe) -> Recipe:
+    if recipe.optimizer.name == "own":
+        return recipe
+    optimizer = recipe.optimizer.model_copy(update={"implementation": "fused"})
+    return recipe.model_copy(update={"optimizer": optimizer})
+
+
+CHANGES = (
+    Change(name="1 sample", setting="--batch 1", applied=_one_sample),
+    Change(
+        name="fused optimizer",
+        setting="--set optimizer.implementation=fused",
+        applied=_fused,
+    ),
+    Change(
+        name="activation checkpointing",
+        setting="--set activation_checkpointing=true",
+        applied=lambda recipe: recipe.model_copy(update={"activation_checkpointing": True}),
+    ),
+    Change(
+        name="CPU offload",
+        setting="--set cpu_offload=true",
+        applied=lambda recipe: recipe.model_copy(update={"cpu_offload": True}),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Memory of an experiment's strategies on machines of one kind."""
+
+    cells: Sequence[Trial]
+    node: NodeType
+    models: Models
+
+    def least(
+        self, ranks: int, nodes: int, changed: Callable[[Recipe], Recipe] = lambda recipe: recipe
+    ) -> _Need | None:
+        """Return the memory of the strategy that needs least; None if none runs."""
+        needs = (self._need(cell, changed(cell.recipe), ranks, nodes) for cell in self.cells)
+        return min((need for need in needs if need is not None), default=None)
+
+    def _need(self, cell: Trial, recipe: Recipe, ranks: int, nodes: int) -> _Need | None:
+        strategy, device_type = cell.built_strategy, self.node.card.device_type
+        machine = Machine(
+            device_type=device_type, device_count=ranks, cores=ranks, is_predicted=True
+        )
+        if unsupported_reason(strategy, ranks, nodes) is not None:
+            return None
+        shares = strategy.layout(ranks, nodes).shares
+        if recipe.global_batch is not None and recipe.global_batch % shares:
+            return None
+        try:
+            strategy.check(ranks, machine, recipe)
+            fields = {name: getattr(cell, name) for name in Trial.model_fields}
+            changed = Trial(**(fields | {"recipe": recipe}))
+            profile = self.models.profile_of(changed, ranks, nodes, device_type=device_type)
+            memory = rank_memory(
+                profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
+            )
+        except ShardmarkError:
+            return None
+        host_gib = self.node.node.host_memory_gib
+        on_host = memory.on_host * ranks / nodes
+        overflows = host_gib is not None and on_host > host_gib * GiB
+        return _Need(
+            overflows_host=overflows,
+            device_bytes=memory.device_bytes(device_type),
+            strategy=str(cell.strategy),
+            fit="no" if overflows else fit_of(memory.peak_bytes, self.node.card),
+        )
+
+
+def fewest_devices(
+    cells: Sequence[Trial], node: NodeType, nodes: int, models: Models
+) -> Remedy | None:
+    """Return the fewest devices of one node that are enough; None if all are needed."""
+    fields = {name: getattr(cells[0], name) for name in Trial.model_fields}
+    alone = Trial(**(fields | {"strategy": StrategySpec(name="single")}))
+    sizes = _Sizes(cells=[alone, *cells], node=node, models=models)
+    for ranks in range(1, node.node.devices + (nodes > 1)):
+        least = sizes.least(ranks, 1)
+        if least is not None and least.fit == "yes":
+            return _remedy(f"{ranks} GPU{'s' if ranks > 1 else ''}", "", ranks, least)
+    return None
+
+
+def remedies_of(
+    cells: Sequence[Trial], node: NodeType, nodes: int, models: Models
+) -> Iterator[Remedy]:
+    """Yield the memory under each change that helps, and the fewest nodes on which it fits."""
+    sizes = _Sizes(cells=cells, node=node, models=models)
+    ranks = node.node.devices * nodes
+    before = sizes.least(ranks, nodes)
+    helpful: list[Change] = []
+    for change in CHANGES:
+        least = sizes.least(ranks, nodes, change.applied)
+        if (
+            least is not None
+            and before is not None
+            and (least.device_bytes < 0.99 * before.device_bytes)
+        ):
+            helpful.append(change)
+            yield _remedy(change.name, change.setting, ranks, least)
+
+    def all_changes(recipe: Recipe) -> Recipe:
+        for change in helpful:
+            recipe = change.applied(recipe)
+        return recipe
+
+    if len(helpful) > 1 and (least := sizes.least(ranks, nodes, all_changes)) is not None:
+        settings = " ".join(change.setting for change in helpful)
+        yield _remedy("all of these", settings, ranks, least)
+    for name, setting, changed in (
+        ("", "", lambda recipe: recipe),
+        *((f" and {one.name}", one.setting, one.applied) for one in helpful),
+    ):
+        remedy = _more_nodes(sizes, nodes, name, setting, changed)
+        if remedy is not None:
+            yield remedy
+            return
+
+
+def _more_nodes(
+    sizes: _Sizes, nodes: int, name: str, setting: str, changed: Callable[[Recipe], Recipe]
+) -> Remedy | None:
+    """Return the fewest nodes on which a strategy fits, up to `MOST_RANKS` ranks."""
+    devices, before, count = sizes.node.node.devices, nodes, 2 * nodes
+
+    def least_on(count: int) -> _Need | None:
+        least = sizes.least(devices * count, count, changed)
+        return least if least is not None and least.fit == "yes" else None
+
+    while least_on(count) is None:
+        before, count = count, 2 * count
+        if devices * count > MOST_RANKS:
+            return None
+    while count - before > 1:
+        middle = (before + count) // 2
+        before, count = (before, middle) if least_on(middle) else (middle, count)
+    least = least_on(count)
+    assert least is not None, "the last size that was tried fits"
+    return _remedy(f"{devices * count} GPUs{name}", setting, devices * count, least)
+
+
+def _remedy(change: str, setting: str, ranks: int, need: _Need) -> Remedy:
+    return Remedy(
+        change=change,
+        setting=setting,
+        strategy=need.strategy,
+        ranks=ranks,
+        device_bytes=need.device_bytes,
+        fit=need.fit,
+    )

@@ -1,0 +1,37 @@
+"""Measurements of a unit in one traced step.  Imports torch for its types alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from shardmark.predict.chains import ZERO, Total, Work
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Pass = Literal["forward", "backward", "gradient"]
+
+
+@dataclass(slots=True)
+class UnitTrace:
+    """Measurements of one unit in one traced step."""
+
+    name: str
+    block: bool
+    first_node: int
+    """Number of the first autograd node that was made in the unit."""
+    begun_bytes: Total
+    """Live bytes before its forward pass."""
+    saved_bytes: Total = ZERO
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    replicated_fraction: float = 0.0
+    gradient_bytes: int = 0
+    entered_bytes: Total = ZERO
+    """Live bytes before its backward pass."""
+    reduced_bytes: Total = ZERO
+    """Live bytes after the last of its gradients was complete."""
+    operations: dict[Pass, list[Work]] = field(default_factory=lambda: defaultdict(list))
+    moments: dict[Pass, list[tuple[Total, int]]] = field(default_factory=lambda: defaultdict(list))
+    """Live bytes without complete gradients, and bytes of the unit's, after each operation."""

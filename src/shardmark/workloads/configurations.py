@@ -1,0 +1,44 @@
+"""Sizes of well-known models of transformers, and configurations in files.  Imports no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+PREFIX = "hf:"
+
+
+@cache
+def shipped() -> Mapping[str, Mapping[str, Any]]:
+    """Return `source`, `parameters` and `configuration` of each model in `configurations.json`.
+
+    `configuration` has sizes only: other keys have the defaults of transformers.  `parameters` is
+    the published number of different parameters.
+    """
+    content = files("shardmark.workloads").joinpath("configurations.json").read_bytes()
+    loaded: dict[str, Mapping[str, Any]] = json.loads(content)
+    return loaded
+
+
+def stored_configuration(model: str) -> Mapping[str, Any] | None:
+    """Return the configuration of `hf:FOLDER`, `hf:FILE.json` or `hf:NAME`; None for other names.
+
+    A file takes precedence over a name.  Raises `OSError` for a file that cannot be read and
+    `ValueError` for one that is not a JSON object.
+    """
+    name = model.removeprefix(PREFIX)
+    path = Path(name).expanduser()
+    if not model.startswith(PREFIX):
+        return None
+    if path.is_dir():
+        path /= "config.json"
+    if not path.is_file():
+        return shipped()[name]["configuration"] if name in shipped() else None
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is not a configuration: it has no keys")
+    return content

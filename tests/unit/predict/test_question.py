@@ -1,0 +1,125 @@
+"""Questions about a model by its name: which experiment is predicted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardmark.core.errors import InputError
+from shardmark.predict.question import Question, question_about
+
+TASK = """
+class Task:
+    def model(self): ...
+    def train_data(self): ...
+    def validation_data(self): ...
+    def loss(self, model, batch): ...
+
+class Net:
+    def __init__(self, num_classes): ...
+    def forward(self, pictures): ...
+
+def reads(vocabulary, sequence_length): ...
+"""
+
+
+def about(name: str, *machines: str, **options: Any) -> Question:
+    return question_about(name, machines or ("8xh100",), (1,), **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "workload", "batch"),
+    [
+        ("resnet50", {"name": "classification", "model": "resnet50", "image_size": 224}, 64),
+        ("timm:vit_tiny_patch16_224", {"model": "timm:vit_tiny_patch16_224"}, 64),
+        ("fasterrcnn_resnet50_fpn", {"name": "detection"}, 2),
+        ("hf:Qwen/Qwen3-8B", {"name": "language", "sequence_length": 4096}, 1),
+        ("Qwen/Qwen3-8B", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
+        ("hf:openai-community/gpt2", {"sequence_length": 1024}, 1),
+        ("hf:google-bert/bert-base-uncased", {"objective": "masked", "sequence_length": 512}, 1),
+        ("hf:llama", {"model": "hf:llama", "vocabulary": 32_000}, 1),
+        ("hf:openai/whisper-small", {"name": "own"}, 8),
+        ("task.py:Task", {"name": "own", "task": "task.py:Task"}, 8),
+        ("task.py:Net", {"name": "classification", "model": "task.py:Net"}, 64),
+        ("task.py:reads", {"name": "language", "model": "task.py:reads"}, 8),
+    ],
+)
+def test_what_a_name_means(
+    name: str,
+    workload: dict[str, Any],
+    batch: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text(TASK)
+    question = about(name)
+    chosen = question.experiment.workload.model_dump()
+    assert {key: chosen[key] for key in workload} == workload
+    assert question.experiment.recipe.per_rank_batch == batch
+    assert question.assumed is not None
+    assert f"{batch} " in question.assumed
+
+
+def test_files_of_a_model(tmp_path: Path) -> None:
+    """Weights do not change the answer, so that a folder is read without them."""
+    configuration = {"model_type": "llama", "vocab_size": 99, "max_position_embeddings": 64}
+    (tmp_path / "config.json").write_text(json.dumps(configuration))
+    for name in (str(tmp_path), f"hf:{tmp_path}", f"hf:{tmp_path}/config.json"):
+        workload = about(name).experiment.workload.model_dump()
+        assert workload["model"] == f"hf:{tmp_path}/config.json"
+        assert workload["sequence_length"] == 64
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match="name a config"):
+        about(str(tmp_path))
+
+
+def test_machines_choose_strategies_and_precision() -> None:
+    def of(*machines: str) -> tuple[list[Any], str]:
+        experiment = about("resnet50", *machines).experiment
+        return experiment.matrix["strategy"], experiment.recipe.precision
+
+    assert of("1xh100") == (["single"], "bf16")
+    strategies, precision = of("2x8xa100-80")
+    assert (len(strategies), precision) == (6, "bf16")
+    assert {"name": "fsdp-hybrid", "shard_group": 8} in strategies
+    assert of("8xh100", "4xt4")[1] == "fp16", "the first precision that all cards have"
+    assert of("8xgtx-1080-ti")[1] == "fp32"
+    assert about("resnet50", precision="fp32").experiment.recipe.precision == "fp32"
+
+
+def test_options_of_a_question() -> None:
+    question = about("hf:Qwen/Qwen3-8B", batch=2, sequence_length=512)
+    assert question.experiment.recipe.per_rank_batch == 2
+    assert question.experiment.workload.tokens_per_sample == 512
+    assert "2 sequences of 512 tokens a GPU" in str(question.assumed)
+    assert question.work == 1e9
+    assert about("resnet50").work == 1e6
+    changed = about("resnet50", overrides=["recipe.activation_checkpointing=true"])
+    assert changed.experiment.recipe.activation_checkpointing
+    assert "no activation checkpointing" not in str(changed.assumed)
+    preset = about("llama-1b", batch=3)
+    assert preset.experiment.recipe.per_rank_batch == 3
+    assert (preset.assumed, preset.work) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("resnet5", "no such model; allowed are .*nearest.*resnet"),
+        ("hf:Qwen/Qwen3-9B", "its sizes are not in the package.*nearest.*hf:Qwen/Qwen3-8B"),
+        ("missing.yaml", "no such file, and no such preset"),
+        ("missing.py:Task", "no file 'missing.py'"),
+    ],
+)
+def test_unknown_names_are_refused(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        about(name)
+
+
+def test_pictures_have_no_sequence_length() -> None:
+    with pytest.raises(InputError, match="--sequence-length: resnet50 has no sequences"):
+        about("resnet50", sequence_length=128)
