@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader
 from shardmark.audit.draws import WatchDraws
 from shardmark.audit.full_tensors import is_a
 from shardmark.audit.plan import Plan
+from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 
 if TYPE_CHECKING:
     from shardmark.audit.observer import Observer
@@ -35,6 +38,14 @@ LOSS_FUNCTIONS = (
 )
 
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+
+LIGHTNING = {
+    "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "pytorch_lightning.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
+    "lightning.fabric.connector": "_Connector",
+    "lightning_fabric.connector": "_Connector",
+}
+"""Classes by module that get the argument `devices` of a Trainer or of Fabric."""
 
 CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
@@ -54,6 +65,7 @@ def install() -> None:
     _watch_scalers(observer)
     _watch_loaders(observer)
     _watch_gathers(observer)
+    _set_devices_of_lightning()
     WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -77,6 +89,9 @@ def _watch_backward(observer: Observer) -> None:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        if observer.in_backward:  # checkpointing calls it inside of the script's call
+            original(tensors, *args, **kwargs)
+            return
         observer.before_backward(tensors)
         try:
             original(tensors, *args, **kwargs)
@@ -247,6 +262,27 @@ def _watch_gathers(observer: Observer) -> None:
             return _original(*args, **kwargs)
 
         setattr(dist, name, functools.wraps(original)(watched))
+
+
+def _set_devices_of_lightning() -> None:
+    """Let Lightning use the launcher's ranks: it refuses another number than `devices`."""
+
+    def replace(name: str, module: Any) -> None:
+        connector = getattr(module, name)
+        create = connector.__init__
+
+        @functools.wraps(create)
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            if "LOCAL_WORLD_SIZE" in os.environ and "devices" in kwargs:
+                kwargs["devices"] = int(os.environ["LOCAL_WORLD_SIZE"])
+            create(self, *args, **kwargs)
+
+        connector.__init__ = init
+
+    calls = {module: functools.partial(replace, name) for module, name in LIGHTNING.items()}
+    for module in sys.modules.keys() & calls.keys():
+        calls.pop(module)(sys.modules[module])
+    sys.meta_path.insert(0, AfterImport({**calls}))
 
 
 def is_synchronised(root: nn.Module | None) -> bool | None:

@@ -53,7 +53,7 @@ class Observer:
         self._batches: list[list[Any]] = []
         self._roots: list[nn.Module] = []
         self._stack: list[nn.Module] = []
-        self._in_backward = False
+        self.in_backward = False
         self._hooked: dict[int, Tensor] = {}
         self._local: dict[tuple[int, str], Tensor] = {}
         self._places: dict[tuple[int, str], nn.Module] = {}
@@ -73,7 +73,7 @@ class Observer:
     # Forward passes
 
     def before_module(self, module: nn.Module) -> None:
-        if self._in_backward or self._busy:
+        if self.in_backward or self._busy:
             return
         outermost = not self._stack
         self._stack.append(module)
@@ -109,7 +109,7 @@ class Observer:
                 self._watch_gradient(module.get_submodule(owner), leaf, parameter)
 
     def after_module(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        if self._in_backward or self._busy or not self._stack:
+        if self.in_backward or self._busy or not self._stack:
             return
         self._stack.pop()
         if not torch.is_grad_enabled():
@@ -159,7 +159,7 @@ class Observer:
             self._local[key] = self._local[key] + value if key in self._local else value
 
     def before_backward(self, tensors: Any) -> None:
-        self._in_backward = True
+        self.in_backward = True
         self._local = {}
         value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(value, Tensor) and value.numel() == 1:
@@ -167,7 +167,7 @@ class Observer:
         self._micro.synchronised = hooks.is_synchronised(next(iter(self._roots), None))
 
     def after_backward(self) -> None:
-        self._in_backward = False
+        self.in_backward = False
         self._locals_of_micros.append(self._local)
         self._step.micros.append(self._micro)
         self._micro = Micro()
@@ -186,7 +186,7 @@ class Observer:
 
     def gathered(self, name: str, values: Sequence[Any]) -> None:
         """Note a gather after a forward pass: torch.distributed's functions return no gradient."""
-        if self._busy or self._in_backward or not self.record.forwards:
+        if self._busy or self.in_backward or not self.record.forwards:
             return
         flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
         floating = any(isinstance(v, Tensor) and v.is_floating_point() and v.dim() for v in flat)
@@ -320,7 +320,7 @@ class Observer:
 
     def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
         """Record a draw.  A replay returns the ranks' draws in its place."""
-        if self._busy or self._in_backward:
+        if self._busy or self.in_backward:
             return None
         if samples_outputs and self._roots and not self._stack:
             self.record.refusal = (

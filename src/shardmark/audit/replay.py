@@ -50,6 +50,9 @@ class ReplayObserver(Observer):
         self._draws_outside = 0
         self._draws_inside: Counter[int] = Counter()
         self._started = False
+        self._replaced: list[tuple[Tensor, Tensor]] = []
+        """Draws of forward passes since the last step, and the ranks' draws in their place."""
+        self._last_recomputed = -1
         places = [{draw.place for draw in rank.draws} for rank in ranks]
         self._shared_places = set.intersection(*places)
         if plan.batch_norm == "shares":
@@ -107,16 +110,39 @@ class ReplayObserver(Observer):
         return recorded * (len(self._ranks) if self.plan.interleaved else 1)
 
     def draw(self, place: str, value: Tensor, _samples_outputs: bool) -> Tensor | None:
-        if self._busy or self._in_backward:
+        if self._busy:
             return None
+        if self.in_backward:
+            return self._recomputed(value)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
             number, self._draws_inside[forward] = (
                 self._draws_inside[forward],
                 self._draws_inside[forward] + 1,
             )
-            return self._inside(forward, number, place, value)
-        return self._outside(place, value)
+            replaced = self._inside(forward, number, place, value)
+        else:
+            replaced = self._outside(place, value)
+        if self._stack and replaced is not None:
+            self._replaced.append((value.clone(), replaced))
+        return replaced
+
+    def _recomputed(self, value: Tensor) -> Tensor | None:
+        """The replacement of a draw that activation checkpointing repeats in the backward pass."""
+        count = len(self._replaced)
+        following = range(self._last_recomputed + 1, min(self._last_recomputed + 2, count))
+        for number in (*following, *reversed(range(count))):
+            original: Tensor
+            replacement: Tensor
+            original, replacement = self._replaced[number]
+            if torch.equal(original, value):
+                self._last_recomputed = number
+                return replacement
+        return None
+
+    def after_step(self, optimizer: Any) -> None:
+        super().after_step(optimizer)
+        self._replaced, self._last_recomputed = [], -1
 
     def _inside(self, forward: int, number: int, place: str, value: Tensor) -> Tensor | None:
         count = len(self._ranks)

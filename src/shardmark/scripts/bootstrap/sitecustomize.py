@@ -9,38 +9,42 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 
 BOOTSTRAP_FOLDER = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - start-up imports little
 
 
-def _install_hooks() -> None:
-    """Call the function `module:function` that the environment names."""
-    sys.path.append(os.environ["SHARDMARK_PATH"])  # the script's environment may lack the package
-    module, _, function = os.environ["SHARDMARK_HOOKS"].partition(":")
-    getattr(importlib.import_module(module), function)()
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Lets modules be imported as always, and calls a function at the end of the import."""
 
-
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Lets torch be imported as always, and installs the hooks at the end of its import."""
+    def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._calls = calls
 
     def find_spec(
         self, fullname: str, _path: object = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch":
+        call = self._calls.pop(fullname, None)
+        if call is None:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
-        def execute_and_install(module: ModuleType) -> None:
+        def execute_and_call(module: ModuleType) -> None:
             execute(module)
-            _install_hooks()
+            call(module)
 
-        spec.loader.exec_module = execute_and_install  # type: ignore[method-assign]
+        spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
+
+
+def _install_hooks(_torch: ModuleType) -> None:
+    """Call the function `module:function` that the environment names."""
+    sys.path.append(os.environ["SHARDMARK_PATH"])  # the script's environment may lack the package
+    module, _, function = os.environ["SHARDMARK_HOOKS"].partition(":")
+    getattr(importlib.import_module(module), function)()
 
 
 def _run_next_sitecustomize() -> None:
@@ -51,6 +55,7 @@ def _run_next_sitecustomize() -> None:
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-if os.environ.get("SHARDMARK_HOOKS"):
-    sys.meta_path.insert(0, _AfterTorch())
-_run_next_sitecustomize()
+if __name__ == "sitecustomize":
+    if os.environ.get("SHARDMARK_HOOKS"):
+        sys.meta_path.insert(0, AfterImport({"torch": _install_hooks}))
+    _run_next_sitecustomize()

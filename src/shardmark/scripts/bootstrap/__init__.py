@@ -1,0 +1,1 @@
+"""Folder that precedes others on the `PYTHONPATH` of an observed script."""
