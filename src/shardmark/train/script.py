@@ -39,7 +39,8 @@ NO_STEP = "the script took no optimizer step"
 NO_STEP_REMEDY = "the process that Shardmark starts must train, and not start others (mp.spawn)"
 NOT_RECORDED = "it ended before it took untimed steps"
 RUNS_ON = "the script ran to its end (workload.until_exit): no untimed steps followed"
-NO_STATE = "a script's model and optimizer are not known"
+COUNTED = ("collectives", "exposed_communication_seconds", "peak_memory_bytes")
+"""Fields of the probe that untimed steps of a script count."""
 
 
 class ScriptError(ShardmarkError):
@@ -91,7 +92,7 @@ def print_script_error(error: Exception) -> None:
 
 
 def _set_environment(trial: Trial) -> None:
-    """Set what torchrun sets, in addition to the variables of every rank."""
+    """Set what libraries read of torchrun, in addition to the variables of every rank."""
     several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
     threads = trial.recipe.threads_per_rank
     if threads is None and several and "OMP_NUM_THREADS" not in os.environ:
@@ -105,10 +106,6 @@ def _set_environment(trial: Trial) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",  # the agent listens, and no rank does
         "TORCHELASTIC_RUN_ID": trial.id,
         "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "ROLE_RANK": os.environ["RANK"],
-        "ROLE_WORLD_SIZE": os.environ["WORLD_SIZE"],
-        "ROLE_NAME": "default",
     }
 
 
@@ -234,26 +231,18 @@ class _MeasuredScript:
 
     def not_probed(self, reason: str) -> None:
         """Record why untimed steps have no counts."""
-        missing = ("collectives", "exposed_communication_seconds", "peak_memory_bytes")
-        names = (*missing, "parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
-        reasons = {name: reason if name in missing else NO_STATE for name in names}
-        self._report.probe = ProbeRecord(reasons=reasons)
+        self._report.probe = ProbeRecord(reasons=dict.fromkeys(COUNTED, reason))
 
     def _untimed_steps(self) -> Iterator[None]:
         """Count collectives in one step and profile two; a step is taken at each `yield`."""
         with CollectiveCounter() as counter:
             yield
         peak, exposed, reasons = yield from profile_two_steps(self._device)
-        self.not_probed(NOT_RECORDED)
-        probe = self._report.probe
-        assert probe is not None, "`not_probed` makes it"
-        self._report.probe = probe.model_copy(
-            update={
-                "collectives": counter.counts,
-                "peak_memory_bytes": peak,
-                "exposed_communication_seconds": exposed,
-                "reasons": probe.reasons | reasons,
-            }
+        self._report.probe = ProbeRecord(
+            collectives=counter.counts,
+            peak_memory_bytes=peak,
+            exposed_communication_seconds=exposed,
+            reasons=reasons,
         )
 
     def _wait_for_peers(self) -> None:

@@ -68,7 +68,8 @@ class CudaClock(HostClock):
 
     def mark(self) -> object:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        # A script need not make its device the current one.
+        event.record(torch.cuda.current_stream(self._devices[0]))
         return event
 
     def seconds_between(self, start: object, end: object) -> float:

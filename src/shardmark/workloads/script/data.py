@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 
 def check(options: ScriptOptions) -> None:
     """Raise `InputError` for a command without a script that exists."""
-    command = options.parsed()
-    if command.script[0] == "-m":
-        name = command.script[1]
-        exists, problem = find_without_import(name) is not None, f"no module {name!r}"
+    first, *rest = options.parsed().script
+    if first == "-m":
+        exists, problem = find_without_import(rest[0]) is not None, f"no module {rest[0]!r}"
     else:
-        name = command.script[0]
-        exists = Path(name).expanduser().is_file()
-        problem = f"no file {name!r}{looked_in(name)}"
+        exists = Path(first).expanduser().is_file()
+        problem = f"no file {first!r}{looked_in(first)}"
     if not exists:
         raise InputError(f"command {options.command!r}", problem, "give the script's path")
 
