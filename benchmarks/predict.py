@@ -9,6 +9,8 @@ the development cases.  Measures nothing.
 
 from __future__ import annotations
 
+import csv
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,14 +30,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import Table, options_of, store, surroundings
 from benchmarks.published import Case, read
+from benchmarks.traced import memory_profile
 
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Recipe
+from shardmark.predict import memory
 from shardmark.predict.calibrate import calibrate_compute
 from shardmark.predict.intervals import Kind, interval, residuals_of
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
+from shardmark.strategies import build_strategy
 
 CASES = Path(__file__).with_name("data") / "published.csv"
+MEMORY_CASES = CASES.with_name("memory.csv")
 SERIES = (
     *("source", "model", "params_b", "task", "seq_len_or_image", "precision"),
     *("activation_checkpointing", "gpu", "throughput_unit"),
@@ -299,6 +306,45 @@ def numbers_of(scores: Sequence[Score]) -> dict[str, float]:
     }
 
 
+def memory_numbers() -> dict[str, dict[str, float]]:
+    """Errors of predicted memory by kind of model, and how often the range holds the measurement.
+
+    NVML counts what the usual allowance is for; some sources count tensors alone.
+    """
+    errors: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    with MEMORY_CASES.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            passes, ranks = int(row["passes"]), int(row["ranks"])
+            recipe = Recipe.model_validate(
+                {
+                    **{"steps": 1, "optimizer": {"name": row["optimizer"]}},
+                    **{"per_rank_batch": int(row["samples"]) * passes},
+                    **{"gradient_accumulation": passes, "precision": row["precision"]},
+                    "activation_checkpointing": "checkpointed" in row["profile"],
+                }
+            )
+            options = {"mixed_precision": "native"} if row["strategy"] == "fsdp" else {}
+            strategy = build_strategy(row["strategy"], options)
+            precision = "fp32" if row["precision"] == "fp32" else "16"
+            profile = memory_profile(f"{row['profile']} {precision}")
+            tensors = memory.rank_memory(profile, strategy, recipe, ranks).peak_bytes
+            least, usual, most = (
+                tensors if row["meaning"] == "tensors" else each.needed_bytes(tensors)
+                for each in (memory.LEAST, memory.USUAL, memory.MOST)
+            )
+            found = float(row["gib"]) * memory.GiB
+            kind = "language" if re.search("bert|gpt", row["profile"]) else "vision"
+            errors[kind].append((abs(usual / found - 1), least <= found <= most))
+    return {
+        kind: {
+            "rows": len(of),
+            "median": median(error for error, _ in of),
+            "in_range": fmean(inside for _, inside in of),
+        }
+        for kind, of in errors.items()
+    }
+
+
 def measured(
     cases: Sequence[Case], *, held_out: bool, points: Sequence[Constants]
 ) -> dict[str, Any]:
@@ -308,7 +354,7 @@ def measured(
     scores = left_out(scaled, points) if held_out else list(all_scores(scaled, shipped).values())
     moved = list(all_scores(cards, shipped).values())
     stated = [case for case in cases if not case.assumed]
-    numbers: dict[str, Any] = {"by_source": {}, "residuals": {}}
+    numbers: dict[str, Any] = {"memory": memory_numbers()}
     if held_out:
         alone, folds = alone_left_out(stated)
         for name in FITTED:
@@ -391,6 +437,10 @@ def rows_of(numbers: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
             f"within {n['naive_within']:.0%}",
             bars.get(name, "80 %, 15 %"),
         )
+    for name, n in numbers["memory"].items():
+        share = f"in the range {n['in_range']:.0%}"
+        bar = {"vision": "4 %", "language": "7 %"}[name]
+        yield (f"memory, {name}", f"{n['rows']}", f"{n['median']:.0%}, {share}", "", bar)
     for kind, share in numbers["coverage"].items():
         named = "nothing measured" if kind == "None" else kind
         yield (f"coverage, {named}", "", f"{share:.0%}", "", "86 to 94 %")

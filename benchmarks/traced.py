@@ -1,4 +1,5 @@
-"""Profiles of published models, traced once and stored in `data/profiles.json.gz`.
+"""Profiles of published models, traced once and stored in `data`: `profiles.json.gz` for their
+times, `memory.json.gz` for their memory.
 
     python benchmarks/traced.py
 
@@ -14,9 +15,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
+
+from pydantic import TypeAdapter
 
 from shardmark.config.load import from_mapping
 from shardmark.core.traffic import ModelSize
@@ -24,6 +28,19 @@ from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 
 FILE = Path(__file__).with_name("data") / "profiles.json.gz"
+MEMORY = FILE.with_name("memory.json.gz")
+PROFILE = TypeAdapter(Profile)
+BERT = {"model": "hf:bert", "objective": "masked", "vocabulary": 30522, "sequence_length": 512}
+BERT_LARGE = {
+    **{"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
+    **{"intermediate_size": 4096, "attn_implementation": "eager"},
+}
+GPT2_XL = {"n_layer": 48, "n_embd": 1600, "n_head": 25, "attn_implementation": "eager"}
+TEXTS: dict[str, dict[str, Any]] = {
+    "bert-base": BERT,
+    "bert-large eager": BERT | {"model_options": BERT_LARGE},
+    "gpt2-xl eager": {"model": "hf:gpt2", "sequence_length": 128, "model_options": GPT2_XL},
+}
 KINDS = get_args(Kind)
 GROUPS = 8
 """Units of a stored profile: consecutive units with about equal work are one."""
@@ -114,15 +131,20 @@ def _merged(operations: Iterable[Operation]) -> list[list[float]]:
 
 
 def traced(model: str, size: int, precision: str) -> Profile:
-    """Trace a picture model of torchvision or timm."""
-    workload = {"name": "classification", "dataset": "random", "training_samples": 8}
+    """Trace a language model of `TEXTS`, or a picture model of torchvision or timm."""
+    name, checkpointed, _ = model.partition(" checkpointed")
+    workload: dict[str, Any] = {"name": "classification", "dataset": "random", "model": model}
+    workload |= {"training_samples": 8, "image_size": size}
+    if name in TEXTS:
+        workload = {"name": "language", "dataset": "stdlib", "tokenizer": "bytes", **TEXTS[name]}
+    optimizer = {"name": "adamw"} if name in TEXTS else {"name": "sgd", "momentum": 0.9}
     experiment = from_mapping(
         {
             "name": "traced",
-            "workload": workload | {"model": model, "image_size": size},
+            "workload": workload,
             "recipe": {
-                **{"per_rank_batch": 8, "steps": 1, "optimizer": {"name": "sgd", "momentum": 0.9}},
-                "precision": precision,
+                **{"per_rank_batch": 8, "steps": 1, "optimizer": optimizer},
+                **{"precision": precision, "activation_checkpointing": bool(checkpointed)},
             },
             "matrix": {"strategy": ["single"], "world_size": [1]},
         }
@@ -130,20 +152,46 @@ def traced(model: str, size: int, precision: str) -> Profile:
     return Models().profile(experiment.workload, experiment.recipe)
 
 
+@cache
+def memory_profile(key: str) -> Profile:
+    """The stored profile of a model with the moments of its memory, without its operations."""
+    return PROFILE.validate_python(json.loads(gzip.decompress(MEMORY.read_bytes()))[key])
+
+
+def without_operations(profile: Profile) -> Profile:
+    units = tuple(replace(unit, forward=(), backward=()) for unit in profile.units)
+    native = profile.native and without_operations(profile.native)
+    return replace(profile, units=units, native=native)
+
+
 def main() -> None:
     os.environ["TIMM_FUSED_ATTN"] = "0"
-    profiles = {}
-    for key in _stored():
-        model, size, precision = key.split()
-        profile = traced(model, int(size), precision if precision == "fp32" else "fp16")
-        profiles[key] = condensed(profile)
-        print(key, flush=True)
-    write(profiles)
+    for file, stored in ((FILE, condensed), (MEMORY, _dumped)):
+        profiles = {}
+        for key in json.loads(gzip.decompress(file.read_bytes())):
+            model, size, precision = key.rsplit(" ", 2)
+            found = traced(model, int(size), "fp32" if precision == "fp32" else "fp16")
+            profiles[key] = stored(found)
+            print(key, flush=True)
+        write(profiles, file)
 
 
-def write(profiles: dict[str, Any]) -> None:
+def _dumped(profile: Profile) -> Any:
+    content = PROFILE.dump_python(without_operations(profile), mode="json", exclude_defaults=True)
+    return _rounded(content)
+
+
+def _rounded(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _rounded(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_rounded(value) for value in content]
+    return float(f"{content:.{DIGITS + 2}g}") if isinstance(content, float) else content
+
+
+def write(profiles: dict[str, Any], file: Path = FILE) -> None:
     content = json.dumps(profiles, separators=(",", ":")).encode()
-    FILE.write_bytes(gzip.compress(content, mtime=0))
+    file.write_bytes(gzip.compress(content, mtime=0))
 
 
 if __name__ == "__main__":

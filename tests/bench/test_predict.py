@@ -17,11 +17,17 @@ from benchmarks.predict import (
     scale_out,
 )
 from benchmarks.published import COLUMNS, read
-from benchmarks.traced import condensed, key_of, load, traced
+from benchmarks.traced import condensed, key_of, load, memory_profile, traced
 
+from shardmark.core.recipe import Recipe
+from shardmark.predict.memory import rank_memory
 from shardmark.predict.timing import Constants
+from shardmark.strategies import build_strategy
 
+RECIPE = Recipe(steps=1, per_rank_batch=256)
 MEDIANS = {
+    "memory, vision": 0.0466,
+    "memory, language": 0.107,
     "scale-out": 0.0231,
     "one GPU": 0.105,
     "several GPUs": 0.0959,
@@ -118,10 +124,19 @@ def test_errors_have_not_grown() -> None:
     cases, _ = read(CASES)
     numbers = measured(cases, held_out=False, points=())
     medians = {name: group["median"] for name, group in numbers["alone"].items()}
+    medians |= {f"memory, {name}": group["median"] for name, group in numbers["memory"].items()}
     medians["scale-out"] = numbers["scale-out"]["median"]
     for name, before in MEDIANS.items():
         assert medians[name] <= TOLERANCE * before, name
     assert 0.86 <= numbers["coverage"]["None"] <= 0.95
+
+
+def test_a_stored_memory_profile_is_what_a_trace_finds() -> None:
+    stored, found = (
+        rank_memory(each, build_strategy("single", {}), RECIPE, 1)
+        for each in (memory_profile("resnet50 224 fp32"), traced("resnet50", 224, "fp32"))
+    )
+    assert stored.peak_bytes == pytest.approx(found.peak_bytes, rel=1e-3)
 
 
 def test_a_stored_profile_is_what_a_trace_finds() -> None:

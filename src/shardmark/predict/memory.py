@@ -36,7 +36,7 @@ class Allowance(NamedTuple):
 
 LEAST = Allowance(0.4 * GiB, 1.02)
 USUAL = Allowance(1.2 * GiB, 1.14)
-MOST = Allowance(2.0 * GiB, 1.22)
+MOST = Allowance(2.0 * GiB, 1.25)
 """Near the end of the memory the allocator frees what it holds, and cuDNN takes smaller workspaces:
 runs end at the least, others at the most.  Sources are in `docs/method/prediction.md`."""
 USABLE = 0.985

@@ -236,8 +236,10 @@ class _StepTrace(_LiveBytes):
     def _end_unit(self) -> None:
         self.units[-1].saved_bytes = self._live.minus(self.units[-1].begun_bytes)
 
-    def _enter_block(self, name: str, module: nn.Module, _: object) -> None:
+    def _enter_block(self, name: str, module: nn.Module, inputs: object) -> None:
         if self._backward_at is None:
+            if self._checkpoints:  # the block is computed again from its inputs
+                self._save(_tensors(inputs))
             self._end_unit()
             self._begin_unit(name, block=True)
             self._assign(module.parameters())

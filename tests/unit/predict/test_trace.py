@@ -427,3 +427,11 @@ def test_eager_attention_stores_its_scores() -> None:
         saved.append(sum(unit.saved_bytes.per_sample for unit in found.units))
     assert ["attention" in each for each in kinds] == [True, False]
     assert saved[1] - saved[0] > 0.7 * 4 * 64 * 64 * 4  # and the output is not saved again
+
+
+@pytest.mark.parametrize("how", ["none", "blocks", "model"])
+def test_checkpointed_blocks_save_their_inputs(how: str) -> None:
+    """Also those that compiled code computes in a chain."""
+    found = trace(ToyWorkload(blocks), recipe(activation_checkpointing=True, compile=how))
+    live = {unit.name: unit.begun_bytes.per_sample for unit in found.units}
+    assert live["2"] - live["1"] >= 4 * WIDTH
