@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ MAX_BYTES = 2**18
 ALLOWED = "allowed is a mapping with name, workload, recipe and matrix"
 USER_CODE = ("task", "model", "path")
 """Keys, and last parts of axes, whose value can name a class or function of the user."""
+COMMANDS = ("command", "arguments")
+"""Keys whose value can begin with a script's file."""
 FILES = ("model", "tokenizer", "weights")
 """Keys, and last parts of axes, whose value can name a file, in addition to `data_dir`."""
 
@@ -86,6 +89,10 @@ def _with_paths(data: Any, folder: Path, key: str = "") -> Any:
         module, _, name = data.rpartition(":")
         file = folder / f"{module.removesuffix('.py')}.py"
         return f"{file}:{name}" if file.is_file() else data
+    if key in COMMANDS:
+        script, space, arguments = data.partition(" ")
+        beside = script.endswith(".py") and not _exists(Path(script)) and _exists(folder / script)
+        return f"{shlex.quote(str(folder / script))}{space}{arguments}" if beside else data
     prefix = "hf:" if data.startswith("hf:") and data not in HUGGING_FACE else ""
     path = Path(data.removeprefix(prefix)).expanduser()
     named = key == "data_dir" or (key in FILES and (prefix or path.suffix))

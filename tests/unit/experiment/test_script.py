@@ -12,6 +12,7 @@ from shardmark.cli import main
 from shardmark.cli.time import experiment_of
 from shardmark.config.load import from_mapping, load_experiment, to_yaml
 from shardmark.core.errors import InputError
+from shardmark.core.strict_yaml import format_yaml
 from shardmark.launch.fingerprint import fingerprint_of
 from shardmark.launch.input_checks import check_plan
 from shardmark.scripts.command import parse_command
@@ -68,6 +69,25 @@ def test_the_file_as_stored_loads_again(tmp_path: Path) -> None:
     experiment = from_mapping(mapping(), ["recipe.steps=40", "measure.repeats=2"])
     (tmp_path / "stored.yaml").write_text(to_yaml(experiment))
     assert load_experiment(tmp_path / "stored.yaml") == experiment
+
+
+@pytest.mark.parametrize(
+    ("command", "variants"),
+    [("train.py", {"a": "--x"}), ("", {"first": "train.py --x", "second": "other.py"})],
+)
+def test_a_script_beside_its_experiment_file(
+    command: str, variants: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "a folder", tmp_path / "elsewhere"
+    for path in (folder, elsewhere):
+        path.mkdir()
+    for name in ("train.py", "other.py"):
+        (folder / name).write_text("")
+    file = folder / "own.yaml"
+    workload = {"name": "script", "command": command}
+    file.write_text(format_yaml(mapping(workload=workload, matrix={"variant": variants})))
+    monkeypatch.chdir(elsewhere)
+    check_plan(expand(load_experiment(file)))
 
 
 def test_variants_are_set_on_the_command_line() -> None:
