@@ -16,6 +16,7 @@ from shardmark.report.answers.answers import answers
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.distributed.experiments import experiment
+from tests.distributed.test_two_nodes import TWO_NODES
 from tests.kept_engine import KeptEngine
 
 SCRIPT = Path(__file__).with_name("plain_script.py")
@@ -172,3 +173,20 @@ def test_steps_count_where_samples_cannot(kept_engine: KeptEngine, tmp_path: Pat
         ("plain", 1): True,
         ("plain", 2): True,
     }
+
+
+def test_a_script_on_two_nodes(tmp_path: Path) -> None:
+    """Its ranks meet at the store of the first node."""
+    base = experiment()
+    mapping = {key: base[key] for key in ("name", "measure", "limits", "device")} | {
+        "workload": {"name": "script", "command": str(SCRIPT)},
+        "recipe": {"steps": STEPS},
+        "matrix": {"variant": {"ddp": ""}, "world_size": [2]},
+        "placement": {"nodes": 2},
+        "engine": TWO_NODES,
+    }
+    mapping["measure"] |= {"link_seconds": 0}
+    (trial,) = load_run(run_experiment(from_mapping(mapping), tmp_path / "run")).trials
+    assert trial.outcome is Outcome.OK
+    assert [rank.node for rank in trial.ranks] == [0, 1]
+    assert calls(trial) == {"all_reduce": 1}
