@@ -10,6 +10,7 @@ import pytest
 import shardmark.testing
 from shardmark.cli import main
 from shardmark.core.errors import InputError
+from tests.json_fields import problems_of
 from tests.zoo.cases import CASES
 
 (TOKEN_MEANS,) = (str(case.path) for case in CASES if case.script == "token_means")
@@ -25,7 +26,9 @@ def test_a_deviation_is_named_in_the_first_line(capsys: pytest.CaptureFixture[st
 
 def test_a_right_script_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", "--format", "json", *TORCHRUN, TOKEN_MEANS, "--right"]) == 0
-    (audit,) = json.loads(capsys.readouterr().out)["audits"]
+    printed = json.loads(capsys.readouterr().out)
+    assert problems_of("Audit", printed) == []
+    (audit,) = printed["audits"]
     assert audit["same"] is True
     assert all(check["holds"] for check in audit["checks"])
     assert audit["frameworks"] == ["DDP"]

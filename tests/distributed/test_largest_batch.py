@@ -12,6 +12,7 @@ from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.results.store import load_run
 from tests.distributed.experiments import experiment
+from tests.json_fields import problems_of
 
 
 def test_batches_are_tried_stored_and_not_repeated(
@@ -37,6 +38,7 @@ def test_batches_are_tried_stored_and_not_repeated(
     words = ["batch", str(file), "--memory-gib", str(limit_gib), "--out", str(run)]
     assert main([*words, "--format", "json"]) == 0
     again = json.loads(capsys.readouterr().out)
+    assert problems_of("Batch", again) == []
     assert [row["per_rank_batch"] for row in again["rows"]] == [f.per_rank_batch for f in found]
     assert {trial.id for trial in load_run(run).trials} == tried
 

@@ -20,7 +20,9 @@ FOLDERS = ("tutorial", "guides", "method", "reference", "studies", "decisions")
 PAGES = (
     README,
     ROOT / "CONTRIBUTING.md",
+    ROOT / "AGENTS.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "skills" / "shardmark" / "SKILL.md",
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "architecture.md",
     *(page for folder in FOLDERS for page in sorted((ROOT / "docs" / folder).glob("*.md"))),

@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
+from shardmark.cli.arguments import TextOrJson
 from shardmark.config.axes import title_of
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
-from shardmark.core.text import say
+from shardmark.core.text import say, say_text
 from shardmark.launch.engines import submission
 from shardmark.launch.estimate import time_lines
 from shardmark.launch.fingerprint import check_same_run, fingerprint_of
@@ -22,6 +23,7 @@ from shardmark.launch.trial_queue import runs_again
 from shardmark.measure.system.environment import machine
 from shardmark.progress.lines import shown
 from shardmark.report.answers.wording import listed
+from shardmark.report.table.formats import render_json
 from shardmark.results.schema import TrialResult
 from shardmark.results.store import RunFolder, is_run, load_run
 from shardmark.trials.matrix import Plan
@@ -36,6 +38,7 @@ def print_plan(
     plan: Plan,
     out: Path | None,
     options: RunOptions,
+    form: TextOrJson = TextOrJson.TEXT,
 ) -> None:
     """Print what the command would do, without touching a device or fetching data.
 
@@ -55,15 +58,43 @@ def print_plan(
     stored = load_run(continued) if continued else None
     results = {r.id: r for r in (*stored.trials, *stored.twins)} if stored else {}
     finished = {key for key, r in results.items() if not runs_again(r, retry=options.retry)}
-    say(*_trial_lines(plan, results, finished), *_duration_lines(plan))
     remaining = [trial for trial in plan.with_twin if trial.id not in finished]
     verify = experiment.measure.verify
-    say(*time_lines(remaining, continued, options.budget_seconds, verify=verify))
-    command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
+    time = time_lines(remaining, continued, options.budget_seconds, verify=verify)
     engine = experiment.engine.name
     unavailable = _unavailable_lines(plan, this_machine if engine == "local" else None)
+    if form is TextOrJson.JSON:
+        document = {
+            "trials": [_facts(trial, results, finished) for trial in plan.with_twin],
+            "left_out": list(map(str, plan.left_out)),
+            "unavailable": list(unavailable),
+            "notes": [*_duration_lines(plan), *time],
+        }
+        say_text(render_json(document))
+        return
+    say(*_trial_lines(plan, results, finished), *_duration_lines(plan), *time)
+    command = ["shardmark", *(word for word in sys.argv[1:] if word != "--dry-run")]
     for line in (*submission(experiment, plan, command), *unavailable):
         say(f"{engine}: {line}")
+
+
+def _facts(
+    trial: Trial, results: Mapping[str, TrialResult], finished: Set[str]
+) -> dict[str, object]:
+    """Return what JSON has about a planned trial; `outcome` is that of a stored result."""
+    stored = results.get(trial.id)
+    return {
+        "id": trial.id,
+        "strategy": trial.strategy.name,
+        "strategy_options": dict(trial.strategy.options),
+        "world_size": trial.world_size,
+        "varied": dict(trial.varied),
+        "repeat": trial.repeat,
+        "if_needed": trial.repeat >= trial.measure.repeats.at_least,
+        "twin": trial.twin,
+        "finished": trial.id in finished,
+        "outcome": None if stored is None else stored.outcome,
+    }
 
 
 def _trial_lines(

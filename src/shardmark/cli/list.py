@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
+from shardmark.cli.arguments import TextOrJson
 from shardmark.core.errors import InputError
-from shardmark.core.text import say
+from shardmark.core.text import say, say_text
 
 KINDS = {
     "strategies": "strategies of distributed training, with their fixed options",
@@ -27,9 +28,18 @@ def list_(
         str,
         typer.Argument(metavar="KIND", help=f"{', '.join(KINDS)}; without it, these kinds."),
     ] = "",
+    form: Annotated[
+        TextOrJson, typer.Option("--format", help="Format of the output.")
+    ] = TextOrJson.TEXT,
 ) -> None:
     """List the names of strategies, models, metrics and other kinds, one a line."""
     lines = listing(kind)
+    if form is TextOrJson.JSON:
+        from shardmark.report.table.formats import render_json
+
+        entries = [{"name": name, "description": line} for name, line in lines.items()]
+        say_text(render_json({"kind": kind or "kinds", "entries": entries}))
+        return
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
         say(f"{name.ljust(width)}  {line}".rstrip())

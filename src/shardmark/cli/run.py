@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, path_of, with_engine
+from shardmark.cli.arguments import (
+    EngineOption,
+    ExperimentName,
+    Overrides,
+    TextOrJson,
+    path_of,
+    with_engine,
+)
 from shardmark.core.errors import StorageError
 from shardmark.core.storage import storing
 from shardmark.core.text import say, say_text
@@ -23,6 +30,10 @@ if TYPE_CHECKING:
     from shardmark.launch.run_options import RunOptions
     from shardmark.trials.matrix import Plan
 
+RunFormat = Annotated[
+    TextOrJson,
+    typer.Option("--format", help="json: the document of `compare` and the run's folder, alone."),
+]
 SOME_FAILED = 1
 REQUEUED_VARIABLE = "SLURM_RESTART_COUNT"
 """Set in a job that SLURM has queued again, which continues its run."""
@@ -68,6 +79,7 @@ def run(
         bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
     ] = False,
     engine: EngineOption = None,
+    form: RunFormat = TextOrJson.TEXT,
 ) -> None:
     """Run every trial of an experiment and compare them."""
     from shardmark.config.load import load_experiment
@@ -82,11 +94,12 @@ def run(
         retry=retry,
         remeasure=remeasure,
         budget_seconds=None if budget is None else parse_seconds(budget, "--budget"),
-        quiet=quiet,
+        quiet=quiet or form is TextOrJson.JSON,
     )
     words += [option for option, is_set in (("--retry", retry), ("--quiet", quiet)) if is_set]
     words += [] if budget is None else ["--budget", budget]
-    run_and_print(resolved, out, options, words, dry_run=dry_run)
+    words += ["--format", form] if form is TextOrJson.JSON else []
+    run_and_print(resolved, out, options, words, dry_run=dry_run, form=form)
 
 
 def run_and_print(
@@ -96,6 +109,7 @@ def run_and_print(
     words: Sequence[str],
     *,
     dry_run: bool,
+    form: TextOrJson = TextOrJson.TEXT,
 ) -> None:
     """Run the experiment and print its results; `words` is the command, without `--out`."""
     from shardmark.trials.matrix import expand
@@ -104,7 +118,7 @@ def run_and_print(
     if dry_run:
         from shardmark.cli.dry_run import print_plan
 
-        print_plan(experiment, plan, out, options)
+        print_plan(experiment, plan, out, options, form)
         return
     from shardmark.launch.controller import run_experiment
     from shardmark.launch.engines import serve_as_node
@@ -131,7 +145,7 @@ def run_and_print(
             place, problem, remedy = error.args
             raise StorageError(place, problem, f"{remedy}; continue with: {again}") from error
         if exit_code is None:
-            exit_code = _print_results(folder, quiet=quiet)
+            exit_code = _print_results(folder, form, quiet=quiet)
     if exit_code:
         raise typer.Exit(exit_code)
 
@@ -163,16 +177,20 @@ def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] 
                 return
 
 
-def _print_results(folder: Path, *, quiet: bool) -> int:
+def _print_results(folder: Path, form: TextOrJson, *, quiet: bool) -> int:
     """Print the answers; return 1 if a trial failed, timed out or diverged."""
     from shardmark.analysis.compare.comparison import compare
     from shardmark.cli.compare import terminal_width
-    from shardmark.report.answers.overview import overview
+    from shardmark.report.answers.overview import overview, overview_json
     from shardmark.results.store import load_run
 
     stored = load_run(folder)
-    text = overview(compare([stored], None), width=terminal_width() or 80)
-    say_text(text if quiet else f"\n{text}")
+    comparison = compare([stored], None)
+    if form is TextOrJson.JSON:
+        say_text(overview_json(comparison, {"run": str(folder)}))
+    else:
+        text = overview(comparison, width=terminal_width() or 80)
+        say_text(text if quiet else f"\n{text}")
     if not quiet:
         shown = shlex.quote(str(folder))
         say("", f"files: {folder}   again: shardmark compare {shown}")

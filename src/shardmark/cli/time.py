@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmark.cli.arguments import EngineOption, Overrides, path_of, with_engine
-from shardmark.cli.run import run_and_print
+from shardmark.cli.arguments import EngineOption, Overrides, TextOrJson, path_of, with_engine
+from shardmark.cli.run import RunFormat, run_and_print
 from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def time(
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="Print only the final table and errors.")
     ] = False,
+    form: RunFormat = TextOrJson.TEXT,
 ) -> None:
     """Measure training scripts as they are, and say which is fastest.
 
@@ -80,8 +81,9 @@ def time(
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
+    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
     words = ["shardmark", *sys.argv[1:]]
-    run_and_print(experiment, out, RunOptions(quiet=quiet), words, dry_run=dry_run)
+    run_and_print(experiment, out, options, words, dry_run=dry_run, form=form)
 
 
 def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> dict[str, Any]:

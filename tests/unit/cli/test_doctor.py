@@ -25,6 +25,7 @@ from shardmark.measure.system.machine_checks import (
 from shardmark.results.network import NetworkRecord
 from shardmark.strategies import STRATEGIES
 from tests.golden.test_golden import GOLDEN
+from tests.json_fields import problems_of
 
 CPU = Machine(device_type="cpu", device_count=0, cores=2)
 ONE_GPU = Machine(device_type="cuda", device_count=1, cores=8, device_names=("NVIDIA H200",))
@@ -208,6 +209,7 @@ def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captu
     assert "100.00 (" in line
     assert main(["doctor", "--network", "--format", "json"]) == 0
     printed = json.loads(capsys.readouterr().out)
+    assert problems_of("Links", printed) == []
     assert printed["operations"][0]["fit"]["bytes_per_second"]["value"] == pytest.approx(1.2e8)
 
 

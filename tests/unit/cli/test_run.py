@@ -26,6 +26,7 @@ from shardmark.results.store import RunFolder, load_run
 from shardmark.results.verification import Verification, write_verification
 from shardmark.trials.matrix import expand
 from tests.golden.invented import invented_trial, write_run
+from tests.json_fields import problems_of
 
 Answer = Callable[..., tuple[int, str, str]]
 
@@ -72,6 +73,17 @@ def test_run_ends_with_the_table_and_its_folder(
     experiment = call["experiment"]
     assert (experiment.recipe.epochs, experiment.workload.model) == (1, "resnet50")
     assert experiment.matrix["strategy"] == ["ddp"]
+
+
+@pytest.mark.usefixtures("calls")
+def test_json_is_the_comparison_and_the_folder(answer: Answer, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    code, printed, err = answer("quickstart", "--out", str(out), "--format", "json")
+    assert (code, err) == (0, "")
+    document = json.loads(printed)
+    assert problems_of("Comparison", document) == []
+    assert document["run"] == str(out)
+    assert [row["strategy"] for row in document["rows"]] == ["single", "ddp"]
 
 
 @pytest.mark.parametrize("option", ["--quiet", "-q"])

@@ -23,6 +23,7 @@ from shardmark.results.fingerprint import Fingerprint, SourceRecord
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import invented_trial, write_run
+from tests.json_fields import problems_of
 
 STEADY = (100.0, 100.1, 99.9)
 Rates = Mapping[str, Sequence[float]]
@@ -150,7 +151,9 @@ def test_the_exit_code_reports_regressions(
     assert main(["compare", before, slower, "--regression", "--threshold", "15"]) == 0
     capsys.readouterr()
     assert main(["compare", before, slower, "--regression", "--format", "json"]) == 1
-    document = json.loads(capsys.readouterr().out)["regression"]
+    printed = json.loads(capsys.readouterr().out)
+    assert problems_of("Regression", printed) == []
+    document = printed["regression"]
     assert (document["regression"], document["threshold"]) == (True, 0.02)
     assert document["cells"][0]["ratio"]["value"] == pytest.approx(0.9, rel=0.01)
 

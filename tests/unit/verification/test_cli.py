@@ -14,6 +14,7 @@ from shardmark.launch import controller
 from shardmark.launch.listener import ProgressListener
 from shardmark.results.verification import Cause, Verdict, Verification, deviation_text
 from shardmark.trials.matrix import Plan
+from tests.json_fields import problems_of
 from tests.unit.verification.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
 UNDECIDED = BAD.model_copy(
@@ -135,6 +136,7 @@ def test_json_has_the_documented_keys_alone(
     printed: dict[str, Any] = json.loads(answer(capsys, "--format", "json")[1])
     assert printed.keys() == {"schema_version", "reference", "steps", "verdicts", "seconds"}
     assert Verification.model_validate(printed).verdicts == tuple(verified)
+    assert problems_of("Verification", printed) == []
 
 
 def test_bad_input_exits_two(
