@@ -175,6 +175,22 @@ def test_steps_count_where_samples_cannot(kept_engine: KeptEngine, tmp_path: Pat
     }
 
 
+def test_ranks_measure_the_same_steps_where_seconds_decide(
+    kept_engine: KeptEngine, tmp_path: Path
+) -> None:
+    seconds = {"warmup_seconds": 0.3, "window_seconds": 0.5}
+    measure = experiment()["measure"] | {"warmup_steps": 1} | seconds | {"verify": False}
+    run = timed(kept_engine, tmp_path / "run", {"plain": "--steps 100000"}, measure=measure)
+    (trial,) = run.trials
+    assert trial.outcome is Outcome.OK
+    first, second = (
+        [(window.first_step, window.end_step) for window in rank.windows] for rank in trial.ranks
+    )
+    assert first == second
+    assert sum(window.window_seconds for window in trial.ranks[0].windows) >= 0.5
+    assert first[0][0] > 1
+
+
 def test_a_script_on_two_nodes(tmp_path: Path) -> None:
     """Its ranks meet at the store of the first node."""
     base = experiment()

@@ -163,26 +163,26 @@ class _MeasuredScript:
 
     def _start_stretch(self, recorder: Recorder, progress: ProgressWriter) -> None:
         """Begin a stretch; it has no steps once everything is measured."""
-        count = self._pacing.next_steps
-        if self._pacing.warm:
+        count, measured = self._pacing.next_steps, self._pacing.warm
+        if measured:
             remaining = self._steps - recorder.step
             count = min(remaining, MAX_STEPS) if remaining > 0 else self._pacing.added_steps
         if self._agrees:
-            count = self._of_first_rank(count)
+            count, measured = self._of_first_rank(count, measured)
         self._first_step, self._end_step = recorder.step, recorder.step + count
         if self._end_step > self._steps:
             progress.lengthen(self._end_step)
         if count:
-            recorder.start_window(measured=self._pacing.warm)
+            recorder.start_window(measured=measured)
 
-    def _of_first_rank(self, count: int) -> int:
-        """Return rank 0's number: all ranks must take the same number of steps."""
+    def _of_first_rank(self, count: int, measured: bool) -> tuple[int, bool]:
+        """Return rank 0's values: all ranks must take and measure the same steps."""
         key = f"stretch-{self._stretches}"
         self._stretches += 1
         if os.environ["RANK"] == "0":
-            self._store.set(key, str(count))
-            return count
-        return int(self._store.get(key))  # waits
+            self._store.set(key, f"{count} {int(measured)}")
+        steps, flag = self._store.get(key).split()  # waits
+        return int(steps), flag == b"1"
 
     def _stepped(self) -> None:
         """Called after each step; raises `ScriptFinished` after the last one."""
