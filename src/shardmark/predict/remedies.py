@@ -90,6 +90,11 @@ class _Sizes:
     node: NodeType
     models: Models
 
+    def counted(self, ranks: int) -> str:
+        """Return, for example, `16 GPUs`."""
+        device = "CPU rank" if self.node.card.device_type == "cpu" else "GPU"
+        return f"{ranks} {device}{'s' if ranks > 1 else ''}"
+
     def least(
         self, ranks: int, nodes: int, changed: Callable[[Recipe], Recipe] = lambda recipe: recipe
     ) -> _Need | None:
@@ -138,7 +143,7 @@ def fewest_devices(
     for ranks in range(1, node.node.devices + (nodes > 1)):
         least = sizes.least(ranks, 1)
         if least is not None and least.fit == "yes":
-            return _remedy(f"{ranks} GPU{'s' if ranks > 1 else ''}", "", ranks, least)
+            return _remedy(sizes.counted(ranks), "", ranks, least)
     return None
 
 
@@ -197,7 +202,8 @@ def _more_nodes(
         before, count = (before, middle) if least_on(middle) else (middle, count)
     least = least_on(count)
     assert least is not None, "the last size that was tried fits"
-    return _remedy(f"{devices * count} GPUs{name}", setting, devices * count, least)
+    ranks = devices * count
+    return _remedy(f"{sizes.counted(ranks)}{name}", setting, ranks, least)
 
 
 def _remedy(change: str, setting: str, ranks: int, need: _Need) -> Remedy:

@@ -32,24 +32,26 @@ class Repetition:
     after: str
     """Name of the layer before them, the second of the model."""
     names: tuple[str, ...]
+    """Names that the other layers get, which remaining layers do not have."""
 
 
-def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> Repetition | None:
-    """Remove most of the model's equal layers in place; None if there are too few.
+def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> list[Repetition]:
+    """Remove most of the equal layers of the model's lists in place.
 
     The remaining layers get new names.
     """
     members = {id(block) for block in blocks or ()}
-    for name, layers in model.named_modules():
+    repetitions = []
+    for name, layers in [*model.named_modules()]:
         if not isinstance(layers, nn.ModuleList) or len(layers) <= TRACED:
             continue
-        if {id(layer) for layer in layers} != members or len({*map(_structure, layers)}) > 1:
+        if not {id(layer) for layer in layers} <= members or len({*map(_structure, layers)}) > 1:
             continue
         count = len(layers) - TRACED
         del layers[2 : 2 + count]
         names = tuple(f"{name}.{TRACED + number}" for number in range(count))
-        return Repetition(after=f"{name}.1", names=names)
-    return None
+        repetitions.append(Repetition(after=f"{name}.1", names=names))
+    return repetitions
 
 
 def _structure(layer: nn.Module) -> tuple[object, ...]:

@@ -495,7 +495,7 @@ def _steps(
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         limited=tuple(limited_heads(model)),
     )
-    repetition = shorten(model, workload.blocks(model)) if shortened else None
+    repetitions = shorten(model, workload.blocks(model)) if shortened else []
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
@@ -528,7 +528,7 @@ def _steps(
             step.backward(share)
         step.assign_rest(model)
         model.zero_grad(set_to_none=True)
-        if repetition is not None:
+        for repetition in repetitions:
             step.units = expand(step.units, repetition)
         steps.append(step)
     return full, steps[0], steps[1]
@@ -557,9 +557,10 @@ def _gpu_kernels() -> Iterator[None]:
         value: Tensor,
         attn_mask: Tensor | None = None,
         dropout_p: float = 0.0,  # noqa: ARG001
+        *causal: bool,
         **others: Any,
     ) -> Tensor:
-        return attention(query, key, value, attn_mask, **others)
+        return attention(query, key, value, attn_mask, 0.0, *causal, **others)
 
     def masked(
         input: Tensor,  # noqa: A002

@@ -214,7 +214,7 @@ def test_a_model_that_does_not_fit_has_remedies(
 
 
 def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Fewest GPUs: 1, with single in" in printed(capsys, *QUESTION)
+    assert "Fewest: 1 GPU, with single in" in printed(capsys, *QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -240,3 +240,16 @@ def test_mistakes_of_a_question_are_messages(
 )
 def test_amounts_of_work(text: str, amount: float) -> None:
     assert parse_amount(text, "--tokens") == amount
+
+
+def test_many_cells_are_answered_by_the_best_of_each_strategy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "llama-1b", "--on", "8xh100")
+    assert len(text.splitlines()) <= 25
+    assert max(map(len, text.splitlines())) <= 80
+    note = " ".join(text.partition("The best of each strategy in 24 rows")[2].split())
+    assert "Here: sequence_length 2048 and activation_checkpointing" in note
+    assert sum(line.startswith("zero-1 ") for line in text.splitlines()) == 1
+    speed = printed(capsys, "llama-1b", "--on", "8xh100", "--speed")
+    assert sum(line.startswith("zero-1 ") for line in speed.splitlines()) > 4

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +17,9 @@ from shardmark.predict.profile import Profile
 from shardmark.predict.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.workloads import build_workload, options
+from shardmark.workloads.base import Workload
 from shardmark.workloads.language.task import Language
+from shardmark.workloads.own.task import OwnTask
 
 LLAMA = {
     "num_hidden_layers": 7,
@@ -40,15 +45,43 @@ def profiles(
     """The profile of all layers, and that of the few that are traced."""
     sizes = {"vocabulary": 300, "sequence_length": 32, "dataset": "random"}
     workload = build_workload(options({"name": "language", **MODELS[model], **sizes}), 0)
+    return both(workload, Language, monkeypatch, activations, **recipe)
+
+
+def both(
+    workload: Workload,
+    task: type[Workload],
+    monkeypatch: pytest.MonkeyPatch,
+    activations: ActivationSharding = REPLICATED_ACTIVATIONS,
+    **recipe: Any,
+) -> list[Profile]:
     chosen = Recipe(per_rank_batch=4, steps=1, **recipe)
     logged: list[str] = []
-    monkeypatch.setattr(
-        "shardmark.predict.trace.logger.info", lambda *args: logged.append(str(args))
-    )
+    log = logging.getLogger("shardmark.predict.trace")
+    monkeypatch.setattr(log, "info", lambda *words: logged.append(str(words)))
     short = trace(workload, chosen, activations=activations)
     assert not logged
-    monkeypatch.setattr(Language, "equal_blocks", False)
+    monkeypatch.setattr(task, "equal_blocks", False)
     return [trace(workload, chosen, activations=activations), short]
+
+
+@pytest.mark.parametrize("kind", ["t5", "whisper"])
+def test_encoder_and_decoder_repeat_their_layers(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: dict[str, dict[str, Any]] = {
+        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 6, "num_heads": 2},
+        "whisper": {"d_model": 16, "encoder_layers": 6, "decoder_layers": 7}
+        | {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        | {"max_source_positions": 20, "max_target_positions": 8},
+    }
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": kind, "vocab_size": 60_000, **sizes[kind]}))
+    task = "shardmark.workloads.own.transformers_model:TransformersModel"
+    chosen = {"name": "own", "task": task, "options": {"model": f"hf:{file}"}}
+    workload = build_workload(options(chosen), 0)
+    full, short = both(workload, OwnTask, monkeypatch, precision="bf16")
+    assert nameless(short) == nameless(full)
 
 
 def nameless(profile: Profile) -> Profile:

@@ -68,6 +68,19 @@ class Skips(LooksAtValues):
         return inputs
 
 
+class MultiHead(nn.Module):
+    """torch's own module passes all arguments of its attention by position."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs[:, None].expand(-1, 3, -1)
+        outputs: Tensor = self.attention(rows, rows, rows, need_weights=False)[0]
+        return outputs[:, 0, :2]
+
+
 class Looked(nn.Module):
     def __init__(self, *, sparse: bool) -> None:
         super().__init__()
@@ -435,3 +448,8 @@ def test_checkpointed_blocks_save_their_inputs(how: str) -> None:
     found = trace(ToyWorkload(blocks), recipe(activation_checkpointing=True, compile=how))
     live = {unit.name: unit.begun_bytes.per_sample for unit in found.units}
     assert live["2"] - live["1"] >= 4 * WIDTH
+
+
+def test_attention_of_torch_is_one_kernel() -> None:
+    found = trace(ToyWorkload(MultiHead), recipe())
+    assert "attention" in {o.kind for unit in found.units for o in unit.forward}

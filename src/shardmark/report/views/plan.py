@@ -40,6 +40,8 @@ from shardmark.report.table.table import (
 )
 
 QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
+MOST_ROWS = 12
+"""Largest number of cells that are all shown."""
 CLOSE = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
 
@@ -223,7 +225,7 @@ def _answers(plan: Plan) -> Iterator[str]:
         yield f"Best layout that was searched: {_layout_text(best, plan.rows[0])}."
     if plan.fewest is not None:
         needed = number(plan.fewest.device_bytes / 2**30)
-        yield f"Fewest GPUs: {plan.fewest.ranks}, with {plan.fewest.strategy} in {needed} GiB."
+        yield f"Fewest: {plan.fewest.change}, with {plan.fewest.strategy} in {needed} GiB."
 
 
 def _layout_text(layout: Candidate, row: Prediction) -> str:
@@ -272,17 +274,8 @@ def _refusals(plan: Plan) -> Iterator[str]:
 
 def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False) -> Table:
     """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
-    rows = [row for row in plan.rows if row.memory is not None or row.time is not None]
-    if best_of_each or len({row.on for row in rows}) > 1:
-        rows.sort(key=lambda row: (not row.fits, COSTS["cost"](row) if row.time else inf))
-    if best_of_each:
-        best: dict[str | None, Prediction] = {}
-        for row in rows:
-            best.setdefault(row.on, row)
-        rows = [*best.values()]
-    if len({(row.on, row.ranks, *map(as_text, row.varied.values())) for row in rows}) == 1:
-        order = ("yes", "tight", "no", None)
-        rows.sort(key=lambda row: (order.index(row.fit), -row.work_per_second))
+    predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
+    rows = _chosen(predicted, best_of_each=best_of_each)
     count = next((row.parameters for row in rows if row.parameters), None)
     size_text = "" if count is None else f" ({short(count, gap=' ')} parameters)"
     precision = "" if plan.precision is None else f", {plan.precision}"
@@ -292,6 +285,16 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
     if any(row.fit == "tight" for row in rows):
         notes[0] += "  tight: without room for the usual fragmentation."
+    if not best_of_each and len(rows) < len(predicted):
+        same = [
+            f"{title_of(key).rpartition('.')[2]} {next(iter(values))}"
+            for key, values in _axes(rows).items()
+            if len(values) == 1
+        ]
+        notes.append(
+            f"The best of each strategy in {len(predicted)} rows: --memory and --speed have all."
+            f"{f' Here: {listed(same)}.' if same else ''}"
+        )
     notes += [] if assumed is None else [f"Assumed: {assumed}."]
     notes += [_range_note(plan), *_own_mathematics(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
@@ -299,6 +302,32 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     if best_of_each:  # which leaves no room for the last column
         columns = columns[:-1]
     return table_of(title, rows, columns, notes)
+
+
+def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Prediction]:
+    """Return the rows of the table, in its order.
+
+    Several machines are ordered by cost, strategies of one size by fit and speed.  Of many cells,
+    only the best of each strategy is chosen.
+    """
+    order = ("yes", "tight", "no", None)
+    machines = {row.on for row in rows}
+    by_cost = best_of_each or len(machines) > 1
+
+    def rank(row: Prediction) -> tuple[float, float]:
+        if by_cost:
+            return not row.fits, COSTS["cost"](row) if row.time else inf
+        return order.index(row.fit), -row.work_per_second
+
+    folds = len(rows) > MOST_ROWS and any(len(values) > 1 for values in _axes(rows).values())
+    one_size = len({row.ranks for row in rows}) == 1
+    if not (by_cost or folds or one_size):
+        return [*rows]
+    chosen: dict[object, Prediction] = {}
+    for row in sorted(rows, key=rank):
+        place = (row.label, row.ranks, row.on) if folds else id(row)
+        chosen.setdefault(row.on if best_of_each else place, row)
+    return [*chosen.values()]
 
 
 def _room_text(rows: Sequence[Prediction]) -> str:
@@ -463,10 +492,19 @@ def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
     ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
     has_sizes = len({row.ranks for row in rows}) > len({row.on for row in rows})
     by_ranks = [(ranks, attrgetter("ranks"))] if has_sizes else []
-    axes = dict.fromkeys(key for row in rows for key in row.varied)
+    axes = [key for key, values in _axes(rows).items() if len(values) > 1]
     machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
     on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
     return [(name, label), *by_ranks, *on, *map(axis, axes)]
+
+
+def _axes(rows: Sequence[Prediction]) -> dict[str, dict[str, None]]:
+    """Return the different values of each varied key, as text."""
+    axes: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for key, value in row.varied.items():
+            axes.setdefault(key, {})[as_text(value)] = None
+    return axes
 
 
 def _speed(plan: Plan) -> Columns[Prediction]:

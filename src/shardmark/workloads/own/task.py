@@ -239,6 +239,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             raise self._error(f"parameter_groups(model) sets {key} to {value!r}", f"use {allowed}")
         return numbers if key == "betas" else numbers[0]
 
+    @property
+    def equal_blocks(self) -> bool:
+        return bool(getattr(self._task, "equal_blocks", False))
+
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         blocks = getattr(self._task, "blocks", None)
         return None if blocks is None else list(blocks(model))

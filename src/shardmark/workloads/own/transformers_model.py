@@ -34,6 +34,7 @@ class TransformersModel:
     """
 
     synthetic = True
+    equal_blocks = True
 
     def __init__(self, model: str, sequence_length: int = 512) -> None:
         require("transformers", needed_for=f"model {model}")
