@@ -150,7 +150,7 @@ LOSS_BYTES = 22
 FUSED = (
     r"torch\.compile|\+compile|, compile|llm-foundry|megatron|deepspeed kernel|deeplearningexamples"
 )
-OLD_ATTENTION = r"deeplearningexamples|perf_train_gpu|v100|titan|gpt-2 large"
+OLD_ATTENTION = r"deeplearningexamples|perf_train_gpu|v100|titan rtx|gpt-2 large"
 """Sources that store the scores of attention: older than its fused kernels in torch."""
 ASPECT = 100
 """Width over layers of a transformer of which only the size is known."""

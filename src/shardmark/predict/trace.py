@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -519,7 +520,7 @@ def _steps(
         step = _StepTrace(model, blocks, batch, recipe, device_type=device_type, sharding=sharding)
         kernels = _gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
-        limits = nullcontext() if fake else at_their_limits(model)
+        limits = _unpacked() if fake else at_their_limits(model)
         with fake or nullcontext(), kernels, limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
@@ -541,6 +542,25 @@ class _FullModel:
     trained_shapes: Sequence[torch.Size]
     buffer_bytes: int
     limited: tuple[str, ...]
+
+
+@contextmanager
+def _unpacked() -> Iterator[None]:
+    """Keep transformers from masking attention for samples that could be packed.
+
+    On fake tensors it cannot look; in a real step it finds one sample and uses causal kernels.
+    Packed documents have a mask of their own.
+    """
+    module = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    original = getattr(module, name, None)
+    if original is not None:
+        setattr(module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(module, name, original)
 
 
 @contextmanager

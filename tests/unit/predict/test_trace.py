@@ -453,3 +453,18 @@ def test_checkpointed_blocks_save_their_inputs(how: str) -> None:
 def test_attention_of_torch_is_one_kernel() -> None:
     found = trace(ToyWorkload(MultiHead), recipe())
     assert "attention" in {o.kind for unit in found.units for o in unit.forward}
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> None:
+    """Of 64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""
+    sizes = {
+        "llama": {
+            **{"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64},
+            **{"num_attention_heads": 4, "num_key_value_heads": 4},
+        },
+        "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 4, "attn_pdrop": 0.0},
+    }
+    options = LanguageOptions(model=f"hf:{family}", sequence_length=64, model_options=sizes[family])
+    found = Models().profile(options, recipe())
+    assert summed(found, "attention", 3) == 3 * 7 * 2 * 64 * 64 * 32 / 2
