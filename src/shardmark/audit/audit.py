@@ -275,11 +275,16 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
         if finding is None and (replay.unmatched or _order_matters(records, replay)):
-            place = f" ({replay.unmatched[0]})" if replay.unmatched else ""
+            reason = (
+                f"the script draws random numbers ({replay.unmatched[0]}) that one process cannot "
+                "repeat for all ranks"
+                if replay.unmatched
+                else "in one process the gradient depends on the order of the samples: the script "
+                "branches on a sample, or draws random numbers not by torch"
+            )
             return runs.report(
                 None,
-                f"cannot be told: the script draws random numbers{place} that one process cannot "
-                "repeat for all ranks; audit it with --deterministic",
+                f"cannot be told: {reason}; audit it with --deterministic",
                 records.ranks,
                 findings=findings,
                 checks=checks,

@@ -66,6 +66,7 @@ def install() -> None:
     _watch_loaders(observer)
     _watch_gathers(observer)
     _set_devices_of_lightning()
+    _refuse_spawn(observer)
     WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -283,6 +284,24 @@ def _set_devices_of_lightning() -> None:
     for module in sys.modules.keys() & calls.keys():
         calls.pop(module)(sys.modules[module])
     sys.meta_path.insert(0, AfterImport({**calls}))
+
+
+def _refuse_spawn(observer: Observer) -> None:
+    """Refuse a rank that starts ranks itself: their number does not follow from the launcher."""
+    module: Any = torch.multiprocessing
+    original = module.spawn
+
+    @functools.wraps(original)
+    def spawn(*args: Any, **kwargs: Any) -> Any:
+        if "RANK" not in os.environ:
+            return original(*args, **kwargs)
+        observer.record.refusal = (
+            "the script starts its ranks itself (torch.multiprocessing.spawn); let it take rank "
+            "and world size from the environment, and start it by torchrun"
+        )
+        return observer.finish()
+
+    module.spawn = spawn
 
 
 def is_synchronised(root: nn.Module | None) -> bool | None:

@@ -61,6 +61,7 @@ class Observer:
         self._locals_of_micros: list[dict[tuple[int, str], Tensor]] = []
         self._step = Step()
         self._stepping: Any = None
+        self._in_step: Any = None
         self._parameters: list[Tensor] = []
         self._clipped: list[dict[int, Tensor | None]] = []
         self._drawn_bytes = 0
@@ -208,8 +209,9 @@ class Observer:
 
     def before_step(self, optimizer: Any) -> None:
         deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
-        if self._skips(deepspeed):
+        if self._skips(optimizer):
             return
+        self._in_step = optimizer
         with self._recording():
             if self._stepping is None:
                 self._begin(optimizer, deepspeed=deepspeed)
@@ -220,7 +222,7 @@ class Observer:
                 self.finish()
             self._step.gradients = full_gradients(self._parameters, deepspeed=deepspeed)
             groups = optimizer.optimizer.param_groups if deepspeed else optimizer.param_groups
-            self._step.rates = [float(group["lr"]) for group in groups]
+            self._step.rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
             numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
             for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
                 for key, gradient in gradients.items():
@@ -238,8 +240,9 @@ class Observer:
 
     def after_step(self, optimizer: Any) -> None:
         deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
-        if self._skips(deepspeed):
+        if self._skips(optimizer):
             return
+        self._in_step = None
         with self._recording():
             self._step.after = full_parameters(self._parameters, deepspeed=deepspeed)
         self.record.steps.append(self._step)
@@ -248,9 +251,11 @@ class Observer:
         if len(self.record.steps) >= self.plan.steps or self.record.refusal:
             self.finish()
 
-    def _skips(self, deepspeed: bool) -> bool:
-        """True for the inner optimizer of DeepSpeed, whose engine is watched."""
-        return "DeepSpeed" in self.record.frameworks and not deepspeed
+    def _skips(self, optimizer: Any) -> bool:
+        """True for an optimizer inside of another one, or of DeepSpeed's engine."""
+        inside = self._in_step is not None and self._in_step is not optimizer
+        engine = is_a(type(optimizer), "DeepSpeedEngine")
+        return inside or ("DeepSpeed" in self.record.frameworks and not engine)
 
     def _begin(self, optimizer: Any, *, deepspeed: bool) -> None:
         self._stepping = weakref.ref(optimizer)

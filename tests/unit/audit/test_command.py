@@ -99,7 +99,7 @@ def test_hooks_and_the_sitecustomize_of_the_user_both_run(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     environment = hooked_environment("hook:install", {})
     run = subprocess.run(
-        [sys.executable, "-c", "import torch"],
+        [sys.executable, "-c", "import importlib.util as i; i.find_spec('torch'); import torch"],
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.split() == ["theirs", "torch", "hook"]

@@ -20,21 +20,27 @@ class AfterImport(importlib.abc.MetaPathFinder):
 
     def __init__(self, calls: dict[str, Callable[[ModuleType], None]]) -> None:
         self._calls = calls
+        self._finding: set[str] = set()
 
     def find_spec(
         self, fullname: str, _path: object = None, _target: object = None
     ) -> importlib.machinery.ModuleSpec | None:
-        call = self._calls.pop(fullname, None)
-        if call is None:
+        if fullname not in self._calls or fullname in self._finding:
             return None
-        spec = importlib.util.find_spec(fullname)
+        self._finding.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._finding.remove(fullname)
         if spec is None or spec.loader is None:
             return spec
         execute = spec.loader.exec_module
 
         def execute_and_call(module: ModuleType) -> None:
             execute(module)
-            call(module)
+            call = self._calls.pop(fullname, None)  # a library may look for it without an import
+            if call is not None:
+                call(module)
 
         spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
