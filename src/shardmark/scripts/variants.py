@@ -38,10 +38,10 @@ def _name(words: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     parts: list[str] = []
     for option, word in pairwise(("", *words)):
         if any(word not in other for other in lines):
-            number = word[0].isdigit() and option.startswith("-")
-            if number and parts[-1:] == [option]:
+            of_option = option.startswith("-") and not word.startswith("-")
+            if of_option and parts[-1:] == [option]:
                 parts.pop()
-            parts.append(f"{option}={word}" if number else word)
+            parts.append(f"{option}={word}" if of_option and word[0].isdigit() else word)
     script = next(word for word in words if word not in {"python", "-m"})
     texts = (re.sub(r"^-+|\.py$", "", PurePath(part).name) for part in parts or [script])
     return re.sub(r"[^A-Za-z0-9 ._=,+-]+", "-", " ".join(texts)).strip(" -.=,+_")[:40].rstrip()

@@ -164,9 +164,13 @@ def test_a_script_shows_no_model() -> None:
 
 NAMES: tuple[tuple[list[str], str, dict[str, str]], ...] = (
     (
-        ["train.py --strategy ddp", "torchrun --nproc-per-node 2 train.py --strategy fsdp"],
+        [
+            "train.py --strategy ddp",
+            "torchrun --nproc-per-node 2 train.py --strategy fsdp",
+            "train.py --plain",
+        ],
         "train.py",
-        {"ddp": "--strategy ddp", "fsdp": "--strategy fsdp"},
+        {"ddp": "--strategy ddp", "fsdp": "--strategy fsdp", "plain": "--plain"},
     ),
     (["train.py", "train.py --compile"], "train.py", {"train": "", "compile": "--compile"}),
     (
@@ -179,7 +183,7 @@ NAMES: tuple[tuple[list[str], str, dict[str, str]], ...] = (
     (
         ["python -m pkg.train --a", "python -m pkg.train --b 'c d'"],
         "python -m pkg.train",
-        {"a": "--a", "b c d": "--b 'c d'"},
+        {"a": "--a", "c d": "--b 'c d'"},
     ),
     (["runs/train.py --x 1"], "runs/train.py --x 1", {"train": ""}),
 )
