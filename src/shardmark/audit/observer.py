@@ -310,7 +310,8 @@ class Observer:
     def batches(
         self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
-        described = _described(loader)
+        with self._recording():
+            described = _described(loader)
         self.record.loaders.append(described)
         stored: list[Any] = []
         self._batches.append(stored)
@@ -423,7 +424,7 @@ def _described(loader: Any) -> Loader:
             sampler=type(sampler).__name__,
             shuffles=bool(getattr(sampler, "shuffle", False)),
             indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
-            first_sample=_first_sample(sampler, dataset),
+            first_sample=_first_sample(loader),
         )
     return Loader(
         batch_size=getattr(loader, "batch_size", None),
@@ -435,13 +436,23 @@ def _described(loader: Any) -> Loader:
     )
 
 
-def _first_sample(sampler: Any, dataset: Any) -> float | None:
-    if getattr(sampler, "num_replicas", 1) == 1:
+def _first_sample(loader: Any) -> float | None:
+    """Checksum of sample 0, which is read without a change of the random numbers that follow.
+
+    Not read for a loader with workers: its data set may open files that workers cannot share.
+    """
+    if getattr(loader.sampler, "num_replicas", 1) == 1 or loader.num_workers:
         return None
-    state = random.getstate()
-    with torch.random.fork_rng():
-        sums = [[float(row_checksums(leaf).sum()) for leaf in leaves(dataset[0])] for _ in "ab"]
-    random.setstate(state)
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    sums: list[list[float]] = [[]]
+    with torch.random.fork_rng(devices=[]), suppress(Exception):
+        sums = [
+            [float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])] for _ in "ab"
+        ]
+    random.setstate(states[0])
+    if numpy is not None:
+        numpy.random.set_state(states[1])
     return sum(sums[0]) if sums[0] and sums[0] == sums[1] else None
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader, DistributedSampler
 
 from shardmark.audit.observer import Observer
 from shardmark.audit.plan import Plan
@@ -41,3 +44,27 @@ def test_an_optimizer_may_have_no_learning_rate(observer: Observer) -> None:
     observer.before_step(adafactor)
     observer.after_step(adafactor)
     assert observer.record.steps[0].rates == []
+
+
+class Augmented(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+def test_a_look_at_a_data_set_changes_no_random_numbers(observer: Observer) -> None:
+    data = Augmented()
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+
+    def first(iterate: Callable[[], Iterator[torch.Tensor]]) -> torch.Tensor:
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        return next(iterate())
+
+    seen = first(lambda: observer.batches(loader, 0, lambda: iter(loader)))
+    assert torch.equal(seen, first(lambda: iter(loader)))
+    assert observer.record.draws == []
