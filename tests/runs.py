@@ -137,6 +137,7 @@ def detection_trial(
     device: str = "cpu",
     workload: Mapping[str, Any] = {},
     recipe: Mapping[str, Any] = {},
+    metrics: Mapping[str, float | None] = {},
     **fields: Any,
 ) -> TrialResult:
     """Two epochs of ten steps of the published experiment, four of them warm-up."""
@@ -153,7 +154,12 @@ def detection_trial(
             "device": device,
             "device_uuids": () if device == "cpu" else (f"GPU-{rank}",),
         },
-        metrics={"epoch_seconds": seconds, "samples_per_second": rate, "train_loss": 0.5 + repeat},
+        metrics={
+            "epoch_seconds": seconds,
+            "samples_per_second": rate,
+            "train_loss": 0.5 + repeat,
+            **metrics,
+        },
         trial={
             "experiment": "invented",
             "workload": published["workload"] | dict(workload),

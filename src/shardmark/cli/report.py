@@ -13,6 +13,7 @@ from shardmark.core.text import say
 
 def report(
     runs: Runs = None,
+    *,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -35,15 +36,32 @@ def report(
             " takes seconds.",
         ),
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STUDY",
+            help="Add the tables, figures and claims of a published study beside the measurements;"
+            " `shardmark list studies` has the names.",
+        ),
+    ] = None,
 ) -> None:
     """Write a self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.analysis.compare.comparison import compare
+    from shardmark.analysis.studies.against import set_against
+    from shardmark.analysis.studies.study import load_study
     from shardmark.report.page.page import default_out, write_report
 
+    study = None if against is None else load_study(against, "--against")
     stored = load_runs(runs)
+    comparison = compare(stored, baseline)
     page = default_out([run.path for run in stored]) if out is None else out
     written = write_report(
-        stored, compare(stored, baseline), page, images=images, predicted=predicted
+        stored,
+        comparison,
+        page,
+        images=images,
+        predicted=predicted,
+        against=None if study is None else set_against(comparison, study),
     )
     say(f"report: {written.page}")
     if written.images is not None:

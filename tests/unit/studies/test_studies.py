@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.studies.against import Against, Pair, set_against
-from shardmark.analysis.studies.study import Batch, load_study, studies, study_names
+from shardmark.analysis.studies.against import Against, ClaimPair, Finding, Pair, set_against
+from shardmark.analysis.studies.study import DERIVED, Batch, load_study, studies, study_names
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
@@ -57,9 +57,13 @@ def test_every_study_is_whole_and_documented(name: str) -> None:
     assert len(set(trainings)) == len(trainings)
     for figures in study.figures:
         assert figures.place
-        assert set(figures.headline) <= METRICS.keys()
+        assert set(figures.headline) <= METRICS.keys() | set(DERIVED)
+    for table in study.tables:
+        published = {name for figures in study.figures for name in figures.headline}
+        assert not published or {column.metric for column in table.columns} <= published
+        assert {column.metric for column in table.columns} <= METRICS.keys() | set(DERIVED)
     for claim in study.claims:
-        assert claim.metric in METRICS
+        assert claim.metric in METRICS.keys() | set(DERIVED)
         assert (claim.value, claim.low, claim.high) != (None, None, None)
     page = Path(__file__).parents[3] / "docs" / "studies" / f"{name}.md"
     assert study.title in page.read_text(encoding="utf-8")
@@ -135,7 +139,7 @@ def test_times_are_of_the_same_samples_and_a_claim_needs_what_it_is_relative_to(
     ],
 )
 def test_notes_say_what_differs(changes: dict[str, Any], said: list[str]) -> None:
-    (table,) = against_tables(against("lamsal-2025", detection_trial(**changes)))
+    table, *_ = against_tables(against("lamsal-2025", detection_trial(**changes)))
     notes = " ".join(table.notes)
     for text in said:
         assert text in notes
@@ -165,7 +169,7 @@ def test_batches_are_read_as_the_study_counts_them(
 def test_the_table_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = {"cpu": {"usable_cores": 2, "model": "AMD EPYC"}}
     folder = write_run(tmp_path / "run", scaled(), environment=environment)
-    (table,) = against_tables(set_against(compare([load_run(folder)]), load_study("lamsal-2025")))
+    table, *_ = against_tables(set_against(compare([load_run(folder)]), load_study("lamsal-2025")))
     assert table.cells("ranks") == ("2", "4", "2", "4", "2", "4")
     assert table.cells("epoch_seconds_published")[0] == "590.2"
     assert [cell[:3] for cell in table.cells("speedup_measured")[:2]] == ["1.0", "2.0"]
@@ -180,5 +184,124 @@ def test_the_table_in_every_format(tmp_path: Path, capsys: pytest.CaptureFixture
         assert said in text
     assert json.loads(answer(capsys, *arguments, "--format", "json"))["against"]
     lines = list(csv.DictReader(io.StringIO(answer(capsys, *arguments, "--format", "csv"))))
-    assert [line["strategy"] for line in lines[::2]] == ["ddp", "fsdp", "zero-1"]
+    joined = [line["strategy"] for line in lines if not line["table"] and not line["claim"]]
+    assert joined[::2] == ["ddp", "fsdp", "zero-1"]
+    assert sum(bool(line["table"]) for line in lines) == 30, "the report's own lines"
     assert "epoch_seconds_published" in lines[0]
+
+
+def claims_of(result: Against, text: str) -> list[ClaimPair]:
+    return [pair for pair in result.claims if text in pair.claim.says]
+
+
+def test_the_reports_own_lines_have_ones_own_beside_them() -> None:
+    tables = {table.title: table for table in against_tables(against("lamsal-2025", *scaled()))}
+    table = tables["Section 3.1, item 8: DDP"]
+    assert table.cells("ranks") == ("2",) * 5 + ("4",) * 5
+    assert table.cells("epoch") == tuple("12345") * 2
+    assert table.cells("train_loss_published")[:2] == ("0.4698", "0.4506")
+    assert table.cells("epoch_seconds_published")[-1] == "364"
+    measured = table.values("epoch_seconds_measured")
+    assert [value is None for value in measured[:5]] == [False] * 2 + [True] * 3
+    fsdp = tables["Section 3.2, item 7: FSDP"]
+    assert len(fsdp.rows) == 10
+    assert set(fsdp.cells("epoch_seconds_measured")) == {"-"}
+
+
+def test_two_runs_stand_side_by_side_under_their_names(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path / name, scaled())) for name in ("a100", "a10g")]
+    tables = against_tables(set_against(compare(runs), load_study("lamsal-2025")))
+    joined, ddp = tables[0], next(table for table in tables if table.title.endswith("DDP"))
+    assert joined.cells("run")[:2] == ("a100", "a10g")
+    titles = [column.title for column in ddp.columns if column.title.startswith("Time")]
+    assert titles == ["Time publ.", "Time a100", "Time a10g"]
+    assert ddp.cells("ranks") == ("2",) * 5 + ("4",) * 5
+    assert "(a100)" in " ".join(joined.notes)
+    assert "(a10g)" in " ".join(joined.notes)
+
+
+def test_the_blocks_of_a_table_have_a_column_for_each_configuration() -> None:
+    def trial(strategy: str, ranks: int) -> TrialResult:
+        return detection_trial(strategy, ranks, workload={"model": "resnet18"})
+
+    result = against("asu-fsdp-2024", trial("single", 1), trial("ddp", 2), trial("fsdp", 2))
+    blocks = [table for table in against_tables(result) if table.title.startswith("Table 1")]
+    assert [table.title.removeprefix("Table 1: ") for table in blocks] == [
+        "GPU Memory Utilization",
+        "GPU Peak Memory",
+        "Average Time Per Epoch",
+        "Total Time Taken",
+        "Accuracy",
+    ]
+    columns, rows = blocks[0].for_people()
+    assert [column.title for column in columns[1:]] == [
+        "Baseline with 1 GPU publ.",
+        "Baseline with 1 GPU meas.",
+        "Baseline with 2 GPUs publ.",
+        "Baseline with 2 GPUs (ddp) meas.",
+        "FSDP with 2 GPUs publ.",
+        "FSDP with 2 GPUs meas.",
+    ]
+    assert rows[0][:3] == ["resnet18", "0.130", "0.179"], "GB of parameters, gradients and state"
+
+
+@pytest.mark.parametrize(
+    ("factors", "finding"),
+    [((0.8, 0.8), "holds"), ((1.3, 1.3), "does not hold"), ((0.7, 1.4), "not shown"),
+     ((0.8,), "not shown")],
+)  # fmt: skip
+def test_a_claim_is_found_by_its_interval(factors: tuple[float, ...], finding: str) -> None:
+    """ZeRO-1 takes these times of DDP's in the repeats; it is claimed to be the fastest."""
+    trials = [
+        detection_trial(strategy, 2, repeat, rate=100.0 / time + repeat / 10)
+        for repeat, factor in enumerate(factors)
+        for strategy, time in (("ddp", 1.0), ("zero-1", factor))
+    ]
+    result = against("lamsal-2025", *trials)
+    (pair,) = claims_of(result, "fastest on 2")
+    assert pair.finding == finding
+    (larger,) = claims_of(result, "fastest on 4")
+    assert larger.finding is Finding.TOO_FEW
+    assert "measured on at most 2" in larger.reason
+
+
+def test_sharding_on_few_ranks_cannot_reach_a_published_ratio() -> None:
+    trials = [detection_trial(name, ranks) for name in ("ddp", "fsdp") for ranks in (2, 4)]
+    two, four = claims_of(against("ovi-2025", *trials), "4 to 6 times")
+    assert (two.finding, four.finding) == (Finding.TOO_FEW, Finding.OPEN)
+    assert "0.33 on 2 devices" in two.reason
+
+
+def test_equal_is_not_less_and_counted_bytes_need_no_repeats() -> None:
+    sharded = {"parameter_bytes": 22.35e6, "gradient_bytes": 22.35e6, "optimizer_state_bytes": 44e6}
+    whole = {"parameter_bytes": 44.7e6, "gradient_bytes": 44.7e6, "optimizer_state_bytes": 44e6}
+    states = {"ddp": whole, "zero-1": whole, "fsdp": sharded}
+    trials = [detection_trial(name, 2, metrics=state) for name, state in states.items()]
+    result = against("lamsal-2025", *trials)
+    for text in ("gathers parameters", "saves more memory"):
+        (pair,) = claims_of(result, text)
+        assert pair.finding is Finding.FAILS
+        assert pair.claim.cannot_mean
+    equal = [trial.model_copy(update={"strategy": "fsdp"}) for trial in trials[1:2]]
+    (tie,) = claims_of(against("lamsal-2025", *trials[:2], *equal), "saves more memory")
+    assert tie.finding is Finding.FAILS, "a tie saves no more"
+
+
+def test_a_lead_in_quality_from_one_seed_shows_nothing() -> None:
+    trials = [
+        detection_trial(name, 4, repeat, metrics={"map": quality})
+        for name, quality in (("ddp", 0.0664), ("zero-1", 0.0463))
+        for repeat in (0, 1)
+    ]
+    (pair,) = claims_of(against("lamsal-2025", *trials), "best mAP")
+    assert pair.measured is not None
+    assert pair.measured.low == pair.measured.high
+    assert pair.finding is Finding.OPEN
+    assert "one seed" in pair.reason
+
+
+def test_a_studys_advice_stands_beside_ratios_to_its_reference() -> None:
+    trials = [detection_trial("fsdp", 4), detection_trial("zero-2", 4, rate=50.0)]
+    tables = against_tables(against("fsdp-vs-deepspeed-poster", *trials))
+    (advice,) = (table for table in tables if table.title.startswith("Recommendations"))
+    assert advice.cells("samples_per_second_ratio") == ("1.00 (1)", "0.50 (1)", "-", "-", "-")

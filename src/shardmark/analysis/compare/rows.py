@@ -56,6 +56,9 @@ EXECUTION_KEYS = frozenset(
 (`{name: fsdp, cpu_offload: true}`) is still compared with the others."""
 
 
+STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """Trials of a row that failed with the same outcome and reason."""

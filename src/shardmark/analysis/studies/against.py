@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from enum import StrEnum
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, difference_between, ratio_between
-from shardmark.analysis.compare.rows import Row, plain
-from shardmark.analysis.statistics.intervals import Estimate
-from shardmark.analysis.studies.study import Batch, Claim, Figures, Study
+from shardmark.analysis.compare.epochs import epoch_values, epochs_of
+from shardmark.analysis.compare.rows import STATE_METRICS, Row, plain
+from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
+from shardmark.analysis.studies.study import STATE, TOTAL, Batch, Claim, Figures, Study
+from shardmark.core.metrics import METRICS
 from shardmark.results.store import RunFolder
+from shardmark.trials.trial import DEFAULT_BASELINE
 
-SPEEDUP, RELATIVE_TIME = "speedup", "relative_time"
-"""Over the same strategy on the study's fewest ranks; time for the same samples over that of the
-study's reference.  These two compare between machines."""
+SPEEDUP, RELATIVE_TIME, RELATIVE_PEAK = "speedup", "relative_time", "relative_peak"
+"""Over the same strategy on the study's fewest ranks; time for the same samples, and peak memory,
+over those of the study's reference.  These compare between machines."""
+PEAK = "peak_memory_bytes"
+COUNTED = (*STATE_METRICS, STATE, "collective_bytes")
+"""Metrics that are counted: one repeat has the exact value."""
 TASK_KEYS = ("workload.name", "workload.model", "workload.dataset")
 """Another value of one of these is another task, of which no quality compares."""
 RATE = "samples_per_second"
@@ -35,11 +43,23 @@ class Pair:
     measured: Mapping[str, Estimate | None] = field(default_factory=dict)
 
 
+class Finding(StrEnum):
+    """Answer of the measurements to a claim."""
+
+    HOLDS = "holds"
+    FAILS = "does not hold"
+    OPEN = "not shown"
+    TOO_FEW = "cannot on so few ranks"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimPair:
     """A claim and a measured row to which it applies; None if there is no such row."""
 
     claim: Claim
+    finding: Finding
+    reason: str
+    """Reason for a finding that the interval alone does not explain; otherwise empty."""
     row: Row | None = None
     base: Row | None = None
     measured: Estimate | None = None
@@ -62,6 +82,25 @@ class Against:
         return tuple(sorted(names, key=lambda name: name != "epoch_seconds"))
 
     @property
+    def ratios(self) -> tuple[str, ...]:
+        """The ratios that compare between machines and that the study has, other than 1 to 1."""
+        return tuple(
+            name
+            for name in (SPEEDUP, RELATIVE_TIME, RELATIVE_PEAK)
+            if any(pair.published.get(name, 1) != 1 for pair in self.pairs)
+        )
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Experiment of the rows -> name of the run: its folder's, if no other run has that."""
+        folders = {row.experiment: row.folder for row in self.rows if row.folder is not None}
+        counts = Counter(folder.name for folder in folders.values())
+        return {
+            experiment: folder.name if counts[folder.name] == 1 else experiment
+            for experiment, folder in folders.items()
+        }
+
+    @property
     def devices(self) -> list[str]:
         """Each once, of the trials that ended ok; `cpu` for a CPU."""
         trials = [trial for row in self.rows for trial in row.ok_trials]
@@ -70,10 +109,18 @@ class Against:
     @property
     def measured_on(self) -> str:
         """The devices in words; empty where no trial ended ok."""
-        folders = dict.fromkeys(row.folder for row in self.rows if row.folder is not None)
-        cpus = [_cpu_text(RunFolder(folder).read_environment()) for folder in folders]
-        texts = [text for name in self.devices for text in (cpus if name == "cpu" else [name])]
-        return "; ".join(dict.fromkeys(texts))
+        texts: dict[str, dict[str, None]] = {}
+        for row in self.rows:
+            for trial in row.ok_trials:
+                texts.setdefault(row.experiment, {}).update(
+                    dict.fromkeys(_device_text(rank.device, row) for rank in trial.ranks)
+                )
+        named = {
+            self.sources.get(name, name): ", ".join(devices) for name, devices in texts.items()
+        }
+        if len(named) == 1:
+            return next(iter(named.values()))
+        return "; ".join(f"{devices} ({name})" for name, devices in named.items())
 
     @property
     def on_cpu(self) -> bool:
@@ -106,7 +153,7 @@ def set_against(comparison: Comparison, study: Study) -> Against:
 
     Several measured rows may match one training of the study, for example two precisions.
     """
-    rows = comparison.rows
+    rows = tuple(map(_with_derived, comparison.rows))
     pairs: list[Pair] = []
     for figures in study.figures:
         matching: list[Row | None] = [row for row in rows if _matches(row, figures)]
@@ -117,10 +164,34 @@ def set_against(comparison: Comparison, study: Study) -> Against:
     return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
 
+def _with_derived(row: Row) -> Row:
+    """Return the row with the metrics of `DERIVED`."""
+    parts = [row.values.get(name, {}) for name in STATE_METRICS]
+    last = len(epochs_of(row).epochs) - 1
+    totals = {
+        trial.repeat: value
+        for trial in row.ok_trials
+        if last >= 0 and isinstance(value := epoch_values(trial, last).get(TOTAL), float)
+    }
+    repeats = set.intersection(*(set(part) for part in parts))
+    states = {repeat: sum(part[repeat] for part in parts) for repeat in sorted(repeats)}
+    derived = {STATE: states, TOTAL: totals}
+    estimates = {
+        name: estimate_mean(list(values.values())) if values else None
+        for name, values in derived.items()
+    }
+    return replace(row, values={**row.values, **derived}, metrics={**row.metrics, **estimates})
+
+
 def _matches(row: Row, figures: Figures) -> bool:
-    if (row.strategy, row.world_size) != (figures.strategy, figures.world_size):
+    strategies = (figures.strategy, *figures.candidates)
+    if row.strategy not in strategies or row.world_size != figures.world_size:
         return False
-    return all(_value_of(row, key) == value for key, value in figures.conditions.items())
+    return _meets(row, figures.conditions)
+
+
+def _meets(row: Row, conditions: Mapping[str, Any]) -> bool:
+    return all(_value_of(row, key) == value for key, value in conditions.items())
 
 
 def _value_of(row: Row, key: str) -> object:
@@ -137,18 +208,25 @@ def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[R
     ratios = {
         SPEEDUP: _times_as_fast(figures, fewest),
         RELATIVE_TIME: None if reference is None else _times_as_fast(reference, figures),
+        RELATIVE_PEAK: None if reference is None else _memory_ratio(figures, reference),
     }
     published = figures.headline | {name: value for name, value in ratios.items() if value}
     if row is not None:
         alone = _find(row, rows, fewest.world_size, row.strategy, same=True)
         size = row.world_size if reference is None else reference.world_size
+        base = _find(row, rows, size, study.reference)
         measured = {
             **row.metrics,
             SPEEDUP: _ratio(row, alone),
-            RELATIVE_TIME: _ratio(_find(row, rows, size, study.reference), row),
+            RELATIVE_TIME: _ratio(base, row),
+            RELATIVE_PEAK: _ratio(row, base, PEAK),
         }
         return replace(
-            _measured_alone(row), figures=figures, published=published, measured=measured
+            _measured_alone(row),
+            conditions=_conditions(row, figures.conditions),
+            figures=figures,
+            published=published,
+            measured=measured,
         )
     return Pair(
         title=figures.title,
@@ -164,10 +242,16 @@ def _measured_alone(row: Row) -> Pair:
     return Pair(
         title=row.label,
         world_size=row.world_size,
-        conditions=", ".join(map(plain, row.varied.values())),
+        conditions=_conditions(row),
         row=row,
         measured={**row.metrics, SPEEDUP: None},
     )
+
+
+def _conditions(row: Row, of_study: Mapping[str, Any] = {}) -> str:
+    """Return the values that distinguish the row, those of the study's own conditions first."""
+    precision = [row.precision] if row.varies_precision else []
+    return ", ".join([*map(plain, {**of_study, **row.varied}.values()), *precision])
 
 
 def _times_as_fast(above: Figures, below: Figures) -> float | None:
@@ -178,6 +262,11 @@ def _times_as_fast(above: Figures, below: Figures) -> float | None:
     if "epoch_seconds" in over and "epoch_seconds" in under:
         return under["epoch_seconds"] / over["epoch_seconds"]
     return None
+
+
+def _memory_ratio(above: Figures, below: Figures) -> float | None:
+    over, under = above.headline.get(PEAK), below.headline.get(PEAK)
+    return over / under if over and under else None
 
 
 def _find(
@@ -198,42 +287,162 @@ def _find(
     )
 
 
-def _ratio(above: Row | None, below: Row | None) -> Estimate | None:
-    """Return the ratio of the rates; the ratio of a row to itself is 1 without an interval."""
+def _ratio(above: Row | None, below: Row | None, metric: str = RATE) -> Estimate | None:
+    """Return the ratio of a metric; the ratio of a row to itself is 1 without an interval."""
     if above is None or below is None:
         return None
     if above is below:
-        return Estimate(value=1.0, low=None, high=None, n=1) if above.values.get(RATE) else None
-    return ratio_between(above, below, RATE)
+        return Estimate(value=1.0, low=None, high=None, n=1) if above.values.get(metric) else None
+    return ratio_between(above, below, metric)
+
+
+def ratio_to_strategy(row: Row, rows: Sequence[Row], strategy: str, metric: str) -> Estimate | None:
+    """Return the ratio to the comparable row of the strategy on as many ranks."""
+    return _ratio(row, _find(row, rows, row.world_size, strategy), metric)
 
 
 def _claim_pairs(claim: Claim, rows: Sequence[Row]) -> list[ClaimPair]:
     """Return a pair for each row of the claim and each strategy to which it is relative."""
-    about = [row for row in rows if row.ok_trials and row.strategy in claim.strategies]
+    measured = [row for row in rows if row.ok_trials]
+    about = [
+        row
+        for row in measured
+        if row.strategy in claim.strategies and _meets(row, claim.conditions)
+    ]
     if claim.nodes is not None:
         about = [row for row in about if row.nodes == claim.nodes]
     elif claim.world_size is not None:
         about = [row for row in about if row.world_size == claim.world_size]
     pairs = [
-        ClaimPair(claim=claim, row=row, base=base, measured=_measured(claim, row, base))
-        for row, strategy in product(about, claim.over)
-        if (base := _find(row, rows, row.world_size, strategy)) is not None
+        _claim_pair(claim, row, base)
+        for row in about
+        for base in _bases(claim, row, rows)
+        if base is not None and base is not row
     ]
-    return pairs or [ClaimPair(claim=claim)]
+    return pairs or [_unmeasured(claim, measured)]
+
+
+def _bases(claim: Claim, row: Row, rows: Sequence[Row]) -> list[Row | None]:
+    if claim.over_ranks is not None and not claim.over:
+        return [_find(row, rows, claim.over_ranks, row.strategy, same=True)]
+    ranks = claim.over_ranks or row.world_size
+    return [
+        _find(row, rows, 1 if strategy == DEFAULT_BASELINE else ranks, strategy)
+        for strategy in claim.over
+    ]
+
+
+def _unmeasured(claim: Claim, measured: Sequence[Row]) -> ClaimPair:
+    """Return the claim without a row: the run has too few ranks for it, or not its strategies."""
+    ranks = max((row.world_size for row in measured), default=0)
+    nodes = max((row.nodes for row in measured), default=0)
+    needed = max(claim.world_size or 0, (claim.over_ranks or 0) + 1)
+    finding, reason = Finding.OPEN, "its strategies were not measured together"
+    if claim.nodes is not None and nodes < claim.nodes:
+        finding, reason = Finding.TOO_FEW, f"it is about {claim.nodes} nodes, measured on {nodes}"
+    elif claim.nodes is None and ranks < needed:
+        finding = Finding.TOO_FEW
+        reason = f"it is about {needed} ranks or more, measured on at most {ranks}"
+    elif not (claim.over or claim.over_ranks):
+        reason = "the study does not state to what it is relative"
+    return ClaimPair(claim=claim, finding=finding, reason=reason)
+
+
+def _claim_pair(claim: Claim, row: Row, base: Row) -> ClaimPair:
+    measured = _measured(claim, row, base)
+    finding, reason = _finding(claim, row, base, measured)
+    verified = [row.equivalent is True, base.equivalent is True or base.world_size == 1]
+    if _is_quality(claim.metric) and all(verified):
+        train_alike = "verified: both train the same within rounding"
+        reason = f"{reason}; {train_alike}" if reason else train_alike
+    return ClaimPair(
+        claim=claim, finding=finding, reason=reason, row=row, base=base, measured=measured
+    )
 
 
 def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
     """Times are those for the same samples, so that a run without whole epochs has them, too."""
+    if claim.epoch is not None:
+        row, base = (_at_epoch(other, claim.metric, claim.epoch) for other in (row, base))
     if claim.relation == "difference":
         return difference_between(row, base, claim.metric)
     if claim.metric == "epoch_seconds":
         return ratio_between(base, row, RATE)
-    metrics = {"speedup": RATE, "memory_ratio": "peak_memory_bytes"}
+    metrics = {SPEEDUP: RATE, "memory_ratio": PEAK}
     return ratio_between(row, base, metrics.get(claim.metric, claim.metric))
 
 
-def _cpu_text(environment: Mapping[str, Any]) -> str:
-    cpu = environment.get("cpu") or {}
+def _at_epoch(row: Row, metric: str, number: int) -> Row:
+    """Return the row with the values that a metric has at the end of the epoch."""
+    by_repeat = {
+        trial.repeat: epoch_values(trial, number - 1).get(metric) for trial in row.ok_trials
+    }
+    values = {repeat: value for repeat, value in by_repeat.items() if isinstance(value, float)}
+    return replace(row, values={**row.values, metric: values})
+
+
+def _is_quality(metric: str) -> bool:
+    return metric in METRICS and METRICS[metric].group == "quality"
+
+
+def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tuple[Finding, str]:
+    """Return the finding by the 95 % interval, with a reason where that does not decide."""
+    if claim.least_times_ranks is not None:
+        least = claim.least_times_ranks / row.devices
+        if least > _range_of(claim)[1]:
+            sharding = f"sharding alone leaves at least {least:.2f} on {row.devices} devices"
+            return Finding.TOO_FEW, sharding
+    reason = ""
+    if measured is None:
+        disturbed = row.disturbed or base.disturbed
+        reason = f"disturbed: {disturbed}" if disturbed else "no value was measured"
+    elif _is_quality(claim.metric) and (row.synthetic or base.synthetic):
+        reason = "synthetic data"
+    elif _is_quality(claim.metric) and claim.value is None and max(row.seeds, base.seeds) == 1:
+        reason = "one seed: another one may reverse it"
+    elif claim.metric in COUNTED:
+        return _by_interval(claim, measured.value, measured.value)
+    elif measured.low is None or measured.high is None:
+        reason = (
+            f"no interval: {'the repeats differ too much' if measured.too_noisy else 'one repeat'}"
+        )
+    else:
+        return _by_interval(claim, measured.low, measured.high)
+    return Finding.OPEN, reason
+
+
+def _by_interval(claim: Claim, low: float, high: float) -> tuple[Finding, str]:
+    """A range holds if it has the interval; a value, if it is in one that shows a difference.
+
+    A range that ends at no difference does not include it: equal is not faster.
+    """
+    claimed_low, claimed_high = _range_of(claim)
+    equal = 0.0 if claim.relation == "difference" else 1.0
+    if claim.value is None and (high == claimed_low == equal or low == claimed_high == equal):
+        return Finding.FAILS, ""
+    if high < claimed_low or low > claimed_high:
+        return Finding.FAILS, ""
+    is_relative = claim.value is not None or equal in (claimed_low, claimed_high)
+    undecided = is_relative and low <= equal <= high
+    inside = claim.value is not None or (claimed_low <= low and high <= claimed_high)
+    if inside and not undecided:
+        return Finding.HOLDS, ""
+    return Finding.OPEN, "the interval allows both"
+
+
+def _range_of(claim: Claim) -> tuple[float, float]:
+    """Return the ends of the claimed range."""
+    if claim.value is not None:
+        return claim.value, claim.value
+    low = -math.inf if claim.low is None else claim.low
+    return low, math.inf if claim.high is None else claim.high
+
+
+def _device_text(device: str, row: Row) -> str:
+    """Return the name of the device; of a CPU, its cores and model."""
+    if device != "cpu" or row.folder is None:
+        return device
+    cpu = RunFolder(row.folder).read_environment().get("cpu") or {}
     cores, model = cpu.get("usable_cores"), cpu.get("model")
     text = "a CPU" if cores is None else f"{cores} CPU core{'' if cores == 1 else 's'}"
     return f"{text} ({model})" if model else text

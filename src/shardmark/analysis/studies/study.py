@@ -11,13 +11,17 @@ from importlib.resources import files
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import parse_yaml
 
 FOLDER = "shardmark.analysis.studies"
+STATE, TOTAL = "state_bytes", "elapsed_seconds"
+DERIVED = (STATE, TOTAL)
+"""Metrics of studies that are computed for a row: parameters, gradients and optimizer state of the
+fullest rank, and the training time of all epochs without evaluations."""
 
 
 class _Stated(BaseModel):
@@ -36,15 +40,17 @@ class Figures(_Stated):
 
     strategy: str | None
     """In this package's names; None where the study does not say which technique it was."""
+    candidates: tuple[str, ...] = ()
+    """Strategies that it may have been, if the study does not say which."""
     label: str | None = None
-    """In words, for a strategy without a name."""
+    """The study's title of the training, for example of a column."""
     world_size: PositiveInt
     conditions: Mapping[str, Any] = Field(default_factory=dict)
     """Dotted key -> value, for what varies between the trainings beside strategy and ranks."""
     place: str
     """Section and table."""
     metrics: Mapping[str, float] = Field(default_factory=dict)
-    """Metric of the catalogue -> value, in base units."""
+    """Metric of the catalogue or of `DERIVED` -> value, in base units."""
     epochs: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
     """Metric -> value of every epoch."""
 
@@ -63,13 +69,21 @@ class Figures(_Stated):
 
 
 class Claim(_Stated):
-    """A ratio or difference of two strategies that the study states beside its tables."""
+    """A ratio or difference of two strategies that the study states or that its tables have."""
 
+    says: str
+    """The statement in our words."""
     metric: str
     strategies: tuple[str, ...] = Field(min_length=1)
     """Several where the study leaves open which it was."""
     over: tuple[str, ...] = ()
     """Strategies to which it is relative; empty if the study does not state them."""
+    over_ranks: PositiveInt | None = None
+    """Ranks of the strategy to which it is relative, if these are others: a speed-up."""
+    conditions: Mapping[str, Any] = Field(default_factory=dict)
+    """Dotted key -> value of the trainings to which it applies."""
+    epoch: PositiveInt | None = None
+    """Epoch at whose end the metric is compared; None for the value of the training."""
     relation: Literal["ratio", "difference"] = "ratio"
     value: float | None = None
     low: float | None = None
@@ -77,7 +91,42 @@ class Claim(_Stated):
     world_size: PositiveInt | None = None
     nodes: PositiveInt | None = None
     """Machines, where the study speaks of them: then rows on as many count, on any ranks."""
+    least_times_ranks: float | None = None
+    """Smallest possible ratio times the ranks: sharding divides the state, and nothing else."""
+    cannot_mean: str = ""
+    """Reason for which the statement cannot mean what it says; empty if it can."""
     place: str
+
+
+class TableColumn(_Stated):
+    """A metric in the study's unit."""
+
+    metric: str
+    title: str
+    unit: str = ""
+    scale: float = 1.0
+    """Factor from the base unit."""
+    decimals: NonNegativeInt
+
+
+class PaperTable(_Stated):
+    """Layout of a table of the study."""
+
+    title: str
+    lines: Literal["epochs", "trainings", "blocks"]
+    """A line for each epoch or training, or a block of lines for each metric, with a column for
+    each training."""
+    strategies: tuple[str, ...] = ()
+    """Strategies in the table; empty for all."""
+    columns: tuple[TableColumn, ...] = Field(min_length=1)
+
+
+class Advice(_Stated):
+    """A line of the study's table of recommendations."""
+
+    strategies: tuple[str, ...]
+    best_for: str
+    when: str
 
 
 class Study(_Stated):
@@ -106,6 +155,8 @@ class Study(_Stated):
     """Strategy that the others are related to."""
     figures: tuple[Figures, ...] = ()
     claims: tuple[Claim, ...] = ()
+    tables: tuple[PaperTable, ...] = ()
+    advice: tuple[Advice, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -133,12 +184,12 @@ def study_names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
-def load_study(name: str) -> Study:
+def load_study(name: str, option: str = "--view study") -> Study:
     """The study of that name.  Raises `InputError`, with the nearest names, for any other."""
     names = study_names()
     if name not in names:
         allowed = f"allowed are {', '.join(names)}{nearest(name, names, count=3)}"
-        raise InputError("--view study", f"there is no study {name!r}", allowed)
+        raise InputError(option, f"there is no study {name!r}", allowed)
     text = files(FOLDER).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return Study.model_validate(parse_yaml(text, f"study {name}"))
 

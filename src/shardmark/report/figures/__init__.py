@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.predicted import Predictions
+from shardmark.analysis.studies.against import Against
 from shardmark.report.figures.chart import Figure, Panel, Series
 from shardmark.report.figures.entries import groups_of
 from shardmark.report.figures.measured import (
@@ -21,6 +22,7 @@ from shardmark.report.figures.over_time import (
     step_loss_figures,
 )
 from shardmark.report.figures.predicted import predicted_figures
+from shardmark.report.figures.published import published_figures
 
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
 _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figures, step_figures,
@@ -28,14 +30,19 @@ _MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figure
            staleness_figures)  # fmt: skip
 
 
-def figures_of(comparison: Comparison, *, predicted: bool = False) -> tuple[Figure, ...]:
+def figures_of(
+    comparison: Comparison, *, predicted: bool = False, against: Against | None = None
+) -> tuple[Figure, ...]:
     """Return every figure for which there are data, in the order of the report.
 
     Rows under different conditions (model, precision, any other axis) are in separate panels.  Raw
-    files are read of one repeat of each row.  `predicted` adds predictions and traces the models.
+    files are read of one repeat of each row.  `predicted` adds predictions and traces the models,
+    `against` adds the curves and claims of a study.
     """
     groups = groups_of(comparison.rows)
     drawn = [drawn for figures in _MAKERS for drawn in figures(groups)]
     if predicted:
         drawn += predicted_figures(groups, Predictions(comparison.rows))
+    if against is not None:
+        drawn += published_figures(against)
     return tuple(drawn)

@@ -62,6 +62,8 @@ class Panel:
     x_from_zero: bool = False
     y_from_zero: bool = True
     category_order: tuple[str, ...] = ()
+    y_bounds: tuple[float, float] | None = None
+    """Ends of the values' axis that several panels share; None for those of this panel."""
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -82,6 +84,8 @@ class Panel:
             numbers = [end for end in ends if end is not None and isfinite(end)]
             return [log(end) for end in numbers if end > 0] if self.y_logarithmic else numbers
 
+        if self.y_bounds is not None:
+            return self.y_bounds
         values = usable(y for series in self.series for y in series.y)
         if self.kind == "stacked" or not values:
             return None
@@ -114,6 +118,13 @@ class Figure:
     """A plain text of one or two sentences: content, and how it was measured."""
     panels: tuple[Panel, ...]
     """Panels in reading order, row by row."""
+
+    @property
+    def warning(self) -> str:
+        """Return a warning if other work disturbed a part of the figure; else an empty text."""
+        disturbed = any(any(series.faint) for panel in self.panels for series in panel.series)
+        text = "Warning: other work disturbed the faint measurements; do not compare their times."
+        return text if disturbed else ""
 
     @property
     def legend(self) -> dict[str, Series]:
@@ -181,6 +192,16 @@ def readable(panels: Iterable[Panel]) -> list[Panel]:
     if not values or min(values) <= 0 or max(values) / min(values) < _WIDEST_LINEAR:
         return drawn
     return [replace(panel, y_logarithmic=True) for panel in drawn]
+
+
+def shared(panels: Iterable[Panel]) -> list[Panel]:
+    """Give the panels one axis of values, so that they can be compared by eye."""
+    drawn = list(panels)
+    ranges = [panel.y_range for panel in drawn if panel.y_range is not None]
+    if not ranges or len({panel.y_logarithmic for panel in drawn}) > 1:
+        return drawn
+    bounds = min(low for low, _ in ranges), max(high for _, high in ranges)
+    return [replace(panel, y_bounds=bounds) for panel in drawn]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

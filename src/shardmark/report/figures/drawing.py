@@ -7,6 +7,7 @@ paper.  The SVG has no script, no style, no identifier and no link.
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape, unescape
@@ -387,26 +388,30 @@ def _y_channel(panel: Panel) -> Spec:
     return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
 
 
-# Files: the panels of a figure on white paper, with their titles and one legend.
+# Files: the panels of a figure on white paper, with title, warning, one legend and caption.
 
 _GAP, _TITLE, _LEGEND_LINE = 16, 22, 20
+_WARNING = "#a4262c"
 
 
 def figure_svg(drawing: Drawing) -> str:
-    """Return all panels and the legend in one drawing; the title is left to the caption."""
+    """Return title, warning, all panels, the legend and the caption in one drawing."""
     figure = drawing.figure
     columns = min(len(figure.panels), 2)
+    width = _GAP + columns * (WIDTH + _GAP)
     title = _TITLE if any(panel.title for panel in figure.panels) else 0
     pairs = list(zip(figure.panels, drawing.panels, strict=True))
-    parts, y = [], _GAP
+    parts, y = [_text(_GAP, _GAP + 12, plain_text(figure.title), weight=700)], _GAP + _TITLE
+    for line in _wrapped(figure.warning, width):
+        parts.append(_text(_GAP, y + 12, line, weight=700, colour=_WARNING))
+        y += _LEGEND_LINE
     for first in range(0, len(pairs), columns):
-        line = pairs[first : first + columns]
-        for column, (panel, svg) in enumerate(line):
+        row = pairs[first : first + columns]
+        for column, (panel, svg) in enumerate(row):
             x = _GAP + column * (WIDTH + _GAP)
             parts.append(_text(x, y + 12, short(panel.title, 60), weight=600))
             parts.append(svg.replace("<svg ", f'<svg x="{x}" y="{y + title}" ', 1))
-        y += max(_height_of(svg) for _, svg in line) + _GAP + title
-    width = _GAP + columns * (WIDTH + _GAP)
+        y += max(_height_of(svg) for _, svg in row) + _GAP + title
     x = _GAP
     for name, series in figure.legend.items():
         text = short(name, 60)
@@ -416,12 +421,20 @@ def figure_svg(drawing: Drawing) -> str:
         parts.append(f'<g transform="translate({x},{y})">{swatch(series, figure)}</g>')
         parts.append(_text(x + 30, y + 10, text))
         x += entry_width
-    height = y + (_LEGEND_LINE if figure.legend else 0) + 4
+    y += (_LEGEND_LINE if figure.legend else 0) + 4
+    for line in _wrapped(figure.caption, width):
+        parts.append(_text(_GAP, y + 12, line))
+        y += _LEGEND_LINE
+    height = y + 4
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
         f' width="{width}" height="{height}" viewBox="0 0 {width} {height}" color="#1b1c1e">'
         f'<rect width="100%" height="100%" fill="#fff"/>{"".join(parts)}</svg>\n'
     )
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(plain_text(text), round((width - 2 * _GAP) / _LETTER_PIXELS))
 
 
 def _height_of(svg: str) -> int:
@@ -445,10 +458,10 @@ def swatch(series: Series, figure: Figure) -> str:
     return line if series.dashed else line + sign
 
 
-def _text(x: float, y: float, text: str, weight: int = 400) -> str:
+def _text(x: float, y: float, text: str, weight: int = 400, colour: str = "currentColor") -> str:
     return (
         f'<text x="{x}" y="{y}" font-family="{escape(_FONT)}" font-size="{_FONT_SIZE}px"'
-        f' font-weight="{weight}" fill="currentColor">{escape(text)}</text>'
+        f' font-weight="{weight}" fill="{colour}">{escape(text)}</text>'
     )
 
 

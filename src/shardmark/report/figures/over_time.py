@@ -12,7 +12,15 @@ from shardmark.analysis.compare.epochs import Epoch
 from shardmark.analysis.compare.series import LossCurve, OverTime, loss_curve, sampled
 from shardmark.analysis.network.traffic import traffic_of
 from shardmark.core.metrics import METRICS
-from shardmark.report.figures.chart import Figure, Panel, Series, figure, rate_unit, readable
+from shardmark.report.figures.chart import (
+    Figure,
+    Panel,
+    Series,
+    figure,
+    rate_unit,
+    readable,
+    shared,
+)
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
     Entry,
@@ -27,7 +35,7 @@ from shardmark.report.figures.entries import (
 
 _MOST_BINS = 20
 _FIRST_REPEAT = "The first repeat of each row, from the first step to the end of the last epoch."
-_BY_EPOCH = {
+BY_EPOCH = {
     "train_loss": ("Training loss", "", 1),
     "validation_loss": ("Validation loss", "", 1),
     "accuracy_top1": ("Top-1 accuracy", "%", 100),
@@ -50,12 +58,12 @@ def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
     )
     user_defined = dict.fromkeys(name for name in recorded if name not in METRICS)
     return [
-        drawn for metric in (*_BY_EPOCH, *user_defined) for drawn in _epoch_figure(groups, metric)
+        drawn for metric in (*BY_EPOCH, *user_defined) for drawn in _epoch_figure(groups, metric)
     ]
 
 
 def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
-    title, unit, scale = _BY_EPOCH.get(metric, (metric, "", 1))
+    title, unit, scale = BY_EPOCH.get(metric, (metric, "", 1))
     # Losses may diverge, so their axis may become logarithmic.
     rises = any(entry.row.better(metric) == "higher" for entry in entries_in(groups))
     is_time = metric == "epoch_seconds"
@@ -99,7 +107,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     return figure(
         metric.replace("_", "-"),
         title,
-        panels if rises else readable(panels),
+        shared(panels if rises else readable(panels)),
         "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
         reliability(entries_in(facets)),

@@ -17,6 +17,7 @@ from markupsafe import Markup, escape
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.diagnose.stability import warnings_of
+from shardmark.analysis.studies.against import Against
 from shardmark.core.errors import InputError
 from shardmark.core.text import one_line, printable
 from shardmark.core.version import __version__
@@ -25,6 +26,7 @@ from shardmark.report.answers.overview import overview_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
+from shardmark.report.figures.published import published_figures
 from shardmark.report.page.parts import (
     definitions,
     facts_of,
@@ -38,6 +40,7 @@ from shardmark.report.table.comparison import WIDE, comparison_table
 from shardmark.report.table.formats import render_csv
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.report.table.table import row_columns
+from shardmark.report.views.against import against_tables
 from shardmark.report.views.network import network_tables
 from shardmark.results.files import write_files
 from shardmark.results.store import StoredRun
@@ -75,16 +78,17 @@ def write_report(
     *,
     images: bool = True,
     predicted: bool = False,
+    against: Against | None = None,
 ) -> ReportFiles:
     """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
-    `predicted` also draws predictions.  Raises `InputError` if no trial has a result, and
-    `StorageError` if a file cannot be written.
+    `predicted` also draws predictions; `against` adds a study's tables and figures.  Raises
+    `InputError` if no trial has a result, and `StorageError` if a file cannot be written.
     """
     _check(runs, comparison, out)
-    drawings = draw(figures_of(comparison, predicted=predicted))
+    drawings = draw(figures_of(comparison, predicted=predicted, against=against))
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
-    page = render_page(runs, comparison, drawings, None if folder is None else folder.name)
+    page = render_page(runs, comparison, drawings, None if folder is None else folder.name, against)
     if folder is not None:
         write_images(drawings, folder)
     write_files({out: page.encode("utf-8", errors="replace")})
@@ -96,10 +100,12 @@ def render_page(
     comparison: Comparison,
     drawings: Sequence[Drawing],
     images: str | None,
+    against: Against | None = None,
 ) -> str:
     """Return the page; `images` is the folder of the figures' files, relative to the page."""
     rows = comparison.rows
     figures = [_figure(drawing, images) for drawing in drawings]
+    of_study = {figure.name for figure in published_figures(against)} if against else set()
     unstable = warnings_of(comparison)
     notes = [note for note in notes_of(comparison, unstable) if note.kind not in SHOWN_ELSEWHERE]
     given_answers = answers(comparison)
@@ -131,7 +137,10 @@ def render_page(
             why=why_lines(comparison),
             grid=answer_grid(comparison),
             unstable=unstable,
-            figures={name: figure for name, figure in figures if name not in FIRST},
+            figures={n: figure for n, figure in figures if n not in (*FIRST, *of_study)},
+            study=None if against is None else against.study,
+            study_figures=[figure for name, figure in figures if name in of_study],
+            study_tables=[] if against is None else against_tables(against),
             first={name: figure for name, figure in figures if name in FIRST},
             table=comparison_table(comparison, WIDE),
             **_axes(rows),
@@ -221,7 +230,7 @@ def _figure(drawing: Drawing, images: str | None) -> tuple[str, dict[str, object
     return figure.name, {
         "name": figure.name,
         "title": figure.title,
-        "caption": figure.caption,
+        "caption": " ".join(filter(None, (figure.warning, figure.caption))),
         "image": "" if images is None else quote(f"{images}/{figure.name}"),
         "panels": [
             {"title": panel.title, "label": f"{panel.y_label} {panel.x_label}", "svg": Markup(svg)}

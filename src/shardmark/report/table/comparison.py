@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, main_quality, main_rate, rate_of, task_of
+from shardmark.analysis.compare.rows import (
+    STATE_METRICS,
+    Row,
+    main_quality,
+    main_rate,
+    rate_of,
+    task_of,
+)
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError, ShardmarkError
@@ -29,7 +36,6 @@ from shardmark.report.table.table import (
     table_of,
 )
 
-STATE_METRICS = ("parameter_bytes", "gradient_bytes", "optimizer_state_bytes")
 PREDICTED = "predicted"
 """Column that asks for predictions: the models are traced, which takes seconds."""
 BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")

@@ -218,6 +218,7 @@ _SHOWN = {
         Column("scaling_efficiency", "eff.", unit="%", scale=100, decimals=0),
         Column("memory_ratio", "peak ratio", decimals=2),
         Column("peak_memory_bytes", "peak", unit=BYTES),
+        Column("state_bytes", "state", unit=BYTES, base_unit="bytes"),
         Column("peak_rss_bytes", "RSS", unit=BYTES),
         Column("device_used_bytes", "GPU used", unit=BYTES),
         Column("cpu_percent", "CPU", unit="%", decimals=0),

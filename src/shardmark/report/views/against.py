@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
+from typing import Any
 
+from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.studies.against import (
+    RELATIVE_PEAK,
     RELATIVE_TIME,
     SPEEDUP,
     TASK_KEYS,
@@ -16,7 +20,15 @@ from shardmark.analysis.studies.against import (
 )
 from shardmark.analysis.studies.study import Claim
 from shardmark.report.table.notes import left_out
-from shardmark.report.table.table import Column, Columns, Table, metric_column, table_of
+from shardmark.report.table.table import (
+    Column,
+    Columns,
+    Table,
+    for_programs,
+    metric_column,
+    table_of,
+)
+from shardmark.report.views.paper_tables import paper_tables
 
 _ONE_SIDED = 4
 """Largest number of trainings that a note names."""
@@ -24,27 +36,39 @@ _name = partial(Column, numeric=False, names_row=True)
 
 
 def against_tables(against: Against) -> tuple[Table, ...]:
-    """Return the joined table of both sides, and the table of the claims if there are any."""
+    """Return the joined table of both sides, the study's own tables, and its claims."""
     study, notes = against.study, _notes(against)
     title = f"Against {study.name}: published (publ.) and measured (meas.)"
-    tables = []
-    if study.figures or not against.claims:
-        tables.append(table_of(title, against.pairs, _trainings(against), notes))
-    if against.claims:
-        claim_notes = () if study.figures else notes
-        tables.append(table_of(f"Claims of {study.name}", against.claims, _CLAIMS, claim_notes))
+    tables = [table_of(title, against.pairs, _trainings(against), notes)] if study.figures else []
+    tables += paper_tables(against)
+    claims = [pair for pair in against.claims if not pair.claim.cannot_mean]
+    doubtful = [pair for pair in against.claims if pair.claim.cannot_mean]
+    if claims:
+        claim_notes = [] if study.figures else [*notes]
+        claim_notes.append("Findings are by the 95 % interval of this machine's measurements.")
+        titled = f"Claims of {study.name}"
+        tables.append(table_of(titled, claims, _claims(against), claim_notes))
+    if doubtful:
+        reasons = dict.fromkeys(f"{p.claim.says}: {p.claim.cannot_mean}" for p in doubtful)
+        titled = f"What {study.name} cannot mean"
+        tables.append(table_of(titled, doubtful, _claims(against), [*reasons]))
     return tuple(tables)
 
 
 def _trainings(against: Against) -> Columns[Pair]:
-    shown = {name for pair in against.pairs for name in pair.published}
-    titles = {SPEEDUP: "speed-up", RELATIVE_TIME: f"time/{against.study.reference}"}
+    reference = against.study.reference
+    titles = {
+        SPEEDUP: "speed-up",
+        RELATIVE_TIME: f"time/{reference}",
+        RELATIVE_PEAK: f"peak/{reference}",
+    }
     ratio = partial(Column, decimals=2, estimated=True)
     columns = [
         *map(metric_column, against.metrics),
-        *(ratio(key, title) for key, title in titles.items() if key in shown),
+        *(ratio(name, titles[name]) for name in against.ratios),
     ]
     return [
+        *_run_column(against, attrgetter("row")),
         (_name("strategy", "strategy"), attrgetter("title")),
         (_name("conditions", "conditions", names_row=False), attrgetter("conditions")),
         (Column("ranks", "ranks", names_row=True), attrgetter("world_size")),
@@ -64,17 +88,23 @@ def _both_sides(column: Column) -> Columns[Pair]:
     ]
 
 
-def _claim(pair: ClaimPair) -> str:
-    claim = pair.claim
-    sign = "minus" if claim.relation == "difference" else "/"
-    over = " or ".join(claim.over) or "?"
-    return f"{claim.metric}, {' or '.join(claim.strategies)} {sign} {over}"
+def _run_column(against: Against, row_of: Callable[[Any], Row | None]) -> Columns[Any]:
+    """Return a column with the run, if there are several."""
+
+    def run(item: Any) -> str | None:
+        row = row_of(item)
+        return None if row is None else against.sources.get(row.experiment)
+
+    return [(_name("run", "run"), run)] if len(against.sources) > 1 else []
 
 
 def _measured_of(pair: ClaimPair) -> str | None:
     if pair.row is None or pair.base is None:
         return None
-    return f"{pair.row.label} / {pair.base.label}"
+    sign = "minus" if pair.claim.relation == "difference" else "/"
+    if pair.claim.over_ranks and not pair.claim.over:
+        return f"{pair.row.label}, {pair.row.world_size} {sign} {pair.base.world_size} ranks"
+    return f"{pair.row.label} {sign} {pair.base.label}"
 
 
 def _conditions(pair: ClaimPair) -> str | None:
@@ -85,24 +115,32 @@ def _range(claim: Claim) -> str:
     if claim.value is not None:
         return f"{claim.value:.3g}"
     if claim.low is None:
-        return f"up to {claim.high:.3g}"
+        return f"at most {claim.high:.3g}"
     return (
-        f"down to {claim.low:.3g}" if claim.high is None else f"{claim.low:.3g} to {claim.high:.3g}"
+        f"at least {claim.low:.3g}"
+        if claim.high is None
+        else f"{claim.low:.3g} to {claim.high:.3g}"
     )
 
 
-_CLAIMS: Columns[ClaimPair] = [
-    (_name("claim", "claim"), _claim),
-    (_name("measured of", "measured of"), _measured_of),
-    (_name("conditions", "conditions", names_row=False), _conditions),
-    (Column("ranks", "ranks"), lambda pair: pair.row.world_size if pair.row else None),
-    (_name("published", "published"), lambda pair: _range(pair.claim)),
-    (
-        Column("measured", "meas.", decimals=2, interval="±", estimated=True),
-        attrgetter("measured"),
-    ),
-    (_name("place", "place"), attrgetter("claim.place")),
-]
+def _claims(against: Against) -> Columns[ClaimPair]:
+    text = partial(Column, numeric=False)
+    return [
+        (_name("claim", "claim"), attrgetter("claim.says")),
+        *_run_column(against, attrgetter("row")),
+        (text("finding", "finding"), attrgetter("finding")),
+        (for_programs("metric"), attrgetter("claim.metric")),
+        (text("measured of", "measured of"), _measured_of),
+        (text("conditions", "conditions"), _conditions),
+        (Column("ranks", "ranks"), lambda pair: pair.row.world_size if pair.row else None),
+        (text("published", "published"), lambda pair: _range(pair.claim)),
+        (
+            Column("measured", "meas.", decimals=3, interval="to", estimated=True),
+            attrgetter("measured"),
+        ),
+        (text("because", "because"), attrgetter("reason")),
+        (text("place", "place"), attrgetter("claim.place")),
+    ]
 
 
 def _notes(against: Against) -> tuple[str, ...]:

@@ -1,0 +1,213 @@
+"""Figures of a published study: its curves and values, dashed or grey, beside the measured ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
+from typing import Any
+
+from shardmark.analysis.studies.against import (
+    RELATIVE_PEAK,
+    RELATIVE_TIME,
+    SPEEDUP,
+    Against,
+    ClaimPair,
+    Pair,
+)
+from shardmark.analysis.studies.study import Figures
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, shared
+from shardmark.report.figures.drawing import REFERENCE
+from shardmark.report.figures.entries import (
+    Entry,
+    entries_in,
+    estimates_series,
+    groups_of,
+    reliability,
+)
+from shardmark.report.figures.over_time import BY_EPOCH
+from shardmark.trials.trial import ranks_and_nodes
+
+
+def published_figures(against: Against) -> list[Figure]:
+    """Return the study's curves by epoch, its other values as ratios, and its claims."""
+    entries = entries_in(groups_of(against.rows))
+    metrics = dict.fromkeys(name for figures in against.study.figures for name in figures.epochs)
+    return [
+        *(drawn for metric in metrics for drawn in _curves(against, entries, metric)),
+        *([] if metrics else _values(against, entries)),
+        *_claims(against, entries),
+    ]
+
+
+def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]:
+    """Draw a panel for each number of ranks, with the same axis of values."""
+    title, unit, scale = BY_EPOCH.get(metric, (metric, "", 1))
+    published = [figures for figures in against.study.figures if metric in figures.epochs]
+    styles = _styles(against, entries)
+    sizes = sorted({f.world_size for f in published} | {e.row.world_size for e in entries})
+
+    def dashed(figures: Figures) -> Series:
+        values = figures.epochs[metric]
+        return Series(
+            name=f"{figures.title}, published",
+            x=tuple(map(float, range(1, len(values) + 1))),
+            y=tuple(scale * value for value in values),
+            style=styles[figures.title],
+            dashed=True,
+        )
+
+    def measured(entry: Entry) -> Series:
+        points = [
+            (float(epoch.number), estimate)
+            for epoch in entry.epochs.epochs
+            if (estimate := epoch.metrics.get(metric)) is not None and isfinite(estimate.value)
+        ]
+        epochs, estimates = zip(*points, strict=True) if points else ((), ())
+        name = _named(against, entry)
+        series = estimates_series([entry], epochs, estimates, scale)
+        return replace(series, name=name, style=styles[name])
+
+    panels = [
+        Panel(
+            title=ranks_and_nodes(size, 1),
+            kind="line",
+            x_label="Epoch",
+            y_label=f"{title} ({unit})" if unit else title,
+            y_unit=unit,
+            series=tuple(
+                series
+                for series in (
+                    *(dashed(figures) for figures in published if figures.world_size == size),
+                    *(measured(entry) for entry in entries if entry.row.world_size == size),
+                )
+                if series.y
+            ),
+            x_whole=True,
+            y_from_zero=metric == "epoch_seconds",
+        )
+        for size in sizes
+    ]
+    return figure(
+        f"published-{metric.replace('_', '-')}",
+        f"{title}: {against.study.cited} and measured",
+        shared(readable(panel for panel in panels if panel.series)),
+        f"Dashed without marks: published, on {against.study.hardware}.",
+        f"Measured on {against.measured_on}.",
+        reliability(entries),
+    )
+
+
+def _values(against: Against, entries: list[Entry]) -> list[Figure]:
+    """Draw bars of the ratios that compare between machines, a panel for each."""
+    reference = against.study.reference
+    titles = {
+        RELATIVE_TIME: f"Time for the same samples over {reference}",
+        RELATIVE_PEAK: f"Peak memory over {reference}",
+        SPEEDUP: "Speed-up over the fewest ranks",
+    }
+    pairs = [pair for pair in against.pairs if pair.figures is not None]
+
+    def bars(key: str) -> tuple[Series, ...]:
+        series = []
+        for pair in pairs:
+            place = ", ".join(filter(None, (pair.conditions, _configuration(pair))))
+            value = pair.published.get(key)
+            if value is not None:
+                series.append(_published_bar(f"{place}, published", value))
+            estimate = pair.measured.get(key)
+            entry = _entry_of(entries, pair)
+            if estimate is not None and entry is not None:
+                named = f"{place}, {_source(against, entry) or 'measured'}"
+                series.append(estimates_series([entry], [named], [estimate]))
+        return tuple(series)
+
+    return figure(
+        "published-ratios",
+        f"Ratios: {against.study.cited} and measured",
+        _bar_panels({name: titles[name] for name in against.ratios}, bars),
+        f"Grey: published, on {against.study.hardware}. Measured on {against.measured_on}.",
+        reliability(entries),
+    )
+
+
+def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
+    """Draw the claimed ratios as grey bars with their ranges, and the measured intervals."""
+
+    def bars(says: str) -> tuple[Series, ...]:
+        series: list[Series] = []
+        for pair in against.claims:
+            entry = _entry_of(entries, pair)
+            if pair.claim.says != says or entry is None or pair.measured is None:
+                continue
+            if not series:
+                series.append(_claimed_bar(pair))
+            base = "" if pair.base is None else f" / {pair.base.label}"
+            parts = (f"{entry.name}{base}", entry.ranks, *map(str, entry.row.varied.values()))
+            place = ", ".join(filter(None, (*parts, _source(against, entry))))
+            series.append(estimates_series([entry], [place], [pair.measured]))
+        return tuple(series)
+
+    ratios = {
+        pair.claim.says: pair.claim.says
+        for pair in against.claims
+        if pair.claim.relation == "ratio" and not pair.claim.cannot_mean
+    }
+    return figure(
+        "claims",
+        f"Claims of {against.study.cited}, as ratios",
+        _bar_panels(ratios, bars),
+        "Grey: the claimed ratio, or the end of the claimed range; whiskers are the range.",
+        f"Measured on {against.measured_on}.",
+        reliability(entries),
+    )
+
+
+def _bar_panels(
+    titles: dict[str, str], bars_of: Callable[[str], tuple[Series, ...]]
+) -> list[Panel]:
+    return [
+        Panel(title=title, kind="bars", y_label="Ratio", series=bars_of(key))
+        for key, title in titles.items()
+    ]
+
+
+def _published_bar(name: str, value: float, **ends: Any) -> Series:
+    return Series(name=name, x=(name,), y=(value,), style=REFERENCE, **ends)
+
+
+def _claimed_bar(pair: ClaimPair) -> Series:
+    claim = pair.claim
+    ends = [end for end in (claim.value, claim.low, claim.high) if end is not None]
+    if claim.low is None or claim.high is None:
+        sign = "" if claim.value is not None else "at least " if claim.high is None else "at most "
+        return _published_bar(f"claimed: {sign}{ends[0]:.3g}", ends[0])
+    name = f"claimed: {claim.low:.3g} to {claim.high:.3g}"
+    middle = (claim.low + claim.high) / 2
+    return _published_bar(name, middle, low=(claim.low,), high=(claim.high,))
+
+
+def _entry_of(entries: list[Entry], pair: Pair | ClaimPair) -> Entry | None:
+    return next((entry for entry in entries if entry.row is pair.row), None)
+
+
+def _configuration(pair: Pair) -> str:
+    assert pair.figures is not None, "only published trainings have bars"
+    return pair.figures.label or f"{pair.title}, {pair.world_size} ranks"
+
+
+def _source(against: Against, entry: Entry) -> str:
+    """Return the name of the entry's run, if there are several."""
+    several = len(against.sources) > 1
+    return against.sources[entry.row.experiment] if several else ""
+
+
+def _named(against: Against, entry: Entry) -> str:
+    return ", ".join(filter(None, (entry.name, _source(against, entry))))
+
+
+def _styles(against: Against, entries: list[Entry]) -> dict[str, int]:
+    """Return a style for each curve; a published one has that of the first run's strategy."""
+    titles = [figures.title for figures in against.study.figures]
+    names = dict.fromkeys((*titles, *(_named(against, entry) for entry in entries)))
+    return {name: number for number, name in enumerate(names)}
