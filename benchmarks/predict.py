@@ -323,8 +323,7 @@ def memory_numbers() -> dict[str, dict[str, float]]:
                     "activation_checkpointing": "checkpointed" in row["profile"],
                 }
             )
-            options = {"mixed_precision": "native"} if row["strategy"] == "fsdp" else {}
-            strategy = build_strategy(row["strategy"], options)
+            strategy = build_strategy(row["strategy"], {})
             precision = "fp32" if row["precision"] == "fp32" else "16"
             profile = memory_profile(f"{row['profile']} {precision}")
             tensors = memory.rank_memory(profile, strategy, recipe, ranks).peak_bytes

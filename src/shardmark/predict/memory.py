@@ -35,7 +35,7 @@ class Allowance(NamedTuple):
 
 
 LEAST = Allowance(0.4 * GiB, 1.02)
-USUAL = Allowance(1.2 * GiB, 1.14)
+USUAL = Allowance(0.6 * GiB, 1.16)
 MOST = Allowance(2.0 * GiB, 1.25)
 """Near the end of the memory the allocator frees what it holds, and cuDNN takes smaller workspaces:
 runs end at the least, others at the most.  Sources are in `docs/method/prediction.md`."""
