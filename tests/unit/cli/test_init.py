@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
-from shardmark.cli.init import Template
+from shardmark.cli.init import CODE_FILES, Template
 from shardmark.config.load import load_experiment
 from shardmark.launch.input_checks import check_plan
 from shardmark.trials.matrix import expand
@@ -21,9 +21,30 @@ def test_experiment_of_init_can_be_planned(task: Template | None, tmp_path: Path
     assert main(["init", *options, "--out", str(tmp_path / "new")]) == 0
     plan = expand(load_experiment(tmp_path / "new" / "experiment.yaml"), "cpu")
     check_plan(plan)
-    assert {trial.strategy.name for trial in plan.trials} == {"single", "ddp", "fsdp", "zero-1"}
+    strategies = {trial.strategy.name for trial in plan.trials}
+    is_script = task is Template.SCRIPT
+    assert strategies == ({"ddp", "fsdp"} if is_script else {"single", "ddp", "fsdp", "zero-1"})
     (modules,) = {trial.workload.user_modules() for trial in plan.trials}
-    assert modules == (str(tmp_path / "new" / "my_task.py"),)
+    code = CODE_FILES.get(task or Template.TOKENS)
+    assert modules == (() if code is None else (str(tmp_path / "new" / code),))
+
+
+def test_experiment_is_proposed_from_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nloader = DataLoader(data, batch_size=16, shuffle=True)\n"
+        "optimizer = torch.optim.AdamW(model.parameters(), lr=rate)\nraise SystemExit('ran')\n"
+    )
+    assert main(["init", "--from", str(script), "--out", str(tmp_path / "new")]) == 0
+    printed = capsys.readouterr().out
+    assert "found      batch: 16 (line 2)\n" in printed
+    assert "not found  optimizer.lr: line 3: the value of `rate` is not known" in printed
+    experiment = load_experiment(tmp_path / "new" / "experiment.yaml")
+    (trial, *_) = expand(experiment).trials
+    assert trial.workload.user_modules() == (str(script),)
+    assert main(["init", "--from", str(script), "--task", "rl", "--out", str(tmp_path)]) == 2
 
 
 class Terminal(StringIO):
