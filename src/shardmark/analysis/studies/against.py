@@ -22,6 +22,7 @@ SPEEDUP, RELATIVE_TIME, RELATIVE_PEAK = "speedup", "relative_time", "relative_pe
 """Over the same strategy on the study's fewest ranks; time for the same samples, and peak memory,
 over those of the study's reference.  These compare between machines."""
 PEAK = "peak_memory_bytes"
+SAME_TRAINING = "verified: both train the same within rounding"
 COUNTED = (*STATE_METRICS, STATE, "collective_bytes")
 """Metrics that are counted: one repeat has the exact value."""
 TASK_KEYS = ("workload.name", "workload.model", "workload.dataset")
@@ -351,13 +352,22 @@ def _unmeasured(claim: Claim, measured: Sequence[Row]) -> ClaimPair:
 def _claim_pair(claim: Claim, row: Row, base: Row) -> ClaimPair:
     measured = _measured(claim, row, base)
     finding, reason = _finding(claim, row, base, measured)
-    verified = [row.equivalent is True, base.equivalent is True or base.world_size == 1]
-    if _is_quality(claim.metric) and all(verified):
-        train_alike = "verified: both train the same within rounding"
-        reason = f"{reason}; {train_alike}" if reason else train_alike
+    if _is_quality(claim.metric) and _train_alike(row, base):
+        reason = "; ".join(filter(None, (reason, SAME_TRAINING)))
     return ClaimPair(
         claim=claim, finding=finding, reason=reason, row=row, base=base, measured=measured
     )
+
+
+def _train_alike(row: Row, base: Row) -> bool:
+    """Return True if both were verified, and no batch norm or batch of a rank differs."""
+    pair = (row, base)
+    verified = all(r.equivalent is True or r.strategy == DEFAULT_BASELINE for r in pair)
+    trials = [trial for r in pair for trial in r.ok_trials]
+    shares = {trial.layout.shares for trial in trials}
+    batch_norms = any(rank.probe and rank.probe.batch_norms for t in trials for rank in t.ranks)
+    same_batch = row.world_size == base.world_size or not row.weak_scaling
+    return verified and same_batch and (len(shares) == 1 or not batch_norms)
 
 
 def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
@@ -392,13 +402,15 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
         if least > _range_of(claim)[1]:
             sharding = f"sharding alone leaves at least {least:.2f} on {row.devices} devices"
             return Finding.TOO_FEW, sharding
+    # One seed refutes a difference of a stated size only if both trainings are the same.
+    verified_equal = claim.value is not None and _train_alike(row, base)
     reason = ""
     if measured is None:
         disturbed = row.disturbed or base.disturbed
         reason = f"disturbed: {disturbed}" if disturbed else "no value was measured"
     elif _is_quality(claim.metric) and (row.synthetic or base.synthetic):
         reason = "synthetic data"
-    elif _is_quality(claim.metric) and claim.value is None and max(row.seeds, base.seeds) == 1:
+    elif _is_quality(claim.metric) and max(row.seeds, base.seeds) == 1 and not verified_equal:
         reason = "one seed: another one may reverse it"
     elif claim.metric in COUNTED:
         return _by_interval(claim, measured.value, measured.value)

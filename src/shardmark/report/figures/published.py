@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 from typing import Any
@@ -108,24 +107,29 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
     }
     pairs = [pair for pair in against.pairs if pair.figures is not None]
 
-    def bars(key: str) -> tuple[Series, ...]:
-        series = []
-        for pair in pairs:
-            place = ", ".join(filter(None, (pair.conditions, _configuration(pair))))
-            value = pair.published.get(key)
-            if value is not None:
-                series.append(_published_bar(f"{place}, published", value))
-            estimate = pair.measured.get(key)
+    def bars(ratio: str, conditions: str) -> tuple[Series, ...]:
+        series: dict[str, Series] = {}
+        for pair in (pair for pair in pairs if pair.conditions == conditions):
+            assert pair.figures is not None, "only published trainings have bars"
+            place = pair.figures.label or f"{pair.title}, {pair.world_size} ranks"
+            value, estimate = pair.published.get(ratio), pair.measured.get(ratio)
             entry = _entry_of(entries, pair)
+            if value is not None:
+                series[f"{place}, publ."] = _published_bar(f"{place}, publ.", value)
             if estimate is not None and entry is not None:
-                named = f"{place}, {_source(against, entry) or 'measured'}"
-                series.append(estimates_series([entry], [named], [estimate]))
-        return tuple(series)
+                of_unnamed = "" if pair.figures.strategy else f" ({entry.name})"
+                name = f"{place}{of_unnamed}, {_source(against, entry) or 'meas.'}"
+                series[name] = estimates_series([entry], [name], [estimate])
+        return tuple(series.values())
 
     return figure(
         "published-ratios",
         f"Ratios: {against.study.cited} and measured",
-        _bar_panels({name: titles[name] for name in against.ratios}, bars),
+        [
+            _bar_panel(", ".join(filter(None, (conditions, titles[name]))), bars(name, conditions))
+            for conditions in dict.fromkeys(pair.conditions for pair in pairs)
+            for name in against.ratios
+        ],
         f"Grey: published, on {against.study.hardware}. Measured on {against.measured_on}.",
         reliability(entries),
     )
@@ -142,34 +146,30 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
                 continue
             if not series:
                 series.append(_claimed_bar(pair))
-            base = "" if pair.base is None else f" / {pair.base.label}"
+            several = pair.base is not None and len(pair.claim.over) > 1
+            base = f" / {pair.base.label}" if several and pair.base else ""
             parts = (f"{entry.name}{base}", entry.ranks, *map(str, entry.row.varied.values()))
             place = ", ".join(filter(None, (*parts, _source(against, entry))))
             series.append(estimates_series([entry], [place], [pair.measured]))
         return tuple(series)
 
-    ratios = {
-        pair.claim.says: pair.claim.says
+    claims = dict.fromkeys(
+        pair.claim.says
         for pair in against.claims
         if pair.claim.relation == "ratio" and not pair.claim.cannot_mean
-    }
+    )
     return figure(
         "claims",
         f"Claims of {against.study.cited}, as ratios",
-        _bar_panels(ratios, bars),
+        [_bar_panel(says, bars(says)) for says in claims],
         "Grey: the claimed ratio, or the end of the claimed range; whiskers are the range.",
         f"Measured on {against.measured_on}.",
         reliability(entries),
     )
 
 
-def _bar_panels(
-    titles: dict[str, str], bars_of: Callable[[str], tuple[Series, ...]]
-) -> list[Panel]:
-    return [
-        Panel(title=title, kind="bars", y_label="Ratio", series=bars_of(key))
-        for key, title in titles.items()
-    ]
+def _bar_panel(title: str, series: tuple[Series, ...]) -> Panel:
+    return Panel(title=title, kind="bars", y_label="Ratio", series=series)
 
 
 def _published_bar(name: str, value: float, **ends: Any) -> Series:
@@ -189,11 +189,6 @@ def _claimed_bar(pair: ClaimPair) -> Series:
 
 def _entry_of(entries: list[Entry], pair: Pair | ClaimPair) -> Entry | None:
     return next((entry for entry in entries if entry.row is pair.row), None)
-
-
-def _configuration(pair: Pair) -> str:
-    assert pair.figures is not None, "only published trainings have bars"
-    return pair.figures.label or f"{pair.title}, {pair.world_size} ranks"
 
 
 def _source(against: Against, entry: Entry) -> str:

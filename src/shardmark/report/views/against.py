@@ -148,13 +148,13 @@ def _notes(against: Against) -> tuple[str, ...]:
     study = against.study
     task = "; ".join(text for key, text in against.differences if key in TASK_KEYS)
     other = "; ".join(text for key, text in against.differences if key not in TASK_KEYS)
-    only_published = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
+    unmeasured = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
     notes = [
         _hardware_note(against),
         f"Another task: {task}. Loss and quality cannot be compared." if task else "",
         f"Also differs: {other}." if other else "",
-        _some("Published, not measured here", only_published),
+        _some("Published, not measured here", list(dict.fromkeys(unmeasured))),
         _some("Measured, not published", only_measured) if study.figures else "",
         *left_out(against.rows),
         f"The study: {study.authors}: {study.title}.",
