@@ -155,6 +155,7 @@ def remedies_of(
     ranks = node.node.devices * nodes
     before = sizes.least(ranks, nodes)
     helpful: list[Change] = []
+    fits: dict[str, Fit] = {}
     for change in CHANGES:
         least = sizes.least(ranks, nodes, change.applied)
         if (
@@ -163,6 +164,7 @@ def remedies_of(
             and (least.device_bytes < 0.99 * before.device_bytes)
         ):
             helpful.append(change)
+            fits[change.name] = least.fit
             yield _remedy(change.name, change.setting, ranks, least)
 
     def all_changes(recipe: Recipe) -> Recipe:
@@ -173,24 +175,33 @@ def remedies_of(
     if len(helpful) > 1 and (least := sizes.least(ranks, nodes, all_changes)) is not None:
         settings = " ".join(change.setting for change in helpful)
         yield _remedy("all of these", settings, ranks, least)
-    for name, setting, changed in (
-        ("", "", lambda recipe: recipe),
-        *((f" and {one.name}", one.setting, one.applied) for one in helpful),
-    ):
-        remedy = _more_nodes(sizes, nodes, name, setting, changed)
-        if remedy is not None:
+    alone = [change for change in helpful if fits.get(change.name) == "yes"]
+    if alone:
+        yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
+    more = [Change(name="", setting="", applied=lambda recipe: recipe), *helpful]
+    for change in more[:1] if alone else more:
+        if (remedy := _more_nodes(sizes, nodes, change)) is not None:
             yield remedy
             return
 
 
-def _more_nodes(
-    sizes: _Sizes, nodes: int, name: str, setting: str, changed: Callable[[Recipe], Recipe]
-) -> Remedy | None:
+def _fewer_ranks(sizes: _Sizes, ranks: int, nodes: int, change: Change) -> Iterator[Remedy]:
+    """Yield the fewest ranks, or nodes, on which it fits with a change, if they are fewer."""
+    steps = range(1, ranks) if nodes == 1 else range(ranks // nodes, ranks, ranks // nodes)
+    for fewer in steps:
+        least = sizes.least(fewer, max(1, fewer * nodes // ranks), change.applied)
+        if least is not None and least.fit == "yes":
+            name = f"{sizes.counted(fewer)} and {change.name}"
+            yield _remedy(name, change.setting, fewer, least)
+            return
+
+
+def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:
     """Return the fewest nodes on which a strategy fits, up to `MOST_RANKS` ranks."""
     devices, before, count = sizes.node.node.devices, nodes, 2 * nodes
 
     def least_on(count: int) -> _Need | None:
-        least = sizes.least(devices * count, count, changed)
+        least = sizes.least(devices * count, count, change.applied)
         return least if least is not None and least.fit == "yes" else None
 
     while least_on(count) is None:
@@ -203,7 +214,8 @@ def _more_nodes(
     least = least_on(count)
     assert least is not None, "the last size that was tried fits"
     ranks = devices * count
-    return _remedy(f"{sizes.counted(ranks)}{name}", setting, ranks, least)
+    name = f"{sizes.counted(ranks)}{f' and {change.name}' if change.name else ''}"
+    return _remedy(name, change.setting, ranks, least)
 
 
 def _remedy(change: str, setting: str, ranks: int, need: _Need) -> Remedy:

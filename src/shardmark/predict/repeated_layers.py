@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardmark.predict.unit_trace import UnitTrace
 
 TRACED = 4
-"""Layers that are traced: the first, two that are compared, and the last."""
+"""Groups of layers that are traced: the first, two that are compared, and the last."""
 
 
 class UnequalLayers(Exception):  # noqa: N818  (the full model is traced instead)
@@ -27,12 +27,14 @@ class UnequalLayers(Exception):  # noqa: N818  (the full model is traced instead
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
-    """Layers that were removed from a model."""
+    """Layers that were removed from a model, in groups of one or more that follow each other."""
 
-    after: str
-    """Name of the layer before them, the second of the model."""
-    names: tuple[str, ...]
-    """Names that the other layers get, which remaining layers do not have."""
+    layers: str
+    """Name of the list of layers."""
+    period: int
+    """Layers of a group: more than one if kinds of attention alternate."""
+    removed: int
+    """Number of groups."""
 
 
 def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> list[Repetition]:
@@ -43,14 +45,18 @@ def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> list[Repeti
     members = {id(block) for block in blocks or ()}
     repetitions = []
     for name, layers in [*model.named_modules()]:
-        if not isinstance(layers, nn.ModuleList) or len(layers) <= TRACED:
+        if not isinstance(layers, nn.ModuleList) or not {id(one) for one in layers} <= members:
             continue
-        if not {id(layer) for layer in layers} <= members or len({*map(_structure, layers)}) > 1:
-            continue
-        count = len(layers) - TRACED
-        del layers[2 : 2 + count]
-        names = tuple(f"{name}.{TRACED + number}" for number in range(count))
-        repetitions.append(Repetition(after=f"{name}.1", names=names))
+        structures = [*map(_structure, layers)]
+        period = next(
+            size
+            for size in range(1, len(layers) + 1)
+            if all(one == structures[at % size] for at, one in enumerate(structures))
+        )
+        removed = len(layers) // period - TRACED
+        if removed > 0:
+            del layers[2 * period : (2 + removed) * period]
+            repetitions.append(Repetition(layers=name, period=period, removed=removed))
     return repetitions
 
 
@@ -60,8 +66,12 @@ def _structure(layer: nn.Module) -> tuple[object, ...]:
         (name, tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
         for name, parameter in layer.named_parameters()
     )
-    kinds = tuple(getattr(layer, name, None) for name in ("attention_type", "layer_type"))
-    return type(layer), repr(layer), tuple(parameters), kinds
+    kinds = (
+        getattr(module, name, None)
+        for module in layer.modules()
+        for name in ("attention_type", "layer_type", "is_sliding", "sliding_window")
+    )
+    return type(layer), repr(layer), tuple(parameters), tuple(kinds)
 
 
 def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace]:
@@ -69,26 +79,31 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
 
     Raises `UnequalLayers` if the two layers that are compared differ.
     """
-    at = next(i for i, unit in enumerate(units) if unit.name == repetition.after)
-    pair, following = units[at : at + 2], units[at + 2 : at + 4]
-    saved = following[0].begun_bytes.minus(pair[0].begun_bytes)
-    entered = following[0].entered_bytes.minus(pair[0].entered_bytes)
-    for one, other in zip(pair, following, strict=True):
+    period = repetition.period
+    first = next(
+        at for at, unit in enumerate(units) if unit.name == f"{repetition.layers}.{period}"
+    )
+    last = first + 2 * period  # a layer, and what follows it
+    group, following = units[first:last], units[last : last + 2 * period]
+    saved = following[0].begun_bytes.minus(group[0].begun_bytes)
+    entered = following[0].entered_bytes.minus(group[0].entered_bytes)
+    for one, other in zip(group, following, strict=True):
         if _measured(_moved(one, saved, entered)) != _measured(other):
             raise UnequalLayers(f"{one.name} and {other.name}")
     # Fewer bytes are alive in the backward pass: casts of weights are freed after the forward pass.
-    inserted = []
-    for number, name in enumerate(repetition.names, start=1):
-        more = saved.times(number), entered.times(number)
-        inserted += [
-            replace(_moved(pair[0], *more), name=name),
-            replace(_moved(pair[1], *more), name=f"after {name}"),
-        ]
-    count = len(repetition.names)
-    later = [_moved(unit, saved.times(count), entered.times(count)) for unit in units[at + 2 :]]
+    inserted = [
+        replace(
+            _moved(unit, saved.times(number), entered.times(number)),
+            name=f"{unit.name} and {number * period} layers",
+        )
+        for number in range(1, repetition.removed + 1)
+        for unit in group
+    ]
+    count = repetition.removed
+    later = [_moved(unit, saved.times(count), entered.times(count)) for unit in units[last:]]
     freed = entered.minus(saved).times(count)  # in the last unit, which ends with the pass
     later[-1] = replace(later[-1], saved_bytes=later[-1].saved_bytes.plus(*freed))
-    return [*units[: at + 2], *inserted, *later]
+    return [*units[:last], *inserted, *later]
 
 
 def _moved(unit: UnitTrace, forward: Total, backward: Total) -> UnitTrace:

@@ -14,6 +14,7 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.predict.profile import Profile
+from shardmark.predict.repeated_layers import Repetition, shorten
 from shardmark.predict.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.workloads import build_workload, options
@@ -29,10 +30,16 @@ LLAMA = {
     "num_key_value_heads": 2,
 }
 BERT = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}
+GEMMA = {**LLAMA, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 13}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"model": "gpt", "layers": 7, "width": 64},
     "llama": {"model": "hf:llama", "model_options": LLAMA},
     "bert": {"model": "hf:bert", "objective": "masked", "model_options": BERT},
+    # Layers with a sliding window alternate with others; this last one is alone in its group.
+    "gemma2": {
+        "model": "hf:google/gemma-2-2b",
+        "model_options": {**GEMMA, "num_hidden_layers": 13},
+    },
 }
 
 
@@ -57,26 +64,32 @@ def both(
 ) -> list[Profile]:
     chosen = Recipe(per_rank_batch=4, steps=1, **recipe)
     logged: list[str] = []
+    shortened: list[Repetition] = []
+
+    def recorded(*arguments: Any) -> list[Repetition]:
+        shortened.extend(done := shorten(*arguments))
+        return done
+
+    monkeypatch.setattr("shardmark.predict.trace.shorten", recorded)
     log = logging.getLogger("shardmark.predict.trace")
     monkeypatch.setattr(log, "info", lambda *words: logged.append(str(words)))
     short = trace(workload, chosen, activations=activations)
     assert not logged
+    assert shortened
     monkeypatch.setattr(task, "equal_blocks", False)
     return [trace(workload, chosen, activations=activations), short]
 
 
-@pytest.mark.parametrize("kind", ["t5", "whisper"])
 def test_encoder_and_decoder_repeat_their_layers(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes: dict[str, dict[str, Any]] = {
-        "t5": {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 6, "num_heads": 2},
-        "whisper": {"d_model": 16, "encoder_layers": 6, "decoder_layers": 7}
-        | {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-        | {"max_source_positions": 20, "max_target_positions": 8},
+    sizes = {
+        **{"d_model": 16, "encoder_layers": 6, "decoder_layers": 7},
+        **{"encoder_attention_heads": 2, "decoder_attention_heads": 2},
+        **{"max_source_positions": 20, "max_target_positions": 8},
     }
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"model_type": kind, "vocab_size": 60_000, **sizes[kind]}))
+    file.write_text(json.dumps({"model_type": "whisper", "vocab_size": 60_000, **sizes}))
     task = "shardmark.workloads.own.transformers_model:TransformersModel"
     chosen = {"name": "own", "task": task, "options": {"model": f"hf:{file}"}}
     workload = build_workload(options(chosen), 0)
