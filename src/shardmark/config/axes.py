@@ -47,7 +47,9 @@ SECTIONS: dict[str, type[Model]] = {"recipe": Recipe, "placement": Placement, "m
 """Sections whose keys can be axes, in addition to the workload's."""
 SHORTENED = (*SECTIONS, "workload")
 """Sections whose keys can be shortened to their last part if that is unambiguous."""
-NOT_VARIED = ("measure.repeats", "measure.max_remeasure", "measure.link_seconds")
+NOT_VARIED = (
+    *("measure.repeats", "measure.seeds", "measure.max_remeasure", "measure.link_seconds"),
+)
 MAX_CELLS = 4_000
 """Maximum number of cells of a matrix; the largest preset has 132."""
 MATRIX_ONLY_AXES = ("strategy", "world_size")

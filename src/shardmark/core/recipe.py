@@ -317,6 +317,10 @@ class Measure(Model):
     repeats: Repeats = Repeats()
     """Number of times that each cell is measured, in random order.  By default 3 to 6 times, until
     the result is precise enough."""
+    seeds: Annotated[int, Field(ge=1, le=MAX_REPEATS)] = 1
+    """Number of seeds.  Above 1, each repeat trains with another seed: the first with
+    `recipe.seed`, the second with the next number, and so on, equally in all cells.  `repeats` is
+    then this number."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
     """Maximum number of new measurements of a trial that other work disturbed; after them it stays
     marked as disturbed."""
@@ -334,6 +338,25 @@ class Measure(Model):
     link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
     """Time for measuring the links between the ranks before the first trial; 0 skips it.
     null: 8 for trials with several nodes, otherwise 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_repeat_for_each_seed(cls, data: Any) -> Any:
+        """Replace repeats that are adaptive, missing or too few by the number of seeds."""
+        seeds = data.get("seeds") if isinstance(data, Mapping) else None
+        if not isinstance(seeds, int) or not 1 < seeds <= MAX_REPEATS:
+            return data
+        repeats = data.get("repeats", Repeats())
+        adaptive = isinstance(repeats, Mapping | Repeats)
+        return {**data, "repeats": seeds} if adaptive or repeats in range(1, seeds) else data
+
+    @model_validator(mode="after")
+    def _as_many_repeats(self) -> Measure:
+        repeats = self.repeats
+        if self.seeds > 1 and (repeats.adaptive or repeats.at_least != self.seeds):
+            problem = f"found seeds {self.seeds} and repeats {repeats}, and a repeat is a seed"
+            raise ValueError(f"{problem}; leave out repeats, or set seeds to it")
+        return self
 
 
 RESTART_DEFAULTS: Mapping[str, object] = {

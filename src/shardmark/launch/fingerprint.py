@@ -16,6 +16,7 @@ from typing import Any
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Measure
 from shardmark.core.text import canonical
 from shardmark.results.files import read_if_exists, write_model
 from shardmark.results.fingerprint import (
@@ -87,12 +88,25 @@ def check_same_run(folder: Path, experiment: Experiment, content: Fingerprint) -
         # An axis's first value stands in the base, too, and its values may come in another order.
         axes = before.get("matrix", {}).keys() & experiment.matrix.keys()
         for key, stored, requested in _changed_keys(before, now):
+            if key == "measure.seeds" and not _seeds_differ(
+                before.get("measure", {}), experiment.measure
+            ):
+                continue
             if not key.startswith((*GROWING, *axes)):
                 change = f"holds a run with {key} = {stored!r}, here it is {requested!r}"
                 raise InputError(str(folder), change, REMEDY)
     elif has_results(folder):
         raise InputError(str(folder), f"has results and no {EXPERIMENT_FILE}", REMEDY)
     refuse_changes(folder, content)
+
+
+def _seeds_differ(before: Mapping[str, Any], now: Measure) -> bool:
+    """Return whether a repeat of the stored run would now train with another seed.
+
+    The first repeat always has the recipe's seed.
+    """
+    several = before.get("seeds", 1) > 1, now.seeds > 1
+    return several[0] != several[1] and before.get("repeats") != 1
 
 
 def _changed_keys(

@@ -112,6 +112,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     )
     _check_batches(cells)
     _check_each(cells)
+    _check_seeds(experiment, cells)
     count = len(cells) * experiment.measure.repeats.at_most
     if count > MAX_TRIALS:
         place = f"{experiment.name}: measure.repeats"
@@ -119,7 +120,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
     shuffle = random.Random(experiment.recipe.seed).shuffle
     trials: list[Trial] = []
     for repeat in range(experiment.measure.repeats.at_most):
-        order = [cell.model_copy(update={"repeat": repeat}) for cell in cells]
+        order = [_repeat_of(cell, repeat) for cell in cells]
         shuffle(order)
         trials += map(_with_id, order)
     return Plan(
@@ -128,6 +129,29 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
         twin=_twin(cells),
         strategies=tuple(dict.fromkeys(cell.strategy.name for cell in cells)),
     )
+
+
+def _repeat_of(cell: Trial, repeat: int) -> Trial:
+    """Return a repeat of the cell; with several seeds it takes the next seed."""
+    update: dict[str, Any] = {"repeat": repeat}
+    if cell.measure.seeds > 1:
+        update["recipe"] = cell.recipe.model_copy(update={"seed": cell.recipe.seed + repeat})
+    return cell.model_copy(update=update)
+
+
+def _check_seeds(experiment: Experiment, cells: Sequence[Trial]) -> None:
+    """Raise `InputError` if the repeats of a cell cannot take the seeds after the recipe's."""
+    seeds, place = experiment.measure.seeds, f"{experiment.name}: measure.seeds"
+    if seeds > 1 and "recipe.seed" in experiment.matrix:
+        values = show(experiment.matrix["recipe.seed"])
+        problem = f"{seeds}, and recipe.seed is an axis of the matrix, {values}"
+        raise InputError(place, problem, "keep one: seeds pools its repeats, an axis makes rows")
+    if seeds > 1 and any(cell.workload.trains_itself for cell in cells):
+        problem = f"{seeds}, and a script seeds itself"
+        raise InputError(place, problem, "1; pass seeds as arguments of variants")
+    last = max(cell.recipe.seed for cell in cells) + seeds - 1
+    if last >= 2**32:
+        raise InputError(place, f"the last seed would be {last}", f"at most {2**32 - 1}")
 
 
 def _with_id(trial: Trial) -> Trial:

@@ -121,7 +121,10 @@ class Trial(Model):
     @property
     def repeat_title(self) -> str:
         """Title of the repeat, such as `repeat 1 of 3 to 6`, or `twin`."""
-        return "twin" if self.twin else f"repeat {self.repeat + 1} of {self.measure.repeats}"
+        if self.twin:
+            return "twin"
+        seed = f", seed {self.recipe.seed}" if self.measure.seeds > 1 else ""
+        return f"repeat {self.repeat + 1} of {self.measure.repeats}{seed}"
 
 
 def ranks_and_nodes(world_size: int, nodes: int) -> str:
@@ -132,14 +135,14 @@ def ranks_and_nodes(world_size: int, nodes: int) -> str:
 def trial_id(trial: Trial) -> str:
     """Return an identifier such as `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, with `-n2` on two nodes.
 
-    The digits are a hash of the trial's content without its limits and the number of repeats, so
-    that finished trials stay valid if these are raised.
+    The digits are a hash of the trial's content without its limits and the numbers of repeats and
+    seeds, so that finished trials stay valid if these are raised.
     """
     content = trial.model_dump(
         mode="json",
         exclude={
             **dict.fromkeys(("id", "experiment", "limits", "varied", "twin"), True),
-            "measure": {"repeats", "max_remeasure", "verify", "link_seconds", "twin"},
+            "measure": {"repeats", "seeds", "max_remeasure", "verify", "link_seconds", "twin"},
         },
     )
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")
@@ -149,9 +152,13 @@ def trial_id(trial: Trial) -> str:
 
 
 def cell_id(trial: Mapping[str, Any]) -> str:
-    """Return a hash of a stored trial's cell, which all its repeats share."""
+    """Return a hash of a stored trial's cell, which all its repeats share, whatever their seeds."""
     keys = ("workload", "recipe", "strategy", "world_size", "device_type", "nodes")
-    return _digest({key: trial.get(key, 1) for key in keys})[:12]
+    content = {key: trial.get(key, 1) for key in keys}
+    if trial.get("measure", {}).get("seeds", 1) > 1:
+        recipe = trial["recipe"]
+        content["recipe"] = {**recipe, "seed": recipe["seed"] - trial["repeat"]}
+    return _digest(content)[:12]
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -207,10 +207,13 @@ def test_a_baseline_without_a_rate_gives_one_note(single: dict[str, Any], reason
 
 
 def test_not_a_number_is_missing_and_a_share_s_interval_ends_at_one() -> None:
-    (row,) = compared(
+    trials = (
         invented_trial(repeat=0, metrics={"train_loss": math.nan, "accuracy_top1": 0.9}),
         invented_trial(repeat=1, metrics={"train_loss": 2.0, "accuracy_top1": 0.95}),
-    ).rows
+    )
+    for trial in trials:
+        trial.trial["recipe"]["seed"] = trial.repeat
+    (row,) = compared(*trials).rows
     loss, accuracy = (estimate_of(row, name) for name in ("train_loss", "accuracy_top1"))
     assert (loss.value, loss.n) == (2.0, 1)
     assert accuracy.low is not None

@@ -52,7 +52,7 @@ def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
     [
         pytest.param(pair(3), True, "3 repeats", id="no seed is an axis"),
         pytest.param(pair(2, seed=3), False, "2 repeats", id="a seed a repeat"),
-        pytest.param(pair(1), False, None, id="one repeat shows no interval"),
+        pytest.param(pair(1), True, None, id="one repeat shows no interval"),
         pytest.param(pair(2, synthetic=True), False, "2 repeats", id="its quality means nothing"),
     ],
 )
@@ -60,7 +60,7 @@ def test_repeats_and_shared_seeds_have_notes(
     trials: list[TrialResult], shared_seed: bool, interval: str | None
 ) -> None:
     notes = " ".join(texts(*trials, kind=NoteKind.REPEATS))
-    assert ("share one seed" in notes) is shared_seed
+    assert ("from one seed" in notes) is shared_seed
     assert ("±" in notes) is (interval is not None)
     assert (interval or "") in notes
 

@@ -20,6 +20,7 @@ from shardmark.strategies import (
     option_names,
 )
 from shardmark.strategies.base import common_settings
+from shardmark.strategies.parameter_server.strategy import AsynchronousServer
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
 GPUS = Machine(device_type="cuda", device_count=4, cores=8)
@@ -220,3 +221,19 @@ def test_offloaded_shards_meet_on_the_cpu(device_type: str, offloads: bool, back
     """Clipping, the loss scale and checksums reduce them there: pytorch/pytorch#148532."""
     hybrid = build_strategy("fsdp-hybrid", {})
     assert hybrid.backend(device_type, recipe(cpu_offload=offloads)) == backend
+
+
+@pytest.mark.parametrize("name", ["ps-async", "ps-bounded"])
+def test_a_shared_rate_is_divided_by_the_workers(name: str) -> None:
+    full, shared = build_strategy(name, {}), build_strategy(name, {"rate": "shared"})
+    assert isinstance(full, AsynchronousServer)
+    assert isinstance(shared, AsynchronousServer)
+    assert (full.rate_factor(4), shared.rate_factor(4)) == (1.0, 0.25)
+    with pytest.raises(InputError, match="rate"):
+        build_strategy("ps-sync", {"rate": "shared"})
+
+
+def test_a_shared_rate_needs_pushes_of_one_worker() -> None:
+    waiting = build_strategy("ps-bounded", {"rate": "shared", "staleness": 0})
+    with pytest.raises(StrategyUnavailable, match="raise staleness"):
+        waiting.check(2, CPU, recipe())

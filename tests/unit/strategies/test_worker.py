@@ -147,14 +147,14 @@ def frozen() -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize(("wire", "tolerance", "width"), [("fp32", 1e-6, 4), ("bf16", 0.02, 2)])
-@pytest.mark.parametrize("build", [plain, frozen])
+@pytest.mark.parametrize(("wire", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02)])
+@pytest.mark.parametrize(("build", "rate_factor"), [(plain, 1.0), (frozen, 1.0), (plain, 0.25)])
 def test_a_worker_and_its_server_train_as_torch_does(
     monkeypatch: pytest.MonkeyPatch,
     wire: str,
     tolerance: float,
-    width: int,
     build: Callable[[], nn.Module],
+    rate_factor: float,
 ) -> None:
     workload, asked = ToyWorkload(build), recipe(gradient_accumulation=2)
     network = Network(server=1).installed(monkeypatch)
@@ -169,10 +169,19 @@ def test_a_worker_and_its_server_train_as_torch_does(
         norm_group=None,
     )
     worker = PushPullWorker(
-        model, partition=partition, workload=workload, recipe=asked, device=CPU, shares=1, bound=0
+        model,
+        partition=partition,
+        workload=workload,
+        recipe=asked,
+        device=CPU,
+        shares=1,
+        bound=0,
+        rate_factor=rate_factor,
     )
     trained = {name: p for name, p in alone.named_parameters() if p.requires_grad}
-    optimizer = torch.optim.SGD(trained.values(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(
+        trained.values(), lr=0.1 * rate_factor, momentum=0.9, weight_decay=0.01
+    )
     with Served(server, network, workers=1), network.being(0):
         worker.group.barrier()
         for step in range(3):
@@ -192,7 +201,7 @@ def test_a_worker_and_its_server_train_as_torch_does(
         assert worker.full_gradients().keys() == trained.keys()
         record = worker.exchange()
         worker.close()
-    sent_bytes = 3 * width * sum(p.numel() for p in trained.values())
+    sent_bytes = 3 * {"fp32": 4, "bf16": 2}[wire] * sum(p.numel() for p in trained.values())
     assert (record.pushes, record.pulls) == (3, 3)
     assert record.sent_bytes == record.received_bytes == {"1": sent_bytes}
     assert server.exchange().received_bytes == {"0": sent_bytes}

@@ -10,7 +10,12 @@ from statistics import fmean
 
 from shardmark.analysis.compare.rounding import Rounding, rounding_of
 from shardmark.analysis.compare.rows import Row, rows_of
-from shardmark.analysis.compare.verdicts import METRIC, common_repeats, with_verdicts
+from shardmark.analysis.compare.verdicts import (
+    METRIC,
+    common_repeats,
+    with_quality_verdicts,
+    with_verdicts,
+)
 from shardmark.analysis.statistics.intervals import Estimate, estimate_difference, estimate_ratio
 from shardmark.config.axes import NODES
 from shardmark.core.errors import InputError
@@ -54,6 +59,7 @@ def compare(runs: Sequence[StoredRun], baseline: str | None = None) -> Compariso
     bases = [_baseline_of(row, rows, strategy) for row in rows]
     related = [_relate(row, base, rows, strategy) for row, base in zip(rows, bases, strict=True)]
     judged = with_verdicts([row for row, _ in related], bases)
+    judged = with_quality_verdicts(judged, bases)
     return Comparison(
         rows=judged,
         baseline=strategy,

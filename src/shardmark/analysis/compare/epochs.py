@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.rows import Row, over_seeds, seed_of
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.over_ranks import Value, derived
 from shardmark.analysis.trial.rank_metrics import train_loss, workers_of
@@ -112,12 +112,13 @@ def _rank_seconds(rank: RankRecord, number: int) -> Value:
 
 def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:
     by_trial = [epoch_values(trial, number) for trial in trials]
+    seeds = len(set(map(seed_of, trials)))
     metrics: dict[str, Estimate | None] = {}
     missing: dict[str, str] = {}
     for name in dict.fromkeys(name for values in by_trial for name in values):
         values = [trial_values.get(name, "not recorded") for trial_values in by_trial]
         numbers = [value for value in values if not isinstance(value, str)]
-        metrics[name] = estimate_mean(numbers) if numbers else None
+        metrics[name] = over_seeds(name, estimate_mean(numbers), seeds) if numbers else None
         if not numbers:
             missing[name] = next(value for value in values if isinstance(value, str))
     return Epoch(number=number + 1, metrics=metrics, missing=missing)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from shardmark.analysis.compare.rows import Row, main_quality
+from shardmark.analysis.compare.rows import Row, main_quality, seed_of
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
@@ -20,11 +20,11 @@ class Rounding:
 
     metric: str
     distance: float
-    """Largest difference between the twin and the repeats of its cell."""
+    """Largest difference between the twin and the repeats of its cell with its seed."""
     cell: str
     """Name of the twin's cell: its strategy if that is unique, else its description."""
     same: tuple[str, ...]
-    """Verified rows whose mean differs from the cell's mean by at most the distance."""
+    """Verified rows whose mean with this seed differs from the cell's by at most the distance."""
 
 
 def rounding_of(runs: Sequence[StoredRun], rows: Sequence[Row]) -> tuple[Rounding, ...]:
@@ -47,7 +47,9 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
     summary = twin.metrics.get(metric) if metric else None
     if metric is None or summary is None:
         return None
-    values = row.values[metric].values()
+    values = _with_seed(row, metric, seed_of(twin))
+    if not values:
+        return None
     distance = max(*values, summary.value) - min(*values, summary.value)
     rivals = [other for other in rows if row.comparable(other)]
     labels = Counter(other.label for other in rivals)
@@ -59,7 +61,13 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
         and row.equivalent
         and other.equivalent
         and not (row.weak_scaling and row.world_size != other.world_size)
-        and (other_values := other.values.get(metric))
-        and abs(fmean(other_values.values()) - fmean(values)) <= distance
+        and (other_values := _with_seed(other, metric, seed_of(twin)))
+        and abs(fmean(other_values) - fmean(values)) <= distance
     )
     return Rounding(metric=metric, distance=distance, cell=names[id(row)], same=tuple(close))
+
+
+def _with_seed(row: Row, metric: str, seed: int | None) -> list[float]:
+    """Return the row's values of the metric from trials with the seed."""
+    repeats = {trial.repeat for trial in row.ok_trials if seed_of(trial) == seed}
+    return [value for repeat, value in row.values.get(metric, {}).items() if repeat in repeats]

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shardmark.analysis.statistics.effects import Effect
+from shardmark.analysis.statistics.effects import Difference, Effect
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.config.axes import NODES, title_of
 from shardmark.core.errors import InputError
@@ -114,6 +114,10 @@ class Row:
     """A verdict of `analysis.compare.verdicts`; None without two common repeats."""
     effect: Effect | None = None
     """Effect on the throughput relative to the baseline, on which the verdict is based."""
+    quality_verdict: str | None = None
+    """A verdict on the main quality over the seeds; None without two common seeds."""
+    quality_difference: Difference | None = None
+    """Difference of the main quality to the baseline, on which its verdict is based."""
 
     @property
     def label(self) -> str:
@@ -184,7 +188,7 @@ class Row:
     @property
     def seeds(self) -> int:
         """Number of different seeds of the trials that ended ok."""
-        return len({trial.trial.get("recipe", {}).get("seed") for trial in self.ok_trials})
+        return len(set(map(seed_of, self.ok_trials)))
 
     def comparable(self, other: Row) -> bool:
         """Return whether both rows have the same training in the same experiment."""
@@ -273,6 +277,21 @@ def main_quality(rows: Sequence[Row]) -> str | None:
     return best if counts[best] else None
 
 
+def seed_of(result: TrialResult) -> int | None:
+    """Return the seed with which the trial trained."""
+    seed = result.trial.get("recipe", {}).get("seed")
+    return None if seed is None else int(seed)
+
+
+def over_seeds(name: str, estimate: Estimate, seeds: int) -> Estimate:
+    """Return the estimate; that of a quality has no interval if all repeats have one seed.
+
+    Repeats of one seed train the same up to rounding: their spread says nothing of the quality.
+    """
+    is_quality = name not in METRICS or METRICS[name].group == "quality"
+    return replace(estimate, low=None, high=None) if is_quality and seeds == 1 else estimate
+
+
 def plain(value: object) -> str:
     """Format a value of the experiment file as text, with sorted keys."""
     if isinstance(value, str):
@@ -333,9 +352,11 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
     values = {name: _values(ok, name) for name in (*TRIAL_METRICS, *recorded)}
     metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))
+    seeds = {seed_of(result) for result in ok}
     for name, by_repeat in values.items():
         if by_repeat:
-            metrics[name] = _estimate(name, list(by_repeat.values()))
+            estimate = _estimate(name, list(by_repeat.values()))
+            metrics[name] = over_seeds(name, estimate, len(seeds))
     verdict = None
     verified: dict[str, Any] = {}
     if run.verification is not None and "strategy" in first.trial:

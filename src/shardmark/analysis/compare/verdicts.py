@@ -7,8 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.statistics.effects import Effect, holm, paired_effect, with_shared_noise
+from shardmark.analysis.compare.rows import Row, main_quality
+from shardmark.analysis.statistics.effects import (
+    Difference,
+    Effect,
+    PairedTest,
+    holm,
+    paired_difference,
+    paired_effect,
+    with_shared_noise,
+)
+from shardmark.core.metrics import METRICS
 
 BASELINE = "baseline"
 FASTER = "faster"
@@ -16,6 +25,8 @@ SLOWER = "slower"
 TIE = "tie"
 """A significant difference that is too small to matter."""
 NO_DIFFERENCE = "no difference shown"
+BETTER = "better"
+WORSE = "worse"
 NOT_DECIDED = "not decided"
 """Other work disturbed the row or its baseline."""
 
@@ -47,6 +58,56 @@ def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple
         replace(row, effect=effects.get(place), verdict=_verdict(row, base, effects.get(place)))
         for place, (row, base) in enumerate(zip(rows, baselines, strict=True))
     )
+
+
+def with_quality_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
+    """Return the rows with verdicts on their main quality, over seeds that both rows have.
+
+    The test is that of the throughput on differences in place of log ratios, one family for all
+    rows.  Rows of a single seed have no verdict.
+    """
+    differences: dict[int, Difference] = {}
+    by_baseline: dict[int, list[int]] = {}
+    for place, (row, base) in enumerate(zip(rows, baselines, strict=True)):
+        if base is None or min(row.seeds, base.seeds) < 2 or _same(row, base):
+            continue
+        metric = quality_of(row)
+        repeats = () if metric is None else common_repeats(row, base, metric)
+        above, below = (
+            [one.values[metric][repeat] for repeat in repeats] if metric else []
+            for one in (row, base)
+        )
+        if (difference := paired_difference(above, below)) is not None:
+            differences[place] = difference
+            by_baseline.setdefault(id(base), []).append(place)
+    for places in by_baseline.values():
+        shared = with_shared_noise([differences[place] for place in places])
+        differences |= zip(places, shared, strict=True)
+    differences = dict(zip(differences, holm(list(differences.values())), strict=True))
+    return tuple(
+        replace(
+            row, quality_difference=difference, quality_verdict=_quality_verdict(row, difference)
+        )
+        if (difference := differences.get(place)) is not None
+        else row
+        for place, row in enumerate(rows)
+    )
+
+
+def quality_of(row: Row) -> str | None:
+    """Return the row's main quality: the first of the user's task, else the common one."""
+    if row.synthetic:
+        return None
+    user_defined = [name for name in row.values if name not in METRICS and row.better(name)]
+    return next(iter(user_defined), main_quality([row]))
+
+
+def _quality_verdict(row: Row, difference: Difference) -> str:
+    metric = quality_of(row)
+    if not is_shown(difference) or metric is None:
+        return NO_DIFFERENCE
+    gains = (difference.estimate.value > 0) == (row.better(metric) == "higher")
+    return BETTER if gains else WORSE
 
 
 def _effect_between(row: Row, base: Row) -> Effect | None:
@@ -81,7 +142,7 @@ def verdict_between(row: Row, other: Row) -> Effect | None:
     return row.effect if is_baseline and row is not other else None
 
 
-def is_shown(effect: Effect) -> bool:
+def is_shown(effect: PairedTest) -> bool:
     """Return whether the difference is significant."""
     return effect.p_corrected <= FAMILY_ERROR_RATE
 

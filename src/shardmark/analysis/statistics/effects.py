@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from shardmark.analysis.statistics.intervals import (
     Estimate,
+    estimate_difference,
     log_ratios,
     ratio_of,
     t_probability,
@@ -35,11 +36,9 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effect:
-    """The paired difference of a metric between two rows."""
+class PairedTest:
+    """A test of the paired values of two rows."""
 
-    ratio: Estimate
-    """Ratio with a 95 % interval that is not corrected for the number of comparisons."""
     p_value: float
     """Two-sided p-value from the repeats of this comparison alone."""
     p_moderated: float | None = None
@@ -47,7 +46,39 @@ class Effect:
     p_corrected: float
     """P-value corrected for all verdicts of the comparison, on which the verdict is based."""
     spread: Spread | None = None
-    """Variance of the log ratios' location estimate; None if the log ratios do not vary."""
+    """Variance of the pairs' location estimate; None if the pairs do not vary."""
+
+    @property
+    def located(self) -> tuple[float, int]:
+        """The location estimate on the scale of the variance, and the number of pairs."""
+        raise NotImplementedError
+
+
+Tested = TypeVar("Tested", bound=PairedTest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference(PairedTest):
+    """The paired difference of a quality between two rows; a quality can be zero or negative."""
+
+    estimate: Estimate
+    """Difference with a 95 % interval that is not corrected for the number of comparisons."""
+
+    @property
+    def located(self) -> tuple[float, int]:
+        return self.estimate.value, self.estimate.n
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect(PairedTest):
+    """The paired ratio of a positive metric between two rows."""
+
+    ratio: Estimate
+    """Ratio with a 95 % interval that is not corrected for the number of comparisons."""
+
+    @property
+    def located(self) -> tuple[float, int]:
+        return math.log(self.ratio.value), self.ratio.n
 
     @property
     def percent(self) -> float:
@@ -76,19 +107,35 @@ def paired_effect(
     return Effect(ratio=ratio, p_value=p_value, p_corrected=p_value, spread=spread)
 
 
-def with_shared_noise(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+def paired_difference(above: Sequence[float], below: Sequence[float]) -> Difference | None:
+    """Test the difference of paired values by Student's t test; None for fewer than two pairs.
+
+    An equal difference in all pairs proves nothing: qualities are not counted, as bytes are.
+    """
+    if len(above) < 2:
+        return None
+    differences = [value - other for value, other in zip(above, below, strict=True)]
+    mean = trimmed_mean(differences)
+    noisy = mean.standard_error > 0
+    spread = Spread(len(above) * mean.standard_error**2, mean.degrees) if noisy else None
+    p_value = mean.p_value if noisy else 1.0
+    estimate = estimate_difference(differences)
+    return Difference(estimate=estimate, p_value=p_value, p_corrected=p_value, spread=spread)
+
+
+def with_shared_noise(effects: Sequence[Tested]) -> tuple[Tested, ...]:
     """Add moderated p-values to effects that share a row, from their common variance."""
     prior = prior_of([effect.spread for effect in effects if effect.spread is not None])
     return tuple(replace(effect, p_moderated=_moderated(effect, prior)) for effect in effects)
 
 
-def _moderated(effect: Effect, prior: Spread | None) -> float:
+def _moderated(effect: PairedTest, prior: Spread | None) -> float:
     """Return the p-value with the variance of `moderated`."""
     if effect.spread is None or prior is None:
         return effect.p_value
     spread = moderated(effect.spread, prior)
-    error = math.sqrt(spread.variance / effect.ratio.n)
-    return t_probability(math.log(effect.ratio.value) / error, spread.degrees)
+    location, count = effect.located
+    return t_probability(location / math.sqrt(spread.variance / count), spread.degrees)
 
 
 def moderated(spread: Spread, prior: Spread) -> Spread:
@@ -165,7 +212,7 @@ def pairwise_effects(
     return {pair: replace(effects[pair], p_moderated=largest[pair]) for pair in effects}
 
 
-def holm(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+def holm(effects: Sequence[Tested]) -> tuple[Tested, ...]:
     """Correct the p-values of one family of effects, which keep their order.
 
     If effects with `p_corrected` of at most a are called significant, the probability of one or

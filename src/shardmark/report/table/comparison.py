@@ -17,7 +17,7 @@ from shardmark.analysis.compare.rows import (
     rate_of,
     task_of,
 )
-from shardmark.analysis.compare.verdicts import METRIC
+from shardmark.analysis.compare.verdicts import METRIC, quality_of
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.metrics import METRICS
@@ -42,8 +42,8 @@ BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
 """Columns that fit 80 characters."""
 WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
         "peak_memory_bytes", "memory_ratio", "state_bytes", "worker_state_bytes", "staleness_mean",
-        "server_wait_seconds", "quality", "map_50", "validation_loss", "recorded",
-        "outcome")  # fmt: skip
+        "server_wait_seconds", "quality", "quality_verdict", "map_50", "validation_loss",
+        "recorded", "outcome")  # fmt: skip
 
 
 def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
@@ -92,6 +92,8 @@ def comparison_json(comparison: Comparison, columns: Sequence[str] = ()) -> dict
             identity_of(row)
             | {
                 "effect": _effect(row),
+                "seeds": row.seeds,
+                "quality_effect": _quality_effect(row),
                 "metrics": {
                     name: json_value(estimate, METRICS[name].unit if name in METRICS else "")
                     for name, estimate in row.metrics.items()
@@ -126,6 +128,20 @@ def _effect(row: Row) -> dict[str, object] | None:
         "ratio": ratio["value"],
         **{key: ratio[key] for key in ("low", "high", "n")},
         **{key: getattr(row.effect, key) for key in ("p_value", "p_corrected")},
+    }
+
+
+def _quality_effect(row: Row) -> dict[str, object] | None:
+    """Return the difference of the main quality over the seeds; None for a single seed."""
+    tested = row.quality_difference
+    if tested is None:
+        return None
+    return {
+        "metric": quality_of(row),
+        "verdict": row.quality_verdict,
+        "difference": tested.estimate.value,
+        **{key: getattr(tested.estimate, key) for key in ("low", "high", "n")},
+        **{key: getattr(tested, key) for key in ("p_value", "p_corrected")},
     }
 
 
@@ -235,6 +251,7 @@ _EXTRA: dict[str, tuple[Column, Callable[[Row], Value]]] = {
     for column, value_of in (
         (_people("marks", "marks"), _marks),
         (_people("verdict", "verdict"), lambda row: row.verdict or ""),
+        (_people("quality_verdict", "quality"), lambda row: row.quality_verdict or ""),
         (_people("state_bytes", "state", numeric=True, unit=BYTES), _state_bytes),
         (_people("worker_state_bytes", "worker", numeric=True, unit=BYTES), _worker_state_bytes),
         (_people("outcome", "outcomes"), _outcomes),

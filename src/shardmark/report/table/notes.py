@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rows import Row, main_quality
-from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
+from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, quality_of
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.analysis.trial.rank_metrics import EMPTY_EVALUATION
 from shardmark.core.metrics import FEW_STEPS, METRICS
+from shardmark.report.table.table import metric_column
 from shardmark.results.verification import numerics_text
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
@@ -87,18 +88,34 @@ def notes_of(
 
 
 def seeds_note(rows: Sequence[Row]) -> list[str]:
-    """Return a note if repeats share a seed: quality intervals then exclude the seed's effect."""
+    """Return notes on the seeds of the qualities: their number, and verdicts on differences."""
     qualities = [name for name, metric in METRICS.items() if metric.group == "quality"]
     repeated = [
         row
         for row in rows
-        if len(row.ok_trials) > 1
-        and not row.synthetic
-        and any(row.metrics.get(name) is not None for name in qualities)
+        if not row.synthetic and any(row.metrics.get(name) is not None for name in qualities)
     ]
-    if not repeated or any(row.seeds > 1 for row in repeated):
+    if not repeated:
         return []
-    return ["All repeats share one seed: quality intervals say nothing of other seeds."]
+    counts = sorted({row.seeds for row in repeated})
+    if counts == [1]:
+        return ["Qualities are from one seed: measure.seeds=4 shows how they vary."]
+    number = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    notes = [f"Qualities are means over {number} seeds, with intervals over the seeds."]
+    differences: dict[tuple[str, str], list[str]] = {}
+    for row in repeated:
+        name, difference = quality_of(row), row.quality_difference
+        if name is not None and difference is not None:
+            column = metric_column(name, interval="±")
+            unit = f" {column.unit}" if column.unit else ""
+            sign = "+" if difference.estimate.value > 0 else ""
+            text = f"{row.place} {sign}{column.show(difference.estimate)}{unit}"
+            key = (column.title, row.baseline or "")
+            differences.setdefault(key, []).append(f"{text}, {row.quality_verdict}")
+    return notes + [
+        f"{title} minus that of {baseline}: {'; '.join(texts)}."
+        for (title, baseline), texts in differences.items()
+    ]
 
 
 def left_out(rows: Sequence[Row]) -> list[str]:

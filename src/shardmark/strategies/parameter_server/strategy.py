@@ -55,6 +55,10 @@ class ParameterServer(Strategy):
         """Steps that a worker may be ahead of the slowest: 0 waits for all, None never waits."""
         return 0
 
+    def rate_factor(self, workers: int) -> float:
+        """Return the factor by which a push scales the learning rate."""
+        return 1.0
+
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         return None
 
@@ -152,6 +156,7 @@ class ParameterServer(Strategy):
                 device=context.device,
                 shares=workers,
                 bound=self.staleness_bound,
+                rate_factor=self.rate_factor(workers),
                 sample_ranks=among_workers,
             )
         assert isinstance(among_servers, dist.ProcessGroup), "this rank is one of its servers"
@@ -194,6 +199,21 @@ class AsynchronousServer(ParameterServer):
     """
 
     name: str = "ps-async"
+    rate: Literal["full", "shared"] = "full"
+    """Learning rate of a push: the recipe's, or `shared`: the recipe's over the number of workers,
+    so that the pushes of a step together move parameters as far as one update of their mean."""
+
+    def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
+        if self.rate == "shared" and self.staleness_bound == 0:
+            raise StrategyUnavailable(
+                self.name,
+                "rate is shared, and staleness 0 has no pushes of one worker",
+                "set rate to full, or raise staleness",
+            )
+        ParameterServer.check(self, world_size, machine, recipe)
+
+    def rate_factor(self, workers: int) -> float:
+        return 1 / workers if self.rate == "shared" else 1.0
 
     @property
     def staleness_bound(self) -> int | None:
@@ -201,7 +221,7 @@ class AsynchronousServer(ParameterServer):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoundedServer(ParameterServer):
+class BoundedServer(AsynchronousServer):
     """Asynchronous servers with no worker more than `staleness` steps ahead of the slowest.
 
     Source: stale synchronous parallel, Ho et al., NIPS 2013.  0 is `ps-sync`.

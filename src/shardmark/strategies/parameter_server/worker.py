@@ -230,6 +230,8 @@ class PushPullWorker(StepWorker):
     partition: Partition
     bound: int | None
     """Staleness bound of the strategy: 0 waits for all workers in each step."""
+    rate_factor: float = 1.0
+    """Factor of the learning rate of a push."""
 
     def __post_init__(self) -> None:
         # A gradient that is clipped by itself can only leave when all of it is there.
@@ -257,7 +259,7 @@ class PushPullWorker(StepWorker):
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         with talking_to_servers():
-            self._sender.begin(self._rate)
+            self._sender.begin(self._rate * self.rate_factor)
             loss = self._forward_backward(batch, recorder)
             if self._clipping is not None:
                 nn.utils.clip_grad_norm_(self.module.parameters(), self._clipping)
