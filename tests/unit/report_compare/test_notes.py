@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.report.table.notes import NoteKind, notes_of
+from shardmark.report.answers.overview import overview
+from shardmark.report.table.comparison import WIDE
+from shardmark.report.table.notes import MOST_LINES, NoteKind, brief_notes, notes_of
 from shardmark.results.schema import Failure, Outcome, TrialResult
 from shardmark.results.store import Damaged
 from tests.golden.invented import invented_rank, invented_trial
@@ -79,3 +81,23 @@ def test_intended_numerics_have_a_note() -> None:
     trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)
     (note,) = texts(trial, kind=NoteKind.OTHER_NUMERICS)
     assert note == "ddp (compress=bf16): by its own definition, gradients are reduced in bf16."
+
+
+def test_a_screen_has_few_lines_of_notes_and_every_failure() -> None:
+    failed = [
+        invented_trial(
+            "zero-1", 2, repeat=repeat, outcome=Outcome.FAILED, metrics={},
+            failure=Failure(reason=f"reason {repeat} " + "x" * 90),
+        )
+        for repeat in range(9)
+    ]  # fmt: skip
+    healthy = pair(3)
+    assert len(brief_notes(compare_trials(*healthy), 80)) <= MOST_LINES
+    comparison = compare_trials(*healthy, *failed)
+    brief = brief_notes(comparison, 80)
+    assert all(any(f"reason {repeat} " in text for text in brief) for repeat in range(9))
+    omitted = len(notes_of(comparison)) - len(brief) + 1
+    assert brief[-1].startswith(f"{omitted} more note")
+    shown = overview(comparison)
+    assert brief[-1] in shown
+    assert "more note" not in overview(comparison, columns=WIDE)

@@ -124,11 +124,11 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
         and len(disturbed) < len(measured)
         and max(len(row.ok_trials) for row in measured) == 1
     ):
-        texts.append("PROVISIONAL: 1 repeat; the order may be chance.")
+        texts.append("Provisional: 1 repeat; the order may be chance.")
     elif unpaired := list(dict.fromkeys(text for group in groups for text in _unpaired(group))):
         share = "share" if len(unpaired) > 1 else "shares"
         texts.append(
-            f"PROVISIONAL: {listed(unpaired)} {share} fewer than 2 repeats with the fastest;"
+            f"Provisional: {listed(unpaired)} {share} fewer than 2 repeats with the fastest;"
             " the order may be chance."
         )
     return texts
@@ -151,8 +151,8 @@ def _fastest(group: ComparableGroup) -> Answer:
     if chosen is None:
         return Answer(question="fastest", decided=False, text="not measured")
     if chosen.state == "disturbed":
-        cause = next(row.disturbed for row in group.candidates if row.disturbed)
-        return Answer(question="fastest", decided=False, text=f"not decided: {cause}")
+        text = "not decided: the times are disturbed"  # the caution above has the cause
+        return Answer(question="fastest", decided=False, text=text)
     shown = main_rate(group.rows)
     best, value = chosen.best, _value(chosen.best, shown)
     text = f"{_best_rows_text(chosen, group)}, {rate(value)} {METRICS[shown].unit}"

@@ -29,7 +29,8 @@ def overview(
     """
     if form is Format.JSON:
         return overview_json(comparison, columns=columns or ())
-    table = comparison_table(comparison, columns or BRIEF)
+    brief = width if form is Format.TEXT and not columns else None
+    table = comparison_table(comparison, columns or BRIEF, brief_width=brief)
     shown = render_tables([table], form, width, headings=False)
     if form is Format.CSV:
         return shown

@@ -23,7 +23,7 @@ from shardmark.core.errors import InputError, ShardmarkError
 from shardmark.core.metrics import METRICS
 from shardmark.report.answers.wording import listed
 from shardmark.report.table.formats import json_value
-from shardmark.report.table.notes import notes_of
+from shardmark.report.table.notes import brief_notes, notes_of
 from shardmark.report.table.table import (
     BYTES,
     Column,
@@ -46,13 +46,16 @@ WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficien
         "recorded", "outcome")  # fmt: skip
 
 
-def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> Table:
+def comparison_table(
+    comparison: Comparison, columns: Sequence[str] = BRIEF, *, brief_width: int | None = None
+) -> Table:
     """Return a table with a line for each row, the fastest first in each task.
 
     Rows with a non-finite loss come last.  Programs get every metric.
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
     `rate` and `quality` (the main ones), `recorded` (the user's own) and `predicted`; raises
-    `InputError` for others.  Columns without any content are not shown.
+    `InputError` for others.  Columns without any content are not shown.  With `brief_width`, the
+    width of a screen, only the most important notes are shown.
     """
     tasks = list(dict.fromkeys(map(task_of, comparison.rows)))
     rows = sorted(
@@ -69,7 +72,11 @@ def comparison_table(comparison: Comparison, columns: Sequence[str] = BRIEF) -> 
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
-    notes = [note.text for note in notes_of(comparison)]
+    notes = (
+        [note.text for note in notes_of(comparison)]
+        if brief_width is None
+        else [*brief_notes(comparison, brief_width)]
+    )
     if PREDICTED in columns:
         notes += _not_predicted(
             rows, [value_of for key, (_, value_of) in shown.items() if PREDICTED in key]

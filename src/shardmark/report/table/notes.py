@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
@@ -15,10 +17,15 @@ from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.analysis.trial.rank_metrics import EMPTY_EVALUATION
 from shardmark.core.metrics import FEW_STEPS, METRICS
 from shardmark.report.table.table import metric_column
+from shardmark.results.schema import StabilityKind
 from shardmark.results.verification import numerics_text
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence gets a note; the reasons for others are in JSON."""
+MOST_LINES = 6
+"""Largest number of lines of notes on a screen, with the line that counts the others."""
+INDENT = 6
+"""Columns of a line that its indent and the break between words leave empty."""
 MOST_NAMED = 3
 """Largest number of rows that a note names."""
 
@@ -38,6 +45,10 @@ class NoteKind(StrEnum):
     RELATION = "relation"
     REPEATS = "repeats"
     VERDICTS = "verdicts"
+
+
+ESSENTIAL = (NoteKind.EMPTY, NoteKind.FAILURE, NoteKind.DAMAGED, NoteKind.NOT_EQUIVALENT)
+"""Subjects that are always shown."""
 
 
 class Note(NamedTuple):
@@ -85,6 +96,30 @@ def notes_of(
         NoteKind.VERDICTS: _verdicts(rows),
     }
     return tuple(Note(kind, text) for kind in NoteKind for text in parts[kind])
+
+
+def brief_notes(comparison: Comparison, width: int) -> tuple[str, ...]:
+    """Return the notes for a screen: what failed, and up to six lines in total of the others.
+
+    A disturbance that the answers name is not repeated.
+    """
+    disturbed = any(row.disturbed for row in comparison.rows)
+    warnings = [
+        warning
+        for warning in warnings_of(comparison)
+        if not (disturbed and warning.kind is StabilityKind.OTHER_PROCESSES)
+    ]
+    notes = notes_of(comparison, warnings)
+    ends = [*accumulate(math.ceil(len(note.text) / (width - INDENT)) for note in notes)]
+    room = MOST_LINES if ends[-1:] <= [MOST_LINES] else MOST_LINES - 1
+    texts = [
+        note.text
+        for note, end in zip(notes, ends, strict=True)
+        if note.kind in ESSENTIAL or end <= room
+    ]
+    rest = len(notes) - len(texts)
+    more = [f"{_counted(rest, 'more note')}: shardmark compare --wide"] if rest else []
+    return (*texts, *more)
 
 
 def seeds_note(rows: Sequence[Row]) -> list[str]:
