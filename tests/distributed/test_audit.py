@@ -53,16 +53,30 @@ def test_a_script_that_does_not_train_is_refused(tmp_path: Path, script: str, pr
         shardmark.testing.same_training([*TORCHRUN, str(path)])
 
 
-def test_two_optimizers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("training", "reason"),
+    [
+        (
+            "nets = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]\n"
+            "optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]\n"
+            "for net, optimizer in zip(nets, optimizers):\n"
+            "    net(torch.ones(4, 2)).sum().backward()\n"
+            "    optimizer.step()\n",
+            "two optimizers",
+        ),
+        (
+            "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+            "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+            "(net(torch.ones(4, 2)).sum() / 0.0).backward()\n"
+            "optimizer.step()\n",
+            "not finite",
+        ),
+    ],
+)
+def test_a_training_that_cannot_be_audited_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], training: str, reason: str
+) -> None:
     path = tmp_path / "train.py"
-    path.write_text(
-        "import torch\n"
-        "torch.distributed.init_process_group('gloo')\n"
-        "nets = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]\n"
-        "optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]\n"
-        "for net, optimizer in zip(nets, optimizers):\n"
-        "    net(torch.ones(4, 2)).sum().backward()\n"
-        "    optimizer.step()\n"
-    )
+    path.write_text("import torch\ntorch.distributed.init_process_group('gloo')\n" + training)
     assert main(["audit", *TORCHRUN, str(path)]) == 2
-    assert "two optimizers" in capsys.readouterr().out
+    assert reason in capsys.readouterr().out

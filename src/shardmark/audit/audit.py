@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from shardmark.audit import causes
@@ -252,6 +253,13 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
             ]
         )
     records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
+    nonfinite = [name for name, g in records.gradients().items() if not np.isfinite(g).all()]
+    if nonfinite:
+        return runs.report(
+            None,
+            f"cannot be told: the gradient of step 1 is not finite ({causes.some(nonfinite)})",
+            recorded,
+        )
     if records.matched:
         assert replay is not None
         return _against_replay(runs, records, replay)
@@ -448,7 +456,8 @@ def _notes(records: Records, replay: Record) -> list[str]:
     notes = []
     losses = [records.loss(rank) for rank in records.ranks]
     single = records.loss(replay)
-    if single is not None and None not in losses:
+    micros = {len(record.steps[0].micros) for record in (*records.ranks, replay)}
+    if single is not None and None not in losses and len(micros) == 1:
         mean = sum(loss for loss in losses if loss is not None) / records.count
         notes.append(f"loss of step 1: {mean:.6g} (mean of the ranks), {single:.6g} in one process")
     if causes.scales_rates(records, replay):

@@ -179,7 +179,8 @@ def some(names: list[str]) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.2g} %" if value < 10 else f"a factor of {1 + value:.3g}"
+    """A relative difference as text."""
+    return f"{100 * value:.2g} %" if value < 0.995 else f"{100 * value:.0f} %"
 
 
 # Causes that need no replay
