@@ -253,3 +253,11 @@ def test_many_cells_are_answered_by_the_best_of_each_strategy(
     assert sum(line.startswith("zero-1 ") for line in text.splitlines()) == 1
     speed = printed(capsys, "llama-1b", "--on", "8xh100", "--speed")
     assert sum(line.startswith("zero-1 ") for line in speed.splitlines()) > 4
+
+
+def test_a_model_from_python() -> None:
+    plan = shardmark.plan("resnet50", "2x8xh100", per_rank_batch=8, work=5e6)
+    assert {(row.ranks, row.nodes, row.samples) for row in plan.rows} == {(16, 2, 128)}
+    assert (plan.precision, plan.work) == ("bf16", 5e6)
+    with pytest.raises(InputError, match="no such model"):
+        shardmark.plan("resnet5", "8xh100")
