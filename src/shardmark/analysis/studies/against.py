@@ -14,6 +14,7 @@ from shardmark.analysis.compare.epochs import epoch_values, epochs_of
 from shardmark.analysis.compare.rows import STATE_METRICS, Row, plain
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.studies.study import STATE, TOTAL, Batch, Claim, Figures, Study
+from shardmark.config.axes import title_of
 from shardmark.core.metrics import METRICS
 from shardmark.results.store import RunFolder
 from shardmark.trials.trial import DEFAULT_BASELINE
@@ -160,7 +161,7 @@ def set_against(comparison: Comparison, study: Study) -> Against:
         matching: list[Row | None] = [row for row in rows if _matches(row, figures)]
         pairs += [_published(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
-    pairs += [_measured_alone(row) for row in rows if id(row) not in matched]
+    pairs += [_measured_alone(row, rows) for row in rows if id(row) not in matched]
     claims = [pair for claim in study.claims for pair in _claim_pairs(claim, rows)]
     return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
@@ -223,8 +224,8 @@ def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[R
             RELATIVE_PEAK: _ratio(row, base, PEAK),
         }
         return replace(
-            _measured_alone(row),
-            conditions=_conditions(row, figures.conditions),
+            _measured_alone(row, rows),
+            conditions=conditions_of(row, rows, figures.conditions),
             figures=figures,
             published=published,
             measured=measured,
@@ -238,21 +239,26 @@ def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[R
     )
 
 
-def _measured_alone(row: Row) -> Pair:
+def _measured_alone(row: Row, rows: Sequence[Row]) -> Pair:
     """Without a speed-up: that of the row is over another baseline than the study's."""
     return Pair(
         title=row.label,
         world_size=row.world_size,
-        conditions=_conditions(row),
+        conditions=conditions_of(row, rows),
         row=row,
         measured={**row.metrics, SPEEDUP: None},
     )
 
 
-def _conditions(row: Row, of_study: Mapping[str, Any] = {}) -> str:
-    """Return the values that distinguish the row, those of the study's own conditions first."""
-    precision = [row.precision] if row.varies_precision else []
-    return ", ".join([*map(plain, {**of_study, **row.varied}.values()), *precision])
+def conditions_of(row: Row, rows: Sequence[Row], of_study: Mapping[str, Any] = {}) -> str:
+    """Return the values that distinguish the row among the rows, the study's conditions first."""
+    varying = {key for key in row.varied if len({plain(r.varied.get(key)) for r in rows}) > 1}
+    values = {**of_study, **{key: row.varied[key] for key in row.varied if key in varying}}
+    texts = [
+        plain(value) if key in TASK_KEYS else f"{title_of(key)}={plain(value)}"
+        for key, value in values.items()
+    ]
+    return ", ".join([*texts, *([row.precision] if row.varies_precision else [])])
 
 
 def _times_as_fast(above: Figures, below: Figures) -> float | None:

@@ -13,6 +13,7 @@ from shardmark.analysis.studies.against import (
     Against,
     ClaimPair,
     Pair,
+    conditions_of,
 )
 from shardmark.analysis.studies.study import Figures
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, shared
@@ -148,8 +149,9 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
                 series.append(_claimed_bar(pair))
             several = pair.base is not None and len(pair.claim.over) > 1
             base = f" / {pair.base.label}" if several and pair.base else ""
-            parts = (f"{entry.name}{base}", entry.ranks, *map(str, entry.row.varied.values()))
-            place = ", ".join(filter(None, (*parts, _source(against, entry))))
+            conditions = conditions_of(entry.row, against.rows)
+            parts = (f"{entry.name}{base}", entry.ranks, conditions, _source(against, entry))
+            place = ", ".join(filter(None, parts))
             series.append(estimates_series([entry], [place], [pair.measured]))
         return tuple(series)
 

@@ -17,6 +17,7 @@ from shardmark.analysis.studies.against import (
     Against,
     ClaimPair,
     Pair,
+    conditions_of,
 )
 from shardmark.analysis.studies.study import Claim
 from shardmark.report.table.notes import left_out
@@ -107,10 +108,6 @@ def _measured_of(pair: ClaimPair) -> str | None:
     return f"{pair.row.label} {sign} {pair.base.label}"
 
 
-def _conditions(pair: ClaimPair) -> str | None:
-    return None if pair.row is None else ", ".join(map(str, pair.row.varied.values()))
-
-
 def _range(claim: Claim) -> str:
     if claim.value is not None:
         return f"{claim.value:.3g}"
@@ -131,7 +128,10 @@ def _claims(against: Against) -> Columns[ClaimPair]:
         (text("finding", "finding"), attrgetter("finding")),
         (for_programs("metric"), attrgetter("claim.metric")),
         (text("measured of", "measured of"), _measured_of),
-        (text("conditions", "conditions"), _conditions),
+        (
+            text("conditions", "conditions"),
+            lambda pair: None if pair.row is None else conditions_of(pair.row, against.rows),
+        ),
         (Column("ranks", "ranks"), lambda pair: pair.row.world_size if pair.row else None),
         (text("published", "published"), lambda pair: _range(pair.claim)),
         (
