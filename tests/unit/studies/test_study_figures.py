@@ -13,6 +13,7 @@ from shardmark.analysis.studies.study import load_study
 from shardmark.cli import main
 from shardmark.report.figures import Figure, figures_of
 from shardmark.report.figures.drawing import draw, figure_svg, look_of
+from shardmark.report.views.against import against_tables
 from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from shardmark.results.store import load_run
 from tests.golden.invented import write_run
@@ -90,9 +91,10 @@ def test_claims_are_drawn_with_their_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("disturbed", [False, True])
 def test_an_image_has_title_caption_and_warning(*, disturbed: bool, tmp_path: Path) -> None:
-    _, figures = study_figures(
-        "lamsal-2025", write_run(tmp_path / "a", trials(disturbed=disturbed))
-    )
+    folder = write_run(tmp_path / "a", trials(disturbed=disturbed))
+    against, figures = study_figures("lamsal-2025", folder)
+    notes = " ".join(against_tables(against)[0].notes)
+    assert ("Disturbed by other work" in notes) is disturbed
     figure = figures["published-epoch-seconds"]
     (drawing,) = draw([figure])
     svg = figure_svg(drawing)

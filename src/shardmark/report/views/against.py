@@ -150,8 +150,12 @@ def _notes(against: Against) -> tuple[str, ...]:
     other = "; ".join(text for key, text in against.differences if key not in TASK_KEYS)
     unmeasured = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
+    disturbed = [row.place for row in against.rows if row.disturbed]
+    if len(disturbed) == len(against.rows):
+        disturbed = disturbed and ["all rows"]
     notes = [
         _hardware_note(against),
+        _some("Disturbed by other work, so that their times mean little", disturbed),
         f"Another task: {task}. Loss and quality cannot be compared." if task else "",
         f"Also differs: {other}." if other else "",
         _some("Published, not measured here", list(dict.fromkeys(unmeasured))),
