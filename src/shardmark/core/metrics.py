@@ -226,6 +226,13 @@ _CATALOGUE = (
         source="derived",
     ),
     _memory(
+        "parameters",
+        f"Number of parameters of the full model. {_ONLY_COMPARED}",
+        over="trial",
+        better=None,
+        unit="parameters",
+    ),
+    _memory(
         "peak_rss_bytes",
         "Largest sampled resident memory of a rank's process and its children.",
         source=_PROC,
@@ -436,7 +443,7 @@ QUALITIES = (
 )
 """Quality metrics in order of preference, among those that most rows have."""
 
-COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio"})
+COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio", "parameters"})
 """Metrics that relate trials; only `analysis.compare.comparison` computes them."""
 
 TRIAL_METRICS = tuple(name for name in METRICS if name not in COMPARISON_METRICS)

@@ -14,7 +14,7 @@ from shardmark.analysis.compare.epochs import epochs_of
 from shardmark.analysis.statistics.effects import paired_difference
 from shardmark.report.table.comparison import comparison_json
 from shardmark.report.table.notes import notes_of
-from shardmark.results.schema import TrialResult
+from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from shardmark.results.store import StoredRun
 
 DDP = (0.0463, 0.060, 0.010, 0.044)
@@ -114,3 +114,14 @@ def test_rounding_is_compared_with_the_seed_of_the_twin() -> None:
     comparison = compare([run], "ddp")
     (rounding,) = comparison.rounding
     assert rounding.distance == pytest.approx(0.02)
+
+
+def test_disturbed_trials_count_for_the_quality_and_not_for_the_speed() -> None:
+    ddp = trials("ddp", DDP)
+    noise = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.9)
+    ddp[1] = ddp[1].model_copy(update={"stability": (noise,)})
+    (row,) = compare([StoredRun(path=Path("run"), trials=tuple(ddp))], "ddp").rows
+    rate, quality = row.metrics["samples_per_second"], row.metrics["map"]
+    assert rate is not None
+    assert quality is not None
+    assert (rate.n, quality.n, row.seeds) == (3, 4, 4)

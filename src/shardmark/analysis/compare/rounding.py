@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from shardmark.analysis.compare.rows import Row, main_quality, seed_of
+from shardmark.analysis.compare.rows import Row, main_quality, seed_of, trained
 from shardmark.core.metrics import METRICS
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import StoredRun
@@ -69,5 +69,5 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
 
 def _with_seed(row: Row, metric: str, seed: int | None) -> list[float]:
     """Return the row's values of the metric from trials with the seed."""
-    repeats = {trial.repeat for trial in row.ok_trials if seed_of(trial) == seed}
+    repeats = {trial.repeat for trial in trained(row.trials) if seed_of(trial) == seed}
     return [value for repeat, value in row.values.get(metric, {}).items() if repeat in repeats]

@@ -187,8 +187,8 @@ class Row:
 
     @property
     def seeds(self) -> int:
-        """Number of different seeds of the trials that ended ok."""
-        return len(set(map(seed_of, self.ok_trials)))
+        """Number of different seeds of the trials that ended ok, disturbed ones included."""
+        return len(set(map(seed_of, trained(self.trials))))
 
     def comparable(self, other: Row) -> bool:
         """Return whether both rows have the same training in the same experiment."""
@@ -283,13 +283,23 @@ def seed_of(result: TrialResult) -> int | None:
     return None if seed is None else int(seed)
 
 
+def trained(trials: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
+    """Return the trials that ended ok; a disturbance changes their times, not their qualities."""
+    return tuple(result for result in trials if result.outcome is Outcome.OK)
+
+
+def is_quality(name: str) -> bool:
+    """Return whether a metric is a loss or a quality, among them those of the user's task."""
+    return name not in METRICS or METRICS[name].group == "quality"
+
+
 def over_seeds(name: str, estimate: Estimate, seeds: int) -> Estimate:
     """Return the estimate; that of a quality has no interval if all repeats have one seed.
 
     Repeats of one seed train the same up to rounding: their spread says nothing of the quality.
     """
-    is_quality = name not in METRICS or METRICS[name].group == "quality"
-    return replace(estimate, low=None, high=None) if is_quality and seeds == 1 else estimate
+    alone = is_quality(name) and seeds == 1
+    return replace(estimate, low=None, high=None) if alone else estimate
 
 
 def plain(value: object) -> str:
@@ -350,13 +360,19 @@ def _workload_label(result: TrialResult) -> str:
 def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     first, ok = trials[0], _counted(trials)
     recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
-    values = {name: _values(ok, name) for name in (*TRIAL_METRICS, *recorded)}
+    values = {
+        name: _values(trained(trials) if is_quality(name) else ok, name)
+        for name in (*TRIAL_METRICS, *recorded)
+    }
     metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))
-    seeds = {seed_of(result) for result in ok}
+    seeds = {seed_of(result) for result in trained(trials)}
     for name, by_repeat in values.items():
         if by_repeat:
             estimate = _estimate(name, list(by_repeat.values()))
             metrics[name] = over_seeds(name, estimate, len(seeds))
+    counts = [rank.probe.parameters for result in ok for rank in result.ranks if rank.probe]
+    if (size := next(filter(None, counts), None)) is not None:
+        metrics["parameters"] = Estimate(value=size, low=None, high=None, n=len(ok))
     verdict = None
     verified: dict[str, Any] = {}
     if run.verification is not None and "strategy" in first.trial:
@@ -387,7 +403,8 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
             name: _reason(ok, name)
             for name, estimate in metrics.items()
             if estimate is None and name not in COMPARISON_METRICS
-        },
+        }
+        | ({} if size else {"parameters": "no rank counted them: the probe was switched off"}),
         values=values,
         trials=tuple(sorted(trials, key=lambda result: result.repeat)),
         folder=run.path,
@@ -414,7 +431,7 @@ def _sizes(verdict: Verdict) -> list[str]:
 
 
 def _counted(trials: Sequence[TrialResult]) -> tuple[TrialResult, ...]:
-    ok = tuple(result for result in trials if result.outcome is Outcome.OK)
+    ok = trained(trials)
     return tuple(result for result in ok if result.disturbed is None) or ok
 
 

@@ -23,10 +23,11 @@ from shardmark.report.figures.over_time import (
 )
 from shardmark.report.figures.predicted import predicted_figures
 from shardmark.report.figures.published import published_figures
+from shardmark.report.figures.when import when_figures
 
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
-_MAKERS = (trade_off_figures, throughput_figures, scaling_figures, memory_figures, step_figures,
-           epoch_figures, step_loss_figures, sampled_figures, interface_figures,
+_MAKERS = (trade_off_figures, throughput_figures, when_figures, scaling_figures, memory_figures,
+           step_figures, epoch_figures, step_loss_figures, sampled_figures, interface_figures,
            staleness_figures)  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from shardmark.report.views.against import against_tables
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.report.views.network import network_json, network_tables
 from shardmark.report.views.scaling import scaling_tables
+from shardmark.report.views.when import when_tables
 
 
 def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
@@ -43,6 +44,7 @@ VIEWS = {
         "network", lambda comparison, _: network_tables(comparison), document=network_json
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
+    "when": View("when", lambda comparison, _: when_tables(comparison)),
     "study": View(
         "against",
         lambda comparison, name: against_tables(set_against(comparison, load_study(name))),
