@@ -122,17 +122,23 @@ def _range(claim: Claim) -> str:
 
 def _claims(against: Against) -> Columns[ClaimPair]:
     text = partial(Column, numeric=False)
+
+    def conditions(pair: ClaimPair) -> str:
+        return "" if pair.row is None else conditions_of(pair.row, against.rows)
+
     return [
         (_name("claim", "claim"), attrgetter("claim.says")),
         *_run_column(against, attrgetter("row")),
-        (text("finding", "finding"), attrgetter("finding")),
-        (for_programs("metric"), attrgetter("claim.metric")),
-        (text("measured of", "measured of"), _measured_of),
+        (_name("measured of", "measured of"), _measured_of),
         (
-            text("conditions", "conditions"),
-            lambda pair: None if pair.row is None else conditions_of(pair.row, against.rows),
+            text("conditions", "conditions", names_row=any(map(conditions, against.claims))),
+            conditions,
         ),
-        (Column("ranks", "ranks"), lambda pair: pair.row.world_size if pair.row else None),
+        (
+            Column("ranks", "ranks", names_row=True),
+            lambda pair: pair.row.world_size if pair.row else None,
+        ),
+        (text("finding", "finding"), attrgetter("finding")),
         (text("published", "published"), lambda pair: _range(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
@@ -140,6 +146,7 @@ def _claims(against: Against) -> Columns[ClaimPair]:
         ),
         (text("because", "because"), attrgetter("reason")),
         (text("place", "place"), attrgetter("claim.place")),
+        (for_programs("metric"), attrgetter("claim.metric")),
     ]
 
 
