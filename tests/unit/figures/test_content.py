@@ -18,7 +18,15 @@ from tests.runs import (
 
 from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.series import MAX_POINTS, OverTime, loss_curve, sampled, thinned
+from shardmark.analysis.compare.series import (
+    MAX_POINTS,
+    MEDIAN_READINGS,
+    OverTime,
+    loss_curve,
+    sampled,
+    thinned,
+    with_median,
+)
 from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.report.figures import over_time
@@ -375,3 +383,36 @@ def test_an_interface_has_the_same_style_in_every_panel(
     (figure,) = over_time.interface_figures(groups_of(comparison.rows))
     styles = {(line.name, line.style) for panel in figure.panels for line in panel.series}
     assert len(styles) == len(figure.legend) == 2
+
+
+def test_each_rank_has_a_running_median_over_its_readings(tmp_path: Path) -> None:
+    """One reading in 30 is far away: the faint line has it, the median does not."""
+    samples = [
+        sample_line(second, sent=0, cpu={0: 0.0, 1: 0.0}, threads=99 if second == 10 else 7)
+        for second in range(30)
+    ]
+    trial = invented_trial("ddp", 2)
+    run = store_and_compare(tmp_path, [trial], samples=lambda _: samples)
+    (panel,) = figures_by_name(run)["threads-by-rank"].panels
+    assert [(s.name, s.style, s.raw) for s in panel.series] == [
+        ("rank 0", 0, False),
+        ("rank 0", 0, True),
+        ("rank 1", 1, False),
+        ("rank 1", 1, True),
+    ]
+    smooth, readings = panel.series[:2]
+    assert set(smooth.y) == {7.0}
+    assert max(y for y in readings.y if y is not None) == 99.0
+    assert smooth.x == readings.x == tuple(map(float, range(30)))
+    assert "rss-by-rank" not in figures_by_name(run), "no sample has it"
+
+
+def test_few_readings_have_no_median() -> None:
+    points = [(float(at), float(at % 2)) for at in range(2 * MEDIAN_READINGS - 1)]
+    assert with_median(points).median is None
+    more = with_median([*points, (99.0, 1.0)])
+    assert more.median is not None
+    x, y = more.median
+    assert x == more.x
+    assert y[4] == 0.0, "five of the readings 0 to 8 are 0"
+    assert y[5] == 1.0

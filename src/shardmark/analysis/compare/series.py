@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.trial.rank_metrics import measured_steps
@@ -18,12 +18,20 @@ from shardmark.analysis.trial.raw_files import (
     raw_lines,
     samples_by_node,
 )
-from shardmark.analysis.trial.sampled_metrics import Point, network_points, value_at
+from shardmark.analysis.trial.sampled_metrics import (
+    Point,
+    network_points,
+    process_points,
+    value_at,
+)
 from shardmark.core.run_files import STEPS_FILE
+from shardmark.results.schema import RankRecord
 from shardmark.results.store import RunFolder
 
 MAX_POINTS = 300
 """Maximum number of points of a series."""
+MEDIAN_READINGS = 9
+"""Number of readings of a running median."""
 MIN_INTERVAL_SECONDS = 0.1
 """Minimum time between two readings of a counter: CPU time has a resolution of 10 ms."""
 
@@ -35,6 +43,8 @@ class OverTime:
     x: tuple[float, ...] = ()
     """Seconds since the first training step, or numbers of steps."""
     y: tuple[float, ...] = ()
+    median: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """x and y of the running median; None if it was not computed or readings are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +76,7 @@ def sampled(row: Row) -> Sampled | None:
 
     def series(read: Callable[[Sequence[Line]], list[Point]], scale: float = 1.0) -> OverTime:
         summed = _summed([points for node in nodes if (points := read(node))])
-        return thinned([(at - start, scale * y) for at, y in summed if start <= at <= end])
+        return with_median([(at - start, scale * y) for at, y in summed if start <= at <= end])
 
     with_gpus = sum(bool(_gpu_points(node, "utilization_percent", fmean)) for node in nodes)
     return Sampled(
@@ -142,6 +152,41 @@ def thinned(points: Sequence[Point], max_points: int = MAX_POINTS) -> OverTime:
             selected.add(max(range(*part), key=lambda index: points[index][1]))
         indices = sorted(selected)
     return OverTime(x=tuple(points[n][0] for n in indices), y=tuple(points[n][1] for n in indices))
+
+
+def with_median(points: Sequence[Point]) -> OverTime:
+    """Return the thinned series with the running median of all its points."""
+    series = thinned(points)
+    if len(points) < 2 * MEDIAN_READINGS:
+        return series
+    half = MEDIAN_READINGS // 2
+    values = [y for _, y in points]
+    medians = [median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
+    smooth = thinned([(x, y) for (x, _), y in zip(points, medians, strict=True)])
+    return replace(series, median=(smooth.x, smooth.y))
+
+
+def readings_by_rank(row: Row) -> dict[str, dict[int, OverTime]]:
+    """Return the readings of the processes of each rank by field, of the row's first repeat.
+
+    A rank's values are those of its process and its children.  Empty without samples.
+    """
+    if not row.ok_trials or row.folder is None:
+        return {}
+    trial = row.ok_trials[0]
+    began = [rank.first_step_at_seconds for rank in trial.ranks]
+    start = min((at for at in began if at is not None), default=math.inf)
+    nodes = samples_by_node(RunFolder(row.folder).trial_folder(trial.id)).values()
+    samples = [line for lines in nodes for line in lines]
+
+    def readings(rank: RankRecord, name: str) -> OverTime:
+        points = process_points(samples, rank, name)
+        return with_median([(at - start, value) for at, value in points if at >= start])
+
+    return {
+        name: {rank.rank: series for rank in trial.ranks if (series := readings(rank, name)).x}
+        for name in ("threads", "processes", "rss_bytes")
+    }
 
 
 def rates_between(points: Sequence[Point]) -> list[Point]:

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.series import OverTime, rates_between, thinned
+from shardmark.analysis.compare.series import OverTime, rates_between, with_median
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import measured_steps, slowest, windows_of, workers_of
 from shardmark.analysis.trial.raw_files import Line, mapping, samples_by_node
@@ -147,5 +147,5 @@ def _one_way(nodes: Sequence[_Node], name: str, way: Way, missing: dict[str, str
         step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(nodes) else None,
         mean_bytes_per_second=fmean(means) if means else None,
         peak_bytes_per_second=max(peaks, default=None),
-        over_time=thinned(rates),
+        over_time=with_median(rates),
     )

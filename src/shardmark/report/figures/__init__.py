@@ -17,6 +17,7 @@ from shardmark.report.figures.measured import (
 from shardmark.report.figures.over_time import (
     epoch_figures,
     interface_figures,
+    rank_figures,
     sampled_figures,
     staleness_figures,
     step_loss_figures,
@@ -28,7 +29,7 @@ from shardmark.report.figures.when import when_figures
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
 _MAKERS = (trade_off_figures, throughput_figures, when_figures, scaling_figures, memory_figures,
            step_figures, epoch_figures, step_loss_figures, sampled_figures, interface_figures,
-           staleness_figures)  # fmt: skip
+           rank_figures, staleness_figures)  # fmt: skip
 
 
 def figures_of(

@@ -31,6 +31,8 @@ class Series:
     the name of a reference or of a part of memory or time.  An interface has its own number."""
     dashed: bool = False
     """The series is a reference, such as ideal scaling: a dashed line without markers."""
+    raw: bool = False
+    """The series has the readings behind a running median of the same name: a faint line."""
     text: Sequence[str] | None = None
     """Texts beside the points, one for each value of `y`."""
     places: Sequence[str] = ()

@@ -217,6 +217,8 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
             "colour": look.colour,
             "shape": list(MARKERS)[look.marker],
             "dash": _dash(look, series),
+            "line": plain_text(f"{series.name}, readings" if series.raw else series.name),
+            "line_opacity": _FAINT if series.raw else 1,
             "opacity": _FAINT if any(series.faint[index : index + 1] or series.faint[:1]) else 1,
         }
         if usable and low is not None and high is not None and isfinite(high - low):
@@ -326,7 +328,7 @@ def _line_layers(panel: Panel) -> list[Spec]:
         if panel.kind == "line" or series.dashed
         for index, record in enumerate(_records(panel, series))
     ]
-    of_series: Spec = {"detail": {"field": "name"}, "color": _field("colour")}
+    of_series: Spec = {"detail": {"field": "line"}, "color": _field("colour")}
     if panel.kind == "line" and panel.longest > MOST_WHISKERS:
         named = [{**record, "label": record["name"]} for record in points]
         band = {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
@@ -337,7 +339,16 @@ def _line_layers(panel: Panel) -> list[Spec]:
         order = {"field": "index", "type": "quantitative"}
         line = {"type": "line", "strokeWidth": 2}
         layers.append(
-            _layer(lines, line, x=x, y=y, strokeDash=_field("dash"), order=order, **of_series)
+            _layer(
+                lines,
+                line,
+                x=x,
+                y=y,
+                strokeDash=_field("dash"),
+                opacity={**_OPACITY, "field": "line_opacity"},
+                order=order,
+                **of_series,
+            )
         )
     if panel.kind == "points" or panel.longest <= MOST_MARKED:
         point = {"type": "point", "filled": True, "size": 55, "opacity": 1}

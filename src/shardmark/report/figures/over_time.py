@@ -9,7 +9,14 @@ from math import ceil, isfinite
 from typing import Any
 
 from shardmark.analysis.compare.epochs import Epoch
-from shardmark.analysis.compare.series import LossCurve, OverTime, loss_curve, sampled
+from shardmark.analysis.compare.series import (
+    MEDIAN_READINGS,
+    LossCurve,
+    OverTime,
+    loss_curve,
+    readings_by_rank,
+    sampled,
+)
 from shardmark.analysis.network.traffic import traffic_of
 from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import (
@@ -32,9 +39,13 @@ from shardmark.report.figures.entries import (
     reliability,
     rows_read,
 )
+from shardmark.report.table.table import byte_unit
 
 _MOST_BINS = 20
-_FIRST_REPEAT = "The first repeat of each row, from the first step to the end of the last epoch."
+_FIRST_REPEAT = (
+    "The first repeat of each row, from the first step to the end of the last epoch. A faint line"
+    f" has all readings, and the line on it their running median of {MEDIAN_READINGS}."
+)
 BY_EPOCH = {
     "train_loss": ("Training loss", "", 1),
     "validation_loss": ("Validation loss", "", 1),
@@ -219,7 +230,11 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
                 facet.title,
                 f"{label} ({unit})",
                 unit,
-                [_line(entry, getattr(read[entry], name), size) for entry in facet.entries],
+                [
+                    line
+                    for entry in facet.entries
+                    for line in _lines(entry, getattr(read[entry], name), size)
+                ],
             )
             for facet in facets
             for name, label, unit, size in quantities
@@ -267,8 +282,9 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
                 f"Sent ({unit})",
                 unit,
                 [
-                    _line(entry, sent, size, name=name, style=names.index(name))
+                    line
                     for name, sent in interfaces.items()
+                    for line in _lines(entry, sent, size, name=name, style=names.index(name))
                 ],
             )
             for group, entry, interfaces in read
@@ -278,6 +294,42 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
         " node.",
         rows_read(len(pairs)),
     )
+
+
+_OF_RANKS = {
+    "threads": ("Threads of each rank", "Threads"),
+    "processes": ("Processes of each rank", "Processes"),
+    "rss_bytes": ("Memory of each rank over time", "Resident memory"),
+}
+"""Field of a sample -> title of its figure, and label of its axis."""
+
+
+def rank_figures(groups: Sequence[Group]) -> list[Figure]:
+    """Draw threads, processes and resident memory of each rank: a panel a row, a line a rank."""
+    pairs = [(group, entry) for group in groups for entry in group.entries]
+    read = [(*pair, readings_by_rank(pair[1].row)) for pair in pairs[:MOST_ROWS_READ]]
+    figures = []
+    for field, (title, label) in _OF_RANKS.items():
+        drawn = [(group, entry, by_field.get(field, {})) for group, entry, by_field in read]
+        largest = _largest(series for *_, by_rank in drawn for series in by_rank.values())
+        unit, size = byte_unit(largest) if field == "rss_bytes" else ("", 1.0)
+        panels = [
+            _panel(
+                ", ".join(filter(None, (entry.bar, group.title))),
+                f"{label} ({unit})" if unit else label,
+                unit,
+                [
+                    line
+                    for rank, values in by_rank.items()
+                    for line in _lines(entry, values, size, name=f"rank {rank}", style=rank)
+                ],
+            )
+            for group, entry, by_rank in drawn
+        ]
+        caption = "A rank's process and its children, sampled from outside."
+        name = f"{field.removesuffix('_bytes')}-by-rank"
+        figures += figure(name, title, panels, _FIRST_REPEAT, caption, rows_read(len(pairs)))
+    return figures
 
 
 def _interfaces(entry: Entry) -> dict[str, OverTime]:
@@ -294,8 +346,16 @@ def _largest(values: Iterable[OverTime]) -> float:
     return max((y for over_time in values for y in over_time.y), default=0.0)
 
 
-def _line(entry: Entry, values: OverTime, size: float, **changes: Any) -> Series:
-    return replace(entry.line(values.x, [y / size for y in values.y]), **changes)
+def _lines(entry: Entry, values: OverTime, size: float, **changes: Any) -> list[Series]:
+    """Return the running median over the faint readings; few readings are a line of their own."""
+    readings = replace(entry.line(values.x, [y / size for y in values.y]), **changes)
+    if values.median is None:
+        return [readings]
+    x, y = values.median
+    return [
+        replace(readings, x=x, y=tuple(value / size for value in y)),
+        replace(readings, raw=True),
+    ]
 
 
 def _panel(title: str, label: str, unit: str, lines: Sequence[Series]) -> Panel:

@@ -13,6 +13,7 @@ from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
 from shardmark.report.views.against import against_tables
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
+from shardmark.report.views.metrics import metrics_tables
 from shardmark.report.views.network import network_json, network_tables
 from shardmark.report.views.scaling import scaling_tables
 from shardmark.report.views.when import when_tables
@@ -44,6 +45,7 @@ VIEWS = {
         "network", lambda comparison, _: network_tables(comparison), document=network_json
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
+    "metrics": View("all_metrics", lambda comparison, _: metrics_tables(comparison)),
     "when": View("when", lambda comparison, _: when_tables(comparison)),
     "study": View(
         "against",

@@ -91,7 +91,7 @@ def _table(title: str, lines: Sequence[AxisLine]) -> Table:
             "From: where the strategy crosses the one before it, interpolated between measured"
             " values, with a 95 % interval. `..` at an end: it reaches beyond the measured value.",
             "Ahead by: the difference to the next best strategy, smallest to largest; below zero if"
-            " the strategy is nowhere best. Shown: all others are significantly worse at each value.",
+            " the strategy is nowhere best. Shown: all others are significantly worse everywhere.",
         ],
     )
 
