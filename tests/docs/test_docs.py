@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
 import yaml
+from pydantic import BaseModel
 
 import shardmark
 from shardmark.cli import app
@@ -25,6 +27,7 @@ from shardmark.strategies import STRATEGIES, option_names
 from shardmark.trials.matrix import expand
 from shardmark.workloads.datasets import DATASETS
 from shardmark.workloads.models import MODELS
+from shardmark.workloads.vision.options import ClassificationOptions
 from tests.docs.pages import (
     PAGES,
     README,
@@ -71,6 +74,29 @@ def test_experiments_validate(text: str, tmp_path: Path, monkeypatch: pytest.Mon
     assert part.keys() <= Experiment.model_fields.keys()
     base = {} if "matrix" in part else parse_yaml(preset_text("quickstart"), "preset")
     assert expand(from_mapping({**base, **part}), "cpu").trials
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[str]:
+    """The keys of a mapping and of the mappings in it; a named kind has keys of its own."""
+    for name, field in model.model_fields.items():
+        yield name
+        if name in ("workload", "engine"):
+            continue
+        inner = (field.annotation, *get_args(field.annotation))
+        for kind in inner:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from keys_of(kind)
+
+
+def test_the_complete_example_has_every_key() -> None:
+    """A key that excludes another stands in a comment.  The mapping itself loads, as all do."""
+    page = ROOT / "docs" / "guides" / "complete-experiment.md"
+    ((_, text),) = blocks("yaml", page)
+    keys = {*keys_of(Experiment), *keys_of(ClassificationOptions)}
+    assert {"gradient_clipping", "at_least", "nodes", "trial_seconds", "betas"} <= keys
+    given = set(re.findall(r"^ *(?:# )?(?:\w+\.)?(\w+):", text, re.MULTILINE))
+    assert keys - given == set()
+    assert "strategy" in given
 
 
 @pytest.mark.parametrize("text", cases(blocks("python")))

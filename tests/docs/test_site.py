@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import shardmark
 from tests.docs.pages import ROOT
 
 DOCS = ROOT / "docs"
@@ -60,7 +61,14 @@ def test_every_page_is_there_and_in_the_menu(site: Path) -> None:
     for page in DOCS.rglob("*.md"):
         made = page.relative_to(DOCS).with_suffix(".html")
         assert (site / made).exists()
-        assert f'href="{made.as_posix()}"' in start or made.name == "index.html"
+        in_menu = f'href="{made.as_posix()}"' in start or made.name == "index.html"
+        assert in_menu == (made.parent.name != "decisions" or made.name == "index.html"), made
+
+
+def test_public_names_are_described(site: Path) -> None:
+    page = (site / "reference" / "python.html").read_text(encoding="utf-8")
+    names = [name for name in shardmark.__all__ if not name.startswith("_")]
+    assert [name for name in names if f'id="shardmark.{name}"' not in page] == []
 
 
 def test_pages_and_style_sheets_load_nothing_from_the_network(site: Path) -> None:
@@ -85,7 +93,7 @@ def test_reference_is_up_to_date(tmp_path: Path) -> None:
     subprocess.run(command, check=True, timeout=100, cwd=DOCS.parent)
     made = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.iterdir()}
     stored = DOCS / "reference"
-    written_by_hand = {"glossary.md", "json.md"}
+    written_by_hand = {"glossary.md", "json.md", "python.md"}
     assert made.keys() == {path.name for path in stored.glob("*.md")} - written_by_hand
     for name, text in made.items():
         found = (stored / name).read_text(encoding="utf-8")
