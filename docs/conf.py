@@ -9,6 +9,7 @@ release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 myst_heading_anchors = 4  # a link to a heading is checked, too
+default_role = "code"  # a name in backticks in docstrings
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", ".*")]  # types of other libraries and of internal modules
 autodoc_member_order = "bysource"
