@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
+from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row, main_quality
 from shardmark.analysis.statistics.effects import (
@@ -34,6 +35,8 @@ FAMILY_ERROR_RATE = 0.05
 """Maximum probability of one or more false `faster` or `slower` in a comparison."""
 MIN_GAIN = 0.02
 """Smaller relative differences of speed or memory are ties, even if they are significant."""
+MIN_QUALITY_GAIN = 0.001
+"""Smaller relative differences of a quality are ties, such as those that rounding makes."""
 METRIC = "samples_per_second"
 
 
@@ -106,6 +109,8 @@ def _quality_verdict(row: Row, difference: Difference) -> str:
     metric = quality_of(row)
     if not is_shown(difference) or metric is None:
         return NO_DIFFERENCE
+    if abs(difference.estimate.value) < MIN_QUALITY_GAIN * abs(fmean(row.values[metric].values())):
+        return TIE
     gains = (difference.estimate.value > 0) == (row.better(metric) == "higher")
     return BETTER if gains else WORSE
 

@@ -41,9 +41,7 @@ def metrics_tables(comparison: Comparison) -> list[Table]:
             for number, row in enumerate(rows)
         ),
     ]
-    notes = [
-        "`shardmark list metrics` has definitions, `compare --format csv` has base units."
-    ]
+    notes = ["`shardmark list metrics` has definitions, `compare --format csv` has base units."]
     if absent:
         notes.append(f"Without a value in all rows: {', '.join(absent)}.")
     return [table_of("All metrics", lines, columns, notes)]
