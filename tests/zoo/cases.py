@@ -39,6 +39,7 @@ CASES = tuple(
             "local_clip": "clipped_locally",
             "clip_before_unscale": "clipped_before_unscaling",
             "scaled_learning_rate": "learning_rate_scaled",
+            "sliced_learning_rate": "learning_rate_scaled",
             "buffers_drift": "buffers_differ",
             "batch_norm_share": "batch_norm_of_share",
             "contrastive_local": "whole_batch_loss",

@@ -153,6 +153,13 @@ CAUSES = {
         "the gradients are rounded to {type} when they are reduced",
         "reduce in fp32 where this rounding matters",
     ),
+    "rates_differ": Cause(
+        "each rank sets its own", "set the rate from values that all ranks share"
+    ),
+    "schedule_differs": Cause(
+        "its schedule advances with the number of ranks, although the ranks share one batch",
+        "advance the schedule once for each optimizer step",
+    ),
     "learning_rate_scaled": Cause(
         "the script multiplies it by the number of ranks, although the ranks share one batch",
         "scale the rate only where the batch of all ranks together grows",
@@ -563,7 +570,7 @@ def _factors_of_shards(records: Records, replay: Record) -> list[float]:
         if not np.linalg.norm(b):
             return []
         factor = float(a @ b / (b @ b))
-        if relative(a, factor * b) > 1e-4:
+        if relative(a, factor * b) > max(1e-4, 4 * records.floor):
             return []
         factors.append(factor)
     return factors
@@ -612,6 +619,8 @@ def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | Non
     """A loss that is no mean over samples, such as a contrastive one."""
     mean = mean_of_ranks(records)
     used, averaged = aligned(records.gradients(), mean)
+    if records.ranks[0].gradient_hooks:
+        return None  # functions of the script may change a gradient before it is reduced
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     if gathers:
         return finding("gathered_without_gradients", off, gathers[0])
@@ -645,12 +654,9 @@ def _of_precision(gradient: Array, expected: Array, off: str) -> Finding | None:
     for name, bits in {"bf16": 8, "fp16": 11}.items():
         if relative(gradient, expected) > 4 * 2.0**-bits:
             continue
-        if _fits(gradient, bits) and not _fits(expected, bits):
+        if _fits(gradient, bits):
             return finding(
-                "precision",
-                off,
-                f"all gradients of the ranks are {name} numbers; those of one process are not",
-                type=name,
+                "precision", off, f"all gradients of the ranks are {name} numbers", type=name
             )
     return None
 
@@ -665,32 +671,49 @@ def _fits(values: Array, bits: int) -> bool:
 
 
 def of_rates(records: Records, replay: Record) -> Finding | None:
-    """Learning rates that depend on the number of ranks although the batch does not."""
-    ranks, single = records.ranks[0].steps[0].rates, replay.steps[0].rates
-    if len(ranks) != len(single) or not single or not single[0]:
+    """Learning rates that depend on the rank, or on the number of ranks if the batch does not."""
+    step = first_other_rate(records, replay)
+    if step is None:
         return None
-    factor = ranks[0] / single[0]
-    if abs(factor - 1) < 1e-6 or scales_batch(records, replay):
+    rates = [rank.steps[step].rates[:1] for rank in records.ranks]
+    single = replay.steps[step].rates[:1]
+    if any(rate != rates[0] for rate in rates):
+        texts = ", ".join(f"{rate[0]:g}" for rate in rates if rate)
+        return finding(
+            "rates_differ",
+            "the ranks use different learning rates",
+            f"learning rates of step {step + 1} by rank: {texts}",
+        )
+    if not rates[0] or not single or not single[0] or scales_batch(records, replay):
         return None
+    factor = rates[0][0] / single[0]
     return finding(
-        "learning_rate_scaled",
-        f"the learning rate is {factor:.4g} times that of one process",
-        f"learning rates of the first step: {ranks[0]:g} on {records.count} ranks, "
+        "learning_rate_scaled" if step == 0 else "schedule_differs",
+        f"the learning rate of step {step + 1} is {factor:.4g} times that of one process",
+        f"learning rates of step {step + 1}: {rates[0][0]:g} on {records.count} ranks, "
         f"{single[0]:g} in one process, for the same samples",
     )
+
+
+def first_other_rate(records: Records, replay: Record) -> int | None:
+    """First step, from 0, in which a rank's learning rates are not those of one process."""
+    for step in range(records.steps):
+        single = [f"{rate:.7g}" for rate in replay.steps[step].rates]
+        if any([f"{r:.7g}" for r in rank.steps[step].rates] != single for rank in records.ranks):
+            return step
+    return None
 
 
 def scales_batch(records: Records, replay: Record) -> bool:
     """True if a rank's batch is that of one process: N ranks then train on N times as much."""
     pairs = zip(records.ranks[0].loaders, replay.loaders, strict=False)
     sizes = [(rank.batch_size, single.batch_size) for rank, single in pairs if rank.samples_seen]
-    return not any(rank != single for rank, single in sizes)
+    return all(rank == single for rank, single in sizes) if sizes else replay.grown
 
 
 def scales_rates(records: Records, replay: Record) -> bool:
     """True if N ranks use another learning rate for a batch that is N times as large."""
-    different = records.ranks[0].steps[0].rates != replay.steps[0].rates
-    return different and scales_batch(records, replay)
+    return first_other_rate(records, replay) is not None and scales_batch(records, replay)
 
 
 # Causes where one process gets other data: the ranks' own gradients are what is expected
@@ -719,6 +742,15 @@ def weighted_by_targets(records: Records) -> Vectors:
             for name, gradient in gradients.items():
                 expected[name] = expected.get(name, 0) + count / sum(counts) * gradient
     return expected
+
+
+def weights_are_known(records: Records) -> bool:
+    """True if every loss is a mean or a sum of torch's loss functions over targets that count."""
+    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
+    return all(
+        micro.losses and all(call.weight and call.reduction != "none" for call in micro.losses)
+        for micro in micros
+    )
 
 
 def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:

@@ -13,7 +13,7 @@ import numpy as np
 from shardmark.audit.joining import joined_tensors
 from shardmark.audit.record import Record
 from shardmark.equivalence.capture import Array, Capture
-from shardmark.equivalence.compare import TINY, Tolerances, equal, worst_of
+from shardmark.equivalence.compare import MARGIN, TINY, Tolerances, equal, worst_of
 from shardmark.results.verification import Check
 
 if TYPE_CHECKING:
@@ -176,6 +176,8 @@ def gradient_check(
     for vectors in (gradients, expected, disturbed or expected):
         full = {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
         captures.append(_capture(full))
+    if not disturbed or not relative(*aligned(disturbed, expected)):
+        floor *= MARGIN  # no run shows how much rounding changes
     tolerances = Tolerances(
         reference=captures[1],
         undisturbed=captures[1],
@@ -238,9 +240,12 @@ def agreement_check(name: str, by_rank: Sequence[Sequence[Tensor]], names: Seque
     first = by_rank[0]
     for rank, tensors in enumerate(by_rank[1:], 1):
         for number, (tensor, expected) in enumerate(zip(tensors, first, strict=False)):
+            if tensor.shape != expected.shape:
+                shapes = f"shape {tuple(tensor.shape)}", f"shape {tuple(expected.shape)}"
+                return equal(name, *shapes, f"{names[number]}, rank {rank}")
             difference = relative(_flat(tensor), _flat(expected))
-            if tensor.shape != expected.shape or difference > 1e-6:
-                text = f"differs by {difference:.2g}"
+            if difference > 1e-6:
+                text = f"differ by {difference:.2g}"
                 return equal(name, text, "equal on all ranks", f"{names[number]}, rank {rank}")
     return equal(name, "equal on all ranks", "equal on all ranks")
 

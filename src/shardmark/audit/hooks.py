@@ -165,6 +165,8 @@ def _watch_losses(observer: Observer) -> None:
             if value.requires_grad:
                 target = kwargs.get("target", args[1] if len(args) > 1 else None)
                 reduction = kwargs.get("reduction", "mean")
+                if kwargs.get("weight") is not None:
+                    target = None  # weights of classes: targets do not count alike
                 observer.loss_called(
                     _name, reduction, target, kwargs.get("ignore_index", -100), value
                 )

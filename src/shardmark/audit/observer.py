@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import random
 import sys
@@ -150,6 +151,7 @@ class Observer:
         if id(parameter) in self._hooked:
             return
         self._hooked[id(parameter)] = parameter
+        self.record.gradient_hooks |= bool(parameter._backward_hooks)
         key = (id(module), name)
         self._places[key] = module
         parameter.register_hook(partial(self._add_gradient, key))  # type: ignore[no-untyped-call]
@@ -222,6 +224,7 @@ class Observer:
                 self.finish()
             self._step.gradients = full_gradients(self._parameters, deepspeed=deepspeed)
             groups = optimizer.optimizer.param_groups if deepspeed else optimizer.param_groups
+            self._step.evaluations += 1
             self._step.rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
             numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
             for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
@@ -230,11 +233,10 @@ class Observer:
                     number = numbers.get(id(parameter))
                     if number is not None:
                         micro.gradients[number] = gradient
-            for clip, gradients_by_id in zip(self._step.clips, self._clipped, strict=True):
+            for clip, gradients_by_id in zip(self._step.clips, self._clipped, strict=False):
                 clip.gradients = [
                     gradients_by_id.get(id(parameter)) for parameter in self._parameters
                 ]
-            self._clipped = []
             if not self.record.steps:
                 self._find_orphans(numbers)
 
@@ -246,7 +248,7 @@ class Observer:
         with self._recording():
             self._step.after = full_parameters(self._parameters, deepspeed=deepspeed)
         self.record.steps.append(self._step)
-        self._step, self._locals_of_micros = Step(), []
+        self._step, self._locals_of_micros, self._clipped = Step(), [], []
         self.unscaled = False
         if len(self.record.steps) >= self.plan.steps or self.record.refusal:
             self.finish()
@@ -317,7 +319,7 @@ class Observer:
         self._batches.append(stored)
         described.number = number
         for batch in iterate():
-            stored.append(_on_cpu(batch))
+            stored.append(_copied(batch))
             described.samples_seen.append(sample_checksums(batch))
             yield batch
 
@@ -472,8 +474,12 @@ def _indices(sampler: Any, dataset: Any) -> list[int] | None:
     return indices
 
 
-def _on_cpu(batch: Any) -> Any:
-    return batch.cpu() if isinstance(batch, Tensor) else batch
+def _copied(batch: Any) -> Any:
+    """A copy of a batch, which the script may change; the batch itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # classes of the script may raise anything
+        return batch
 
 
 def _inside_autograd_function() -> bool:

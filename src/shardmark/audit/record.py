@@ -82,6 +82,8 @@ class Step:
     """Parameters after the step."""
     rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group."""
+    evaluations: int = 0
+    """Number of times that the optimizer computed the gradient."""
     micros: list[Micro] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -140,6 +142,10 @@ class Record:
     epsilon: float = 0.0
     """Rounding error of the least precise type of floating-point number in a forward pass."""
     frameworks: list[str] = field(default_factory=list)
+    grown: bool = False
+    """True if a draw of a replay has the rows of all ranks: the script asked for those of one."""
+    gradient_hooks: bool = False
+    """True if the script has hooks on gradients, which may change them before any reduction."""
     batch_norm: bool = False
     """True if batch norm takes its statistics from rows of one rank."""
     twins: list[tuple[str, str]] = field(default_factory=list)

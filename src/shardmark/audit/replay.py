@@ -185,6 +185,7 @@ class ReplayObserver(Observer):
                 if together.shape == value.shape:
                     return together
             if may_grow and value.dim() and parts[0].shape == value.shape:
+                self.record.grown = True
                 return torch.cat(parts)
             if value.dim() > 1 and sum(map(len, parts)) == len(value):
                 padded = padded_draws(parts, value)

@@ -98,7 +98,8 @@ def report_lines(report: AuditReport) -> list[str]:
         f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
     ]
     width = max((len(check.name) for check in report.checks), default=0)
-    for check in report.checks[:8]:
+    shown = [check for n, check in enumerate(report.checks) if n < 8 or not check.holds]
+    for check in shown[:10]:
         word = "holds " if check.holds else "DIFFERS"
         value = check.found if isinstance(check.found, str) else f"off by {check.found:.2g}"
         if isinstance(check.found, str) and check.found != check.expected:

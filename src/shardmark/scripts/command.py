@@ -8,7 +8,8 @@ import shlex
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from shardmark.core.errors import InputError
@@ -36,6 +37,7 @@ MULTI_GPU = {"--multi_gpu", "--multi-gpu"}
 """Option of accelerate, which refuses it for one process; with `--cpu` it starts one process."""
 
 SCRIPT = re.compile(r"\.pyc?$")
+VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 PYTHON = re.compile(r"python[\d.]*")
 
 LAUNCHERS = {
@@ -88,6 +90,10 @@ def parse_command(words: Sequence[str]) -> ScriptCommand:
         raise InputError(
             "command", "it is empty", "end with `-- torchrun --nproc-per-node 2 train.py ARGS`"
         )
+    variables = [*takewhile(VARIABLE.match, rest)]
+    if variables:
+        command = parse_command(rest[len(variables) :])
+        return replace(command, words=("env", *variables, *(command.words or (sys.executable,))))
     if SCRIPT.search(rest[0]):
         return ScriptCommand(launcher="python", words=(), script=tuple(rest), ranks=None)
     first = "python" if PYTHON.fullmatch(Path(rest[0]).name) else Path(rest[0]).name

@@ -41,7 +41,7 @@ def _name(words: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
             of_option = option.startswith("-") and not word.startswith("-")
             if of_option and parts[-1:] == [option]:
                 parts.pop()
-            parts.append(f"{option}={word}" if of_option and word[0].isdigit() else word)
+            parts.append(f"{option}={word}" if of_option and word[:1].isdigit() else word)
     script = next(word for word in words if word not in {"python", "-m"})
     texts = (re.sub(r"^-+|\.py$", "", PurePath(part).name) for part in parts or [script])
     return re.sub(r"[^A-Za-z0-9 ._=,+-]+", "-", " ".join(texts)).strip(" -.=,+_")[:40].rstrip()
