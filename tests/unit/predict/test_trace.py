@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -458,7 +459,7 @@ def test_attention_of_torch_is_one_kernel() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> None:
     """Of 64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""
-    sizes = {
+    sizes: dict[str, dict[str, Any]] = {
         "llama": {
             **{"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64},
             **{"num_attention_heads": 4, "num_key_value_heads": 4},
