@@ -75,14 +75,16 @@ SHARED_SEQUENCES = OwnOptions(task="tests.distributed.models:SharedSequences")
 
 
 def language(folder: Path, **fields: Any) -> LanguageOptions:
-    common = {"dataset": "text", "data_dir": str(folder), "sequence_length": 24}
+    common = {"dataset": "text", "data_dir": str(folder / "texts"), "sequence_length": 24}
     sizes = {} if "model" in fields else {"width": 32, "heads": 4}
     return LanguageOptions.model_validate(common | sizes | fields)
 
 
 def written_texts(folder: Path) -> Path:
+    """Write the texts into a folder of their own: every file in it is read."""
+    (folder / "texts").mkdir()
     for number in range(40):
-        (folder / f"{number:02}.txt").write_text(f"line {number}\n" * (10 + number % 7))
+        (folder / "texts" / f"{number:02}.txt").write_text(f"line {number}\n" * (10 + number % 7))
     return folder
 
 
