@@ -42,7 +42,7 @@ def test_an_assertion_holds_in_pytest() -> None:
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
-        ("print('no training')", "before 2 ranks took an optimizer step"),
+        ("print('no training')", "no rank takes an optimizer step"),
         ("raise ValueError('data is missing')", "data is missing"),
     ],
 )
