@@ -28,7 +28,7 @@ PHONE: dict[str, Any] = {
 RUNS = ("small", "grid", "disturbed")
 A4_PIXELS = 680
 """Between the margins."""
-MOST_BYTES = 3_000_000
+MOST_BYTES = 3_500_000
 MOST_SCREENS = 5
 MOST_EMPTY_PIXELS = 90
 """Of a screenshot from top to bottom without anything on it."""
