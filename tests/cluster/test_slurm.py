@@ -125,6 +125,7 @@ def test_lost_node_ends_its_trial_alone(cluster: SlurmCluster, tmp_path: Path) -
     wait_for(lambda: stepping(out, 1), LONG_SECONDS)
     cluster.answer("scancel", *cluster.jobs())
     job.wait(timeout=LONG_SECONDS)
+    wait_for(lambda: not cluster.jobs(), LONG_SECONDS)  # its client may end before the job does
     printed = (tmp_path / "log.txt").read_text()
     assert printed.rstrip().splitlines()[-1].startswith("interrupted; continue with: shardmark run")
     first, second = in_order(out)
