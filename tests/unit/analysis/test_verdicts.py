@@ -290,11 +290,11 @@ def test_repeats_are_paired_where_both_have_them_and_it_is_said() -> None:
     assert effect.percent == pytest.approx(100, abs=1)
     few = {1: 150.0, 2: 151.0, 3: 150.0}
     (note,) = compared({"single": BASE, "ddp": few, "fsdp": few}).notes
-    assert note.startswith("ddp on 2 ranks; fsdp on 2 ranks: 3 repeats shared with single")
+    assert note.startswith("ddp on 2 ranks; fsdp on 2 ranks: compared by the 3 repeats that single")
     comparison = compared({"single": BASE, "ddp": {3: 200.0, 4: 210.0}})
     alone = row(comparison, "ddp")
     assert (alone.verdict, alone.effect) == (None, None)
-    assert any("1 repeat shared with single on 1 rank, no" in note for note in comparison.notes)
+    assert any("1 repeat that single on 1 rank has too: no" in note for note in comparison.notes)
 
 
 def test_ratio_and_difference_between_any_two_rows() -> None:

@@ -158,9 +158,9 @@ def _about_baseline(row: Row, base: Row, no_speedup: str | None) -> list[tuple[s
     notes = [f"compared with {base.place}"] if row.differing(base) else []
     common = len(common_repeats(row, base, METRIC))
     if row.values[METRIC].keys() != base.values[METRIC].keys():
-        shared = f"{common} repeats" if common > 1 else "1 repeat" if common else "no repeat"
-        effect = "only these are compared" if common > 1 else "no interval and no verdict"
-        notes.append(f"{shared} shared with {base.place}, {effect}")
+        shared = f"the {common} repeats" if common > 1 else "1 repeat" if common else "no repeat"
+        effect = "" if common > 1 else ": no interval and no verdict"
+        notes.append(f"compared by {shared} that {base.place} has too{effect}")
     return [(row.place, text) for text in notes]
 
 

@@ -91,7 +91,7 @@ def next_commands(comparison: Comparison) -> list[str]:
     ) and _competing(comparison):
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
-        commands.append(f"Surer:  {again} --set measure.repeats={more}")
+        commands.append(f"For narrower intervals:  {again} --set measure.repeats={more}")
     if any(not answer.decided for answer in all_answers if answer.question == "equivalent"):
         commands.append(f"Proof:  shardmark verify {experiment}")
     return commands

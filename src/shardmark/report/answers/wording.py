@@ -25,11 +25,13 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
 
 
 def rounding_text(rounding: Rounding) -> str:
-    """Return `rounding alone: ± 1.2 % top-1, ddp and fsdp the same as single`."""
+    """Return `rounding alone changes top-1 by 1.2 %; single, ddp and fsdp are within that`."""
     column = metric_column(rounding.metric)
     amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
-    text = f"rounding alone: ± {amount} {column.title}"
-    return f"{text}, {listed(rounding.same)} the same as {rounding.cell}" if rounding.same else text
+    text = f"rounding alone changes {column.title} by {amount}"
+    if not rounding.same:
+        return text
+    return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} are within that"
 
 
 def ranks(count: int) -> str:
