@@ -25,7 +25,7 @@ from shardmark.analysis.trial.sampled_metrics import (
     value_at,
 )
 from shardmark.core.run_files import STEPS_FILE
-from shardmark.results.schema import RankRecord
+from shardmark.results.schema import RankRecord, TrialResult
 from shardmark.results.store import RunFolder
 
 MAX_POINTS = 300
@@ -66,13 +66,10 @@ def sampled(row: Row) -> Sampled | None:
     if not row.ok_trials or row.folder is None:
         return None
     trial = row.ok_trials[0]
-    began = [rank.first_step_at_seconds for rank in trial.ranks]
-    ends = [w.started_at_seconds + w.window_seconds for rank in trial.ranks for w in rank.windows]
-    start = min((at for at in began if at is not None), default=None)
+    start, end = _trained_between(trial)
     nodes = samples_by_node(RunFolder(row.folder).trial_folder(trial.id)).values()
-    if start is None or not ends or not nodes:
+    if start >= end or not nodes:
         return None
-    end = max(ends)
 
     def series(read: Callable[[Sequence[Line]], list[Point]], scale: float = 1.0) -> OverTime:
         summed = _summed([points for node in nodes if (points := read(node))])
@@ -90,6 +87,17 @@ def sampled(row: Row) -> Sampled | None:
         ),
         power_watts=series(lambda lines: _gpu_points(lines, "power_watts", math.fsum)),
     )
+
+
+def _trained_between(trial: TrialResult) -> tuple[float, float]:
+    """Return the instants of the first step and of the end of the last epoch.
+
+    The end is not after the start if one of the two was not recorded.
+    """
+    began = [rank.first_step_at_seconds for rank in trial.ranks]
+    ends = [w.started_at_seconds + w.window_seconds for rank in trial.ranks for w in rank.windows]
+    start = min((at for at in began if at is not None), default=math.inf)
+    return start, max(ends, default=-math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,14 +182,13 @@ def readings_by_rank(row: Row) -> dict[str, dict[int, OverTime]]:
     if not row.ok_trials or row.folder is None:
         return {}
     trial = row.ok_trials[0]
-    began = [rank.first_step_at_seconds for rank in trial.ranks]
-    start = min((at for at in began if at is not None), default=math.inf)
+    start, end = _trained_between(trial)
     nodes = samples_by_node(RunFolder(row.folder).trial_folder(trial.id)).values()
     samples = [line for lines in nodes for line in lines]
 
     def readings(rank: RankRecord, name: str) -> OverTime:
         points = process_points(samples, rank, name)
-        return with_median([(at - start, value) for at, value in points if at >= start])
+        return with_median([(at - start, value) for at, value in points if start <= at <= end])
 
     return {
         name: {rank.rank: series for rank in trial.ranks if (series := readings(rank, name)).x}
