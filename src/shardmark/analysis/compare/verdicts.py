@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from statistics import fmean
@@ -13,6 +13,7 @@ from shardmark.analysis.statistics.effects import (
     Difference,
     Effect,
     PairedTest,
+    Tested,
     holm,
     paired_difference,
     paired_effect,
@@ -41,22 +42,8 @@ METRIC = "samples_per_second"
 
 
 def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
-    """Return the rows with verdicts and effects relative to their baselines.
-
-    All tests are one family; the noise is moderated over rows with the same baseline.  A row of
-    the same place as its baseline is the baseline itself.
-    """
-    effects: dict[int, Effect] = {}
-    by_baseline: dict[int, list[int]] = {}
-    for place, (row, base) in enumerate(zip(rows, baselines, strict=True)):
-        effect = None if base is None or _same(row, base) else _effect_between(row, base)
-        if effect is not None:
-            effects[place] = effect
-            by_baseline.setdefault(id(base), []).append(place)
-    for places in by_baseline.values():
-        shared = with_shared_noise([effects[place] for place in places])
-        effects |= zip(places, shared, strict=True)
-    effects = dict(zip(effects, holm(list(effects.values())), strict=True))
+    """Return the rows with verdicts and effects relative to their baselines."""
+    effects = _tested(rows, baselines, _effect_between)
     return tuple(
         replace(row, effect=effects.get(place), verdict=_verdict(row, base, effects.get(place)))
         for place, (row, base) in enumerate(zip(rows, baselines, strict=True))
@@ -66,27 +53,10 @@ def with_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple
 def with_quality_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) -> tuple[Row, ...]:
     """Return the rows with verdicts on their main quality, over seeds that both rows have.
 
-    The test is that of the throughput on differences in place of log ratios, one family for all
-    rows.  Rows of a single seed have no verdict.
+    The test is that of the throughput on differences in place of log ratios.  Rows of a single
+    seed have no verdict.
     """
-    differences: dict[int, Difference] = {}
-    by_baseline: dict[int, list[int]] = {}
-    for place, (row, base) in enumerate(zip(rows, baselines, strict=True)):
-        if base is None or min(row.seeds, base.seeds) < 2 or _same(row, base):
-            continue
-        metric = quality_of(row)
-        repeats = () if metric is None else common_repeats(row, base, metric)
-        above, below = (
-            [one.values[metric][repeat] for repeat in repeats] if metric else []
-            for one in (row, base)
-        )
-        if (difference := paired_difference(above, below)) is not None:
-            differences[place] = difference
-            by_baseline.setdefault(id(base), []).append(place)
-    for places in by_baseline.values():
-        shared = with_shared_noise([differences[place] for place in places])
-        differences |= zip(places, shared, strict=True)
-    differences = dict(zip(differences, holm(list(differences.values())), strict=True))
+    differences = _tested(rows, baselines, _difference_between)
     return tuple(
         replace(
             row, quality_difference=difference, quality_verdict=_quality_verdict(row, difference)
@@ -95,6 +65,29 @@ def with_quality_verdicts(rows: Sequence[Row], baselines: Sequence[Row | None]) 
         else row
         for place, row in enumerate(rows)
     )
+
+
+def _tested(
+    rows: Sequence[Row],
+    baselines: Sequence[Row | None],
+    test: Callable[[Row, Row], Tested | None],
+) -> dict[int, Tested]:
+    """Return the tests of the rows against their baselines, by the number of the row.
+
+    All tests are one family; the noise is moderated over rows with the same baseline.  A row of
+    the same place as its baseline is the baseline itself.
+    """
+    tests: dict[int, Tested] = {}
+    by_baseline: dict[int, list[int]] = {}
+    for place, (row, base) in enumerate(zip(rows, baselines, strict=True)):
+        tested = None if base is None or _same(row, base) else test(row, base)
+        if tested is not None:
+            tests[place] = tested
+            by_baseline.setdefault(id(base), []).append(place)
+    for places in by_baseline.values():
+        shared = with_shared_noise([tests[place] for place in places])
+        tests |= zip(places, shared, strict=True)
+    return dict(zip(tests, holm(list(tests.values())), strict=True))
 
 
 def quality_of(row: Row) -> str | None:
@@ -122,11 +115,22 @@ def _effect_between(row: Row, base: Row) -> Effect | None:
     """
     if row.disturbed or base.disturbed:
         return None
-    repeats = common_repeats(row, base, METRIC)
-    return paired_effect(
-        [row.values[METRIC][repeat] for repeat in repeats],
-        [base.values[METRIC][repeat] for repeat in repeats],
-    )
+    return paired_effect(*_paired(row, base, METRIC))
+
+
+def _difference_between(row: Row, base: Row) -> Difference | None:
+    """Return the difference of the main quality over common repeats; None for a single seed."""
+    metric = quality_of(row)
+    if metric is None or min(row.seeds, base.seeds) < 2:
+        return None
+    return paired_difference(*_paired(row, base, metric))
+
+
+def _paired(row: Row, base: Row, metric: str) -> tuple[list[float], list[float]]:
+    """Return the values of both rows in their common repeats."""
+    repeats = common_repeats(row, base, metric)
+    above, below = row.values.get(metric, {}), base.values.get(metric, {})
+    return [above[repeat] for repeat in repeats], [below[repeat] for repeat in repeats]
 
 
 def common_repeats(row: Row, other: Row, metric: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -29,14 +30,14 @@ _MAX_HALF_DEGREES = 1e7
 
 
 class Spread(NamedTuple):
-    """The variance of log ratios, with its degrees of freedom."""
+    """The variance of log ratios or differences, with its degrees of freedom."""
 
     variance: float
     degrees: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairedTest:
+class PairedTest(ABC):
     """A test of the paired values of two rows."""
 
     p_value: float
@@ -49,9 +50,9 @@ class PairedTest:
     """Variance of the pairs' location estimate; None if the pairs do not vary."""
 
     @property
+    @abstractmethod
     def located(self) -> tuple[float, int]:
         """The location estimate on the scale of the variance, and the number of pairs."""
-        raise NotImplementedError
 
 
 Tested = TypeVar("Tested", bound=PairedTest)
