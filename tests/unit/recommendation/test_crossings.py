@@ -162,4 +162,5 @@ def test_the_size_of_the_model_is_a_metric_and_an_axis() -> None:
     assert (line.axis, line.values) == ("parameters", [11e6, 25e6])
     (best, *_) = line.ranges
     assert isinstance(best, BestRange)
-    assert axis_value("parameters", 1.3e9) == "1.300 B"
+    assert axis_value("parameters", 1.3e9) == "1.3 B"
+    assert axis_value("recipe.global_batch", 2.0**20) == "1048576"

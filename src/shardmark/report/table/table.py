@@ -201,6 +201,14 @@ def number(value: float, *, decimals: int | None = None) -> str:
     return f"{value:.4g}"
 
 
+def abbreviated(value: float, *, gap: str = "") -> str:
+    """Format with about three significant digits and k, M, B or T, as `35.7k`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{gap}{letter}"
+    return f"{value:.3g}"
+
+
 # Metrics of the catalogue
 
 _SHOWN = {

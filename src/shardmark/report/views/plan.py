@@ -33,6 +33,7 @@ from shardmark.report.table.table import (
     Missing,
     Table,
     Value,
+    abbreviated,
     for_programs,
     metric_column,
     number,
@@ -156,7 +157,7 @@ def _figure_of(best: Best) -> Callable[[Prediction], str]:
 
 def _speed_text(row: Prediction) -> str:
     assert row.time is not None
-    return f"{short(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
+    return f"{abbreviated(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
 
 
 def _memory_text(row: Prediction) -> str:
@@ -183,15 +184,7 @@ def _rival(row: Prediction) -> str:
 
 def amount(work: float, unit: str) -> str:
     """Return tokens or samples in words, as `10 B tokens`."""
-    return f"{short(work, gap=' ')} {unit}"
-
-
-def short(value: float, *, gap: str = "") -> str:
-    """Return about three significant digits with k, M, B or T, as `35.7k`."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= 0.9995 * size:
-            return f"{value / size:.3g}{gap}{letter}"
-    return f"{value:.3g}"
+    return f"{abbreviated(work, gap=' ')} {unit}"
 
 
 def _answers(plan: Plan) -> Iterator[str]:
@@ -237,7 +230,7 @@ def _layout_text(layout: Candidate, row: Prediction) -> str:
     parts_text += ["offloading"] if layout.cpu_offload else []
     needed = number(layout.device_bytes / 2**30)
     parts_text += [
-        f"{short(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
+        f"{abbreviated(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
     ]
     return (
         f"{', '.join(parts_text)}, {number(1000 * layout.step_seconds)} ms a step in {needed} GiB"
@@ -277,7 +270,7 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _chosen(predicted, best_of_each=best_of_each)
     count = next((row.parameters for row in rows if row.parameters), None)
-    size_text = "" if count is None else f" ({short(count, gap=' ')} parameters)"
+    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters)"
     precision = "" if plan.precision is None else f", {plan.precision}"
     work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
     if plan.requested_work is None and plan.work is not None:
@@ -296,7 +289,7 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
             f"{f' Here: {listed(same)}.' if same else ''}"
         )
     notes += [] if assumed is None else [f"Assumed: {assumed}."]
-    notes += [_range_note(plan), *_own_mathematics(rows)]
+    notes += [_range_note(plan), *_deviation_notes(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
     columns = [*_names(rows), *_answer_columns(plan)]
     if best_of_each:  # which leaves no room for the last column
@@ -338,8 +331,8 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
     def rate(row: Prediction) -> Value:
         if row.time is None or row.low_seconds is None or row.high_seconds is None:
             return Missing(row.reason or "")
-        ends = (short(row.step_work / row.high_seconds), short(row.step_work / row.low_seconds))
-        return f"{short(row.work_per_second)} ({'-'.join(ends)})"
+        ends = (abbreviated(row.step_work / end) for end in (row.high_seconds, row.low_seconds))
+        return f"{abbreviated(row.work_per_second)} ({'-'.join(ends)})"
 
     return [
         (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
@@ -360,7 +353,7 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
     ]
 
 
-def _own_mathematics(rows: Sequence[Prediction]) -> Iterator[str]:
+def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
     """Yield the deviations from the training of one device, each with its strategies."""
     names: dict[str, dict[str, None]] = {}
     for row in rows:

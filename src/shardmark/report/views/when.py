@@ -15,10 +15,17 @@ from shardmark.analysis.advise.crossings import (
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.config.axes import title_of
-from shardmark.report.table.table import Column, Table, Value, for_programs, number, table_of
+from shardmark.report.table.table import (
+    Column,
+    Table,
+    Value,
+    abbreviated,
+    for_programs,
+    number,
+    table_of,
+)
 
 TITLES = {METRIC: "Throughput", "peak_memory_bytes": "Peak memory"}
-_MAGNITUDES = ((1e9, " B"), (1e6, " M"), (1e3, " k"))
 
 
 class _Line(NamedTuple):
@@ -33,12 +40,9 @@ def axis_title(axis: str) -> str:
 
 def axis_value(axis: str, value: float) -> str:
     """Format a value of an axis; numbers of parameters as 1.3 B."""
-    size, letter = 1.0, ""
     if axis == PARAMETERS:
-        size, letter = next(((s, m) for s, m in _MAGNITUDES if value >= s), (1.0, ""))
-    scaled = value / size
-    text = f"{scaled:g}" if float(scaled).is_integer() else number(scaled)
-    return f"{text}{letter}"
+        return abbreviated(value, gap=" ")
+    return f"{value:.0f}" if value.is_integer() else number(value)
 
 
 def when_tables(comparison: Comparison) -> list[Table]:
