@@ -444,7 +444,7 @@ QUALITIES = (
 """Quality metrics in order of preference, among those that most rows have."""
 
 COMPARISON_METRICS = frozenset({"speedup", "scaling_efficiency", "memory_ratio", "parameters"})
-"""Metrics that relate trials; only `analysis.compare.comparison` computes them."""
+"""Metrics of a comparison's rows, which trials do not have; `analysis.compare` computes them."""
 
 TRIAL_METRICS = tuple(name for name in METRICS if name not in COMPARISON_METRICS)
 """Metrics in `TrialResult.metrics`: each is a value, or None with a reason in `missing`."""

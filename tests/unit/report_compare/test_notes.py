@@ -93,6 +93,7 @@ def test_a_screen_has_few_lines_of_notes_and_every_failure() -> None:
     ]  # fmt: skip
     healthy = pair(3)
     assert len(brief_notes(compare_trials(*healthy), 80)) <= MOST_LINES
+    assert brief_notes(compare_trials(*healthy), 5), "a screen narrower than the indent"
     comparison = compare_trials(*healthy, *failed)
     brief = brief_notes(comparison, 80)
     assert all(any(f"reason {repeat} " in text for text in brief) for repeat in range(9))

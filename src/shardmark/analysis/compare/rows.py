@@ -404,7 +404,7 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
             for name, estimate in metrics.items()
             if estimate is None and name not in COMPARISON_METRICS
         }
-        | ({} if size else {"parameters": "no rank counted them: the probe was switched off"}),
+        | ({} if size else {"parameters": _reason(ok, "parameter_bytes")}),  # one probe counts both
         values=values,
         trials=tuple(sorted(trials, key=lambda result: result.repeat)),
         folder=run.path,

@@ -225,7 +225,7 @@ def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[R
         }
         return replace(
             _measured_alone(row, rows),
-            conditions=conditions_of(row, rows, figures.conditions),
+            conditions=conditions_text(row, rows, figures.conditions),
             figures=figures,
             published=published,
             measured=measured,
@@ -244,13 +244,13 @@ def _measured_alone(row: Row, rows: Sequence[Row]) -> Pair:
     return Pair(
         title=row.label,
         world_size=row.world_size,
-        conditions=conditions_of(row, rows),
+        conditions=conditions_text(row, rows),
         row=row,
         measured={**row.metrics, SPEEDUP: None},
     )
 
 
-def conditions_of(row: Row, rows: Sequence[Row], of_study: Mapping[str, Any] = {}) -> str:
+def conditions_text(row: Row, rows: Sequence[Row], of_study: Mapping[str, Any] = {}) -> str:
     """Return the values that distinguish the row among the rows, the study's conditions first."""
     varying = {key for key in row.varied if len({plain(r.varied.get(key)) for r in rows}) > 1}
     values = {**of_study, **{key: row.varied[key] for key in row.varied if key in varying}}

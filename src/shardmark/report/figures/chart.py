@@ -196,7 +196,7 @@ def readable(panels: Iterable[Panel]) -> list[Panel]:
     return [replace(panel, y_logarithmic=True) for panel in drawn]
 
 
-def shared(panels: Iterable[Panel]) -> list[Panel]:
+def with_shared_axis(panels: Iterable[Panel]) -> list[Panel]:
     """Give the panels one axis of values, so that they can be compared by eye."""
     drawn = list(panels)
     ranges = [panel.y_range for panel in drawn if panel.y_range is not None]

@@ -26,7 +26,7 @@ from shardmark.report.figures.chart import (
     figure,
     rate_unit,
     readable,
-    shared,
+    with_shared_axis,
 )
 from shardmark.report.figures.entries import (
     MOST_ROWS_READ,
@@ -118,7 +118,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
     return figure(
         metric.replace("_", "-"),
         title,
-        shared(panels if rises else readable(panels)),
+        with_shared_axis(panels if rises else readable(panels)),
         "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
         reliability(entries_in(facets)),
@@ -296,7 +296,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
     )
 
 
-_OF_RANKS = {
+_RANK_READINGS = {
     "threads": ("Threads of each rank", "Threads"),
     "processes": ("Processes of each rank", "Processes"),
     "rss_bytes": ("Memory of each rank over time", "Resident memory"),
@@ -309,7 +309,7 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
     pairs = [(group, entry) for group in groups for entry in group.entries]
     read = [(*pair, readings_by_rank(pair[1].row)) for pair in pairs[:MOST_ROWS_READ]]
     figures = []
-    for field, (title, label) in _OF_RANKS.items():
+    for field, (title, label) in _RANK_READINGS.items():
         drawn = [(group, entry, by_field.get(field, {})) for group, entry, by_field in read]
         largest = _largest(series for *_, by_rank in drawn for series in by_rank.values())
         unit, size = byte_unit(largest) if field == "rss_bytes" else ("", 1.0)
@@ -347,7 +347,7 @@ def _largest(values: Iterable[OverTime]) -> float:
 
 
 def _lines(entry: Entry, values: OverTime, size: float, **changes: Any) -> list[Series]:
-    """Return the running median over the faint readings; few readings are a line of their own."""
+    """Return the running median and a faint line of the readings; of few readings, a line alone."""
     readings = replace(entry.line(values.x, [y / size for y in values.y]), **changes)
     if values.median is None:
         return [readings]

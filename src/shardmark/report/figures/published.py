@@ -13,10 +13,10 @@ from shardmark.analysis.studies.against import (
     Against,
     ClaimPair,
     Pair,
-    conditions_of,
+    conditions_text,
 )
 from shardmark.analysis.studies.study import Figures
-from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, shared
+from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, with_shared_axis
 from shardmark.report.figures.drawing import REFERENCE
 from shardmark.report.figures.entries import (
     Entry,
@@ -26,6 +26,7 @@ from shardmark.report.figures.entries import (
     reliability,
 )
 from shardmark.report.figures.over_time import BY_EPOCH
+from shardmark.report.views.against import range_text
 from shardmark.trials.trial import ranks_and_nodes
 
 
@@ -91,7 +92,7 @@ def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]
     return figure(
         f"published-{metric.replace('_', '-')}",
         f"{title}: {against.study.cited} and measured",
-        shared(readable(panel for panel in panels if panel.series)),
+        with_shared_axis(readable(panel for panel in panels if panel.series)),
         f"Dashed without marks: published, on {against.study.hardware}.",
         f"Measured on {against.measured_on}.",
         reliability(entries),
@@ -149,7 +150,7 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
                 series.append(_claimed_bar(pair))
             several = pair.base is not None and len(pair.claim.over) > 1
             base = f" / {pair.base.label}" if several and pair.base else ""
-            conditions = conditions_of(entry.row, against.rows)
+            conditions = conditions_text(entry.row, against.rows)
             parts = (f"{entry.name}{base}", entry.ranks, conditions, _source(against, entry))
             place = ", ".join(filter(None, parts))
             series.append(estimates_series([entry], [place], [pair.measured]))
@@ -179,12 +180,10 @@ def _published_bar(name: str, value: float, **ends: Any) -> Series:
 
 
 def _claimed_bar(pair: ClaimPair) -> Series:
-    claim = pair.claim
-    ends = [end for end in (claim.value, claim.low, claim.high) if end is not None]
+    claim, name = pair.claim, f"claimed: {range_text(pair.claim)}"
     if claim.low is None or claim.high is None:
-        sign = "" if claim.value is not None else "at least " if claim.high is None else "at most "
-        return _published_bar(f"claimed: {sign}{ends[0]:.3g}", ends[0])
-    name = f"claimed: {claim.low:.3g} to {claim.high:.3g}"
+        end = next(end for end in (claim.value, claim.low, claim.high) if end is not None)
+        return _published_bar(name, end)
     middle = (claim.low + claim.high) / 2
     return _published_bar(name, middle, low=(claim.low,), high=(claim.high,))
 

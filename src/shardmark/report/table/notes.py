@@ -110,11 +110,11 @@ def brief_notes(comparison: Comparison, width: int) -> tuple[str, ...]:
         if not (disturbed and warning.kind is StabilityKind.OTHER_PROCESSES)
     ]
     notes = notes_of(comparison, warnings)
-    ends = [*accumulate(math.ceil(len(note.text) / (width - INDENT)) for note in notes)]
-    room = MOST_LINES if ends[-1:] <= [MOST_LINES] else MOST_LINES - 1
+    lines = [math.ceil(len(note.text) / max(1, width - INDENT)) for note in notes]
+    room = MOST_LINES if sum(lines) <= MOST_LINES else MOST_LINES - 1
     texts = [
         note.text
-        for note, end in zip(notes, ends, strict=True)
+        for note, end in zip(notes, accumulate(lines), strict=True)
         if note.kind in ESSENTIAL or end <= room
     ]
     rest = len(notes) - len(texts)

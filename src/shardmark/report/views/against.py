@@ -17,7 +17,7 @@ from shardmark.analysis.studies.against import (
     Against,
     ClaimPair,
     Pair,
-    conditions_of,
+    conditions_text,
 )
 from shardmark.analysis.studies.study import Claim
 from shardmark.report.table.notes import left_out
@@ -108,7 +108,8 @@ def _measured_of(pair: ClaimPair) -> str | None:
     return f"{pair.row.label} {sign} {pair.base.label}"
 
 
-def _range(claim: Claim) -> str:
+def range_text(claim: Claim) -> str:
+    """Format the claimed value or range, such as `at least 1.5`."""
     if claim.value is not None:
         return f"{claim.value:.3g}"
     if claim.low is None:
@@ -124,7 +125,7 @@ def _claims(against: Against) -> Columns[ClaimPair]:
     text = partial(Column, numeric=False)
 
     def conditions(pair: ClaimPair) -> str:
-        return "" if pair.row is None else conditions_of(pair.row, against.rows)
+        return "" if pair.row is None else conditions_text(pair.row, against.rows)
 
     return [
         (_name("claim", "claim"), attrgetter("claim.says")),
@@ -139,7 +140,7 @@ def _claims(against: Against) -> Columns[ClaimPair]:
             lambda pair: pair.row.world_size if pair.row else None,
         ),
         (text("finding", "finding"), attrgetter("finding")),
-        (text("published", "published"), lambda pair: _range(pair.claim)),
+        (text("published", "published"), lambda pair: range_text(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
             attrgetter("measured"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
@@ -13,8 +12,8 @@ from shardmark.report.table.table import Column, Table, metric, table_of
 
 class _Line(NamedTuple):
     name: str
-    cells: Mapping[int, str]
-    """Cells by the number of the row."""
+    cells: tuple[str, ...]
+    """Cells in the order of the rows."""
 
 
 def metrics_tables(comparison: Comparison) -> list[Table]:
@@ -25,7 +24,7 @@ def metrics_tables(comparison: Comparison) -> list[Table]:
     absent = [name for name in names if name not in shown]
     # Each metric is a table of one column, which has the unit that fits the metric's values.
     fitted = {name: table_of("", rows, [metric(name, interval="±")]) for name in shown}
-    lines = [_Line(name, dict(enumerate(fitted[name].cells(name)))) for name in shown]
+    lines = [_Line(name, fitted[name].cells(name)) for name in shown]
 
     def unit(line: _Line) -> str:
         return fitted[line.name].columns[0].unit
