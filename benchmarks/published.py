@@ -217,7 +217,7 @@ def _traced(row: dict[str, str], precision: str) -> Profile | None:
             break
     stated = re.match(r"(\d+)x", row["seq_len_or_image"])
     size = int(stated[1]) if stated else SIZES.get(model, 224)
-    return load(key_of(prefix + model, SIZES.get(model, size), precision))
+    return load(key_of(prefix + model, size, precision))
 
 
 def _of_pictures(of: Pictures, millions: float | None, width_bytes: int) -> Profile:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
+from dataclasses import astuple
 from math import exp
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.harness import RESULTS, ROOT
 from benchmarks.predict import (
     CASES,
     TOLERANCE,
@@ -20,6 +23,7 @@ from benchmarks.published import COLUMNS, read
 from benchmarks.traced import condensed, key_of, load, memory_profile, traced
 
 from shardmark.core.recipe import Recipe
+from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.timing import Constants
 from shardmark.strategies import build_strategy
@@ -129,6 +133,17 @@ def test_errors_have_not_grown() -> None:
     for name, before in MEDIANS.items():
         assert medians[name] <= TOLERANCE * before, name
     assert 0.86 <= numbers["coverage"]["None"] <= 0.95
+
+
+def test_intervals_and_the_page_are_those_of_the_last_result() -> None:
+    newest = max(RESULTS.glob("20*-predict.json"))
+    numbers = json.loads(newest.read_text())["numbers"]
+    for kind, residuals in RESIDUALS.items():
+        stored = tuple(numbers["residuals"][str(kind)].values())
+        assert astuple(residuals) == pytest.approx(stored, abs=0.0051), kind
+    page = (ROOT / "docs" / "method" / "prediction.md").read_text()
+    for name, (_, low, high) in numbers["fitted"].items():
+        assert f"| {getattr(Constants(), name):g} | {low:g} to {high:g} |" in page, name
 
 
 def test_a_stored_memory_profile_is_what_a_trace_finds() -> None:
