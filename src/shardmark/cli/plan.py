@@ -173,7 +173,7 @@ def plan(
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,
-        work=question.work if work is None else parse_amount(work, "--tokens"),
+        work=question.work if work is None else parse_amount(work),
     )
     text = render_plan(
         predicted,
@@ -197,13 +197,14 @@ def plan(
         raise typer.Exit(1)
 
 
-def parse_amount(text: str, option: str) -> float:
+def parse_amount(text: str) -> float:
     """Parse a number of tokens or samples such as `10B`, `300M` or `1e9`.
 
-    Raises `InputError`, which names the option.
+    Raises `InputError` for other text.
     """
     match = AMOUNT.fullmatch(text.strip())
     amount = float(match[1]) * FACTORS[match[2].lower()] if match else 0.0
     if not 0 < amount < inf:
-        raise InputError(option, f"found {text!r}", "allowed is a number such as 10B, 300M or 1e9")
+        allowed = "allowed is a number such as 10B, 300M or 1e9"
+        raise InputError("--tokens or --samples", f"found {text!r}", allowed)
     return amount

@@ -31,7 +31,9 @@ LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
 ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
-_SMALL_PICTURES = {"vit_cifar": 32, "inception_v3": 299}
+IMAGE_SIZE = 224
+OTHER_IMAGE_SIZES = {"vit_cifar": 32, "inception_v3": 299}
+"""Sizes of models that are built for others than `IMAGE_SIZE`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ def experiment_of(
     Raises `InputError` for an unknown name.
     """
     model = named_model(name, sequence_length)
-    if sequence_length is not None and "sequence_length" not in str(model.workload):
+    options = {**model.workload, **model.workload.get("options", {})}
+    if sequence_length is not None and "sequence_length" not in options:
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
     content = {
         "name": re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2]).strip("-._")[:60] or "model",
@@ -131,15 +134,15 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
 
 
 def _of_pictures(name: str) -> NamedModel:
-    size = _SMALL_PICTURES.get(name, 224)
+    size = OTHER_IMAGE_SIZES.get(name, IMAGE_SIZE)
     sizes = {"image_size": size, "classes": 1000}
     workload = {"name": "classification", "model": name, "dataset": "random", **sizes}
-    is_transformer = re.search(r"vit|swin|deit|beit|convnext|eva", name)
+    by_adamw = re.search(r"vit|swin|deit|beit|convnext|eva", name)  # as in their papers
     return NamedModel(
         workload=workload,
         batch=64,
         sample=f"picture of {size} x {size}",
-        optimizer=ADAMW if is_transformer else SGD,
+        optimizer=ADAMW if by_adamw else SGD,
     )
 
 

@@ -101,12 +101,10 @@ def _divided(cell: Trial, recipe: Recipe, tensor: int, pipeline: int) -> Trial:
     """Return the cell with its layers divided, and with samples for each stage."""
     mesh = {"tensor": tensor, "pipeline": pipeline}
     batch = {"global_batch": None, "per_rank_batch": 2 * pipeline}
-    fields = {name: getattr(cell, name) for name in Trial.model_fields}
-    changed = {
-        "strategy": StrategySpec(name=LAYERED, options={"mesh": mesh}),
-        "recipe": recipe.model_copy(update=batch),
-    }
-    return Trial(**(fields | changed))
+    return cell.changed(
+        strategy=StrategySpec(name=LAYERED, options={"mesh": mesh}),
+        recipe=recipe.model_copy(update=batch),
+    )
 
 
 def winner_of(search: Search, experiment: Experiment, cell: Trial) -> Experiment | None:

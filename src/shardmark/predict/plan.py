@@ -35,6 +35,8 @@ GiB = 2**30
 HOUR_SECONDS = 3600.0
 EQUAL_WORK = 1.1
 """Factor up to which recipes train equally many samples: epochs drop a partial step."""
+COMPARED_WORK = {"tokens": 1e9, "samples": 1e6}
+"""Work that hours and dollars are for if the recipe's cannot be compared, by unit."""
 Question = Literal["fastest", "memory", "cost"]
 
 
@@ -224,7 +226,7 @@ class Plan:
         works = [row.work for row in self.rows if row.time is not None and row.work]
         if not works or max(works) <= EQUAL_WORK * min(works):
             return None
-        return 1e9 if self.unit == "tokens" else 1e6
+        return COMPARED_WORK[self.unit]
 
 
 def _best(question: Question, rows: Sequence[Prediction], work: float | None) -> Best:

@@ -10,6 +10,7 @@ from shardmark.config.load import Override, load_experiment
 from shardmark.config.model_name import experiment_of, is_experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
+from shardmark.predict.plan import COMPARED_WORK
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
@@ -58,8 +59,8 @@ def question_about(
         sequence_length=sequence_length,
         overrides=overrides,
     )
-    is_language = experiment.workload.tokens_per_sample is not None
-    return Question(experiment=experiment, assumed=assumed, work=1e9 if is_language else 1e6)
+    unit = "samples" if experiment.workload.tokens_per_sample is None else "tokens"
+    return Question(experiment=experiment, assumed=assumed, work=COMPARED_WORK[unit])
 
 
 def _precision(cards: Sequence[Card]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from shardmark.config.model_name import strategies_of
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
 from shardmark.core.recipe import Recipe
@@ -16,6 +17,9 @@ from shardmark.trials.matrix import unsupported_reason
 from shardmark.trials.trial import StrategySpec, Trial
 
 MOST_RANKS = 4096
+"""Largest number of ranks that a remedy names."""
+HELPFUL = 0.99
+"""A change helps if it needs less than this fraction of the memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +118,7 @@ class _Sizes:
             return None
         try:
             strategy.check(ranks, machine, recipe)
-            fields = {name: getattr(cell, name) for name in Trial.model_fields}
-            changed = Trial(**(fields | {"recipe": recipe}))
+            changed = cell.changed(recipe=recipe)
             profile = self.models.profile_of(changed, ranks, nodes, device_type=device_type)
             memory = rank_memory(
                 profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
@@ -137,9 +140,7 @@ def fewest_devices(
     cells: Sequence[Trial], node: NodeType, nodes: int, models: Models
 ) -> Remedy | None:
     """Return the fewest devices of one node that are enough; None if all are needed."""
-    fields = {name: getattr(cells[0], name) for name in Trial.model_fields}
-    alone = Trial(**(fields | {"strategy": StrategySpec(name="single")}))
-    sizes = _Sizes(cells=[alone, *cells], node=node, models=models)
+    sizes = _Sizes(cells=[*_compared(cells[0], 1), *cells], node=node, models=models)
     for ranks in range(1, node.node.devices + (nodes > 1)):
         least = sizes.least(ranks, 1)
         if least is not None and least.fit == "yes":
@@ -161,7 +162,7 @@ def remedies_of(
         if (
             least is not None
             and before is not None
-            and (least.device_bytes < 0.99 * before.device_bytes)
+            and least.device_bytes < HELPFUL * before.device_bytes
         ):
             helpful.append(change)
             fits[change.name] = least.fit
@@ -178,11 +179,19 @@ def remedies_of(
     alone = [change for change in helpful if fits.get(change.name) == "yes"]
     if alone:
         yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
+    if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
+        sizes = replace(sizes, cells=_compared(cells[0], 2 * ranks))
     more = [Change(name="", setting="", applied=lambda recipe: recipe), *helpful]
     for change in more[:1] if alone else more:
         if (remedy := _more_nodes(sizes, nodes, change)) is not None:
             yield remedy
             return
+
+
+def _compared(cell: Trial, devices: int) -> list[Trial]:
+    """Return the cell with each strategy that a question about a model compares on one node."""
+    specs = [StrategySpec(name=name) for name in strategies_of(devices, 1)]
+    return [cell.changed(strategy=spec) for spec in specs]
 
 
 def _fewer_ranks(sizes: _Sizes, ranks: int, nodes: int, change: Change) -> Iterator[Remedy]:

@@ -75,6 +75,11 @@ class Trial(Model):
             self.recipe.check_complete()
         return self
 
+    def changed(self, **fields: Any) -> Self:
+        """Return the trial with other fields, and without what it has cached."""
+        stored = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**(stored | fields))
+
     @cached_property
     def built_strategy(self) -> Strategy:
         """The strategy with its options, built once in a process."""

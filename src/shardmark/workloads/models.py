@@ -150,11 +150,14 @@ def _source_of(name: str) -> tuple[str | None, str | None]:
 
 
 def user_definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
-    """Return the definition of a user's class or function; None if its source has none."""
+    """Return the definition of a user's class or function; None if no source has it."""
     origin, problem = _source_of(name)
     if origin is None or problem is not None:
         return None
-    tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
+    try:
+        tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):  # `user_function_problem` reports it
+        return None
     function = name.rpartition(":")[2]
     definitions = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
     return next((node for node in definitions if node.name == function), None)

@@ -213,6 +213,30 @@ def test_a_model_that_does_not_fit_has_remedies(
     assert document["assumed"].startswith("1 sequence of 4096 tokens a GPU")
 
 
+def test_one_gpu_that_is_too_small_is_answered_by_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`single`, the only strategy of the question, does not run on more."""
+    made = made_profile(units=64, million_parameters=8_000.0)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "1xh100", "--format", "json", code=1)
+    last = json.loads(text)["remedies"][-1]
+    assert (last["strategy"], last["fit"]) == ("fsdp", "yes")
+    assert last["ranks"] > 1
+    assert last["change"] == f"{last['ranks']} GPUs"
+
+
+def test_changes_that_are_not_enough_are_called_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer alone is larger than a card, so that more cards do not help."""
+    made = made_profile(units=64, million_parameters=8_000_000.0)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "8xh100", code=1)
+    assert "What would make it fit" not in text
+    assert "What saves memory, but is not enough" in text
+
+
 def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Fewest: 1 GPU, with single in" in printed(capsys, *QUESTION)
 
@@ -222,7 +246,7 @@ def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["resnet50"], "--on: no machine is given"),
         (["resnet50", "8xh100", "--on", "8xh100"], "8xh100: one argument too many"),
-        (["resnet50", "--on", "8xh100", "--tokens", "many"], "--tokens: found 'many'"),
+        (["resnet50", "--on", "8xh100", "--tokens", "many"], "--tokens or --samples: found 'many'"),
         (["resnet50", "--on", "8xh100", "--samples", "0"], "allowed is a number such as 10B"),
         (["resnet50", "--on", "2x", "--samples", "1"], "there is no node '2x'"),
         (["no-such-model", "--on", "8xh100"], "no-such-model: no such model"),
@@ -239,7 +263,7 @@ def test_mistakes_of_a_question_are_messages(
     ("text", "amount"), [("10B", 1e10), ("300M", 3e8), ("1.5t", 1.5e12), ("1e9", 1e9), ("7", 7)]
 )
 def test_amounts_of_work(text: str, amount: float) -> None:
-    assert parse_amount(text, "--tokens") == amount
+    assert parse_amount(text) == amount
 
 
 def test_many_cells_are_answered_by_the_best_of_each_strategy(

@@ -89,7 +89,7 @@ def test_the_naive_rule_starts_from_the_fewest_ranks() -> None:
     assert many.samples_per_second < 4 * few.samples_per_second
 
 
-def test_without_a_measurement_there_is_no_interval() -> None:
+def test_without_a_measurement_the_interval_is_that_of_unmeasured_runs() -> None:
     (row,) = planned(experiment(["ddp"])).rows
     assert row.step_seconds is not None
     bounds = (row.low_seconds, row.high_seconds)

@@ -120,6 +120,15 @@ def test_unknown_names_are_refused(name: str, message: str) -> None:
         about(name)
 
 
+def test_a_file_that_is_no_python_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "task.py").write_text("class Net(:\n")
+    with pytest.raises(InputError, match="not valid Python source"):
+        about("task.py:Net")
+
+
 def test_pictures_have_no_sequence_length() -> None:
     with pytest.raises(InputError, match="--sequence-length: resnet50 has no sequences"):
         about("resnet50", sequence_length=128)

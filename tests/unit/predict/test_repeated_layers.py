@@ -36,10 +36,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"model": "hf:llama", "model_options": LLAMA},
     "bert": {"model": "hf:bert", "objective": "masked", "model_options": BERT},
     # Layers with a sliding window alternate with others; this last one is alone in its group.
-    "gemma2": {
-        "model": "hf:google/gemma-2-2b",
-        "model_options": {**GEMMA, "num_hidden_layers": 13},
-    },
+    "gemma2": {"model": "hf:google/gemma-2-2b", "model_options": GEMMA},
 }
 
 

@@ -182,14 +182,12 @@ def load_node(name: str) -> NodeType:
     """
     counted = None if name.lower() in names("nodes") or _is_file(name) else _COUNTED.fullmatch(name)
     if counted:
-        card, devices = (
-            counted["card"] or counted["of_card"],
-            int(counted["count"] or counted["of"]),
-        )
-        if not 1 <= int(devices) <= MOST_DEVICES:
+        card = counted["card"] or counted["of_card"]
+        devices = int(counted["count"] or counted["of"])
+        if not 1 <= devices <= MOST_DEVICES:
             allowed = f"the number of cards of a node is from 1 to {MOST_DEVICES}"
             raise InputError("--on", f"found {name}", allowed)
-        content: Any = {"card": card_name(card), "devices": int(devices)}
+        content: Any = {"card": card_name(card), "devices": devices}
     else:
         content = _content("nodes", name)
         if isinstance(content, dict) and "memory_gib" in content:

@@ -364,7 +364,7 @@ def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
 
 
 def remedies_table(plan: Plan) -> Table:
-    """Return the table of changes under which an experiment fits that does not."""
+    """Return the table of changes that save memory, for an experiment that does not fit."""
     columns: Columns[Remedy] = [
         (
             Column("change", "change", numeric=False, names_row=True),
@@ -377,7 +377,9 @@ def remedies_table(plan: Plan) -> Table:
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
     single = [setting for setting in settings if setting.count("--") == 1]
     notes = [f"Options: {', '.join(single)}."] if single else []
-    return table_of("What would make it fit", plan.remedies, columns, notes)
+    fits = any(remedy.fit == "yes" for remedy in plan.remedies)
+    title = "What would make it fit" if fits else "What saves memory, but is not enough"
+    return table_of(title, plan.remedies, columns, notes)
 
 
 def speed_table(plan: Plan) -> Table:
