@@ -5,8 +5,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from shardmark.audit.plan import STEPS
 
-def same_training(command: str | Sequence[str], *, ranks: int = 2, steps: int = 3) -> None:
+
+def same_training(command: str | Sequence[str], *, ranks: int = 2, steps: int = STEPS) -> None:
     """Fail unless a training script on several ranks trains what one process trains.
 
     `command` is the training command as it is typed, such as `"torchrun train.py --epochs 1"`; it

@@ -50,6 +50,32 @@ def test_a_right_script_is_not_blamed(case: Case) -> None:
     assert report.same is True, report.answer
 
 
+SKIPS_A_STEP = """
+import torch
+from torch import nn
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(torch.distributed.get_rank())
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+for _ in range(20):
+    optimizer.zero_grad()
+    inputs, targets = torch.randn(16, 8), torch.randint(4, (16,))
+    loss = nn.functional.cross_entropy(model(inputs), targets, ignore_index=0)
+    scaler.scale(64 * loss).backward()  # infinite for the first scales
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_step_that_the_scaler_skips_is_no_step(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SKIPS_A_STEP)
+    report = audited(str(path))
+    assert [finding.name for finding in report.findings] == ["uneven_weights"], report.answer
+
+
 @pytest.mark.zoo
 @pytest.mark.timeout(1800)
 def test_no_generated_right_script_is_blamed(tmp_path: Path) -> None:

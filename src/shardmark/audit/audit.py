@@ -25,7 +25,7 @@ from shardmark.audit.comparison import (
     relative,
     update_check,
 )
-from shardmark.audit.plan import Plan, rank_file
+from shardmark.audit.plan import LONGEST_SECONDS, STEPS, Plan, rank_file
 from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
 from shardmark.core.scratch import scratch_folder
@@ -34,8 +34,6 @@ from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand, hooked_environment
 
 HOOKS = "shardmark.audit.hooks:install"
-STEPS = 3
-LONGEST_SECONDS = 900.0
 PREFIX = re.compile(r"^\[\w+\d+\]:")
 ERROR = re.compile(
     r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
@@ -181,13 +179,13 @@ class _Runs:
             )
         missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
         records = [Record.load(path) for path in paths if path.is_file()]
-        if missing or not all(record.steps or record.refusal for record in records):
-            idle = [*missing, *(record.rank for record in records if not record.steps)]
+        idle = [*missing, *(record.rank for record in records if not record.steps)]
+        if idle and not any(record.refusal for record in records):
             ended = f"the script ended with exit code {code}" if code else "the script ended"
-            which = f"rank {idle[0]} takes" if len(idle) < self.ranks else "no rank takes"
+            which = f"rank {idle[0]} takes no" if len(idle) < self.ranks else "no rank takes an"
             raise InputError(
                 "command",
-                f"{which} an optimizer step of torch.optim, and {ended}: {started.error()}",
+                f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
                 f"every one of {self.ranks} ranks must train",
             )
         return records
@@ -197,15 +195,19 @@ class _Runs:
         records: list[Record | None] = []
         one_by_one = torch.cuda.is_available()
         started = [] if one_by_one else [self._launch(1, plan) for plan in plans]
-        for number, plan in enumerate(plans):
-            run = self._launch(1, plan) if one_by_one else started[number]
-            code = run.wait(self._seconds)
-            path = rank_file(plan.directory, 0)
-            record = Record.load(path) if path.is_file() else None
-            usable = record is not None and bool(record.steps)
-            if not usable:
-                self.failures.append(f"exit code {code}: {run.error()}")
-            records.append(record if usable else None)
+        try:
+            for number, plan in enumerate(plans):
+                run = self._launch(1, plan) if one_by_one else started[number]
+                code = run.wait(self._seconds)
+                path = rank_file(plan.directory, 0)
+                record = Record.load(path) if path.is_file() else None
+                usable = record is not None and bool(record.steps)
+                if not usable:
+                    self.failures.append(f"exit code {code}: {run.error()}")
+                records.append(record if usable else None)
+        finally:
+            for run in started[len(records) :]:  # after Ctrl-C
+                run.end()
         return records
 
     def plan(self, name: str, **changes: Any) -> Plan:
@@ -470,12 +472,12 @@ def _rate_check(records: Records, replay: Record) -> Check:
     step = causes.first_other_rate(records, replay)
     holds = step is None or causes.scales_batch(records, replay)
     rates = [record.steps[step or 0].rates[:4] for record in (*records.ranks, replay)]
-    texts = list(dict.fromkeys(", ".join(f"{rate:.6g}" for rate in some) for some in rates))
+    *of_ranks, of_replay = [", ".join(f"{rate:.6g}" for rate in groups) for groups in rates]
     return Check(
         name="learning rate",
         holds=holds,
-        found=" / ".join(texts[:-1] or texts),
-        expected=texts[-1],
+        found=" / ".join(dict.fromkeys(of_ranks)),
+        expected=of_replay,
         tolerance=None,
         where=None if step is None else f"step {step + 1}",
     )

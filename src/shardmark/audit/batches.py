@@ -38,7 +38,7 @@ def joined(parts: Sequence[Any], batch_size: int | None = None) -> Any:
 
 def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
     """True for a sequence with an entry for each sample, such as pictures of other sizes."""
-    if any(isinstance(value, str | int | float) for value in values):
+    if all(isinstance(value, str | int | float) for value in values):
         return True
     return (
         batch_size is not None
@@ -86,16 +86,3 @@ def row_checksums(tensor: Tensor) -> Tensor:
     rows = tensor.detach().to("cpu", torch.float64).reshape(len(tensor), -1)
     places = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64)
     return rows @ torch.cos(places)
-
-
-def sample_checksums(batch: Any) -> list[float]:
-    """A number for each sample of a batch, over all its tensors with a row for each sample."""
-    tensors = leaves(batch)
-    if not tensors:
-        return []
-    rows = len(tensors[0])
-    sums = torch.zeros(rows, dtype=torch.float64)
-    for number, tensor in enumerate(tensors):
-        if len(tensor) == rows:
-            sums += (number + 1) * row_checksums(tensor)
-    return [float(value) for value in sums]

@@ -288,7 +288,7 @@ def _of_order(records: Records) -> Finding | None:
     """Epochs in the same order, as `set_epoch` was not called."""
     epochs: dict[int, list[Loader]] = {}
     for loader in records.ranks[0].loaders:
-        if loader.shuffles and loader.samples_seen:
+        if loader.shuffles and loader.batches:
             epochs.setdefault(loader.number, []).append(loader)
     for same in epochs.values():
         if len(same) < 2 or not same[0].indices or len(same[0].indices) < 3:
@@ -592,7 +592,7 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     used = stacked(records.clipped() or records.gradients(), names)
     mean = columns.sum(axis=1) / records.count
     left, before = relative(columns @ weights, target), relative(mean, target)
-    reduced_right = relative(mean, used) <= max(1e-3, 4 * records.floor)
+    reduced_right = relative(mean, used) <= records.reduction_tolerance
     if left > max(EXPLAINED * before, 4 * records.floor) or not reduced_right or min(weights) < 0:
         return None
     micros = max(1, len(local[0]))
@@ -624,7 +624,7 @@ def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | Non
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     if gathers:
         return finding("gathered_without_gradients", off, gathers[0])
-    if not len(used) or relative(used, averaged) > max(1e-3, 4 * records.floor):
+    if not len(used) or relative(used, averaged) > records.reduction_tolerance:
         return None
     if not _same_outputs(records, replay):
         return None
@@ -662,7 +662,7 @@ def _of_precision(gradient: Array, expected: Array, off: str) -> Finding | None:
 
 
 def _fits(values: Array, bits: int) -> bool:
-    mantissa, _ = np.frexp(values)
+    mantissa, _ = np.frexp(values[values != 0])
     scaled = mantissa * 2.0**bits
     return bool(np.mean(scaled == np.round(scaled)) > 0.9)
 
@@ -675,23 +675,26 @@ def of_rates(records: Records, replay: Record) -> Finding | None:
     step = first_other_rate(records, replay)
     if step is None:
         return None
-    rates = [rank.steps[step].rates[:1] for rank in records.ranks]
-    single = replay.steps[step].rates[:1]
-    if any(rate != rates[0] for rate in rates):
-        texts = ", ".join(f"{rate[0]:g}" for rate in rates if rate)
+    by_group = zip(*(r.steps[step].rates for r in (*records.ranks, replay)), strict=False)
+    differing = [rates for rates in by_group if len({f"{rate:.7g}" for rate in rates}) > 1]
+    if not differing:
+        return None
+    *rates, single = differing[0]
+    if len(set(rates)) > 1:
+        texts = ", ".join(f"{rate:g}" for rate in rates)
         return finding(
             "rates_differ",
             "the ranks use different learning rates",
             f"learning rates of step {step + 1} by rank: {texts}",
         )
-    if not rates[0] or not single or not single[0] or scales_batch(records, replay):
+    if not single or scales_batch(records, replay):
         return None
-    factor = rates[0][0] / single[0]
+    factor = rates[0] / single
     return finding(
         "learning_rate_scaled" if step == 0 else "schedule_differs",
         f"the learning rate of step {step + 1} is {factor:.4g} times that of one process",
-        f"learning rates of step {step + 1}: {rates[0][0]:g} on {records.count} ranks, "
-        f"{single[0]:g} in one process, for the same samples",
+        f"learning rates of step {step + 1}: {rates[0]:g} on {records.count} ranks, "
+        f"{single:g} in one process, for the same samples",
     )
 
 
@@ -707,7 +710,7 @@ def first_other_rate(records: Records, replay: Record) -> int | None:
 def scales_batch(records: Records, replay: Record) -> bool:
     """True if a rank's batch is that of one process: N ranks then train on N times as much."""
     pairs = zip(records.ranks[0].loaders, replay.loaders, strict=False)
-    sizes = [(rank.batch_size, single.batch_size) for rank, single in pairs if rank.samples_seen]
+    sizes = [(rank.batch_size, single.batch_size) for rank, single in pairs if rank.batches]
     return all(rank == single for rank, single in sizes) if sizes else replay.grown
 
 
@@ -763,6 +766,6 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     if factor is not None:
         return factor
     mean, _ = aligned(mean_of_ranks(records), expected)
-    if relative(used, mean) > max(1e-3, 4 * records.floor):
+    if relative(used, mean) > records.reduction_tolerance:
         return None
     return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")

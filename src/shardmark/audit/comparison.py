@@ -31,6 +31,10 @@ UPDATE = 1e-3
 """Relative difference of updates that counts as equal where the gradients are equal: optimizers
 divide by the gradient's size, so that rounding in small gradients grows."""
 
+REDUCTION = 1e-3
+"""Relative difference between a reduced gradient and the mean of the ranks' own ones that counts as
+rounding; wrong reductions differ by more."""
+
 Vectors = dict[str, Array]
 """Flat tensors by parameter, in fp64."""
 
@@ -65,6 +69,10 @@ class Records:
         if self.epsilon > FLOAT32_EPSILON:
             return 2 * self.epsilon  # sums are rounded to 16 bits once on each rank
         return ROUNDINGS * self.epsilon
+
+    @property
+    def reduction_tolerance(self) -> float:
+        return max(REDUCTION, 4 * self.floor)
 
     @property
     def matched(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import threading
@@ -189,32 +190,24 @@ def _watch_clipping(observer: Observer) -> None:
     for name in CLIPS:
         original = getattr(nn.utils, name)
 
-        def watched(
-            parameters: Any, limit: float, *args: Any, _original: Any = original, **kwargs: Any
-        ) -> Any:
+        def watched(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            call = inspect.signature(_original).bind(*args, **kwargs)
+            parameters, limit, *_ = call.arguments.values()
             clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+            call.arguments["parameters"] = clipped  # an iterator can be read once
             observer.before_clip(clipped)
-            norm = _original(clipped, limit, *args, **kwargs)
+            norm = _original(*call.args, **call.kwargs)
             observer.after_clip(norm, float(limit))
             return norm
 
-        def by_keyword(*args: Any, _watched: Any = watched, **kwargs: Any) -> Any:
-            names = ("parameters", "max_norm", "clip_value")
-            by_name = [kwargs.pop(key) for key in names if key in kwargs]
-            return (
-                _watched(*args, *by_name, **kwargs)
-                if not args
-                else _watched(args[0], *by_name, *args[1:], **kwargs)
-            )
-
-        replaced = functools.wraps(original)(by_keyword)
+        replaced = functools.wraps(original)(watched)
         setattr(nn.utils, name, replaced)
         setattr(nn.utils.clip_grad, name, replaced)
 
 
 def _watch_scalers(observer: Observer) -> None:
     scaler = torch.amp.GradScaler
-    scale, unscale = scaler.scale, scaler.unscale_
+    scale, unscale, update = scaler.scale, scaler.unscale_, scaler.update
 
     @functools.wraps(scale)
     def scaled(self: Any, outputs: Any) -> Any:
@@ -226,8 +219,14 @@ def _watch_scalers(observer: Observer) -> None:
         unscale(self, optimizer)
         observer.unscaled = True
 
+    @functools.wraps(update)
+    def updated(self: Any, *args: Any, **kwargs: Any) -> None:
+        update(self, *args, **kwargs)
+        observer.begin_step()  # also after a step that the scaler skipped, for infinite gradients
+
     scaler.scale = scaled  # type: ignore[method-assign]
     scaler.unscale_ = unscaled  # type: ignore[method-assign]
+    scaler.update = updated  # type: ignore[method-assign]
 
 
 def _watch_loaders(observer: Observer) -> None:

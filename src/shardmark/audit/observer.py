@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from shardmark.audit import hooks
-from shardmark.audit.batches import leaves, row_checksums, sample_checksums
+from shardmark.audit.batches import leaves, row_checksums
 from shardmark.audit.draws import user_place
 from shardmark.audit.full_tensors import (
     frameworks_of,
@@ -248,10 +248,14 @@ class Observer:
         with self._recording():
             self._step.after = full_parameters(self._parameters, deepspeed=deepspeed)
         self.record.steps.append(self._step)
-        self._step, self._locals_of_micros, self._clipped = Step(), [], []
-        self.unscaled = False
+        self.begin_step()
         if len(self.record.steps) >= self.plan.steps or self.record.refusal:
             self.finish()
+
+    def begin_step(self) -> None:
+        """Forget the backward passes and clips so far: they belong to the step that has ended."""
+        self._step, self._locals_of_micros, self._clipped = Step(), [], []
+        self.unscaled = False
 
     def _skips(self, optimizer: Any) -> bool:
         """True for an optimizer inside of another one, or of DeepSpeed's engine."""
@@ -320,7 +324,7 @@ class Observer:
         described.number = number
         for batch in iterate():
             stored.append(_copied(batch))
-            described.samples_seen.append(sample_checksums(batch))
+            described.batches += 1
             yield batch
 
     def length_of(self, _number: int, length: int) -> int:
@@ -379,7 +383,7 @@ class Observer:
         self.write()
         sys.stdout.flush()
         sys.stderr.flush()
-        if self.record.refusal == "" and dist.is_available() and dist.is_initialized():
+        if not self.record.refusal and dist.is_available() and dist.is_initialized():
             timer = threading.Timer(LONGEST_WAIT_SECONDS, os._exit, [0])
             timer.daemon = True
             timer.start()
@@ -428,14 +432,7 @@ def _described(loader: Any) -> Loader:
             indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
             first_sample=_first_sample(loader),
         )
-    return Loader(
-        batch_size=getattr(loader, "batch_size", None),
-        length=None,
-        samples=None,
-        sampler=type(getattr(loader, "sampler", None)).__name__,
-        shuffles=False,
-        indices=None,
-    )
+    return Loader(batch_size=getattr(loader, "batch_size", None))
 
 
 def _first_sample(loader: Any) -> float | None:
@@ -450,7 +447,8 @@ def _first_sample(loader: Any) -> float | None:
     sums: list[list[float]] = [[]]
     with torch.random.fork_rng(devices=[]), suppress(Exception):
         sums = [
-            [float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])] for _ in "ab"
+            [float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])]
+            for _ in range(2)
         ]
     random.setstate(states[0])
     if numpy is not None:

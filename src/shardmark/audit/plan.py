@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 PLAN_VARIABLE = "SHARDMARK_AUDIT"
+STEPS = 3
+"""Default number of optimizer steps that are compared."""
+LONGEST_SECONDS = 900.0
+"""Default time limit of each start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

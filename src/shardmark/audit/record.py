@@ -95,19 +95,19 @@ class Loader:
     """An iteration over a `DataLoader`."""
 
     batch_size: int | None
-    length: int | None
-    samples: int | None
+    length: int | None = None
+    samples: int | None = None
     """Length of the data set."""
-    sampler: str
-    shuffles: bool
-    indices: list[int] | None
+    sampler: str = ""
+    shuffles: bool = False
+    indices: list[int] | None = None
     """Indices of the samples of a full epoch, where they can be read without drawing any."""
     first_sample: float | None = None
     """Checksum of sample 0, where a sampler divides the data; None if it is random."""
     number: int = -1
     """Number of the loader in the order of creation."""
-    samples_seen: list[list[float]] = field(default_factory=list)
-    """A checksum of every sample, by batch."""
+    batches: int = 0
+    """Number of batches that the script took."""
 
 
 @dataclass(slots=True, kw_only=True)

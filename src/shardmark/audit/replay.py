@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.audit.batches import joined, sample_checksums
+from shardmark.audit.batches import joined
 from shardmark.audit.full_tensors import is_a, set_parameters
 from shardmark.audit.joining import joined_tensors
 from shardmark.audit.observer import Observer, trained_parameters
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Loader, Record
+from shardmark.audit.record import Draw, Loader, Record
 
 
 def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
@@ -33,6 +33,13 @@ def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
         rows[tuple(slice(size) for size in part.shape)] = part
         first += len(part)
     return together
+
+
+def _by_place(draws: Sequence[Draw]) -> dict[str, list[Tensor]]:
+    values: dict[str, list[Tensor]] = {}
+    for draw in draws:
+        values.setdefault(draw.place, []).append(draw.value)
+    return values
 
 
 class ReplayObserver(Observer):
@@ -53,8 +60,8 @@ class ReplayObserver(Observer):
         self._replaced: list[tuple[Tensor, Tensor]] = []
         """Draws of forward passes since the last step, and the ranks' draws in their place."""
         self._last_recomputed = -1
-        places = [{draw.place for draw in rank.draws} for rank in ranks]
-        self._shared_places = set.intersection(*places)
+        self._draws_by_place = [_by_place(rank.draws) for rank in self._ranks]
+        self._shared_places = set.intersection(*map(set, self._draws_by_place))
         if plan.batch_norm == "shares":
             self._take_statistics_of_shares()
 
@@ -88,19 +95,12 @@ class ReplayObserver(Observer):
         if len(recorded) < len(self._ranks):
             yield from iterate()
             return
-        described = Loader(
-            batch_size=getattr(loader, "batch_size", None),
-            length=None,
-            samples=None,
-            sampler="",
-            shuffles=False,
-            indices=None,
-        )
+        described = Loader(batch_size=getattr(loader, "batch_size", None))
         self.record.loaders.append(described)
         batch_size = self._ranks[0].loaders[iteration].batch_size
         for parts in zip(*recorded, strict=False):
             for batch in parts if self.plan.interleaved else [joined(parts, batch_size)]:
-                described.samples_seen.append(sample_checksums(batch))
+                described.batches += 1
                 yield batch
 
     def length_of(self, _number: int, length: int) -> int:
@@ -154,7 +154,7 @@ class ReplayObserver(Observer):
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         if not self.plan.interleaved:
             number, self._drawn[place] = self._drawn[place], self._drawn[place] + 1
-            parts = [[d.value for d in r.draws if d.place == place] for r in self._ranks]
+            parts = [draws.get(place, []) for draws in self._draws_by_place]
             at_number = [values[number] for values in parts if number < len(values)]
             return self._together(at_number, len(self._ranks), place, value, True)
         if place not in self._shared_places:

@@ -30,6 +30,14 @@ def path_of(text: str) -> Path:
     return path
 
 
+def numbers_of_ranks(text: str) -> list[int]:
+    """Return the numbers of `--ranks`.  Raises `InputError` for anything else."""
+    numbers = text.split(",")
+    if not all(number.strip().isdecimal() and int(number) > 0 for number in numbers):
+        raise InputError("--ranks", f"found {text!r}", "numbers from 1, such as 2 or 1,2,4")
+    return list(map(int, numbers))
+
+
 class TextOrJson(StrEnum):
     """Output formats of a verb."""
 

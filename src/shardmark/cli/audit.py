@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.cli.arguments import TextOrJson
+from shardmark.audit.plan import LONGEST_SECONDS, STEPS
+from shardmark.cli.arguments import TextOrJson, numbers_of_ranks
 from shardmark.core.errors import InputError
 from shardmark.core.text import say, say_text
 
@@ -37,13 +38,13 @@ def audit(
     ] = None,
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Optimizer steps that are compared.")
-    ] = 3,
+    ] = STEPS,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Seed all ranks, and switch dropout off.")
     ] = False,
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of each start.")
-    ] = 900.0,
+    ] = LONGEST_SECONDS,
     form: Annotated[TextOrJson, typer.Option("--format", help="json has every check.")] = (
         TextOrJson.TEXT
     ),
@@ -58,20 +59,22 @@ def audit(
     from shardmark.scripts.command import parse_command
 
     parsed = parse_command(command)
-    reports = []
-    for count in _counts(ranks, parsed.ranks):
-        report = audit_script(
-            parsed,
-            ranks=count,
-            steps=steps,
-            deterministic=deterministic,
-            longest_seconds=timeout,
-        )
-        reports.append(report)
-        if form is TextOrJson.TEXT:
-            say(*report_lines(report))
-    if form is TextOrJson.JSON:
-        say_text(render_json({"audits": [_facts(report) for report in reports]}))
+    reports: list[AuditReport] = []
+    try:
+        for count in _counts(ranks, parsed.ranks):
+            report = audit_script(
+                parsed,
+                ranks=count,
+                steps=steps,
+                deterministic=deterministic,
+                longest_seconds=timeout,
+            )
+            reports.append(report)
+            if form is TextOrJson.TEXT:
+                say(*report_lines(report))
+    finally:  # a later number of ranks may fail
+        if form is TextOrJson.JSON and reports:
+            say_text(render_json({"audits": [_facts(report) for report in reports]}))
     answers = [report.same for report in reports]
     if not all(answers):
         raise typer.Exit(DEVIATES if False in answers else UNDECIDED)
@@ -81,11 +84,8 @@ def _counts(text: str | None, of_command: int | None) -> list[int]:
     """Numbers of ranks to try; one rank is what the others are compared with."""
     if text is None:
         return [of_command if of_command is not None and of_command > 1 else 2]
-    numbers = text.split(",")
-    if not all(number.strip().isdecimal() for number in numbers):
-        raise InputError("--ranks", text, "numbers of ranks with commas between, such as 2,4")
-    counts = [int(number) for number in numbers if int(number) != 1]
-    if not counts or 0 in counts:
+    counts = [number for number in numbers_of_ranks(text) if number > 1]
+    if not counts:
         raise InputError("--ranks", text, "at least one number from 2: one rank is the reference")
     return counts
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardmark.cli.arguments import EngineOption, Overrides, TextOrJson, path_of, with_engine
+from shardmark.cli.arguments import (
+    EngineOption,
+    Overrides,
+    TextOrJson,
+    numbers_of_ranks,
+    path_of,
+    with_engine,
+)
 from shardmark.cli.run import RunFormat, run_and_print
 from shardmark.core.errors import InputError
 
@@ -74,7 +81,9 @@ def time(
 
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
-    mapping = experiment_of(list(map(_parsed, commands)), _numbers(ranks))
+    mapping = experiment_of(
+        list(map(_parsed, commands)), [] if ranks is None else numbers_of_ranks(ranks)
+    )
     mapping["workload"]["until_exit"] = until_exit
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
     mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
@@ -128,12 +137,3 @@ def _parsed(text: str) -> ScriptCommand:
             "leave it out: Shardmark starts the ranks itself",
         )
     return command
-
-
-def _numbers(text: str | None) -> list[int]:
-    if text is None:
-        return []
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise InputError("--ranks", f"found {text!r}", "numbers from 1, such as 2 or 1,2,4")
-    return [int(part) for part in parts]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardmark.audit.plan import LONGEST_SECONDS
 from shardmark.core.errors import InputError
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.trial_queue import cell_of
@@ -41,7 +42,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
 
 def _audited(cell: Trial) -> AuditReport | str:
     """Return the report, or why there is none."""
-    from shardmark.audit.audit import LONGEST_SECONDS, audit_script  # imports torch
+    from shardmark.audit.audit import audit_script  # imports torch
 
     assert isinstance(cell.workload, ScriptOptions)
     longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
@@ -57,5 +58,8 @@ def _cause(report: AuditReport | str) -> Cause:
     if isinstance(report, str):
         return Cause(text=NOT_TRIED, evidence=report, first_deviation="none")
     deviating = next((check.name for check in report.checks if not check.holds), "none")
-    text = report.findings[0].reason if report.findings else report.answer
-    return Cause(text=text, evidence=report.answer, first_deviation=deviating)
+    text, evidence = report.answer, report.method
+    for finding in report.findings[:1]:
+        text = finding.reason
+        evidence = f"{finding.deviation}; {finding.evidence}; remedy: {finding.remedy}"
+    return Cause(text=text, evidence=evidence, first_deviation=deviating)

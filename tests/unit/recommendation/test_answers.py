@@ -117,6 +117,12 @@ def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
     ("changes", "strategy", "decided", "said"),
     [
         ({"equivalent": False, "deviation": "gradients are summed"}, "fsdp", True, "no: fsdp"),
+        (
+            {"equivalent": False, "deviation": f"{'no words ' * 6}are cut"},
+            "fsdp",
+            True,
+            "no: fsdp on 2 ranks (no words no words no words no words no words no words ...)",
+        ),
         ({"equivalent": None}, None, False, "partly, 1 of 2"),
         ({"equivalent": True}, None, True, "yes, 2 of 2"),
     ],

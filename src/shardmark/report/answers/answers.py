@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -206,7 +207,8 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     verified = [row for row in measured if row.equivalent is True]
     if different:
         row = different[0]
-        cause = (row.deviation or "the cause is not known").split(";")[0][:MOST_REASON]
+        cause = (row.deviation or "the cause is not known").split(";")[0]
+        cause = textwrap.shorten(cause, MOST_REASON, placeholder=" ...")
         others = f" and {len(different) - 1} more" if len(different) > 1 else ""
         text = f"no: {name(row)}{others} ({cause})"
         return Answer(question="equivalent", decided=True, strategy=row.strategy, text=text)
