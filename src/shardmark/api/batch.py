@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
-    from shardmark.predict.largest_batch import LargestBatch
+    from shardmark.predict.search.largest_batch import LargestBatch
 
 
 def largest_batches(

@@ -17,15 +17,15 @@ from shardmark.launch.session import RunSession
 from shardmark.launch.trial import TrialRunner
 from shardmark.measure.system.cgroup import cgroup_limits
 from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
-from shardmark.predict.largest_batch import (
+from shardmark.predict.memory import USUAL, rank_memory
+from shardmark.predict.models import Models
+from shardmark.predict.search.largest_batch import (
     LargestBatch,
     Try,
     largest,
     next_samples,
     passes_of,
 )
-from shardmark.predict.memory import USUAL, rank_memory
-from shardmark.predict.models import Models
 from shardmark.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.results.store import load_run
 from shardmark.trials.matrix import expand

@@ -17,13 +17,13 @@ from shardmark.core.text import as_text, with_options
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.hardware.catalogue import NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
-from shardmark.predict.largest_batch import largest
-from shardmark.predict.layouts import searcher_of, winner_of
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
-from shardmark.predict.search import Search
+from shardmark.predict.search.largest_batch import largest
+from shardmark.predict.search.layouts import searcher_of, winner_of
+from shardmark.predict.search.search import Search
 from shardmark.predict.step import Factors, StepTime, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.results.store import StoredRun

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchvision.models.detection.roi_heads import RoIHeads
 
-from shardmark.predict.detectors import at_their_limits, limited_heads
+from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 
 PROPOSALS, MOST = 40, 5
 

@@ -7,7 +7,13 @@ from collections.abc import Callable
 import pytest
 from tests.unit.predict.test_plan import experiment
 
-from shardmark.predict.largest_batch import MOST_TRIES, LargestBatch, Try, next_samples, passes_of
+from shardmark.predict.search.largest_batch import (
+    MOST_TRIES,
+    LargestBatch,
+    Try,
+    next_samples,
+    passes_of,
+)
 from shardmark.report.table.formats import Format
 from shardmark.report.views.largest_batch import render_largest
 from shardmark.trials.matrix import cells_of_any_size

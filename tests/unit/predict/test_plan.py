@@ -18,11 +18,11 @@ from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
-from shardmark.predict.largest_batch import largest
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Operation, Profile
+from shardmark.predict.search.largest_batch import largest
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.report.table.formats import Format
@@ -382,7 +382,7 @@ def test_a_model_that_fails_is_a_row_with_its_error(
         raise RuntimeError("shapes do not match")
 
     failing = SimpleNamespace(build_model=build_model)
-    monkeypatch.setattr("shardmark.predict.trace.trace", trace)
+    monkeypatch.setattr("shardmark.predict.trace.trace.trace", trace)
     monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity(), 0))
     monkeypatch.setattr(Models, "check", lambda *_: None)
     (row,) = planned(experiment([strategy]), models=Models()).rows

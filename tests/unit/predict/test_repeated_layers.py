@@ -14,8 +14,8 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.predict.profile import Profile
-from shardmark.predict.repeated_layers import Repetition, shorten
-from shardmark.predict.trace import trace
+from shardmark.predict.trace.repeated_layers import Repetition, shorten
+from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.workloads import build_workload, options
 from shardmark.workloads.base import Workload
@@ -67,8 +67,8 @@ def both(
         shortened.extend(done := shorten(*arguments))
         return done
 
-    monkeypatch.setattr("shardmark.predict.trace.shorten", recorded)
-    log = logging.getLogger("shardmark.predict.trace")
+    monkeypatch.setattr("shardmark.predict.trace.trace.shorten", recorded)
+    log = logging.getLogger("shardmark.predict.trace.trace")
     monkeypatch.setattr(log, "info", lambda *words: logged.append(str(words)))
     short = trace(workload, chosen, activations=activations)
     assert not logged

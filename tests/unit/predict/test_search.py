@@ -15,7 +15,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.predict.hardware.catalogue import load_node
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.profile import Profile
-from shardmark.predict.search import GAIN, Candidate, Searcher
+from shardmark.predict.search.search import GAIN, Candidate, Searcher
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.strategies import STRATEGIES

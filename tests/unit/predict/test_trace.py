@@ -20,7 +20,7 @@ from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
-from shardmark.predict.trace import trace
+from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
 from shardmark.workloads.base import TensorPlan

@@ -9,7 +9,7 @@ from typing import Any
 
 from shardmark.config.axes import title_of
 from shardmark.core.text import as_text
-from shardmark.predict.largest_batch import LargestBatch, passes_of
+from shardmark.predict.search.largest_batch import LargestBatch, passes_of
 from shardmark.report.table.formats import Format, render_json, render_points, render_tables
 from shardmark.report.table.table import BYTES, Column, Columns, Missing, Value, table_of
 

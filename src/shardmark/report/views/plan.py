@@ -17,7 +17,7 @@ from shardmark.core.text import as_text, with_options
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
 from shardmark.predict.remedies import Remedy
-from shardmark.predict.search import Candidate, Search
+from shardmark.predict.search.search import Candidate, Search
 from shardmark.report.answers.wording import listed
 from shardmark.report.table.formats import (
     Format,

@@ -17,7 +17,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.models import Models
-from shardmark.predict.search import LAYERED, Division, Search, Searcher
+from shardmark.predict.search.search import LAYERED, Division, Search, Searcher
 from shardmark.predict.step import Factors
 from shardmark.predict.timing import Constants
 from shardmark.trials.trial import StrategySpec, Trial

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 if TYPE_CHECKING:
-    from shardmark.predict.chains import Total
-    from shardmark.predict.unit_trace import UnitTrace
+    from shardmark.predict.trace.chains import Total
+    from shardmark.predict.trace.unit_trace import UnitTrace
 
 TRACED = 4
 """Groups of layers that are traced: the first, two that are compared, and the last."""

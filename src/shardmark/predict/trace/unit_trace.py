@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from shardmark.predict.chains import ZERO, Total, Work
+from shardmark.predict.trace.chains import ZERO, Total, Work
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardmark.predict.profile import Kind
-from shardmark.predict.tensor_sharding import storage_key
+from shardmark.predict.trace.tensor_sharding import storage_key
 
 if TYPE_CHECKING:
     from torch import Tensor

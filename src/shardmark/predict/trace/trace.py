@@ -27,12 +27,12 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import ModelSize, matrix_shapes
-from shardmark.predict.chains import Chains, Total, Work
-from shardmark.predict.detectors import at_their_limits, limited_heads
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
-from shardmark.predict.repeated_layers import UnequalLayers, expand, shorten
-from shardmark.predict.tensor_sharding import TensorSharding, storage_key
-from shardmark.predict.unit_trace import Pass, UnitTrace
+from shardmark.predict.trace.chains import Chains, Total, Work
+from shardmark.predict.trace.detectors import at_their_limits, limited_heads
+from shardmark.predict.trace.repeated_layers import UnequalLayers, expand, shorten
+from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
+from shardmark.predict.trace.unit_trace import Pass, UnitTrace
 from shardmark.strategies.blocks import sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare

@@ -1,0 +1,1 @@
+"""Searches over layouts and batch sizes."""

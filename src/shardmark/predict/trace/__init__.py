@@ -1,0 +1,1 @@
+"""The trace of a step: operations, bytes and live memory of each unit of a model."""
