@@ -79,6 +79,11 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         ("2x4090", "rtx-4090", 2, None),
         ("8xmi300x", "mi300x", 8, None),
         ("mi300x8", "mi300x", 8, None),
+        ("8xGB200", "gb200", 8, None),
+        ("1xGH200-96GB", "gh200", 1, None),
+        ("4xA100-PCIe-40GB", "a100-pcie-40", 4, None),
+        ("2xQuadro-RTX-8000", "rtx-8000", 2, None),
+        ("2xA4500", "rtx-a4500", 2, None),
     ],
 )
 def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | None) -> None:
@@ -88,5 +93,38 @@ def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | 
 
 
 def test_a_card_of_several_memories_is_not_guessed() -> None:
-    with pytest.raises(InputError, match="no card 'a100'; say which: a100-40 or a100-80"):
+    with pytest.raises(InputError, match="no card 'a100'; say which: a100-40 or a100-80 or a100-pcie"):
         load_node("8xa100")
+
+
+@pytest.mark.parametrize(
+    ("name", "bf16", "memory_gib", "bandwidth", "link"),
+    [
+        ("a100-pcie-40", 312e12, 40, 1555e9, None),
+        ("a100-pcie-80", 312e12, 80, 1935e9, None),
+        ("rtx-a4000", 76.7e12, 16, 448e9, None),
+        ("rtx-a4500", 94.6e12, 20, 640e9, None),
+        ("rtx-4000-ada", 106.9e12, 20, 360e9, None),
+        ("rtx-5000-ada", 261.1e12, 32, 576e9, None),
+        ("rtx-3070", 40.6e12, 8, 448e9, None),
+        ("gh200", 989.5e12, 96, 4000e9, 450e9),
+        ("gb200", 2500e12, 186, 8000e9, 900e9),
+        ("b300", 2250e12, 268, 8000e9, 900e9),
+        ("mi325x", 1307.4e12, 256, 6000e9, 448e9),
+        ("mi355x", 2516.6e12, 288, 8000e9, 537.6e9),
+    ],
+)
+def test_published_figures(
+    name: str, bf16: float, memory_gib: float, bandwidth: float, link: float | None
+) -> None:
+    """Dense peaks, as the data sheets of the makers have them."""
+    card = load_card(name)
+    figures = (card.peak("bf16"), card.memory_gib, card.memory_bytes_per_second)
+    assert figures == (bf16, memory_gib, bandwidth)
+    assert card.link_bytes_per_second == link
+
+
+def test_turing_has_no_bf16() -> None:
+    assert load_card("rtx-8000").peak("fp16") == 130.5e12
+    with pytest.raises(InputError, match="no bf16"):
+        load_card("rtx-8000").peak("bf16")

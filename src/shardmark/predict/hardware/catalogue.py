@@ -239,7 +239,7 @@ def card_name(name: str) -> str:
 
 def _plain(name: str) -> str:
     """Return letters and digits alone, without the maker, the unit of memory and the socket."""
-    return re.sub(r"nvidia|amd|geforce|sxm\d?|gb|[^a-z0-9]", "", name.lower())
+    return re.sub(r"nvidia|amd|geforce|quadro|sxm\d?|(?<=\d)[ -]?gb|[^a-z0-9]", "", name.lower())
 
 
 def _is_file(name: str) -> bool:
