@@ -1,37 +1,35 @@
-"""Stores the comparison and the verdicts of a run, and can draw its throughput over peak memory.
+"""Stores the comparison and the verdicts of a run, and on request the run.
 
-    python benchmarks/results_table.py RUN NAME [--picture FILE.svg]
+    python benchmarks/results_table.py RUN NAME [--archive]
 
 Writes `DATE-NAME.md`, `DATE-NAME.json` (every metric of every row) and, if the run was verified,
-`DATE-NAME-verification.json` to benchmarks/results/.  `--picture` draws the picture of the README.
+`DATE-NAME-verification.json` to benchmarks/results/.  `--archive` adds `DATE-NAME.tar.xz`, from
+which `docs/images/draw.py` draws pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+import tarfile
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
 
 from shardmark.analysis.compare.comparison import compare
-from shardmark.report.figures.chart import Series, figure
-from shardmark.report.figures.drawing import draw, figure_svg
-from shardmark.report.figures.measured import trade_off_panel
+from shardmark.core.run_files import LOG_FILE
 from shardmark.report.table.comparison import comparison_json, comparison_table
 from shardmark.report.table.formats import Format, render_tables
-from shardmark.report.table.table import byte_unit
-from shardmark.results.store import RunFolder, load_run
+from shardmark.results.store import ENVIRONMENT_FILE, RunFolder, load_run
 from shardmark.results.verification import Verification
 
-MOST_PICTURE_BYTES = 100_000
-RATE, PEAK = "samples_per_second", "peak_memory_bytes"
+NOT_STORED = {"host": "machine", "python_executable": "python"}
+"""Facts of the environment that belong to one machine alone, and what is stored in their place."""
 
 
 def verdict_lines(verification: Verification | None) -> list[str]:
@@ -51,40 +49,21 @@ def verdict_lines(verification: Verification | None) -> list[str]:
     return lines
 
 
-def picture(rows: Sequence[dict[str, Any]]) -> str:
-    """SVG of throughput over peak memory; the front is that of verified rows if there are any."""
-    rows = [row for row in rows if row["metrics"].get(RATE) and row["metrics"].get(PEAK)]
-    unit, size = byte_unit(max(row["metrics"][PEAK]["value"] for row in rows))
-    by_strategy: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        by_strategy.setdefault(row["strategy"], []).append(row)
-    verified = [row for row in rows if row["equivalent"]] or rows
-    points = [
-        (row["metrics"][PEAK]["value"] / size, row["metrics"][RATE]["value"]) for row in verified
-    ]
-    series = [
-        marks(strategy, members, size, style=number)
-        for number, (strategy, members) in enumerate(by_strategy.items())
-    ]
-    panel = trade_off_panel("", series, points, unit)
-    (drawing,) = draw(figure("throughput-memory", "Speed against memory", [panel]))
-    return figure_svg(drawing)
-
-
-def marks(strategy: str, rows: Sequence[dict[str, Any]], size: float, *, style: int) -> Series:
-    """One mark a row, named by its strategy, and by its ranks if there are several rows."""
-    rates = [row["metrics"][RATE] for row in rows]
-    names = [f"{strategy}, {row['world_size']}" if len(rows) > 1 else strategy for row in rows]
-    return Series(
-        name=strategy,
-        style=style,
-        x=[row["metrics"][PEAK]["value"] / size for row in rows],
-        y=[rate["value"] for rate in rates],
-        low=[rate["low"] for rate in rates],
-        high=[rate["high"] for rate in rates],
-        text=names,
-        places=names,
-    )
+def archive(run: Path, file: Path) -> None:
+    """Store the files of a run without names of this machine; sizes are recorded, so they stay."""
+    places = sorted({sys.prefix, str(Path.home()), str(run.resolve().parent)}, key=len)
+    with tarfile.open(file, "w:xz") as stored:
+        for path in sorted(run.rglob("*")):
+            if path.suffix not in (".json", ".jsonl", ".yaml") and path.name != LOG_FILE:
+                continue
+            text = path.read_text(encoding="utf-8")
+            if path == run / ENVIRONMENT_FILE:
+                text = json.dumps(json.loads(text) | NOT_STORED, indent=1)
+            for place in reversed(places):
+                text = text.replace(place, "x" * len(place.encode()))
+            member = tarfile.TarInfo(str(Path(run.name) / path.relative_to(run)))
+            member.size = len(content := text.encode())
+            stored.addfile(member, io.BytesIO(content))
 
 
 def main() -> None:
@@ -94,7 +73,7 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("name")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the files")
-    parser.add_argument("--picture", type=Path, help="SVG file of throughput over peak memory")
+    parser.add_argument("--archive", action="store_true", help="also store the run")
     options = parser.parse_args()
     run = load_run(options.run)
     environment = RunFolder(options.run).read_environment()
@@ -114,11 +93,8 @@ def main() -> None:
     if run.verification is not None:
         verification = run.verification.model_dump_json(indent=1)
         (options.out / f"{stem}-verification.json").write_text(verification + "\n")
-    if options.picture is not None:
-        svg = picture(json.loads(text)["rows"])
-        if len(svg.encode()) > MOST_PICTURE_BYTES:
-            raise SystemExit(f"{len(svg)} bytes: too large for a README")
-        options.picture.write_text(svg)
+    if options.archive:
+        archive(options.run, options.out / f"{stem}.tar.xz")
 
 
 if __name__ == "__main__":

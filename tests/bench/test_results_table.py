@@ -1,15 +1,16 @@
-"""A run's comparison is stored as Markdown, JSON and a picture."""
+"""A run's comparison is stored as Markdown and JSON, and the run as an archive."""
 
 from __future__ import annotations
 
 import json
-import re
 import sys
+import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.results_table import MOST_PICTURE_BYTES, main
+from benchmarks.results_table import main
 
+from shardmark.results.store import load_run
 from tests.bench.test_link_speeds import ENVIRONMENT
 from tests.golden.invented import invented_trial, write_run
 
@@ -17,23 +18,21 @@ if TYPE_CHECKING:
     import pytest
 
 
-def test_a_run_is_stored_with_a_mark_for_every_cell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_stored_and_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [invented_trial(name, size) for name, size in (("single", 1), ("ddp", 2), ("ddp", 4))]
     run = write_run(tmp_path / "run", trials, environment=ENVIRONMENT)
-    out, picture = tmp_path / "out", tmp_path / "picture.svg"
-    words = ["", str(run), "quick", "--out", str(out), "--picture", str(picture)]
-    monkeypatch.setattr(sys, "argv", words)
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["", str(run), "quick", "--out", str(out), "--archive"])
     main()
+    stem = "2026-11-21-quick"
     assert {path.name for path in out.iterdir()} == {
-        "2026-11-21-quick.json",
-        "2026-11-21-quick.md",
+        f"{stem}.json",
+        f"{stem}.md",
+        f"{stem}.tar.xz",
     }
-    assert len(json.loads((out / "2026-11-21-quick.json").read_text())["rows"]) == 3
-    svg = picture.read_text()
-    assert svg.count('aria-roledescription="point"') == 3
-    assert "ddp, 4" in svg
-    points = re.findall(r'<path aria[^>]*roledescription="point"[^>]*>', svg)
-    assert len({re.sub(r'.* fill="([^"]*)".*', r"\1", point) for point in points}) == 2
-    assert len(svg) < MOST_PICTURE_BYTES
+    assert len(json.loads((out / f"{stem}.json").read_text())["rows"]) == 3
+    with tarfile.open(out / f"{stem}.tar.xz") as archive:
+        archive.extractall(tmp_path / "back", filter="data")
+    back = load_run(tmp_path / "back" / "run")
+    assert [trial.id for trial in back.trials] == [trial.id for trial in load_run(run).trials]
+    assert json.loads((back.path / "environment.json").read_text())["host"] == "machine"

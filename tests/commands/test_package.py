@@ -7,12 +7,18 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
+from collections.abc import Callable, Iterable, Iterator
 from email import message_from_bytes
+from email.message import Message
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 import shardmark
 
@@ -20,14 +26,15 @@ ROOT = Path(__file__).parents[2]
 BUILD = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
 
 
-def run(*command: str, cwd: Path, **variables: str) -> str:
+def run(*command: str | Path, cwd: Path) -> str:
+    """Return the output of a command, which does not see this checkout."""
     ended = subprocess.run(
         command,
         cwd=cwd,
-        env=os.environ | variables,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -47,11 +54,72 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def metadata_of(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(archive.read(name))
+
+
+def required(requirements: Iterable[str], extras: Iterable[str]) -> Iterator[Distribution]:
+    """Yield the installed distributions that the requirements need, directly or not."""
+    waiting = [(text, frozenset(extras)) for text in requirements]
+    seen = set()
+    while waiting:
+        text, wanted = waiting.pop()
+        requirement = Requirement(text)
+        marker = requirement.marker
+        if marker and not any(marker.evaluate({"extra": extra}) for extra in (wanted or {""})):
+            continue
+        key = (requirement.name.lower(), frozenset(requirement.extras))
+        if key in seen:
+            continue
+        seen.add(key)
+        if requirement.name == "shardmark":  # an extra that consists of others
+            waiting += [(text, key[1]) for text in requirements]
+            continue
+        found = distribution(requirement.name)
+        yield found
+        waiting += [(text, key[1]) for text in found.requires or ()]
+
+
+Environments = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def environments(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environments:
+    """Return a function that makes a virtual environment with the wheel, and its programs' folder.
+
+    What the wheel requires is linked from this environment, and nothing else: no gigabyte of torch
+    is copied, and a library that the wheel does not name is absent.
+    """
+    made: dict[str, Path] = {}
+
+    def environment_with(extra: str) -> Path:
+        if extra in made:
+            return made[extra]
+        place = tmp_path_factory.mktemp(extra or "base") / "environment"
+        venv.create(place, symlinks=True)
+        packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(place)}))
+        for found in required(metadata_of(wheel).get_all("Requires-Dist", []), {extra}):
+            tops = {Path(str(file)).parts[0] for file in found.files or ()}
+            for top in tops - {"..", "__pycache__"}:
+                link = packages / top
+                if not link.exists():
+                    link.symlink_to(Path(str(found.locate_file(top))).resolve())
+        pip = (sys.executable, "-m", "pip", "--python", place / "bin" / "python")
+        wanted = ("install", "--quiet", "--no-index", "--no-deps", "--no-compile", wheel)
+        run(*pip, *wanted, cwd=place)
+        run(*pip, "check", cwd=place)
+        made[extra] = place / "bin"
+        return made[extra]
+
+    return environment_with
+
+
 def test_wheel_holds_the_whole_package_and_says_what_it_is(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        (metadata,) = [name for name in names if name.endswith(".dist-info/METADATA")]
-        fields = message_from_bytes(archive.read(metadata))
+    fields = metadata_of(wheel)
     ours = {
         str(path.relative_to(ROOT / "src"))
         for path in (ROOT / "src" / "shardmark").rglob("*")
@@ -65,22 +133,34 @@ def test_wheel_holds_the_whole_package_and_says_what_it_is(wheel: Path) -> None:
     assert "# Shardmark" in fields.get_payload()
 
 
-def test_installed_wheel_has_a_command_that_works(wheel: Path, tmp_path: Path) -> None:
-    """In a folder of its own, before this checkout on the path."""
-    place = tmp_path / "place"
-    pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile")
-    run(sys.executable, *pip, "--target", str(place), str(wheel), cwd=tmp_path)
-    where = run(
-        *(sys.executable, "-c", "import shardmark; print(shardmark.__file__)"),
-        cwd=tmp_path,
-        PYTHONPATH=str(place),
-    )
-    assert Path(where.strip()).is_relative_to(place)
-    command = str(place / "bin" / "shardmark")
-    listed = run(command, "list", "experiments", cwd=tmp_path, PYTHONPATH=str(place))
-    assert "quickstart" in listed
-    schema = run(command, "schema", cwd=tmp_path, PYTHONPATH=str(place))
-    assert schema.startswith("{")
+LOOK = """
+import importlib.util, shardmark
+print(shardmark.__file__, shardmark.__version__, importlib.util.find_spec("torchvision"))
+"""
+
+
+def test_base_installation_has_a_command_that_works(
+    environments: Environments, tmp_path: Path
+) -> None:
+    programs = environments("")
+    place, version, vision = run(programs / "python", "-c", LOOK, cwd=tmp_path).split()
+    assert Path(place).is_relative_to(programs.parent)
+    assert (version, vision) == (shardmark.__version__, "None")
+    command = programs / "shardmark"
+    assert "quickstart" in run(command, "list", "experiments", cwd=tmp_path)
+    run(command, "init", "--task", "tokens", cwd=tmp_path)
+    assert (tmp_path / "my_task.py").is_file()
+    predicted = run(command, "plan", "experiment.yaml", "--on", "4xa10g", cwd=tmp_path)
+    assert "samples/s" in predicted
+
+
+def test_installation_with_all_extras_plans_the_model_of_the_first_page(
+    environments: Environments, tmp_path: Path
+) -> None:
+    command = environments("all") / "shardmark"
+    predicted = run(command, "plan", "resnet50", "--on", "4xa10g", cwd=tmp_path)
+    assert "samples/s" in predicted
+    assert "ddp" in predicted
 
 
 def test_citation_is_of_this_version() -> None:
