@@ -32,6 +32,7 @@ from shardmark.core.scratch import scratch_folder
 from shardmark.equivalence.compare import BLIND, MARGIN
 from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand, hooked_environment
+from shardmark.workloads.script.data import check_exists
 
 HOOKS = "shardmark.audit.hooks:install"
 PREFIX = re.compile(r"^\[\w+\d+\]:")
@@ -112,7 +113,8 @@ class Started:
 
 
 def start_command(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
-    """Start the script by its own launcher."""
+    """Start the script by its own launcher.  Raises `InputError` if a file is missing."""
+    check_exists(command)
     variables = {"WANDB_MODE": "disabled", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     environment = hooked_environment(HOOKS, {**variables, **plan.variables()})
     try:
@@ -364,6 +366,7 @@ def _findings_without_replay(records: Records) -> list[Finding]:
         causes.of_scaler(records),
         causes.of_accumulation(records),
         causes.of_buffers(records),
+        causes.of_settings(records, records.replay if records.matched else None),
     )
     return [finding for finding in possible if finding is not None]
 

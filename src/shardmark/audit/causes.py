@@ -153,8 +153,10 @@ CAUSES = {
         "the gradients are rounded to {type} when they are reduced",
         "reduce in fp32 where this rounding matters",
     ),
-    "rates_differ": Cause(
-        "each rank sets its own", "set the rate from values that all ranks share"
+    "settings_differ": Cause("each rank sets its own", "set it from values that all ranks share"),
+    "settings_depend_on_ranks": Cause(
+        "the script sets it by the number of ranks, although the ranks share one batch",
+        "set it from the batch of all ranks together, which does not change",
     ),
     "schedule_differs": Cause(
         "its schedule advances with the number of ranks, although the ranks share one batch",
@@ -670,8 +672,38 @@ def _fits(values: Array, bits: int) -> bool:
 # Causes of an update that deviates
 
 
+def of_settings(records: Records, replay: Record | None = None) -> Finding | None:
+    """Settings of the optimizer that depend on the rank, or on the number of ranks.
+
+    `of_rates` compares learning rates with those of one process.
+    """
+    for step in range(records.steps):
+        for groups in zip(*(rank.steps[step].settings for rank in records.ranks), strict=False):
+            for name in groups[0]:
+                values = [group.get(name, float("nan")) for group in groups]
+                if len({f"{value:.7g}" for value in values}) > 1:
+                    texts = ", ".join(f"{value:g}" for value in values)
+                    return finding(
+                        "settings_differ",
+                        f"the ranks use different values of {name} in the optimizer",
+                        f"{name} of step {step + 1} by rank: {texts}",
+                    )
+    if replay is None or scales_batch(records, replay):
+        return None
+    first, single = (record.steps[0].settings for record in (records.ranks[0], replay))
+    for of_ranks, of_one in zip(first, single, strict=False):
+        for name in of_ranks.keys() & of_one.keys() - {"lr"}:
+            if f"{of_ranks[name]:.7g}" != f"{of_one[name]:.7g}":
+                return finding(
+                    "settings_depend_on_ranks",
+                    f"{name} of the optimizer is not that of one process",
+                    f"{of_ranks[name]:g} on {records.count} ranks, {of_one[name]:g} in one process",
+                )
+    return None
+
+
 def of_rates(records: Records, replay: Record) -> Finding | None:
-    """Learning rates that depend on the rank, or on the number of ranks if the batch does not."""
+    """Learning rates that depend on the number of ranks although the batch does not."""
     step = first_other_rate(records, replay)
     if step is None:
         return None
@@ -680,15 +712,8 @@ def of_rates(records: Records, replay: Record) -> Finding | None:
     if not differing:
         return None
     *rates, single = differing[0]
-    if len(set(rates)) > 1:
-        texts = ", ".join(f"{rate:g}" for rate in rates)
-        return finding(
-            "rates_differ",
-            "the ranks use different learning rates",
-            f"learning rates of step {step + 1} by rank: {texts}",
-        )
-    if not single or scales_batch(records, replay):
-        return None
+    if len(set(rates)) > 1 or not single or scales_batch(records, replay):
+        return None  # `of_settings` compares the ranks
     factor = rates[0] / single
     return finding(
         "learning_rate_scaled" if step == 0 else "schedule_differs",

@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -223,9 +223,9 @@ class Observer:
                 )
                 self.finish()
             self._step.gradients = full_gradients(self._parameters, deepspeed=deepspeed)
-            groups = optimizer.optimizer.param_groups if deepspeed else optimizer.param_groups
+            inner = optimizer.optimizer if deepspeed else optimizer
             self._step.evaluations += 1
-            self._step.rates = [float(g["lr"]) for g in groups if g.get("lr") is not None]
+            self._step.settings = [_settings(inner, group) for group in inner.param_groups]
             numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
             for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
                 for key, gradient in gradients.items():
@@ -397,6 +397,20 @@ def trained_parameters(optimizer: Any) -> list[Tensor]:
     if is_a(type(optimizer), "DeepSpeedEngine"):
         return [p for p in optimizer.module.parameters() if p.requires_grad]
     return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that configure a parameter group; `betas` gives `betas[0]` and so on."""
+    settings = {}
+    for name in ("lr", *getattr(optimizer, "defaults", {})):
+        value = group.get(name)
+        pairs = enumerate(value) if isinstance(value, tuple | list) else ()
+        numbers = {name: value, **{f"{name}[{index}]": item for index, item in pairs}}
+        for key, number in numbers.items():
+            scalar = isinstance(number, Tensor) and number.numel() == 1
+            if scalar or (isinstance(number, int | float) and not isinstance(number, bool)):
+                settings[key] = float(number)
+    return settings
 
 
 def _has_parameters(module: nn.Module) -> bool:

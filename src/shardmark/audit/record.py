@@ -80,14 +80,19 @@ class Step:
     """Gradients that the optimizer uses, by parameter."""
     after: list[Tensor] = field(default_factory=list)
     """Parameters after the step."""
-    rates: list[float] = field(default_factory=list)
-    """Learning rate of each parameter group."""
+    settings: list[dict[str, float]] = field(default_factory=list)
+    """Numbers of each parameter group of the optimizer, such as `lr` and `weight_decay`."""
     evaluations: int = 0
     """Number of times that the optimizer computed the gradient."""
     micros: list[Micro] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Floating-point buffers of the model when its first forward pass of this step began."""
+
+    @property
+    def rates(self) -> list[float]:
+        """Learning rate of each parameter group."""
+        return [group["lr"] for group in self.settings if "lr" in group]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,19 +63,37 @@ def records(*ranks: Step, replay: Step) -> Records:
     )
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "cause"),
-    [([0.1, 0.4], [0.1, 0.4], "learning_rate_scaled"), ([0.1, 0.4], [0.1, 0.2], "rates_differ")],
-)
-def test_the_learning_rate_of_a_later_group_is_compared(
-    first: list[float], second: list[float], cause: str
-) -> None:
-    both = records(Step(rates=first), Step(rates=second), replay=Step(rates=[0.1, 0.2]))
+def step(**settings: float) -> Step:
+    return Step(settings=[{"lr": 0.1}, {"lr": 0.2, "weight_decay": 0.1, **settings}])
+
+
+def test_the_learning_rate_of_a_later_group_is_compared() -> None:
+    both = records(step(lr=0.4), step(lr=0.4), replay=step())
     assert both.replay is not None
     finding = causes.of_rates(both, both.replay)
     assert finding is not None
-    assert finding.name == cause
+    assert (finding.name, "0.4" in finding.evidence) == ("learning_rate_scaled", True)
+    assert causes.of_settings(both, both.replay) is None
+
+
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_settings_of_the_optimizer_that_differ_by_rank_are_named(key: str) -> None:
+    both = records(step(), step(**{key: 0.4}), replay=step())
+    assert both.replay is not None
+    finding = causes.of_settings(both)
+    assert finding is not None
+    assert finding.name == "settings_differ"
+    assert key in finding.deviation
     assert "0.4" in finding.evidence
+    assert causes.of_rates(both, both.replay) is None
+
+
+def test_a_weight_decay_that_follows_the_number_of_ranks_is_named() -> None:
+    both = records(step(weight_decay=0.2), step(weight_decay=0.2), replay=step())
+    finding = causes.of_settings(both, both.replay)
+    assert finding is not None
+    assert finding.name == "settings_depend_on_ranks"
+    assert "0.2 on 2 ranks, 0.1 in one process" in finding.evidence
 
 
 @pytest.mark.parametrize("rounded", [True, False])
@@ -115,3 +134,18 @@ def test_json_has_the_reports_before_a_failure(
     (report,) = json.loads(printed.out)["audits"]
     assert report["ranks"] == 2
     assert "its 3 ranks fail" in printed.err
+
+
+def test_a_script_that_does_not_exist_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["audit", "--", "torchrun", "--nproc-per-node", "2", "nowhere.py"]) == 2
+    assert "no file 'nowhere.py'" in capsys.readouterr().err
+
+
+def test_the_guide_lists_every_cause() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "is-my-script-right.md"
+    rows = guide.read_text().split("## Causes")[1].split("## ")[0].splitlines()
+    columns = [row.split("|")[1] for row in rows if row.startswith("| `")]
+    listed = re.findall(r"`(\w+)`", " ".join(columns))
+    assert sorted(listed) == sorted(causes.CAUSES)

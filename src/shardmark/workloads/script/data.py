@@ -9,19 +9,25 @@ from shardmark.core.errors import InputError
 from shardmark.workloads.models import find_without_import, looked_in
 
 if TYPE_CHECKING:
+    from shardmark.scripts.command import ScriptCommand
     from shardmark.workloads.script.options import ScriptOptions
 
 
 def check(options: ScriptOptions) -> None:
     """Raise `InputError` for a command without a script that exists."""
-    first, *rest = options.parsed().script
+    check_exists(options.parsed())
+
+
+def check_exists(command: ScriptCommand) -> None:
+    """Raise `InputError` if the command's script or module does not exist."""
+    first, *rest = command.script
     if first == "-m":
         exists, problem = find_without_import(rest[0]) is not None, f"no module {rest[0]!r}"
     else:
         exists = Path(first).expanduser().is_file()
         problem = f"no file {first!r}{looked_in(first)}"
     if not exists:
-        raise InputError(f"command {options.command!r}", problem, "give the script's path")
+        raise InputError(f"command {command.text!r}", problem, "give the script's path")
 
 
 def paths(options: ScriptOptions) -> tuple[Path, ...]:  # noqa: ARG001  (one signature)
