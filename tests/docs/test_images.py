@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from html import unescape
@@ -43,6 +44,19 @@ def test_pictures_are_those_of_the_stored_results(drawn: Path) -> None:
         assert len(expected) > 5, name
         found = facts((IMAGES / name).read_text(encoding="utf-8"))
         assert found == expected, f"{name} is old: run python docs/images/draw.py"
+
+
+def test_picture_of_the_report_page_can_be_taken_again(tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    image = pytest.importorskip("PIL.Image", reason="needs pillow")
+    if shutil.which("chromium") is None:
+        pytest.skip("needs Debian's chromium")
+    file = tmp_path / "page.png"
+    command = [sys.executable, "-B", str(IMAGES / "screenshot.py"), str(file)]
+    subprocess.run(command, check=True, timeout=280, cwd=ROOT)
+    with image.open(file) as made, image.open(IMAGES / "report-page.png") as found:
+        assert made.size == found.size
+        assert len(made.getcolors()) > 10, "an empty page"
 
 
 def test_each_picture_stands_on_a_page_with_a_description() -> None:
