@@ -40,6 +40,7 @@ def experiment_file() -> str:
         for options in union_members(properties[key], definitions):
             name = options["properties"]["name"]["const"]
             lines += section(f"`{key}` of the name `{name}`", options, definitions)
+    lines += section("`workload.adapter`", mapping_of(definitions, "adapter"), definitions)
     lines += ["## `matrix`", "", *MATRIX.splitlines(), "", *strategies(properties, definitions)]
     return page("Experiment file", lines)
 

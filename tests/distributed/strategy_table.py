@@ -121,6 +121,8 @@ LEARNED = {"positions": "learned"}
 DOCUMENTS = {"document_masks": True}
 UNEVEN = {"packed": False, "objective": "masked"}
 DROPOUT = {"dropout": 0.1}
+LORA = {"adapter": {"name": "lora", "rank": 4}}
+LORA_OF_BF16 = {"adapter": {"name": "lora", "rank": 4, "base": "bf16"}}
 LANGUAGE_MODELS: dict[str, Options] = {
     "GPT-2": hugging_face("gpt2"),  # tied, and its dropout is 0.1
     "Llama": hugging_face("llama", **GROUPED_QUERIES) | DOCUMENTS,
@@ -336,6 +338,12 @@ ROWS: dict[Group, dict[str, Row]] = {
             for stage in (1, 2, 3)
             for precision in ("fp32", "bf16")
         },
+        **{f"{name}, LoRA": Row({"name": name}, AGAIN, LORA | DEEP) for name in SHIPPED},
+        **{
+            f"{name}, LoRA, bf16": Row({"name": name}, BF16, LORA_OF_BF16)
+            for name in (*IN_BF16_PARAMETERS, "ddp")
+        },
+        "pp, LoRA": Row(PP, {}, LORA),
         "ddp, partly unused": Row(
             DDP | {"find_unused_parameters": True}, {}, picture_model("PartlyUsed")
         ),
@@ -466,6 +474,8 @@ ROWS: dict[Group, dict[str, Row]] = {
         "fsdp-ulysses, fp16": Row(FSDP_ULYSSES, FP16, GPT),
         "fsdp-ulysses, tied": Row(SHARDED_ULYSSES, AGAIN, GPT),
         "fsdp-ulysses, bf16": Row(SHARDED_ULYSSES, BF16, GPT),
+        "ulysses, LoRA": Row(ULYSSES, {}, LORA),
+        "ps-sync, LoRA": Row(TWO_SERVERS, {}, LORA),
         "ulysses, gradients not summed": Row(
             *(ULYSSES, {}, GPT, faults.gradients_not_summed),
             "gradients are wrong although losses are right",
@@ -588,6 +598,11 @@ REFUSED: dict[Group, dict[str, tuple[Row, tuple[str, ...]]]] = {
         "tp, length": (
             Row(TP | {"sequence_parallel": True}, {}, {"sequence_length": 25}),
             ("sequences of 25 cannot be divided",),
+        ),
+        "tp, LoRA": (Row(TP, {}, LORA), ("no matrices of an adapter", "use fsdp")),
+        "fsdp1, LoRA, bf16": (
+            Row({"name": "fsdp1"}, BF16, LORA_OF_BF16),
+            ("load the frozen parameters in float32",),
         ),
         "tp, no plan": (Row(TP, {}, hugging_face("gpt2")), ("fsdp",)),
         "pp, batch norm": (Row(PP), ("batch norm",)),

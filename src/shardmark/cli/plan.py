@@ -71,6 +71,13 @@ def plan(
             help="bf16, fp16 or fp32; for a model, by default the first one that the card has.",
         ),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Train an adapter beside frozen weights: lora, or qlora with weights in 4 bits.",
+        ),
+    ] = None,
     work: Annotated[
         str | None,
         typer.Option(
@@ -163,6 +170,7 @@ def plan(
         batch=batch,
         sequence_length=sequence_length,
         precision=precision,
+        adapter=adapter,
         overrides=overrides or (),
     )
     predicted = compare_machines(

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import Override, from_mapping, preset_names
@@ -25,12 +25,15 @@ from shardmark.workloads.models import (
     registered_names,
     user_definition,
 )
+from shardmark.workloads.options import Adapter
 
 TRANSFORMERS_TASK = "shardmark.workloads.own.transformers_model:TransformersModel"
 LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
 ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+ADAPTED = ("language", "own")
+"""Workloads that take adapters."""
 IMAGE_SIZE = 224
 OTHER_IMAGE_SIZES = {"vit_cifar": 32, "inception_v3": 299}
 """Sizes of models that are built for others than `IMAGE_SIZE`."""
@@ -56,6 +59,7 @@ def experiment_of(
     precision: str,
     batch: int | None = None,
     sequence_length: int | None = None,
+    adapter: str | None = None,
     overrides: Sequence[str | Override] = (),
 ) -> tuple[Experiment, str]:
     """Return an experiment with a model on so many devices, and what was assumed of it.
@@ -66,9 +70,15 @@ def experiment_of(
     options = {**model.workload, **model.workload.get("options", {})}
     if sequence_length is not None and "sequence_length" not in options:
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
+    workload = dict(model.workload)
+    if adapter is not None:
+        workload["adapter"] = adapter_of(adapter, precision).model_dump()
+        if workload["name"] not in ADAPTED:
+            allowed = "leave it out: language models and tasks of your own take adapters"
+            raise InputError("--adapter", f"{name} takes no adapter", allowed)
     content = {
         "name": re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2]).strip("-._")[:60] or "model",
-        "workload": model.workload,
+        "workload": workload,
         "recipe": {
             "per_rank_batch": batch or model.batch,
             "steps": 100,
@@ -87,7 +97,23 @@ def experiment_of(
         {"adamw": "AdamW", "sgd": "SGD"}.get(recipe.optimizer.name, recipe.optimizer.name),
         f"{'' if recipe.activation_checkpointing else 'no '}activation checkpointing",
     ]
+    if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
+        parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
+
+
+def adapter_of(name: str, precision: str) -> Adapter:
+    """Return the adapter `lora`, with frozen weights in 16 bits unless nothing else is, or `qlora`.
+
+    Raises `InputError` for another name.
+    """
+    bases: dict[str, Literal["fp32", "bf16", "nf4"]] = {
+        "lora": "fp32" if precision == "fp32" else "bf16",
+        "qlora": "nf4",
+    }
+    if name not in bases:
+        raise InputError("--adapter", f"found {name!r}", f"allowed are {' and '.join(bases)}")
+    return Adapter(base=bases[name])
 
 
 def strategies_of(devices: int, nodes: int) -> list[Any]:

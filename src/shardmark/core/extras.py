@@ -13,6 +13,7 @@ EXTRAS = {
     "faster_coco_eval": "detection",
     "transformers": "language",
     "tokenizers": "language",
+    "peft": "lora",
     "pyarrow": "parquet",
     "timm": "timm",
     "pandas": "tables",

@@ -6,9 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import fsum, prod
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FROZEN_ELEMENT_BYTES = 4.0
+ELEMENT_BYTES = "element_bytes"
+"""Attribute of a parameter that is stored in other bytes than those of its type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,10 @@ class ModelSize:
     """Bytes of a sample that pipeline stages send each other, forward and backward."""
     tied_parameters: int = 0
     """Number of trained parameters that two pipeline stages share."""
+    frozen_element_bytes: float = FROZEN_ELEMENT_BYTES
+    """Mean bytes of an element of the frozen parameters, as they are stored."""
+    mixed_parameters: int | None = None
+    """Number of parameters in units with any trained parameter; None if all of them are trained."""
     units: int = 1
     """Number of units whose parameters are gathered together."""
     stage_compute_imbalance: float = 1.0
@@ -47,6 +58,20 @@ def matrix_shapes(shapes: Iterable[tuple[int, ...]]) -> tuple[tuple[int, int, in
     counts = [(shape, prod(map(int, shape))) for shape in shapes]
     sizes = Counter((shape[0] if shape and count else 1, count) for shape, count in counts)
     return tuple((rows, elements // rows, count) for (rows, elements), count in sizes.items())
+
+
+def stored_element_bytes(parameter: Tensor) -> float:
+    """Return the bytes of each element of a parameter as it is stored."""
+    return float(getattr(parameter, ELEMENT_BYTES, parameter.element_size()))
+
+
+def frozen_element_bytes(parameters: Iterable[Tensor]) -> float:
+    """Return the mean bytes of an element of the frozen parameters, as they are stored."""
+    sizes = [(p.numel(), stored_element_bytes(p)) for p in parameters if not p.requires_grad]
+    elements = sum(count for count, _ in sizes)
+    if not elements:
+        return FROZEN_ELEMENT_BYTES
+    return sum(count * element_bytes for count, element_bytes in sizes) / elements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

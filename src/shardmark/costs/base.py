@@ -49,6 +49,10 @@ class UnitSize(Protocol):
         """
 
     @property
+    def frozen_element_bytes(self) -> float:
+        """Mean bytes of an element of its frozen parameters, as they are stored."""
+
+    @property
     def replicated_fraction(self) -> float:
         """Fraction of the unit's parameters that tensor parallelism replicates on every rank."""
 
@@ -129,9 +133,9 @@ class Cell:
         return samples_of_share(self.recipe, shares)
 
     @property
-    def all_parameters(self) -> int:
-        """Elements of all units' parameters."""
-        return sum(unit.parameters for unit in self.units)
+    def stored_bytes(self) -> float:
+        """Bytes of all units' parameters."""
+        return sum(stored_bytes(unit) for unit in self.units)
 
     @property
     def all_trained_parameters(self) -> int:
@@ -177,7 +181,7 @@ class Costs(ABC, Generic[S]):
         gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in cell.units]
         accumulates = cell.recipe.gradient_accumulation * self.num_microbatches(cell) > 1
         return StepState(
-            parameters=holds.parameters * FP32_BYTES * cell.all_parameters,
+            parameters=holds.parameters * cell.stored_bytes,
             optimizer_share=holds.optimizer_state,
             gradients=sum(gradients) if accumulates else 0.0,
             fresh_gradients=0.0 if accumulates else holds.gradients,
@@ -214,6 +218,12 @@ class Costs(ABC, Generic[S]):
         sequences.
         """
         return {}
+
+
+def stored_bytes(part: UnitSize | ModelSize, width: float = FP32_BYTES) -> float:
+    """Return the bytes of parameters whose elements have `width` bytes at most."""
+    frozen = part.parameters - part.trained_parameters
+    return width * part.trained_parameters + min(width, part.frozen_element_bytes) * frozen
 
 
 def updated_tensor(recipe: Recipe) -> str:

@@ -42,6 +42,7 @@ class _TensorUnit(NamedTuple):
     trained_parameters: int
     sizes: tuple[int, ...]
     block: bool
+    frozen_element_bytes: float
     replicated_fraction: float
 
     @classmethod
@@ -52,6 +53,7 @@ class _TensorUnit(NamedTuple):
             round(factor * unit.trained_parameters),
             unit.sizes,
             unit.block,
+            unit.frozen_element_bytes,
             unit.replicated_fraction,
         )
 
@@ -193,6 +195,7 @@ class LayeredCosts(Costs[Layered]):
             size=ModelSize(
                 parameters=(size.parameters + tied) // parts,
                 trained_parameters=(size.trained_parameters + tied) // parts,
+                frozen_element_bytes=size.frozen_element_bytes,
             ),
             recipe=one_pass if staged else cell.recipe,
             world_size=factors.data * factors.shard,

@@ -16,6 +16,7 @@ from shardmark.costs.base import (
     UnitState,
     all_reduced,
     buckets,
+    stored_bytes,
     updated_tensor,
 )
 from shardmark.strategies.base import Strategy
@@ -63,14 +64,14 @@ class DataParallelCosts(Costs[DataParallel]):
         return tuple(
             Traffic(
                 kind=kind,
-                payload_bytes=passes * FP32_BYTES * elements,
+                payload_bytes=passes * payload,
                 ranks=devices,
                 waited_for=True,
-                calls=passes * buckets(FP32_BYTES * elements, COALESCED_MB),
+                calls=passes * buckets(payload, COALESCED_MB),
             )
-            for kind, elements in (
-                ("broadcast", cell.size.parameters),
-                ("reduce", cell.size.trained_parameters),
+            for kind, payload in (
+                ("broadcast", stored_bytes(cell.size)),
+                ("reduce", FP32_BYTES * cell.size.trained_parameters),
             )
         )
 
@@ -130,7 +131,7 @@ class DDPCosts(Costs[D]):
         sizes = [FP32_BYTES * unit.trained_parameters for unit in cell.units]
         total, separate = sum(sizes), 1 if cell.recipe.gradient_accumulation > 1 else 0
         return StepState(
-            parameters=FP32_BYTES * cell.all_parameters,
+            parameters=cell.stored_bytes,
             gradients=(1 + separate) * total,
             fresh_gradients=0.0,
             # A hook casts one bucket at a time; PowerSGD keeps the error of every gradient.

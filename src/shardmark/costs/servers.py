@@ -43,7 +43,7 @@ class ParameterServerCosts(Costs[ParameterServer]):
         trained = cell.all_trained_parameters
         casts = cell.device_type == "cpu" and self.strategy.wire != "fp32"
         return StepState(
-            parameters=FP32_BYTES * cell.all_parameters,
+            parameters=cell.stored_bytes,
             gradients=FP32_BYTES * trained,
             fresh_gradients=0.0,
             optimizer_share=0.0,

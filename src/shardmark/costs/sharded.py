@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
@@ -18,6 +19,7 @@ from shardmark.costs.base import (
     UnitState,
     all_reduced,
     buckets,
+    stored_bytes,
     times,
 )
 from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
@@ -58,7 +60,7 @@ class FSDPCosts(Costs[FSDP]):
         size, world_size = cell.size, cell.world_size
         group = self.strategy.group(world_size, cell.nodes)
         gathers, units = self._gathers(cell.recipe), self._units(size)
-        parameter_bytes = size.parameters * self._gathered_bytes(cell.recipe)
+        parameter_bytes = stored_bytes(size, self._gathered_bytes(cell.recipe))
         gradient_bytes = size.trained_parameters * FP32_BYTES
         sharded = (
             Traffic(
@@ -116,10 +118,10 @@ class FSDPCosts(Costs[FSDP]):
         width = self._gathered_bytes(recipe)
         blocks = [unit.block and self.strategy.wrap != "root" for unit in units]
         gathered = [
-            width * unit.parameters if block else 0.0
+            stored_bytes(unit, width) if block else 0.0
             for unit, block in zip(units, blocks, strict=True)
         ]
-        root = width * cell.all_parameters - sum(gathered)
+        root = sum(stored_bytes(unit, width) for unit in units) - sum(gathered)
         messages = [
             FP32_BYTES * unit.trained_parameters if block else 0.0
             for unit, block in zip(units, blocks, strict=True)
@@ -127,7 +129,7 @@ class FSDPCosts(Costs[FSDP]):
         trained = cell.all_trained_parameters
         accumulates = recipe.gradient_accumulation > 1
         early_gradients = FP32_BYTES * trained if accumulates else 0.0
-        shard = part * FP32_BYTES * cell.all_parameters
+        shard = part * cell.stored_bytes
         gradient_shard = part * FP32_BYTES * trained
         offloads = recipe.cpu_offload
         host = HostState(
@@ -202,6 +204,29 @@ class FSDPCosts(Costs[FSDP]):
         return states[::-1]
 
 
+class _FlatUnit(NamedTuple):
+    """A unit whose parameters are parts of one flat parameter."""
+
+    parameters: int
+    trained_parameters: int
+    sizes: tuple[int, ...]
+    block: bool
+    frozen_element_bytes: float
+    replicated_fraction: float
+
+    @classmethod
+    def create(cls, unit: UnitSize) -> _FlatUnit:
+        trained = unit.parameters if unit.trained_parameters else 0
+        return cls(
+            unit.parameters,
+            trained,
+            unit.sizes,
+            unit.block,
+            unit.frozen_element_bytes,
+            unit.replicated_fraction,
+        )
+
+
 class FSDP1Costs(Costs[FullyShardedFirst]):
     """Costs of torch's first FSDP, which gathers flat parameters unit by unit."""
 
@@ -219,7 +244,7 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
             traffic=(
                 Traffic(
                     kind="all_gather",
-                    payload_bytes=gathers * cell.size.parameters * FP32_BYTES / cell.world_size,
+                    payload_bytes=gathers * stored_bytes(cell.size) / cell.world_size,
                     ranks=cell.world_size,
                     calls=gathers * units,
                 ),
@@ -236,16 +261,31 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
             note=ROOT_NOTE if self.strategy.reshard_after_forward else None,
         )
 
+    def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
+        """The gradient of a flat parameter includes that of its frozen parts, which are zeros."""
+        gathered, reduced = self.required_traffic(cell).traffic
+        mixed, trained = cell.size.mixed_parameters, max(1, cell.size.trained_parameters)
+        factor = 1.0 if mixed is None else mixed / trained
+        return gathered, replace(
+            reduced,
+            payload_bytes=factor * reduced.payload_bytes,
+            copied_bytes=factor * reduced.copied_bytes,
+        )
+
     def library_work(self, cell: Cell) -> Mapping[str, float]:
         gathers = self._gathers(cell.recipe) * self._units(cell.size)
         return {**super().library_work(cell), "fsdp1": 1, "fsdp1 gather": gathers}
 
     def step_state(self, cell: Cell) -> StepState:
-        """An approximation: the state of FSDP2 with the same options."""
+        """An approximation: the state of FSDP2 with the same options.
+
+        A flat parameter with any trained part has a gradient of its full size.
+        """
+        units = [_FlatUnit.create(unit) for unit in cell.units]
         second = FSDP(
             reshard_after_forward=self.strategy.reshard_after_forward, wrap=self.strategy.wrap
         )
-        return FSDPCosts(second).step_state(cell)
+        return FSDPCosts(second).step_state(replace(cell, units=units))
 
 
 class ZeroCosts(Costs[Zero]):
@@ -265,8 +305,9 @@ class ZeroCosts(Costs[Zero]):
             return all_reduced(size, cell.world_size, bucket_mb=self.strategy.bucket_mb)
         micro_batches = recipe.gradient_accumulation if stage > 1 else 1
         gathers = 2 * micro_batches if stage == 3 else 1
-        gathered_elements = size.parameters if stage == 3 else size.trained_parameters
-        gathered_bytes = gathers * gathered_elements * self._element_bytes(recipe)
+        width = self._element_bytes(recipe)
+        trained_bytes = width * size.trained_parameters
+        gathered_bytes = gathers * (stored_bytes(size, width) if stage == 3 else trained_bytes)
         reduced_bytes = micro_batches * size.trained_parameters * FP32_BYTES
         return RequiredTraffic(
             traffic=(
@@ -354,7 +395,7 @@ class ZeroCosts(Costs[Zero]):
         if stage == 0:
             return super().step_state(cell)
         width, part = self._element_bytes(recipe), 1 / cell.world_size
-        parameter_bytes = width * cell.all_parameters
+        parameter_bytes = sum(stored_bytes(unit, width) for unit in units)
         gradient_bytes = width * cell.all_trained_parameters
         fp32_shard = FP32_BYTES * part * cell.all_trained_parameters
         bucket = self.strategy.bucket_mb * MiB * width / FP32_BYTES
@@ -417,9 +458,7 @@ class ZeroCosts(Costs[Zero]):
 
     def _gathered_bytes(self, units: Sequence[UnitSize], width: int) -> list[tuple[float, float]]:
         """Gathered bytes of stage 3 in the forward and in the backward pass of each unit."""
-        large = [
-            width * float(unit.parameters) - self._small_bytes([unit], width) for unit in units
-        ]
+        large = [stored_bytes(unit, width) - self._small_bytes([unit], width) for unit in units]
         if self.strategy.stage < 3 or not any(large):
             return [(0.0, 0.0)] * len(units)
         total, live_elements = sum(large), self.strategy.max_live_parameters

@@ -88,6 +88,12 @@ def training_samples(trials: Iterable[Trial]) -> Iterator[tuple[Trial, int | Non
     samples: list[tuple[object, int | None]] = []
     checked: set[str | None] = {None}
     for trial in trials:
+        if getattr(getattr(trial.workload, "adapter", None), "base", None) == "nf4":
+            raise InputError(
+                f"{trial.experiment}: workload.adapter.base",
+                "found nf4, which needs bitsandbytes and a GPU; only `plan` knows it",
+                "set it to bf16 or fp32",
+            )
         for key in ("optimizer", "schedule"):
             path = getattr(trial.recipe, key).path
             if path not in checked and (problem := user_function_problem(path)):

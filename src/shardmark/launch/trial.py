@@ -293,6 +293,7 @@ def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffi
                 parameters=probe.parameters,
                 trained_parameters=probe.trained_parameters,
                 trained_matrices=probe.trained_matrices,
+                frozen_element_bytes=probe.frozen_element_bytes,
                 divided=probe.divided or {},
                 divided_again=probe.divided_again,
                 between_stages_bytes=probe.between_stages_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardmark.core.traffic import ModelSize
+from shardmark.core.traffic import FROZEN_ELEMENT_BYTES, ModelSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,8 @@ class Unit:
     """Number of elements of each trained parameter."""
     replicated_fraction: float = 0.0
     """Fraction of its parameters that tensor parallelism replicates on every rank."""
+    frozen_element_bytes: float = FROZEN_ELEMENT_BYTES
+    """Mean bytes of an element of its frozen parameters, as they are stored."""
     gradient_bytes: float = 0.0
     """Bytes of all its gradients, in the type in which they are computed."""
     forward_moments: tuple[Moment, ...] = ()

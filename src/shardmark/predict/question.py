@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import Override, load_experiment
-from shardmark.config.model_name import experiment_of, is_experiment
+from shardmark.config.model_name import adapter_of, experiment_of, is_experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
 from shardmark.predict.plan import COMPARED_WORK
@@ -34,6 +34,7 @@ def question_about(
     batch: int | None = None,
     sequence_length: int | None = None,
     precision: str | None = None,
+    adapter: str | None = None,
     overrides: Sequence[str | Override] = (),
 ) -> Question:
     """Return the experiment of a file, a preset or a model.
@@ -48,7 +49,12 @@ def question_about(
     }
     if is_experiment(name):
         options = [f"{key}={value}" for key, value in chosen.items() if value is not None]
-        return Question(experiment=load_experiment(name, [*options, *overrides]))
+        experiment = load_experiment(name, [*options, *overrides])
+        if adapter is not None:
+            added = adapter_of(adapter, experiment.recipe.precision).model_dump_json()
+            options.append(f"workload.adapter={added}")
+            experiment = load_experiment(name, [*options, *overrides])
+        return Question(experiment=experiment)
     loaded = [(load_node(node), count or nodes[-1]) for node, count in map(nodes_of, machines)]
     experiment, assumed = experiment_of(
         name,
@@ -57,6 +63,7 @@ def question_about(
         precision=precision or _precision([node.card for node, _ in loaded]),
         batch=batch,
         sequence_length=sequence_length,
+        adapter=adapter,
         overrides=overrides,
     )
     unit = "samples" if experiment.workload.tokens_per_sample is None else "tokens"

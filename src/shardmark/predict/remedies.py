@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from shardmark.config.model_name import strategies_of
+from shardmark.config.model_name import adapter_of, strategies_of
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
-from shardmark.core.recipe import Recipe
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import Fit, GiB, fit_of, rank_memory
 from shardmark.predict.models import Models
 from shardmark.trials.matrix import unsupported_reason
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads.options import Adapter
 
 MOST_RANKS = 4096
 """Largest number of ranks that a remedy names."""
@@ -47,27 +48,40 @@ class _Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of the recipe that may save memory."""
+    """A change of an experiment that may save memory."""
 
     name: str
     setting: str
-    applied: Callable[[Recipe], Recipe]
+    applied: Callable[[Trial], Trial]
+    trains_otherwise: bool = False
+    """True if other parameters are trained, so that it is not combined with other changes."""
 
 
-def _one_sample(recipe: Recipe) -> Recipe:
-    batch = {"global_batch": None, "per_rank_batch": 1, "gradient_accumulation": 1}
-    return recipe.model_copy(update=batch)
+def _changed(cell: Trial, **changes: Any) -> Trial:
+    return cell.changed(recipe=cell.recipe.model_copy(update=changes))
 
 
-def _fused(recipe: Recipe) -> Recipe:
-    if recipe.optimizer.name == "own":
-        return recipe
-    optimizer = recipe.optimizer.model_copy(update={"implementation": "fused"})
-    return recipe.model_copy(update={"optimizer": optimizer})
+def _fused(cell: Trial) -> Trial:
+    optimizer = cell.recipe.optimizer
+    if optimizer.name == "own":
+        return cell
+    return _changed(cell, optimizer=optimizer.model_copy(update={"implementation": "fused"}))
+
+
+def _with_adapter(cell: Trial) -> Trial:
+    """Train an adapter, where the workload has one and trains none."""
+    if getattr(cell.workload, "adapter", Adapter()) is not None:
+        return cell
+    adapter = adapter_of("lora", cell.recipe.precision)
+    return cell.changed(workload=cell.workload.model_copy(update={"adapter": adapter}))
 
 
 CHANGES = (
-    Change(name="1 sample", setting="--batch 1", applied=_one_sample),
+    Change(
+        name="1 sample",
+        setting="--batch 1",
+        applied=partial(_changed, global_batch=None, per_rank_batch=1, gradient_accumulation=1),
+    ),
     Change(
         name="fused optimizer",
         setting="--set optimizer.implementation=fused",
@@ -76,13 +90,14 @@ CHANGES = (
     Change(
         name="activation checkpointing",
         setting="--set activation_checkpointing=true",
-        applied=lambda recipe: recipe.model_copy(update={"activation_checkpointing": True}),
+        applied=partial(_changed, activation_checkpointing=True),
     ),
     Change(
         name="CPU offload",
         setting="--set cpu_offload=true",
-        applied=lambda recipe: recipe.model_copy(update={"cpu_offload": True}),
+        applied=partial(_changed, cpu_offload=True),
     ),
+    Change(name="LoRA", setting="--adapter lora", applied=_with_adapter, trains_otherwise=True),
 )
 
 
@@ -100,14 +115,18 @@ class _Sizes:
         return f"{ranks} {device}{'s' if ranks > 1 else ''}"
 
     def least(
-        self, ranks: int, nodes: int, changed: Callable[[Recipe], Recipe] = lambda recipe: recipe
+        self, ranks: int, nodes: int, changed: Callable[[Trial], Trial] = lambda cell: cell
     ) -> _Need | None:
         """Return the memory of the strategy that needs least; None if none runs."""
-        needs = (self._need(cell, changed(cell.recipe), ranks, nodes) for cell in self.cells)
+        needs = (self._need(changed(cell), ranks, nodes) for cell in self.cells)
         return min((need for need in needs if need is not None), default=None)
 
-    def _need(self, cell: Trial, recipe: Recipe, ranks: int, nodes: int) -> _Need | None:
-        strategy, device_type = cell.built_strategy, self.node.card.device_type
+    def _need(self, cell: Trial, ranks: int, nodes: int) -> _Need | None:
+        strategy, recipe, device_type = (
+            cell.built_strategy,
+            cell.recipe,
+            self.node.card.device_type,
+        )
         machine = Machine(
             device_type=device_type, device_count=ranks, cores=ranks, is_predicted=True
         )
@@ -118,8 +137,7 @@ class _Sizes:
             return None
         try:
             strategy.check(ranks, machine, recipe)
-            changed = cell.changed(recipe=recipe)
-            profile = self.models.profile_of(changed, ranks, nodes, device_type=device_type)
+            profile = self.models.profile_of(cell, ranks, nodes, device_type=device_type)
             memory = rank_memory(
                 profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
             )
@@ -164,14 +182,15 @@ def remedies_of(
             and before is not None
             and least.device_bytes < HELPFUL * before.device_bytes
         ):
-            helpful.append(change)
+            if not change.trains_otherwise:
+                helpful.append(change)
             fits[change.name] = least.fit
             yield _remedy(change.name, change.setting, ranks, least)
 
-    def all_changes(recipe: Recipe) -> Recipe:
+    def all_changes(cell: Trial) -> Trial:
         for change in helpful:
-            recipe = change.applied(recipe)
-        return recipe
+            cell = change.applied(cell)
+        return cell
 
     if len(helpful) > 1 and (least := sizes.least(ranks, nodes, all_changes)) is not None:
         settings = " ".join(change.setting for change in helpful)
@@ -181,7 +200,7 @@ def remedies_of(
         yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         sizes = replace(sizes, cells=_compared(cells[0], 2 * ranks))
-    more = [Change(name="", setting="", applied=lambda recipe: recipe), *helpful]
+    more = [Change(name="", setting="", applied=lambda cell: cell), *helpful]
     for change in more[:1] if alone else more:
         if (remedy := _more_nodes(sizes, nodes, change)) is not None:
             yield remedy

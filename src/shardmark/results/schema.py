@@ -90,6 +90,8 @@ class ProbeRecord(Stored):
     """Number of parameters that have gradients."""
     trained_matrices: tuple[tuple[int, int, int], ...] = ()
     """Shapes of the trained parameters, in the form of `ModelSize.trained_matrices`."""
+    frozen_element_bytes: float = 4.0
+    """Mean bytes of an element of the frozen parameters."""
     flops_per_sample: int | None = None
     """Floating-point operations of a sample's forward and backward passes."""
     hardware_flops_per_sample: int | None = None

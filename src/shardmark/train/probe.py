@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import matrix_shapes
+from shardmark.core.traffic import frozen_element_bytes, matrix_shapes
 from shardmark.measure.memory.tensors import (
     allocator_rise_bytes,
     is_on,
@@ -237,6 +237,7 @@ def model_counts(
         "parameters": sum(p.numel() for p in model.parameters()),
         "trained_parameters": sum(p.numel() for p in trained),
         "trained_matrices": matrix_shapes(p.shape for p in trained),
+        "frozen_element_bytes": frozen_element_bytes(model.parameters()),
         "batch_norms": sum(
             isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm)
             for module in (() if recipe.sync_batch_norm else model.modules())

@@ -123,6 +123,11 @@ class CannotShard:
     remedy: str
 
 
+NOT_DIVIDED = CannotShard(
+    "tensor parallelism divides no matrices of an adapter", "use fsdp, or leave out the adapter"
+)
+
+
 class Workload(Protocol):
     """A model, its data and its loss.  Every rank creates it from the same options and seed."""
 

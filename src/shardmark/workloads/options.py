@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from shardmark.core.errors import DataError, InputError
 from shardmark.core.recipe import Model
 from shardmark.workloads.models import is_user_function, looked_in
+
+
+class Adapter(Model):
+    """Small matrices that are trained beside the model's own weights, which are frozen."""
+
+    name: Literal["lora"] = "lora"
+    """LoRA (Hu et al., arXiv 2106.09685), by the library `peft`."""
+    rank: PositiveInt = 8
+    """Rank of the product of two matrices that is added to each weight."""
+    alpha: PositiveFloat = 16
+    """The product is multiplied by `alpha` / `rank`."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout before the first matrix."""
+    targets: tuple[str, ...] | None = None
+    """Last parts of the names of the layers that get matrices, such as `[q_proj, v_proj]`; null:
+    every linear layer of the model's blocks, or of a model without declared blocks."""
+    base: Literal["fp32", "bf16", "nf4"] = "fp32"
+    """Type of the frozen weights.  `nf4`: linear layers of the blocks in 4 bits and the rest in
+    bf16, as QLoRA (Dettmers et al., arXiv 2305.14314); `plan` predicts it, `run` refuses it."""
 
 
 class WorkloadOptions(Model):
@@ -75,6 +94,11 @@ class WorkloadOptions(Model):
                     f"{self.data_name} has {available} at most",
                 )
         return self.training_samples or training
+
+
+def modules_of(adapter: Adapter | None) -> dict[str, str]:
+    """Return the modules that an adapter needs, in the form of `optional_modules`."""
+    return {} if adapter is None else {"peft": f"workload.adapter {adapter.name}"}
 
 
 class ModelOptions(WorkloadOptions):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ import shardmark
 from shardmark.cli import main
 from shardmark.cli.plan import parse_amount
 from shardmark.core.errors import InputError
+from shardmark.predict.profile import Profile
 from tests.unit.predict.made import MadeModels, made_profile
 
 EXPERIMENT = """
@@ -211,6 +214,31 @@ def test_a_model_that_does_not_fit_has_remedies(
     offload = {one["change"]: one for one in document["remedies"]}["CPU offload"]
     assert (offload["fit"], offload["device_bytes"] < 80 * 2**30) == ("yes", True)
     assert document["assumed"].startswith("1 sequence of 4096 tokens a GPU")
+
+
+def test_an_adapter_is_a_remedy_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It trains something else, so that it is no part of all changes together."""
+    full = made_profile(units=64, million_parameters=32_000.0)
+    frozen = replace(full.units[0], trained_parameters=1000, frozen_element_bytes=2.0)
+    size = replace(full.size, trained_parameters=64_000, frozen_element_bytes=2.0)
+    small = replace(full, units=(frozen,) * 64, size=size)
+
+    class Adaptable(MadeModels):
+        def profile(self, options: Any, recipe: Any, **others: Any) -> Profile:
+            adapted = options.adapter is not None
+            return small if adapted else super().profile(options, recipe, **others)
+
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(full))
+    arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
+    remedies = json.loads(printed(capsys, *arguments, code=1))["remedies"]
+    by_change = {one["change"]: one for one in remedies}
+    lora = by_change["LoRA"]
+    assert (lora["setting"], lora["fit"]) == ("--adapter lora", "yes")
+    assert [one["change"] for one in remedies if "--adapter" in one["setting"]] == ["LoRA"]
+    document = json.loads(printed(capsys, *arguments, "--adapter", "lora"))
+    assert "LoRA of rank 8 beside bf16 weights" in document["assumed"]
 
 
 def test_one_gpu_that_is_too_small_is_answered_by_more(

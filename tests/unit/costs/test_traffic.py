@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ SIZE = ModelSize(
 FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
 TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
-AUTOCAST = {"mixed_precision": "autocast"}
+AUTOCAST: dict[str, Any] = {"mixed_precision": "autocast"}
 SHARED_BY_TWO = {"mesh": {"shard": 2, "sequence": 2}}
 
 
@@ -127,6 +128,25 @@ def test_frozen_parameters_have_no_gradients() -> None:
     for name, megabytes in (("ddp", 1.6), ("fsdp", 4.8), ("zero-1", 1.6)):
         traffic = required(name, FROZEN, Recipe(global_batch=64, steps=1), 2)
         assert traffic.required_bytes == pytest.approx(megabytes * MB)
+
+
+def test_frozen_parameters_are_gathered_as_they_are_stored() -> None:
+    """400,000 trained parameters in fp32 and 600,000 of 2 bytes, or of 4 bits."""
+    for frozen_bytes in (2.0, 0.5):
+        size = replace(FROZEN, frozen_element_bytes=frozen_bytes)
+        traffic = required("fsdp", size, Recipe(global_batch=64, steps=1), 2, **AUTOCAST)
+        assert traffic.traffic[0].payload_bytes == 2 * (1.6 * MB + frozen_bytes * 0.6 * MB) / 2
+    in_bf16 = required("fsdp", FROZEN, Recipe(global_batch=64, steps=1, precision="bf16"), 2)
+    assert in_bf16.traffic[0].payload_bytes == 2 * 2 * MB / 2, "cast, whatever is stored"
+
+
+def test_fsdp1_reduces_the_frozen_part_of_a_flat_parameter() -> None:
+    """Half of the frozen parameters are in units with trained ones."""
+    size = replace(FROZEN, mixed_parameters=700_000)
+    cell = Cell(size=size, recipe=Recipe(global_batch=64, steps=1), world_size=2)
+    costs = cost_model(build_strategy("fsdp1", {}))
+    needed, sent = costs.required_traffic(cell).traffic[1], costs.library_traffic(cell)[1]
+    assert (needed.payload_bytes, sent.payload_bytes) == (1.6 * MB, 2.8 * MB)
 
 
 def test_powersgd_sends_thin_matrices_and_the_rest_whole() -> None:

@@ -106,6 +106,26 @@ def test_options_of_a_question() -> None:
     assert (preset.assumed, preset.work) == (None, None)
 
 
+def test_adapters_of_a_question() -> None:
+    """Frozen weights are in 16 bits where the card computes so."""
+
+    def base(name: str, **options: Any) -> str:
+        question = about(name, **options)
+        adapter = question.experiment.workload.model_dump()["adapter"]
+        if question.assumed is not None:
+            assert f"LoRA of rank 8 beside {adapter['base']} weights" in question.assumed
+        return str(adapter["base"])
+
+    assert base("hf:Qwen/Qwen3-8B", adapter="lora") == "bf16"
+    assert base("hf:Qwen/Qwen3-8B", adapter="qlora") == "nf4"
+    assert base("hf:Qwen/Qwen3-8B", adapter="lora", precision="fp32") == "fp32"
+    assert base("llama-1b", adapter="lora", precision="bf16") == "bf16"
+    with pytest.raises(InputError, match="resnet50 takes no adapter"):
+        about("resnet50", adapter="lora")
+    with pytest.raises(InputError, match="allowed are lora and qlora"):
+        about("hf:Qwen/Qwen3-8B", adapter="ia3")
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [

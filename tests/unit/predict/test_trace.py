@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,8 +24,10 @@ from shardmark.predict.profile import Profile
 from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
+from shardmark.workloads.adapters import NF4_BYTES, add_adapter
 from shardmark.workloads.base import TensorPlan
 from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.options import Adapter
 
 WIDTH = 300
 
@@ -213,7 +216,13 @@ def test_tensor_ranks_hold_whole_what_is_between_divided_layers(
     assert units["2"].replicated_fraction == pytest.approx(WIDTH / units["2"].parameters)
 
 
-@pytest.mark.parametrize("model", [blocks, LooksAtValues])
+def adapted_blocks() -> nn.Module:
+    model = blocks()
+    add_adapter(model, Adapter(), None, seed=0)
+    return model
+
+
+@pytest.mark.parametrize("model", [blocks, LooksAtValues, adapted_blocks])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> None:
     """By the allocator's events, gradients and temporaries of the update included."""
@@ -235,11 +244,39 @@ def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> 
         1,
         device_type="cpu",
     )
-    parameters = 4 * sum(p.numel() for p in model().parameters())
-    assert found.parameters == parameters
-    assert found.optimizer_state == (2 * parameters if optimizer == "adamw" else 0)
+    parameters = [*model().parameters()]
+    trained = 4 * sum(p.numel() for p in parameters if p.requires_grad)
+    assert found.parameters == 4 * sum(p.numel() for p in parameters)
+    assert found.optimizer_state == (2 * trained if optimizer == "adamw" else 0)
     still = found.parameters + found.optimizer_state
     assert found.peak_bytes - still == pytest.approx(rise, rel=0.01)
+
+
+def test_frozen_weights_have_the_bytes_of_their_base() -> None:
+    """Of 4 x 300 + 300 x 2 and twice 300 x 300 weights, and biases; matrices of rank 1."""
+
+    def adapted(base: Any) -> nn.Module:
+        model = blocks()
+        add_adapter(model, Adapter(rank=1, base=base, targets=("0",)), None, seed=0)
+        return model
+
+    weights = sum(p.numel() for p in blocks().parameters())
+    biases = sum(p.numel() for p in blocks().parameters() if p.dim() == 1)
+    added = 4 + WIDTH + 2 * (WIDTH + WIDTH)
+    chosen = recipe(precision="bf16")
+    held = {
+        base: rank_memory(
+            trace(ToyWorkload(partial(adapted, base)), chosen),
+            build_strategy("ddp", {}),
+            chosen,
+            2,
+        ).parameters
+        for base in ("fp32", "bf16", "nf4")
+    }
+    assert held["fp32"] == 4 * (weights + added)
+    assert held["bf16"] == 2 * weights + 4 * added
+    in_four_bits = NF4_BYTES * (weights - biases) + 2 * biases
+    assert held["nf4"] == pytest.approx(in_four_bits + 4 * added, abs=1)
 
 
 def test_checkpointing_keeps_less_and_computes_the_same_operations() -> None:

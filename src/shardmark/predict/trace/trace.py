@@ -26,7 +26,14 @@ from shardmark.core.errors import InputError
 from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.core.shares import Shard
-from shardmark.core.traffic import ModelSize, matrix_shapes
+from shardmark.core.traffic import (
+    ELEMENT_BYTES,
+    FROZEN_ELEMENT_BYTES,
+    ModelSize,
+    frozen_element_bytes,
+    matrix_shapes,
+    stored_element_bytes,
+)
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
@@ -464,6 +471,8 @@ def _profile(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
             trained_matrices=matrix_shapes(full.trained_shapes),
+            frozen_element_bytes=_mean_of_frozen(units),
+            mixed_parameters=_mixed_parameters(units),
             units=max(
                 1, len({unit.name if unit.block else "" for unit in units if unit.parameters})
             ),
@@ -496,6 +505,8 @@ def _steps(
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         limited=tuple(limited_heads(model)),
     )
+    for parameter in model.parameters():  # which may be cast below
+        setattr(parameter, ELEMENT_BYTES, stored_element_bytes(parameter))
     repetitions = shorten(model, workload.blocks(model)) if shortened else []
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
@@ -615,6 +626,7 @@ def _make_fake(model: nn.Module, fake: FakeTensorMode, casts: torch.dtype | None
                 if isinstance(tensor, nn.Parameter)
                 else empty
             )
+            setattr(fakes[id(tensor)], ELEMENT_BYTES, stored_element_bytes(tensor))
         return fakes[id(tensor)]
 
     originals = [*model.parameters(), *model.buffers()]  # alive, so that no other gets their id
@@ -654,6 +666,7 @@ def _unit(first: UnitTrace, second: UnitTrace, line: Callable[[Total, Total], Am
         name=first.name,
         parameters=sum(p.numel() for p in first.parameters),
         trained_parameters=sum(p.numel() for p in trained),
+        frozen_element_bytes=frozen_element_bytes(first.parameters),
         replicated_fraction=first.replicated_fraction,
         gradient_bytes=first.gradient_bytes,
         sizes=tuple(p.numel() for p in trained),
@@ -668,6 +681,26 @@ def _unit(first: UnitTrace, second: UnitTrace, line: Callable[[Total, Total], Am
         backward_moments=_moments(first, second, "backward", line),
         gradient_moments=_moments(first, second, "gradient", line),
     )
+
+
+def _mean_of_frozen(units: Iterable[Unit]) -> float:
+    """Return the mean bytes of an element of all frozen parameters."""
+    counts = [(unit.parameters - unit.trained_parameters, unit) for unit in units]
+    stored = sum(count * unit.frozen_element_bytes for count, unit in counts)
+    frozen = sum(count for count, _ in counts)
+    return stored / frozen if frozen else FROZEN_ELEMENT_BYTES
+
+
+def _mixed_parameters(units: Iterable[Unit]) -> int:
+    """Return the number of parameters in gathered units with any trained parameter.
+
+    Layers between blocks are one unit.
+    """
+    gathered: dict[str, list[Unit]] = defaultdict(list)
+    for unit in units:
+        gathered[unit.name if unit.block else ""].append(unit)
+    mixed = (part for part in gathered.values() if any(unit.trained_parameters for unit in part))
+    return sum(unit.parameters for part in mixed for unit in part)
 
 
 def _operations(

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from shardmark.core.errors import InputError
 from shardmark.workloads.configurations import shipped, stored_configuration
 from shardmark.workloads.models import check_model_name, is_user_function, looked_in
-from shardmark.workloads.options import ModelOptions
+from shardmark.workloads.options import Adapter, ModelOptions, modules_of
 
 HUGGING_FACE: dict[str, str] = {
     "hf:gpt2": "GPT-2 (Radford et al., 2019)",
@@ -58,6 +58,8 @@ class LanguageOptions(ModelOptions):
     such as `hf:Qwen/Qwen3-8B`, or `package.module:function`."""
     model_options: dict[str, Any] = Field(default_factory=dict)
     """Keys of the configuration of an `hf:` model, or arguments of your own function."""
+    adapter: Adapter | None = None
+    """Trains an adapter beside the frozen weights, instead of the weights."""
     layers: PositiveInt = 2
     """Number of transformer blocks; the keys from `layers` to `dropout` are for `gpt` only."""
     width: PositiveInt = 128
@@ -192,7 +194,7 @@ class LanguageOptions(ModelOptions):
         return self.dataset if tokenizer == "bytes" else f"{self.dataset} by {tokenizer}"
 
     def optional_modules(self) -> dict[str, str]:
-        modules = {}
+        modules = modules_of(self.adapter)
         if self.from_transformers:
             modules["transformers"] = f"workload.model {self.model}"
         if self.tokenizer != "bytes":
@@ -233,10 +235,14 @@ class LanguageOptions(ModelOptions):
         return self.from_transformers and not by_name
 
     def loads(self) -> tuple[str, ...]:
+        libraries = tuple(modules_of(self.adapter))
         if not self.from_transformers or self.has_file:
-            return ()
+            return libraries
         family = _type_of(self.model)
-        return (f"transformers.models.{family}.modeling_{family}",)
+        return (
+            *libraries,
+            f"transformers.models.{family}.modeling_{family}",
+        )
 
     @property
     def files(self) -> tuple[Path, ...]:

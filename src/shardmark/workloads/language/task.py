@@ -12,7 +12,13 @@ import torch
 from torch.nn import functional
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.base import CannotShard, LossSum, SequencePlan, TensorPlan
+from shardmark.workloads.base import (
+    NOT_DIVIDED,
+    CannotShard,
+    LossSum,
+    SequencePlan,
+    TensorPlan,
+)
 from shardmark.workloads.exchanging import exchanging
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.language.batch import (
@@ -84,6 +90,10 @@ class Language(SampledTask[Samples, TokenBatch]):
         if self._causal and self._options.model != "gpt" and not (on_meta or self._causality_known):
             self._check_causal(model)
             self._causality_known = True
+        if self._options.adapter is not None:
+            from shardmark.workloads.adapters import add_adapter
+
+            add_adapter(model, self._options.adapter, self.blocks(model), seed=self._seed)
         return model
 
     def _check_causal(self, model: nn.Module) -> None:
@@ -142,6 +152,8 @@ class Language(SampledTask[Samples, TokenBatch]):
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         options = self._options
+        if options.adapter is not None:
+            return NOT_DIVIDED
         if options.from_transformers:
             from shardmark.workloads.language.hugging_face import tensor_plan
 

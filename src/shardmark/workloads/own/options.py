@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from shardmark.workloads.models import is_user_function, user_function_problem
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.workloads.options import Adapter, WorkloadOptions, modules_of
 
 REQUIRED_METHODS = ("model", "train_data", "validation_data", "loss")
 
@@ -22,6 +22,8 @@ class OwnOptions(WorkloadOptions):
     """`package.module:Class` or `folder/file.py:Class`; see the guide 'Your own task'."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for the class."""
+    adapter: Adapter | None = None
+    """Trains an adapter beside the frozen weights, instead of the weights."""
     evaluation_batch: PositiveInt = 64
     """Number of validation samples that the task evaluates at once."""
 
@@ -40,6 +42,12 @@ class OwnOptions(WorkloadOptions):
     @property
     def data_name(self) -> str:
         return self.task
+
+    def optional_modules(self) -> dict[str, str]:
+        return modules_of(self.adapter)
+
+    def loads(self) -> tuple[str, ...]:
+        return tuple(modules_of(self.adapter))
 
     def user_modules(self) -> tuple[str, ...]:
         return (self.task.rpartition(":")[0],)

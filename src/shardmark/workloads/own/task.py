@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, default_collate
 from shardmark.core.errors import InputError, error_kind
 from shardmark.core.metrics import METRICS, Better
 from shardmark.workloads.base import (
+    NOT_DIVIDED,
     BatchPlan,
     CannotShard,
     LossSum,
@@ -191,6 +192,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         if not isinstance(model, nn.Module):
             raise self._error(f"model() returns a {type(model).__name__}", "return an nn.Module")
         check_fresh(f"{self._options.task}: model()", model)
+        if self._options.adapter is not None:
+            from shardmark.workloads.adapters import add_adapter
+
+            add_adapter(model, self._options.adapter, self.blocks(model), seed=self._seed)
         groups = getattr(self._task, "parameter_groups", None)
         self._groups = self._named_groups(model, groups(model)) if groups else ()
         model.train()  # a user's method may return nothing
@@ -248,6 +253,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         return None if blocks is None else list(blocks(model))
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
+        if self._options.adapter is not None:
+            return NOT_DIVIDED
         plan = getattr(self._task, "tensor_plan", None)
         if plan is None:
             return super().tensor_plan(model)
