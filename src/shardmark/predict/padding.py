@@ -22,8 +22,8 @@ class Padding:
         if self.mean_length is None:
             return (1 - self.fraction) * tokens
         if self.mean_length > tokens:
-            found = f"found {self.mean_length:g}, but samples have {tokens:g} tokens"
-            raise InputError("--mean-length", found, "give at most that, or a --sequence-length")
+            problem = f"found {self.mean_length:g}, but samples have {tokens:g} tokens"
+            raise InputError("--mean-length", problem, "give at most that, or a --sequence-length")
         return self.mean_length
 
 
