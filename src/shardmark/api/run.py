@@ -131,6 +131,28 @@ class Run:
                 frame[column.key] = [None if isinstance(v, Missing) else v for v in values]
         return pd.DataFrame(frame)
 
+    def view(self, name: str, *, baseline: str | None = None) -> dict[str, pd.DataFrame]:
+        """Return the tables of `compare --view NAME` by their titles, in base units.
+
+        `name` is, for example, `when`, `effort` or `study:lamsal-2025`.  Raises `InputError` for
+        another name.
+        """
+        require("pandas", needed_for="view")
+        import pandas as pd
+
+        from shardmark.report.table.formats import base_rows
+        from shardmark.report.table.table import Missing
+        from shardmark.report.views.registry import find_view
+
+        view, value = find_view(name)
+        frames = {}
+        for table in view.tables(self.compare(baseline), value):
+            header, lines = base_rows([table])
+            rows = [[line.get(key) for key in header] for line in lines]
+            cells = [[None if isinstance(v, Missing) else v for v in row] for row in rows]
+            frames[table.title] = pd.DataFrame(cells, columns=header)
+        return frames
+
     def report(
         self,
         out: str | Path | None = None,
@@ -138,17 +160,27 @@ class Run:
         baseline: str | None = None,
         images: bool = True,
         predicted: bool = False,
+        against: str | None = None,
     ) -> Path:
         """Write the report page, `report.html` in the run's folder by default; return its path.
 
-        `predicted` also draws what `plan` predicts against what was measured.
+        `predicted` also draws what `plan` predicts against what was measured; `against` is
+        the name of a published study, whose tables, figures and claims are added.
         """
+        from shardmark.analysis.studies.against import set_against
+        from shardmark.analysis.studies.study import load_study
         from shardmark.report.page.page import default_out, write_report
 
         page = default_out([self.path]) if out is None else Path(out).expanduser()
         comparison = self.compare(baseline)
+        study = None if against is None else load_study(against, "against")
         return write_report(
-            [self.stored], comparison, page, images=images, predicted=predicted
+            [self.stored],
+            comparison,
+            page,
+            images=images,
+            predicted=predicted,
+            against=None if study is None else set_against(comparison, study),
         ).page
 
     def to_pandas(self, by: By = "trial") -> pd.DataFrame:

@@ -87,6 +87,23 @@ def test_report_is_written(run: shardmark.Run) -> None:
     assert page.read_text().startswith("<!")
 
 
+def test_report_has_a_published_study(run: shardmark.Run) -> None:
+    page = run.report(images=False, against="ovi-2025")
+    assert "Claims of ovi-2025" in page.read_text()
+    with pytest.raises(shardmark.InputError, match="there is no study"):
+        run.report(against="ovi")
+
+
+def test_view_has_the_tables_of_the_command(run: shardmark.Run) -> None:
+    (table,) = run.view("metrics").values()
+    assert "samples_per_second" in set(table["metric"])
+    tables = run.view("study:ovi-2025")
+    claims = tables["Claims of ovi-2025"]
+    assert {"claim", "finding", "measured", "measured_low"} <= set(claims.columns)
+    with pytest.raises(shardmark.InputError, match="there is no view"):
+        run.view("nonsense")
+
+
 def test_an_empty_run_has_no_answers(tmp_path: Path) -> None:
     run = shardmark.load(write_run(tmp_path / "run", []))
     assert (run.answers(), run.verdict.decided, run.verdict.strategy) == ([], False, None)

@@ -181,6 +181,16 @@ def _latex(table: Table) -> str:
 
 def render_csv(tables: Sequence[Table]) -> str:
     """Return all rows as one table in base units; an estimate is NAME, NAME_low and NAME_high."""
+    header, lines = base_rows(tables)
+    output = io.StringIO()
+    writer = csv.writer(output, lineterminator="\n")
+    writer.writerow(map(csv_cell, header))
+    writer.writerows([csv_cell(line.get(name)) for name in header] for line in lines)
+    return output.getvalue()
+
+
+def base_rows(tables: Sequence[Table]) -> tuple[list[str], list[dict[str, Value]]]:
+    """Return the names of all columns, and each row's values in base units by name."""
     header: dict[str, None] = {}
     lines: list[dict[str, Value]] = []
     for table in tables:
@@ -193,11 +203,7 @@ def render_csv(tables: Sequence[Table]) -> str:
                 if isinstance(value, Estimate):
                     bounds = (value.value, value.low, value.high)
                 lines[-1] |= dict(zip(_csv_names(column), bounds, strict=False))
-    output = io.StringIO()
-    writer = csv.writer(output, lineterminator="\n")
-    writer.writerow(map(csv_cell, header))
-    writer.writerows([csv_cell(line.get(name)) for name in header] for line in lines)
-    return output.getvalue()
+    return list(header), lines
 
 
 def _csv_names(column: Column) -> tuple[str, ...]:
