@@ -87,18 +87,6 @@ def plan(
             help="Work to price: 10B, 300M, 2T.  A model without it: 1B tokens, or 1M samples.",
         ),
     ] = None,
-    padding: Annotated[
-        float | None,
-        typer.Option(
-            metavar="FRACTION",
-            help="Fraction of a sample's tokens that are padding, 0.4 for example: speed, hours and"
-            " dollars are then those of the other tokens.  Packed samples have none.",
-        ),
-    ] = None,
-    mean_length: Annotated[
-        float | None,
-        typer.Option(metavar="TOKENS", help="The same by the mean length without padding."),
-    ] = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -148,6 +136,14 @@ def plan(
     speed: Annotated[
         bool, typer.Option("--speed", help="Show the step time and its comparisons as well.")
     ] = False,
+    view: Annotated[
+        str | None,
+        typer.Option(
+            metavar="when",
+            help="Show instead which strategy is best in which range of each axis: the size of the"
+            " model, the ranks, the batch.",
+        ),
+    ] = None,
     overrides: Overrides = None,
     form: Annotated[
         PlanFormat, typer.Option("--format", help="json has every value, in base units.")
@@ -160,13 +156,14 @@ def plan(
     from shardmark.cli.compare import terminal_width
     from shardmark.config.load import to_yaml
     from shardmark.predict.models import Models
-    from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import compare_machines, parse_nodes
     from shardmark.predict.question import question_about
     from shardmark.report.table.formats import Format
     from shardmark.report.views.plan import render_plan
     from shardmark.results.store import load_run
 
+    if view not in (None, "when"):
+        raise InputError("--view", f"a plan has no view {view!r}", "allowed is when")
     if write is not None and not write.parent.is_dir():
         raise InputError(f"--write {write}", "its folder does not exist", "create it first")
     if write is not None and write.exists():
@@ -194,9 +191,7 @@ def plan(
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,
-        work=None if work is None else parse_amount(work),
-        assumed_steps=question.assumed is not None,
-        padding=padding_of(padding, mean_length),
+        work=question.work if work is None else parse_amount(work),
     )
     text = render_plan(
         predicted,
@@ -206,6 +201,7 @@ def plan(
         memory=memory,
         speed=speed,
         best_of_each=bool(compare),
+        when=view is not None,
     )
     say_text(text)
     if write is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.advise.selection import select, times_better
@@ -51,21 +52,61 @@ class BestRange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AxisLine:
-    """Rows that differ in strategy and in one axis only, and the best strategy along it."""
+class RangeLine:
+    """The best strategy along an axis, under the same other conditions."""
 
     axis: str
     metric: str
     conditions: Mapping[str, str]
     """Values of the other axes that vary."""
-    rows: Mapping[str, Mapping[float, Row]]
-    """Rows by strategy and value of the axis."""
     ranges: tuple[BestRange, ...]
     """In the order of the axis; then strategies that are nowhere best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisLine(RangeLine):
+    """Measured rows that differ in strategy and in one axis only."""
+
+    rows: Mapping[str, Mapping[float, Row]]
+    """Rows by strategy and value of the axis."""
 
     @property
     def values(self) -> list[float]:
         return sorted({value for by_value in self.rows.values() for value in by_value})
+
+
+class Labelled(Protocol):
+    """A row of a strategy."""
+
+    @property
+    def label(self) -> str:
+        """Return the strategy with its options."""
+
+
+Competitor = TypeVar("Competitor", bound=Labelled)
+
+
+class Comparer(Protocol[Competitor]):
+    """Compares strategies, at one value of an axis or between two."""
+
+    def select(
+        self, rows: Sequence[Competitor], previous: str | None
+    ) -> tuple[Competitor, bool] | None:
+        """Return the best row and whether that is shown; `previous` was best at the value before.
+
+        None if nothing can be said.
+        """
+
+    def times_better(self, row: Competitor, other: Competitor) -> float | None:
+        """Return how many times better the first row is."""
+
+    def crossing(
+        self,
+        before: Mapping[float, Competitor],
+        after: Mapping[float, Competitor],
+        between: tuple[float, float],
+    ) -> Crossing | None:
+        """Return where two strategies, which have both values, are equal; None if nowhere."""
 
 
 def axis_lines(rows: Sequence[Row]) -> list[AxisLine]:
@@ -102,7 +143,7 @@ def axis_lines(rows: Sequence[Row]) -> list[AxisLine]:
                     ranges=ranges,
                 )
                 for metric in COMPARED
-                if (ranges := _ranges(by_strategy, metric))
+                if (ranges := best_ranges(by_strategy, _Measured(metric)))
             ]
     return lines
 
@@ -152,24 +193,23 @@ def _context(row: Row, axis: str, size: int) -> dict[str, str]:
     return {**fixed, **ranks, **varied}
 
 
-def _ranges(by_strategy: Mapping[str, Mapping[float, Row]], metric: str) -> tuple[BestRange, ...]:
+def best_ranges(
+    by_strategy: Mapping[str, Mapping[float, Competitor]], comparer: Comparer[Competitor]
+) -> tuple[BestRange, ...]:
     """Return the ranges of a line; empty if nothing can be compared."""
     values = sorted({value for rows in by_strategy.values() for value in rows})
-    best: dict[float, Row] = {}
+    best: dict[float, Competitor] = {}
     shown: dict[float, bool] = {}
     previous = None
     for value in values:
         rows = [rows[value] for rows in by_strategy.values() if value in rows]
-        chosen = select(rows, metric)
-        if chosen is None or chosen.state == "disturbed":
-            continue
-        # A lead ends where another strategy is shown to be better.
-        stays = [row for row in chosen.ties if row.label == previous]
-        best[value] = stays[0] if stays else chosen.best
-        shown[value] = chosen.decided
-        previous = best[value].label
-    measured = {row.label for rows in by_strategy.values() for row in rows.values()}
-    if len(best) < 2 or len(measured) < 2:
+        chosen = comparer.select(rows, previous)
+        if chosen is not None:
+            best[value], shown[value] = chosen
+            previous = best[value].label
+    compared = {row.label for rows in by_strategy.values() for row in rows.values()}
+    widest = max((len(rows) for rows in by_strategy.values()), default=0)
+    if min(len(best), len(compared), widest) < 2:
         return ()
     parts: list[list[float]] = []
     for value, row in best.items():
@@ -181,17 +221,18 @@ def _ranges(by_strategy: Mapping[str, Mapping[float, Row]], metric: str) -> tupl
     ranges = []
     for part, end in zip(parts, ends, strict=True):
         label = best[part[0]].label
-        ratios = [_lead(by_strategy, value, best[value], metric) for value in part]
+        ratios = [_lead(by_strategy, value, best[value], comparer) for value in part]
         leads = [ratio for ratio in ratios if ratio is not None]
+        begins = None
+        if end is not None:
+            before, after = by_strategy[best[end].label], by_strategy[label]
+            if all(value in rows for rows in (before, after) for value in (end, part[0])):
+                begins = comparer.crossing(before, after, (end, part[0]))
         ranges.append(
             BestRange(
                 strategy=label,
                 best_at=tuple(part),
-                begins=None
-                if end is None
-                else _crossing(
-                    by_strategy[best[end].label], by_strategy[label], (end, part[0]), metric
-                ),
+                begins=begins,
                 ahead=(min(leads)[0], max(leads)[0]) if leads else None,
                 rival=min(leads)[1] if leads else None,
                 shown=all(shown[value] for value in part),
@@ -200,9 +241,9 @@ def _ranges(by_strategy: Mapping[str, Mapping[float, Row]], metric: str) -> tupl
     winners = {best[value].label for value in best}
     for label, rows_of_label in by_strategy.items():
         behind = [
-            (ratio.value, best[value].label)
+            (ratio, best[value].label)
             for value, row in rows_of_label.items()
-            if value in best and (ratio := times_better(row, best[value], metric)) is not None
+            if value in best and (ratio := comparer.times_better(row, best[value])) is not None
         ]
         if label not in winners and behind:
             nearest = max(behind)
@@ -220,76 +261,93 @@ def _ranges(by_strategy: Mapping[str, Mapping[float, Row]], metric: str) -> tupl
 
 
 def _lead(
-    by_strategy: Mapping[str, Mapping[float, Row]], value: float, best: Row, metric: str
+    by_strategy: Mapping[str, Mapping[float, Competitor]],
+    value: float,
+    best: Competitor,
+    comparer: Comparer[Competitor],
 ) -> tuple[float, str] | None:
     """Return the smallest ratio to another strategy at a value of the axis, and the strategy."""
     ratios = [
-        (ratio.value, label)
+        (ratio, label)
         for label, rows in by_strategy.items()
         if label != best.label
         and value in rows
-        and (ratio := times_better(best, rows[value], metric)) is not None
+        and (ratio := comparer.times_better(best, rows[value])) is not None
     ]
     return min(ratios, default=None)
 
 
-def _crossing(
-    before: Mapping[float, Row],
-    after: Mapping[float, Row],
-    between: tuple[float, float],
-    metric: str,
-) -> Crossing | None:
-    """Return where the log ratio of two strategies is zero, between two values of the axis.
-
-    The log ratio is interpolated linearly over the logarithm of the axis.  Its value at either end
-    is the mean over common repeats.  The interval has the points at which it does not differ from
-    zero by Student's t test.  Source: Fieller, J. Royal Statistical Society B 16 (1954), 175-185.
-    """
-    if not all(value in rows for rows in (before, after) for value in between):
-        return None
-    means = []
-    for value in between:
-        above, below = after[value], before[value]
-        repeats = common_repeats(above, below, metric)
-        if (
-            not repeats
-            or min(row.values[metric][r] for row in (above, below) for r in repeats) <= 0
-        ):
-            return None
-        ratios = log_ratios(
-            [above.values[metric][r] for r in repeats], [below.values[metric][r] for r in repeats]
-        )
-        means.append(
-            (ratios[0], math.inf, 1)
-            if len(ratios) < 2
-            else ((mean := trimmed_mean(ratios)).value, mean.standard_error, mean.degrees)
-        )
-    (left, left_error, left_degrees), (right, right_error, right_degrees) = means
-    if left * right > 0 or left == right:
-        return None
-    zero = left / (left - right)
+def interpolated(between: tuple[float, float], part: float) -> float:
+    """Return the value at a part of the way, on a logarithmic axis if its values are positive."""
     start, end = between
+    if start > 0:
+        return start * math.exp(part * math.log(end / start))
+    return start + part * (end - start)
 
-    def at(part: float) -> float:
-        if start > 0:
-            return start * math.exp(part * math.log(end / start))
-        return start + part * (end - start)
 
-    if math.isinf(left_error + right_error):
-        return Crossing(value=at(zero), low=None, high=None)
-    quantile = t_quantile(min(left_degrees, right_degrees))
-    left_width, right_width = (quantile * left_error) ** 2, (quantile * right_error) ** 2
-    slope = right - left
-    # The interval is where the quadratic is negative.
-    square = slope**2 - left_width - right_width
-    linear = 2 * left * slope + 2 * left_width
-    constant = left**2 - left_width
-    discriminant = math.sqrt(max(0.0, linear**2 - 4 * square * constant))
-    roots = [(-linear + sign * discriminant) / (2 * square) for sign in (-1, 1)] if square else []
-    low = [root for root in roots if 0 < root <= zero]
-    high = [root for root in roots if zero <= root < 1]
-    return Crossing(
-        value=at(zero),
-        low=at(max(low)) if constant > 0 and low else None,
-        high=at(min(high)) if right**2 > right_width and high else None,
-    )
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Judges rows by the repeats of a metric."""
+
+    metric: str
+
+    def select(self, rows: Sequence[Row], previous: str | None) -> tuple[Row, bool] | None:
+        chosen = select(rows, self.metric)
+        if chosen is None or chosen.state == "disturbed":
+            return None
+        # A lead ends where another strategy is shown to be better.
+        stays = [row for row in chosen.ties if row.label == previous]
+        return (stays[0] if stays else chosen.best), chosen.decided
+
+    def times_better(self, row: Row, other: Row) -> float | None:
+        ratio = times_better(row, other, self.metric)
+        return None if ratio is None else ratio.value
+
+    def crossing(
+        self,
+        before: Mapping[float, Row],
+        after: Mapping[float, Row],
+        between: tuple[float, float],
+    ) -> Crossing | None:
+        """Return where the log ratio of two strategies is zero, between two values of the axis.
+
+        The log ratio is interpolated linearly over the logarithm of the axis.  Its value at either
+        end is the mean over common repeats.  The interval has the points at which it does not
+        differ from zero by Student's t test.
+        Source: Fieller, J. Royal Statistical Society B 16 (1954), 175-185.
+        """
+        means = []
+        for value in between:
+            above, below = after[value], before[value]
+            repeats = common_repeats(above, below, self.metric)
+            samples = [[row.values[self.metric][r] for r in repeats] for row in (above, below)]
+            if not repeats or min(map(min, samples)) <= 0:
+                return None
+            ratios = log_ratios(*samples)
+            means.append(
+                (ratios[0], math.inf, 1)
+                if len(ratios) < 2
+                else ((mean := trimmed_mean(ratios)).value, mean.standard_error, mean.degrees)
+            )
+        (left, left_error, left_degrees), (right, right_error, right_degrees) = means
+        if left * right > 0 or left == right:
+            return None
+        zero = left / (left - right)
+        if math.isinf(left_error + right_error):
+            return Crossing(value=interpolated(between, zero), low=None, high=None)
+        quantile = t_quantile(min(left_degrees, right_degrees))
+        left_width, right_width = (quantile * left_error) ** 2, (quantile * right_error) ** 2
+        slope = right - left
+        # The interval is where the quadratic is negative.
+        square = slope**2 - left_width - right_width
+        linear = 2 * left * slope + 2 * left_width
+        constant = left**2 - left_width
+        root = math.sqrt(max(0.0, linear**2 - 4 * square * constant))
+        roots = [(-linear + sign * root) / (2 * square) for sign in (-1, 1)] if square else []
+        low = [root for root in roots if 0 < root <= zero]
+        high = [root for root in roots if zero <= root < 1]
+        return Crossing(
+            value=interpolated(between, zero),
+            low=interpolated(between, max(low)) if constant > 0 and low else None,
+            high=interpolated(between, min(high)) if right**2 > right_width and high else None,
+        )

@@ -56,6 +56,7 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
             y_unit="%",
             series=(*series, *marks),
             x_logarithmic=positive and max(line.values) / min(line.values) > _WIDEST_LINEAR,
+            x_whole=line.axis != "parameters" and all(v.is_integer() for v in line.values),
             x_ticks=() if line.axis == "parameters" else tuple(line.values),
             y_from_zero=False,
         )

@@ -39,12 +39,11 @@ from shardmark.report.table.table import (
     number,
     table_of,
 )
+from shardmark.report.views.when import planned_tables
 
 QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
 MOST_ROWS = 12
 """Largest number of cells that are all shown."""
-CLOSE = 0.03
-"""Relative error of predicted peaks: smaller differences decide nothing."""
 
 
 def render_plan(
@@ -56,14 +55,27 @@ def render_plan(
     memory: bool = False,
     speed: bool = False,
     best_of_each: bool = False,
+    when: bool = False,
 ) -> str:
     """Return answers, a table and notes, with a line break at the end.
 
     `assumed` says what was assumed of a model that was named alone.  `memory` adds the parts of the
-    memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine.
+    memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine, and
+    `when` only the best strategy in each range of an axis.
     """
+    ranges = planned_tables(plan) if when else []
     if form is Format.JSON:
-        return render_json(plan_json(plan) | {"assumed": assumed})
+        by_range = (
+            {"when": [record for table in ranges for record in records(table)]} if when else {}
+        )
+        return render_json(plan_json(plan) | by_range | {"assumed": assumed})
+    if when:
+        notes = [*_deviation_notes(plan.rows), *_last_notes(plan)]
+        parts = [
+            render_tables(ranges, form, width),
+            *([render_points(notes, form, width)] if notes else []),
+        ]
+        return "\n".join(parts)
     made = [
         answer_table(plan, assumed, best_of_each=best_of_each),
         *([memory_table(plan)] if memory else ()),
@@ -91,8 +103,10 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "nodes": best.row.nodes,
             "ranks": best.row.ranks,
             "text": text_of(best),
+            "task": best.row.task,
         }
-        for best in plan.best
+        for part in plan.by_task
+        for best in part.best
     ]
     columns = [*_identity(), *_speed(plan), *_memory(plan.rows), *_for_programs()]
     rows = records(table_of("", plan.rows, columns))
@@ -116,15 +130,8 @@ def decided(best: Best) -> bool:
 
 def _close(best: Best) -> list[Prediction]:
     cost = COSTS[best.question]
-    margin = CLOSE if best.question == "memory" else _error_fraction(best.row)
+    margin = best.row.error_fraction(best.question)
     return [rival for rival in best.rivals if cost(rival) <= (1 + margin) * cost(best.row)]
-
-
-def _error_fraction(row: Prediction) -> float:
-    """Return the fraction by which a step may take longer than predicted."""
-    if row.step_seconds is None or row.high_seconds is None:
-        return 0.0
-    return row.high_seconds / row.step_seconds - 1
 
 
 def text_of(best: Best) -> str:
@@ -189,7 +196,16 @@ def amount(work: float, unit: str) -> str:
 
 def _answers(plan: Plan) -> Iterator[str]:
     yield from plan.doubts
-    best = None if plan.search is None else next(iter(plan.search.front), None)
+    for part in plan.by_task:
+        yield from _task_answers(part)
+    if plan.search is not None and plan.search.front:
+        yield f"Best layout that was searched: {_layout_text(plan.search.front[0], plan.rows[0])}."
+    if plan.fewest is not None:
+        needed = number(plan.fewest.device_bytes / 2**30)
+        yield f"Fewest: {plan.fewest.change}, with {plan.fewest.strategy} in {needed} GiB."
+
+
+def _task_answers(plan: Plan) -> Iterator[str]:
     if plan.best:
         if not any(row.fit == "yes" for row in plan.rows):
             yield "Tight: the tensors fit, but not with the usual context and fragmentation."
@@ -203,22 +219,20 @@ def _answers(plan: Plan) -> Iterator[str]:
             answers.append(brief_text_of(cheapest))
         yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
+        task = (
+            ", ".join(as_text(value) for value in plan.rows[0].task.values()) if plan.rows else ""
+        )
         subject = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
         reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
         reasons_text = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
-        yield f"{subject} could be predicted{reasons_text}."
-    elif best is not None:
+        yield f"{subject}{f' of {task}' if task else ''} could be predicted{reasons_text}."
+    elif plan.search is not None and plan.search.front:
         yield "None of the experiment's strategies fits."
     else:
         sized = (row for row in plan.rows if row.device_bytes is not None)
         least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
         hint = "" if plan.search is not None else "; --search compares more layouts"
         yield f"Nothing fits: {least.place} needs least, {_memory_text(least)}{hint}."
-    if best is not None:
-        yield f"Best layout that was searched: {_layout_text(best, plan.rows[0])}."
-    if plan.fewest is not None:
-        needed = number(plan.fewest.device_bytes / 2**30)
-        yield f"Fewest: {plan.fewest.change}, with {plan.fewest.strategy} in {needed} GiB."
 
 
 def _layout_text(layout: Candidate, row: Prediction) -> str:
@@ -270,13 +284,10 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _chosen(predicted, best_of_each=best_of_each)
     count = next((row.parameters for row in rows if row.parameters), None)
-    active = next((row.active_parameters for row in rows if row.active_parameters), None)
-    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
-    size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
-    size_text += "" if count is None else ")"
+    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters)"
     precision = "" if plan.precision is None else f", {plan.precision}"
     work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
-    if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
+    if plan.requested_work is None and plan.work is not None:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
     if any(row.fit == "tight" for row in rows):
@@ -292,12 +303,6 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
             f"{f' Here: {listed(same)}.' if same else ''}"
         )
     notes += [] if assumed is None else [f"Assumed: {assumed}."]
-    useful = min((row.useful_fraction for row in rows), default=1.0)
-    if useful < 1:
-        notes.append(
-            f"Padding: {number(100 * useful)} % of the tokens are useful, and these alone count."
-            f"  Packed samples train {number(1 / useful)} times as many in a second."
-        )
     notes += [_range_note(plan), *_deviation_notes(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
     columns = [*_names(rows), *_answer_columns(plan)]
@@ -327,7 +332,7 @@ def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Predictio
         return [*rows]
     chosen: dict[object, Prediction] = {}
     for row in sorted(rows, key=rank):
-        place = (row.label, row.ranks, row.on) if folds else id(row)
+        place = (row.label, row.ranks, row.on, as_text(row.task)) if folds else id(row)
         chosen.setdefault(row.on if best_of_each else place, row)
     return [*chosen.values()]
 
@@ -624,8 +629,6 @@ def _for_programs() -> Columns[Prediction]:
         (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
         (for_programs("parameters"), lambda row: _value_or_reason(row, row.parameters)),
-        (for_programs("active_parameters"), attrgetter("active_parameters")),
-        (for_programs("useful_fraction"), attrgetter("useful_fraction")),
         (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
         (
             for_programs("seconds_by_part"),

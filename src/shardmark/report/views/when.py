@@ -7,14 +7,16 @@ from typing import NamedTuple
 
 from shardmark.analysis.advise.crossings import (
     PARAMETERS,
-    AxisLine,
     BestRange,
     Crossing,
+    RangeLine,
     axis_lines,
 )
+from shardmark.analysis.advise.planned import planned_lines
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.config.axes import title_of
+from shardmark.predict.plan import Plan
 from shardmark.report.table.table import (
     Column,
     Table,
@@ -26,10 +28,25 @@ from shardmark.report.table.table import (
 )
 
 TITLES = {METRIC: "Throughput", "peak_memory_bytes": "Peak memory"}
+_AHEAD = (
+    "Ahead by: the difference to the next best strategy, smallest to largest; below zero if the"
+    " strategy is nowhere best. Shown: all others are {worse} everywhere."
+)
+_MEASURED = (
+    "From: where the strategy crosses the one before it, interpolated between measured values, with"
+    " a 95 % interval. `..` at an end: it reaches beyond the measured value.",
+    _AHEAD.format(worse="significantly worse"),
+)
+_PLANNED = (
+    "Planned: predicted for strategies that fit, nothing was measured. From: where the strategy"
+    " crosses the one before it, interpolated, with the range in which the error of the prediction"
+    " may move it. `..` at an end: it reaches beyond the planned value.",
+    _AHEAD.format(worse="worse by more than the error of the prediction"),
+)
 
 
 class _Line(NamedTuple):
-    line: AxisLine
+    line: RangeLine
     part: BestRange
 
 
@@ -47,22 +64,36 @@ def axis_value(axis: str, value: float) -> str:
 
 def when_tables(comparison: Comparison) -> list[Table]:
     """Return a table for each axis and metric, with a row for each range and strategy."""
-    lines: dict[tuple[str, str], list[AxisLine]] = {}
-    for line in axis_lines(comparison.rows):
-        lines.setdefault((line.axis, line.metric), []).append(line)
-    if not lines:
+    return _tables(axis_lines(comparison.rows), "{metric} over {axis}", _MEASURED)
+
+
+def planned_tables(plan: Plan) -> list[Table]:
+    """Return the same tables from the predictions of a plan."""
+    planned = f"Planned {{metric}} over {{axis}}, on {plan.on}"
+    return _tables(planned_lines(plan.rows), planned, (*_PLANNED, *plan.doubts))
+
+
+def _tables(lines: Sequence[RangeLine], title: str, notes: Sequence[str]) -> list[Table]:
+    tables: dict[tuple[str, str], list[RangeLine]] = {}
+    for line in lines:
+        tables.setdefault((line.axis, line.metric), []).append(line)
+    if not tables:
         note = (
             "No axis has two numbers at which two strategies can be compared. Vary, for example,"
             " world_size, recipe.global_batch or the model."
         )
         return [Table(title="Best strategy along an axis", notes=(note,))]
     return [
-        _table(f"{TITLES[metric]} over {axis_title(axis)}", same)
-        for (axis, metric), same in lines.items()
+        _table(_title(title, metric, axis), same, notes) for (axis, metric), same in tables.items()
     ]
 
 
-def _table(title: str, lines: Sequence[AxisLine]) -> Table:
+def _title(pattern: str, metric: str, axis: str) -> str:
+    title = pattern.format(metric=TITLES[metric].lower(), axis=axis_title(axis))
+    return title[0].upper() + title[1:]
+
+
+def _table(title: str, lines: Sequence[RangeLine], notes: Sequence[str]) -> Table:
     keys = dict.fromkeys(key for line in lines for key in line.conditions)
 
     def condition(key: str) -> tuple[Column, Callable[[_Line], Value]]:
@@ -91,12 +122,7 @@ def _table(title: str, lines: Sequence[AxisLine]) -> Table:
             (for_programs("axis"), lambda item: item.line.axis),
             (for_programs("metric"), lambda item: item.line.metric),
         ],
-        [
-            "From: where the strategy crosses the one before it, interpolated between measured"
-            " values, with a 95 % interval. `..` at an end: it reaches beyond the measured value.",
-            "Ahead by: the difference to the next best strategy, smallest to largest; below zero if"
-            " the strategy is nowhere best. Shown: all others are significantly worse everywhere.",
-        ],
+        notes,
     )
 
 
