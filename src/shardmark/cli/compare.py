@@ -60,7 +60,8 @@ def compare(
             metavar="NAME[:VALUE]",
             help="Show a view instead of the comparison: scaling (speed-up and efficiency over the"
             " numbers of ranks), epochs (loss, time and quality of every epoch), network (bytes,"
-            " bandwidth and links),"
+            " bandwidth and links), metrics (all metrics of every row), when (the best strategy"
+            " over each axis), effort (packages, arguments and lines that a strategy adds),"
             " time-to:METRIC[=VALUE] (training time to a loss or quality, such as"
             " time-to:accuracy_top1=0.8; without =VALUE, to the best one that every row reached),"
             " study:NAME (the comparison, then a published study; `shardmark list studies` has"

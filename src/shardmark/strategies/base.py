@@ -293,6 +293,10 @@ class Strategy(ABC):
         """Modules that the ranks import, so that they can be loaded before the first trial."""
         return ()
 
+    def packages(self) -> tuple[str, ...]:
+        """Packages that it needs beside PyTorch, by the names under which they are installed."""
+        return ()
+
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         """Numerics that the library would otherwise set by default; stored with every trial."""
         return common_settings(recipe)

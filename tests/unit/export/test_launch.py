@@ -32,15 +32,18 @@ OF_ONE_MACHINE = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NC
 
 @cache
 def planned(
-    *overrides: str, device: Literal["cuda", "cpu"] = "cuda", ranks: int = 4
+    *overrides: str,
+    device: Literal["cuda", "cpu"] = "cuda",
+    ranks: int = 4,
+    strategies: str = STRATEGIES,
 ) -> dict[str, Trial]:
     """Strategy -> trial, on so many ranks, in the order of the strategies."""
-    given = [f"matrix.strategy={STRATEGIES}", f"matrix.world_size=[1, {ranks}]", *overrides]
+    given = [f"matrix.strategy={strategies}", f"matrix.world_size=[1, {ranks}]", *overrides]
     trials = expand(load_experiment("quickstart", given), device).trials
     made = {
         t.strategy.name: t for t in trials if t.world_size == ranks or t.strategy.name == "single"
     }
-    return {name: made[name] for name in sorted(made, key=STRATEGIES.index)}
+    return {name: made[name] for name in sorted(made, key=strategies.index)}
 
 
 def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = ()) -> str:
@@ -171,7 +174,7 @@ def test_deepspeed_is_the_strategy_s_own_configuration(tmp_path: Path) -> None:
 
 def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) -> None:
     files = exported(tmp_path, "torchrun", "ddp")
-    assert set(files) == {"launch.sh", "settings.json", "wrap.py", "wrap_blocks.py"}
+    assert set(files) == {"launch.sh", "loop.py", "settings.json", "wrap.py", "wrap_blocks.py"}
     assert "shardmark" not in "".join(
         line for line in files["wrap.py"].splitlines() if "import" in line
     )

@@ -37,7 +37,7 @@ from shardmark.workloads.script.options import ScriptOptions
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
-WRAP, BLOCKS = "wrap.py", "wrap_blocks.py"
+WRAP, BLOCKS, LOOP = "wrap.py", "wrap_blocks.py", "loop.py"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
 RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
           "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
@@ -81,7 +81,7 @@ class ExportedLaunch:
 def export_launch(
     runs: Sequence[StoredRun], to: str, trial_id: str | None = None, out: str | None = None
 ) -> ExportedLaunch:
-    """Write `launch.sh`, `settings.json` and the launcher's own file into the folder `out`.
+    """Write `launch.sh`, `settings.json`, `loop.py` and the launcher's own file into `out`.
 
     Without an id the fastest verified trial is taken.  Raises `InputError` for several runs, for a
     trial that did not end ok, for a strategy that the launcher does not have, and for files that
@@ -98,6 +98,8 @@ def export_launch(
         contents |= _files_of(to, exported, folder)
     elif exported.configuration.importable:
         contents |= _wrapping_modules()
+    if to != "accelerate" and exported.configuration.loop is not None:
+        contents[LOOP] = exported.configuration.loop.code
     contents[SCRIPT] = _script(to, exported, run)
     encoded = {folder / name: content.encode() for name, content in contents.items()}
     for path in changed_files(encoded):

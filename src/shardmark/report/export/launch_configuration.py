@@ -11,6 +11,15 @@ from typing import Any
 
 from shardmark.core.layout import Layout, Mesh
 from shardmark.core.recipe import Recipe
+from shardmark.report.export.loop import (
+    Loop,
+    data_parallel_loop,
+    ddp_loop,
+    deepspeed_loop,
+    fsdp1_loop,
+    fsdp_loop,
+    with_zero_redundancy,
+)
 from shardmark.strategies.base import Strategy, is_native
 from shardmark.strategies.data_parallel import DataParallel
 from shardmark.strategies.ddp import DDP, HOOKS
@@ -65,6 +74,8 @@ class LaunchConfiguration:
     """Arguments of the wrapper under Accelerate, if Accelerate names them differently."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration; None if the strategy is not DeepSpeed's."""
+    loop: Loop | None = None
+    """A short loop that trains in this way; None if it depends on the model."""
     importable: bool = False
     """True if `strategies/wrap.py` wraps a model in the same way."""
     notes: tuple[str, ...] = ()
@@ -84,12 +95,14 @@ def launch_configuration(
 
 
 def _single(_: Single, *__: object) -> LaunchConfiguration:
-    return LaunchConfiguration(accelerate={"distributed_type": "NO"})
+    return LaunchConfiguration(accelerate={"distributed_type": "NO"}, loop=Loop())
 
 
 def _data_parallel(_: DataParallel, __: Recipe, layout: Layout, ___: str) -> LaunchConfiguration:
     return LaunchConfiguration(
-        wrapper="torch.nn.DataParallel", arguments={"device_ids": list(range(layout.devices))}
+        wrapper="torch.nn.DataParallel",
+        arguments={"device_ids": list(range(layout.devices))},
+        loop=data_parallel_loop(),
     )
 
 
@@ -106,6 +119,7 @@ def _ddp(strategy: DDP, *_: object) -> LaunchConfiguration:
         # For MULTI_CPU, which is for MPI, Accelerate's launcher starts a single process.
         accelerate={"distributed_type": "MULTI_GPU"},
         accelerate_arguments=strategy.arguments("broadcast_buffers") | hook,
+        loop=ddp_loop(strategy.arguments(), *_compression(strategy)),
         importable=strategy.compress == "none",
         notes=_compression_notes(strategy),
         accelerate_notes=(
@@ -116,21 +130,32 @@ def _ddp(strategy: DDP, *_: object) -> LaunchConfiguration:
 
 def _compression_notes(strategy: DDP) -> tuple[str, ...]:
     """Note with the call by which the user's own code compresses gradients in the same way."""
+    return tuple(
+        f"The wrapped model compresses by {call}, of {HOOKS}." for _, call in _compression(strategy)
+    )
+
+
+def _compression(strategy: DDP) -> list[tuple[str, str]]:
+    """Return the import and the call that compress gradients; nothing if they are not."""
     if strategy.compress == "none":
-        return ()
-    state, hook = "None", f"default_hooks.{strategy.compress}_compress_hook"
+        return []
+    imported, state = "default_hooks", "None"
+    hook = f"default_hooks.{strategy.compress}_compress_hook"
     if strategy.compress == "powersgd":
         options = (f"{key}={value}" for key, value in strategy.powersgd_options().items())
-        state, hook = f"PowerSGDState(None, {', '.join(options)})", "powerSGD_hook.powerSGD_hook"
+        imported, hook = "powerSGD_hook", "powerSGD_hook.powerSGD_hook"
+        state = f"powerSGD_hook.PowerSGDState(None, {', '.join(options)})"
     call = f"model.register_comm_hook({state}, {hook})"
-    return (f"The wrapped model compresses by {call}, of {HOOKS}.",)
+    return [(f"from {HOOKS} import {imported}", call)]
 
 
 def _zero_redundancy(strategy: ZeroRedundancy, *_: object) -> LaunchConfiguration:
     arguments = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+    loop = ddp_loop(strategy.arguments(), *_compression(strategy))
     return LaunchConfiguration(
         wrapper="torch.nn.parallel.DistributedDataParallel",
         arguments=strategy.arguments(),
+        loop=with_zero_redundancy(loop, arguments),
         notes=(
             *_compression_notes(strategy),
             "Make the optimizer as torch.distributed.optim.ZeroRedundancyOptimizer(parameters,"
@@ -179,6 +204,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
             },
         },
         accelerate=_except_on_cpu(accelerate, device_type),
+        loop=fsdp_loop(mesh, strategy.reshard_after_forward),
         importable=True,
         notes=notes,
         accelerate_notes=accelerate_notes,
@@ -209,6 +235,7 @@ def _fsdp1(
             {"distributed_type": "FSDP", "mixed_precision": "no", "fsdp_config": fsdp_config},
             device_type,
         ),
+        loop=fsdp1_loop(),
         notes=(FSDP1_WRAP_NOTE,),
     )
 
@@ -221,6 +248,7 @@ def _zero(strategy: Zero, recipe: Recipe, _: Layout, device_type: str) -> Launch
         wrapper="deepspeed.initialize",
         accelerate=_except_on_cpu(accelerate, device_type),
         deepspeed=strategy.config(recipe, device_type),
+        loop=deepspeed_loop(),
         notes=(
             f"Hand {optimizer} to deepspeed.initialize: the file names none.",
             *((ZERO_CASTS_NOTE,) if strategy.is_native(recipe) else ()),
@@ -269,6 +297,7 @@ def _ulysses(
     return replace(
         configuration,
         accelerate=None,
+        loop=None,
         importable=False,
         notes=(
             f"{layout.sequence} neighbouring ranks load the same samples, and keep a part of"

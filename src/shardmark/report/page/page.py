@@ -41,6 +41,7 @@ from shardmark.report.table.formats import render_csv
 from shardmark.report.table.notes import NoteKind, notes_of
 from shardmark.report.table.table import row_columns
 from shardmark.report.views.against import against_tables
+from shardmark.report.views.effort import effort_tables
 from shardmark.report.views.metrics import metrics_tables
 from shardmark.report.views.network import network_tables
 from shardmark.results.files import write_files
@@ -153,6 +154,7 @@ def render_page(
             failed=sum(len(row.trials) - len(row.ok_trials) for row in rows),
             damaged=[f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
             all_metrics=metrics_tables(comparison)[0],
+            effort=effort_tables(comparison)[0],
             definitions=definitions(rows),
             tables={"trials": trials_table(rows), "ranks": ranks_table(rows)},
         )

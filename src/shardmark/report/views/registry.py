@@ -12,6 +12,7 @@ from shardmark.core.errors import InputError
 from shardmark.report.table.formats import records
 from shardmark.report.table.table import Table
 from shardmark.report.views.against import against_tables
+from shardmark.report.views.effort import effort_tables
 from shardmark.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.report.views.metrics import metrics_tables
 from shardmark.report.views.network import network_json, network_tables
@@ -46,6 +47,7 @@ VIEWS = {
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
     "metrics": View("all_metrics", lambda comparison, _: metrics_tables(comparison)),
+    "effort": View("effort", lambda comparison, _: effort_tables(comparison)),
     "when": View("when", lambda comparison, _: when_tables(comparison)),
     "study": View(
         "against",

@@ -146,6 +146,9 @@ class Zero(Strategy):
     def loads(self) -> tuple[str, ...]:
         return ("shardmark.strategies.deepspeed.preload",)
 
+    def packages(self) -> tuple[str, ...]:
+        return ("deepspeed",)
+
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
         settings = common_settings(recipe)
         if self.is_native(recipe):
