@@ -74,7 +74,7 @@ def test_values_without_epochs_are_drawn_as_ratios(tmp_path: Path) -> None:
     assert values["FSDP with 2 GPUs, publ."] == pytest.approx(32 / 30.23)
     measured = {str(series.x[0]): series.y[0] for series in time.series}
     assert measured["FSDP with 2 GPUs, meas."] == pytest.approx(1.25)
-    assert measured["Baseline with 2 GPUs (ddp), meas."] == pytest.approx(2)
+    assert measured["2 GPUs with ddp, meas."] == pytest.approx(2)
     published = {str(series.x[0]): series.y[0] for series in peak.series}
     assert published["FSDP with 2 GPUs, publ."] == pytest.approx(0.27 / 0.74)
 

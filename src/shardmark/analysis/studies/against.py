@@ -156,12 +156,13 @@ def set_against(comparison: Comparison, study: Study) -> Against:
     Several measured rows may match one training of the study, for example two precisions.
     """
     rows = tuple(map(_with_derived, comparison.rows))
+    measured = [row for row in rows if row.ok_trials]
     pairs: list[Pair] = []
     for figures in study.figures:
-        matching: list[Row | None] = [row for row in rows if _matches(row, figures)]
+        matching: list[Row | None] = [row for row in measured if _matches(row, figures)]
         pairs += [_published(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
-    pairs += [_measured_alone(row, rows) for row in rows if id(row) not in matched]
+    pairs += [_measured_alone(row, rows) for row in measured if id(row) not in matched]
     claims = [pair for claim in study.claims for pair in _claim_pairs(claim, rows)]
     return Against(study=study, pairs=tuple(pairs), claims=tuple(claims), rows=rows)
 
@@ -323,7 +324,7 @@ def _claim_pairs(claim: Claim, rows: Sequence[Row]) -> list[ClaimPair]:
     pairs = [
         _claim_pair(claim, row, base)
         for row in about
-        for base in _bases(claim, row, rows)
+        for base in _bases(claim, row, measured)
         if base is not None and base is not row
     ]
     return pairs or [_unmeasured(claim, measured)]

@@ -119,8 +119,9 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
             if value is not None:
                 series[f"{place}, publ."] = _published_bar(f"{place}, publ.", value)
             if estimate is not None and entry is not None:
-                of_unnamed = "" if pair.figures.strategy else f" ({entry.name})"
-                name = f"{place}{of_unnamed}, {_source(against, entry) or 'meas.'}"
+                unnamed = f"{pair.world_size} GPUs with {entry.name}"
+                named = place if pair.figures.strategy else unnamed
+                name = f"{named}, {_source(against, entry) or 'meas.'}"
                 series[name] = estimates_series([entry], [name], [estimate])
         return tuple(series.values())
 
@@ -128,7 +129,7 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
         "published-ratios",
         f"Ratios: {against.study.cited} and measured",
         [
-            _bar_panel(", ".join(filter(None, (conditions, titles[name]))), bars(name, conditions))
+            _bar_panel(", ".join(filter(None, (titles[name], conditions))), bars(name, conditions))
             for conditions in dict.fromkeys(pair.conditions for pair in pairs)
             for name in against.ratios
         ],

@@ -19,7 +19,7 @@ from shardmark.analysis.studies.against import (
     Pair,
     conditions_text,
 )
-from shardmark.analysis.studies.study import Claim
+from shardmark.analysis.studies.study import TOTAL, Claim
 from shardmark.report.table.notes import left_out
 from shardmark.report.table.table import (
     Column,
@@ -65,7 +65,7 @@ def _trainings(against: Against) -> Columns[Pair]:
     }
     ratio = partial(Column, decimals=2, estimated=True)
     columns = [
-        *map(metric_column, against.metrics),
+        *(_headline(name) for name in against.metrics),
         *(ratio(name, titles[name]) for name in against.ratios),
     ]
     return [
@@ -75,6 +75,11 @@ def _trainings(against: Against) -> Columns[Pair]:
         (Column("ranks", "ranks", names_row=True), attrgetter("world_size")),
         *(side for column in columns for side in _both_sides(column)),
     ]
+
+
+def _headline(name: str) -> Column:
+    column = metric_column(name)
+    return replace(column, title="total") if name == TOTAL else column
 
 
 def _both_sides(column: Column) -> Columns[Pair]:

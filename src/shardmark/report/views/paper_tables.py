@@ -14,6 +14,7 @@ from shardmark.analysis.studies.against import PEAK, RATE, Against, ratio_to_str
 from shardmark.analysis.studies.study import STATE, Advice, Figures, PaperTable, TableColumn
 from shardmark.report.table.table import (
     Column,
+    Missing,
     Table,
     Value,
     for_programs,
@@ -21,6 +22,7 @@ from shardmark.report.table.table import (
     number,
     table_of,
 )
+from shardmark.report.views.effort import Effort, efforts_of, listed
 
 _name = partial(Column, names_row=True)
 
@@ -197,6 +199,7 @@ def _by_block(against: Against, table: PaperTable, trainings: Sequence[_Training
 def _advice(against: Against) -> Table:
     """Return the study's recommendations beside ratios to its reference over all cells."""
     reference = against.study.reference
+    efforts = efforts_of(against.rows)
 
     def ratios(metric: str, advice: Advice) -> str | None:
         """Return the range over the cells that the reference has, too."""
@@ -207,6 +210,12 @@ def _advice(against: Against) -> Table:
             return None
         ends = list(dict.fromkeys(number(value, decimals=2) for value in (values[0], values[-1])))
         return f"{' to '.join(ends)} ({len(values)})"
+
+    def effort(value_of: Callable[[Effort], Value], advice: Advice) -> str | None:
+        """Return the values of the strategies, each once."""
+        values = [value_of(effort) for effort in efforts if effort.strategy in advice.strategies]
+        texts = (str(value) for value in values if not isinstance(value, Missing))
+        return ", ".join(dict.fromkeys(texts)) or None
 
     titles = {RATE: "samples/s", PEAK: "peak", STATE: "state", "collective_bytes": "traffic"}
     text = partial(_name, numeric=False)
@@ -221,8 +230,16 @@ def _advice(against: Against) -> Table:
                 (Column(f"{metric}_ratio", title), partial(ratios, metric))
                 for metric, title in titles.items()
             ),
+            (Column("changed_lines", "lines"), partial(effort, attrgetter("changed_lines"))),
+            (
+                Column("packages", "packages", numeric=False),
+                partial(effort, lambda effort: listed(effort.packages)),
+            ),
         ],
-        [f"Ratios to `{reference}` under the same conditions: least, greatest (number of cells)."],
+        [
+            f"Ratios to `{reference}` under equal conditions: least, greatest (number of cells).",
+            "Lines that a short training loop changes, and packages: `--view effort`.",
+        ],
     )
 
 
