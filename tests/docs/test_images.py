@@ -19,13 +19,13 @@ USED = re.compile(r"!\[([^]]*)\]\(([^)]+)\)")
 
 
 def facts(svg: str) -> list[str]:
-    """Return the texts of a picture and the values of its marks.
+    """Return the values of a picture's marks, its title, legend and caption.
 
-    Positions depend on the fonts of a machine, and so do long texts, which are cut.
+    Positions depend on the fonts of a machine, and so does which labels of an axis have room.
     """
     labels = re.findall(r'aria-label="([^"]*)" data-series', svg)
-    texts = re.findall(r"<text [^>]*>([^<]+)</text>", svg)
-    return sorted(unescape(text) for text in (*labels, *texts) if "…" not in text)
+    texts = re.findall(r'<text x="[^>]*>([^<]+)</text>', svg)
+    return sorted({unescape(text) for text in (*labels, *texts)})
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_pictures_are_those_of_the_stored_results(drawn: Path) -> None:
     made = {path.name: facts(path.read_text(encoding="utf-8")) for path in drawn.iterdir()}
     assert made.keys() == {path.name for path in IMAGES.glob("*.svg")}
     for name, expected in made.items():
-        assert len(expected) > 5, name
+        assert len(expected) >= 5, name
         found = facts((IMAGES / name).read_text(encoding="utf-8"))
         assert found == expected, f"{name} is old: run python docs/images/draw.py"
 

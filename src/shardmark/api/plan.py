@@ -20,6 +20,8 @@ def plan(
     price_per_hour: float | Sequence[float] | None = None,
     search: bool = False,
     work: float | None = None,
+    padding: float | None = None,
+    mean_length: float | None = None,
     **overrides: Any,
 ) -> Plan:
     """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
@@ -30,7 +32,9 @@ def plan(
     `"1..128"`; `run` is a stored run of the model that calibrates the prediction; `price_per_hour`
     is the price of one card, or a list of one price for each machine.  `search` compares all
     layouts of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the
-    fastest as an experiment.  Experiment and overrides are those of `run`.
+    fastest as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
+    the mean number of tokens without it: speed and cost are then those of the other tokens.
+    Experiment and overrides are those of `run`.
 
     Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its
     `reason`.
@@ -39,6 +43,7 @@ def plan(
     from shardmark.config.load import override_of
     from shardmark.config.model_name import is_experiment
     from shardmark.predict.models import Models
+    from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import compare_machines, parse_nodes
     from shardmark.predict.question import question_about
     from shardmark.results.store import load_run
@@ -49,9 +54,9 @@ def plan(
     if isinstance(experiment, str) and not is_experiment(experiment):
         options = [override_of(key, value) for key, value in overrides.items()]
         question = question_about(experiment, machines, counted, overrides=options)
-        resolved, work = question.experiment, question.work if work is None else work
+        resolved, is_model = question.experiment, True
     else:
-        resolved = resolve_experiment(experiment, overrides)
+        resolved, is_model = resolve_experiment(experiment, overrides), False
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
     return compare_machines(
         resolved,
@@ -62,4 +67,6 @@ def plan(
         prices_per_hour=prices,
         search=search,
         work=work,
+        assumed_steps=is_model,
+        padding=padding_of(padding, mean_length),
     )

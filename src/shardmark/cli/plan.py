@@ -87,6 +87,18 @@ def plan(
             help="Work to price: 10B, 300M, 2T.  A model without it: 1B tokens, or 1M samples.",
         ),
     ] = None,
+    padding: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="Fraction of a sample's tokens that are padding, 0.4 for example: speed, hours and"
+            " dollars are then those of the other tokens.  Packed samples have none.",
+        ),
+    ] = None,
+    mean_length: Annotated[
+        float | None,
+        typer.Option(metavar="TOKENS", help="The same by the mean length without padding."),
+    ] = None,
     nodes: Annotated[
         str,
         typer.Option(
@@ -156,6 +168,7 @@ def plan(
     from shardmark.cli.compare import terminal_width
     from shardmark.config.load import to_yaml
     from shardmark.predict.models import Models
+    from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import compare_machines, parse_nodes
     from shardmark.predict.question import question_about
     from shardmark.report.table.formats import Format
@@ -191,7 +204,9 @@ def plan(
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,
-        work=question.work if work is None else parse_amount(work),
+        work=None if work is None else parse_amount(work),
+        assumed_steps=question.assumed is not None,
+        padding=padding_of(padding, mean_length),
     )
     text = render_plan(
         predicted,

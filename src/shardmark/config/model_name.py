@@ -16,7 +16,12 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.load import Override, from_mapping, preset_names
 from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
-from shardmark.workloads.configurations import PREFIX, shipped, stored_configuration
+from shardmark.workloads.configurations import (
+    PREFIX,
+    shipped,
+    span_corruption_targets,
+    stored_configuration,
+)
 from shardmark.workloads.detection.options import DETECTORS
 from shardmark.workloads.language.options import ENCODERS, HUGGING_FACE, OTHER_TASKS
 from shardmark.workloads.models import (
@@ -68,7 +73,7 @@ def experiment_of(
     """
     model = named_model(name, sequence_length)
     options = {**model.workload, **model.workload.get("options", {})}
-    if sequence_length is not None and "sequence_length" not in options:
+    if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
     workload = dict(model.workload)
     if adapter is not None:
@@ -190,10 +195,16 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
     kind = stored.get("model_type", model.removeprefix(PREFIX))
     if kind in OTHER_TASKS:
         options: dict[str, Any] = {"model": model}
+        sample = "sample"
         if kind == "t5":
-            options["sequence_length"] = sequence_length or 512
+            length = sequence_length or 512
+            options["sequence_length"] = length
+            sample = f"sample of {length} tokens and {span_corruption_targets(length)} of target"
+        if kind == "whisper":
+            options["target_length"] = sequence_length or 448
+            sample = f"sample of 30 s, 1500 positions, and {options['target_length']} of text"
         task = {"name": "own", "task": TRANSFORMERS_TASK, "options": options}
-        return NamedModel(workload=task, batch=8, sample="sample")
+        return NamedModel(workload=task, batch=8, sample=sample)
     longest = LONGEST
     for key in ("max_position_embeddings", "n_positions"):
         longest = min(longest, stored.get(key) or longest)

@@ -74,7 +74,14 @@ class Models:
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)
-        profile = replace(profile, host_prepares_samples=not options.loader_workers)
+        count = workload.training_samples
+        tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
+        profile = replace(
+            profile,
+            active_parameters=workload.active_parameters(model),
+            tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
+            host_prepares_samples=not options.loader_workers,
+        )
         if profile.unused:
             names = ", ".join(profile.unused)
             self.notes[f"The traced step skips {names}: steps that use them take longer."] = None

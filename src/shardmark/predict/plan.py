@@ -19,6 +19,7 @@ from shardmark.predict.hardware.catalogue import NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.models import Models
+from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
 from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
 from shardmark.predict.search.largest_batch import largest
@@ -55,11 +56,16 @@ class Prediction:
     card_bytes: float
     samples: int
     """Samples of a step, over all ranks."""
-    tokens_per_sample: int | None
+    tokens_per_sample: float | None
+    """Number of tokens of a sample without padding."""
+    useful_fraction: float = 1.0
+    """Fraction of its tokens that are no padding."""
     own_mathematics: tuple[str, ...] = ()
     """`Numerics.descriptions`: differences from the training of one device."""
     parameters: int | None = None
     """Number of elements of the model's parameters."""
+    active_parameters: int | None = None
+    """Number of those that compute a token; None unless tokens are sent to some experts."""
     memory: RankMemory | None = None
     device_bytes: float | None = None
     """Memory that the card usually needs for tensors, fragmentation, context and libraries; on a
@@ -143,7 +149,7 @@ class Prediction:
         return "tokens" if self.tokens_per_sample else "samples"
 
     @property
-    def step_work(self) -> int:
+    def step_work(self) -> float:
         """Tokens of a language model, else samples."""
         return self.samples * (self.tokens_per_sample or 1)
 
@@ -152,7 +158,7 @@ class Prediction:
         return 0.0 if self.time is None else self.step_work / self.time.seconds
 
     @property
-    def work(self) -> int | None:
+    def work(self) -> float | None:
         """Tokens or samples that the recipe's steps train."""
         return None if self.steps is None else self.steps * self.step_work
 
@@ -211,6 +217,8 @@ class Plan:
     """Precision of the recipe; None if it is an axis."""
     requested_work: float | None = None
     """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
+    assumed_steps: bool = False
+    """True for a model that was named alone: the recipe's number of steps has no meaning."""
     remedies: tuple[Remedy, ...] = ()
     """Changes under which the experiment fits, if nothing does."""
     fewest: Remedy | None = None
@@ -234,7 +242,7 @@ class Plan:
 
     @property
     def unit(self) -> str:
-        return self.rows[0].unit if self.rows else "samples"
+        return next((row.unit for row in self.rows if row.unit == "tokens"), "samples")
 
     @property
     def answered(self) -> bool:
@@ -251,7 +259,8 @@ class Plan:
         if self.requested_work is not None:
             return self.requested_work
         works = [row.work for row in self.rows if row.time is not None and row.work]
-        if not works or max(works) <= EQUAL_WORK * min(works):
+        equal = not works or max(works) <= EQUAL_WORK * min(works)
+        if equal and not self.assumed_steps:
             return None
         return COMPARED_WORK[self.unit]
 
@@ -315,12 +324,15 @@ def compare_machines(
     run: StoredRun | None = None,
     search: bool = False,
     work: float | None = None,
+    assumed_steps: bool = False,
+    padding: Padding = NO_PADDING,
 ) -> Plan:
     """Make a plan for one or several kinds of machines, which each row then names.
 
     A number of nodes in the name of a machine, as in `2x8xh100`, takes precedence over `nodes`.
     `work` is the number of tokens or samples to price; `prices_per_hour` has one price for all
-    kinds, or one for each.  Raises `InputError` as `make_plan` does, and for a search on several
+    kinds, or one for each.  `assumed_steps` and `padding` are those of the plan.  Raises
+    `InputError` as `make_plan` does, and for a search on several
     kinds.
     """
     kinds = [*dict.fromkeys(machines)]
@@ -332,7 +344,16 @@ def compare_machines(
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
     plans = [
         make_plan(
-            experiment, on, nodes, models, run=run, price_per_hour=price, search=search, work=work
+            experiment,
+            on,
+            nodes,
+            models,
+            run=run,
+            price_per_hour=price,
+            search=search,
+            work=work,
+            assumed_steps=assumed_steps,
+            padding=padding,
         )
         for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
     ]
@@ -359,6 +380,8 @@ def make_plan(
     search: bool = False,
     constants: Constants | None = None,
     work: float | None = None,
+    assumed_steps: bool = False,
+    padding: Padding = NO_PADDING,
 ) -> Plan:
     """Predict each cell of the experiment on each number of nodes.
 
@@ -393,6 +416,7 @@ def make_plan(
             anchor=None if anchors is None else anchors.anchor(cell),
             price_per_hour=price_per_hour,
             constants=constants,
+            padding=padding,
         )
         rows += planner.rows(nodes)
     best: Search | None = None
@@ -409,6 +433,9 @@ def make_plan(
             notes.append(f"No layouts could be searched: {error}")
         else:
             winner = winner_of(best, experiment, cells[0])
+    if padding != NO_PADDING and all(row.unit == "samples" for row in rows):
+        message = "samples of this model have no tokens"
+        raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
     notes += _host_notes(rows)
     waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
@@ -429,6 +456,7 @@ def make_plan(
         winner=winner,
         precision=_single(cell.recipe.precision for cell in cells),
         requested_work=work,
+        assumed_steps=assumed_steps,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
 
@@ -482,6 +510,7 @@ class _Planner:
     anchor: Anchor | None
     price_per_hour: float | None
     constants: Constants
+    padding: Padding
 
     @property
     def _strategy(self) -> Strategy:
@@ -532,9 +561,14 @@ class _Planner:
         try:
             profile = self._profile(row)
             memory = self._memory(profile, cell.recipe, ranks, nodes)
+            tokens = cell.workload.tokens_per_sample or profile.tokens_per_sample
+            useful = None if tokens is None else self.padding.useful_tokens(tokens)
             row = replace(
                 row,
+                tokens_per_sample=useful,
+                useful_fraction=useful / tokens if useful and tokens else 1.0,
                 parameters=profile.size.parameters,
+                active_parameters=profile.active_parameters,
                 memory=memory,
                 device_bytes=self._needed(memory),
                 card_fit=fit_of(memory.peak_bytes, self.node.card),

@@ -105,6 +105,10 @@ class Profile:
     units: tuple[Unit, ...]
     """Units in the order of the forward pass."""
     size: ModelSize
+    active_parameters: int | None = None
+    """Number of parameters that compute a token; None unless tokens are sent to some experts."""
+    tokens_per_sample: float | None = None
+    """Mean number of tokens of a sample; None for a task without tokens."""
     buffer_bytes: float = 0.0
     """Bytes of the model's buffers, such as statistics of batch norms."""
     data_bytes: float = 0.0

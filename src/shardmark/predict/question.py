@@ -10,7 +10,6 @@ from shardmark.config.load import Override, load_experiment
 from shardmark.config.model_name import adapter_of, experiment_of, is_experiment
 from shardmark.core.errors import InputError
 from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
-from shardmark.predict.plan import COMPARED_WORK
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 
@@ -22,8 +21,6 @@ class Question:
     experiment: Experiment
     assumed: str | None = None
     """None for an experiment that the user wrote."""
-    work: float | None = None
-    """Tokens or samples to price unless others are given; None for those of the recipe."""
 
 
 def question_about(
@@ -66,8 +63,7 @@ def question_about(
         adapter=adapter,
         overrides=overrides,
     )
-    unit = "samples" if experiment.workload.tokens_per_sample is None else "tokens"
-    return Question(experiment=experiment, assumed=assumed, work=COMPARED_WORK[unit])
+    return Question(experiment=experiment, assumed=assumed)
 
 
 def _precision(cards: Sequence[Card]) -> str:

@@ -244,6 +244,10 @@ class Workload(Protocol):
     def sample_input_flops(self, model: nn.Module) -> int | None:
         """Floating-point operations per sample, forward and backward; None if unknown."""
 
+    def active_parameters(self, model: nn.Module) -> int | None:  # noqa: ARG002
+        """Number of parameters that compute a token; None unless it is sent to some experts."""
+        return None
+
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:  # noqa: ARG002
         """Number of tokens, without padding, in the training samples of some steps, or None."""
         return None

@@ -24,6 +24,16 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
     return loaded
 
 
+def span_corruption_targets(input_tokens: int) -> int:
+    """Tokens of T5's targets for so many of its input, sentinels and the end included.
+
+    Spans of three tokens, 15 % of all, are replaced by a sentinel each.  Source: Raffel and
+    others, J. Machine Learning Research 21 (2020), section 3.1.4.
+    """
+    noise = round(0.15 * (input_tokens - 1) / 0.9)
+    return noise + round(noise / 3) + 1
+
+
 def stored_configuration(model: str) -> Mapping[str, Any] | None:
     """Return the configuration of `hf:FOLDER`, `hf:FILE.json` or `hf:NAME`; None for other names.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -32,6 +32,24 @@ def convolution_backward_flops(
     batch, _channels, *places = inputs if transposed else grad_output
     forward = 2 * batch * prod(places) * prod(weight)  # weight: (out, in / groups, *kernel)
     return forward * sum(map(bool, output_mask[:2]))
+
+
+def grouped_product_flops(
+    first: Sequence[int], second: Sequence[int], *_: object, **__: object
+) -> int:
+    """Operations of a product of groups of rows, such as tokens, each with its own matrix.
+
+    One of the two has a matrix for each group, or the result has one.
+    """
+    rows = first[1:] if len(first) > len(second) else first
+    return 2 * prod(rows) * second[-1]
+
+
+UNKNOWN_TO_TORCH: Mapping[Any, Callable[..., int]] = {
+    torch.ops.aten.convolution_backward: convolution_backward_flops,
+    torch.ops.aten._grouped_mm: grouped_product_flops,
+}
+"""Formulas that torch lacks, or has for other cases only, by operator."""
 
 
 class _OnMeta(nn.Module):
@@ -62,8 +80,7 @@ def counted_flops(model: nn.Module, loss: Callable[[], Tensor]) -> int | None:
     Recomputation by activation checkpointing is included.
     """
     modes = {module: module.training for module in model.modules()}
-    backward = torch.ops.aten.convolution_backward
-    counter = FlopCounterMode(display=False, custom_mapping={backward: convolution_backward_flops})
+    counter = FlopCounterMode(display=False, custom_mapping=dict(UNKNOWN_TO_TORCH))
     try:
         model.train()
         with torch.enable_grad(), counter:

@@ -20,8 +20,10 @@ from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
+from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Operation, Profile
+from shardmark.predict.question import question_about
 from shardmark.predict.search.largest_batch import largest
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
@@ -43,6 +45,10 @@ def experiment(strategies: Sequence[Any] = ALL, **recipe: Any) -> Experiment:
             "matrix": {"strategy": list(strategies), "world_size": [1, 2]},
         }
     )
+
+
+def texts() -> Experiment:
+    return question_about("hf:Qwen/Qwen3-8B", ["8xh100"], [1], sequence_length=128).experiment
 
 
 def planned(of: Experiment, on: str = "h100x8", nodes: str = "1", **options: Any) -> Plan:
@@ -401,3 +407,52 @@ def test_small_models_take_the_time_of_their_host(name: str, measured_rate: floa
     assert row.low_seconds is not None
     assert row.high_seconds is not None
     assert row.step_work / row.high_seconds < measured_rate < row.step_work / row.low_seconds
+
+
+def test_padding_is_no_useful_work() -> None:
+    """128 tokens of which 32 are padding: three quarters of the tokens a second, each dearer."""
+    paddings = (NO_PADDING, Padding(fraction=0.25), Padding(mean_length=96))
+    rows = [planned(texts(), price_per_hour=2.0, padding=padding).rows[0] for padding in paddings]
+    assert len({row.step_seconds for row in rows}) == 1
+    assert [row.tokens_per_sample for row in rows] == [128, 96, 96]
+    assert rows[1].work_per_second == pytest.approx(0.75 * rows[0].work_per_second)
+    assert rows[1].dollars_for(1e9) == pytest.approx((rows[0].dollars_for(1e9) or 0) / 0.75)
+    assert rows[1] == rows[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.3, 700.0), "--mean-length is given as well"),
+        ((1.0, None), "found 1; allowed are fractions"),
+        ((None, 0.0), "found 0; allowed are numbers above 0"),
+    ],
+)
+def test_padding_that_cannot_be_is_refused(
+    arguments: tuple[float | None, float | None], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        padding_of(*arguments)
+
+
+def test_samples_without_tokens_have_no_padding() -> None:
+    row = planned(texts(), padding=Padding(mean_length=129)).rows[0]
+    assert "--mean-length: found 129, but samples have 128 tokens" in str(row.reason)
+    with pytest.raises(InputError, match="samples of this model have no tokens"):
+        planned(experiment(), padding=Padding(fraction=0.5))
+
+
+def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> None:
+    """Its number of steps was assumed; the task says how many tokens a sample has."""
+    made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
+    plan = planned(experiment(["ddp"]), models=made, assumed_steps=True)
+    assert (plan.unit, plan.work) == ("tokens", 1e9)
+    assert {row.tokens_per_sample for row in plan.rows} == {626.0}
+    plan = planned(experiment(["ddp"]), assumed_steps=True)
+    assert (plan.unit, plan.work) == ("samples", 1e6)
+
+
+def test_experts_are_counted_in_full_and_for_a_token() -> None:
+    made = MadeModels(replace(made_profile(), active_parameters=20_000_000))
+    text = render_plan(planned(experiment(["ddp"]), models=made), Format.TEXT, 80)
+    assert "made (250 M parameters, 20 M for a token) on h100x8" in text

@@ -31,12 +31,20 @@ LLAMA = {
 }
 BERT = {name: size for name, size in LLAMA.items() if name != "num_key_value_heads"}
 GEMMA = {**LLAMA, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 13}
+DEEPSEEK = {
+    **LLAMA,
+    **{"num_key_value_heads": 4, "moe_intermediate_size": 32},
+    **{"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    **{"kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16},
+}
 MODELS: dict[str, dict[str, Any]] = {
     "gpt": {"model": "gpt", "layers": 7, "width": 64},
     "llama": {"model": "hf:llama", "model_options": LLAMA},
     "bert": {"model": "hf:bert", "objective": "masked", "model_options": BERT},
     # Layers with a sliding window alternate with others; this last one is alone in its group.
     "gemma2": {"model": "hf:google/gemma-2-2b", "model_options": GEMMA},
+    # The first layer is dense, the others have experts.
+    "deepseek": {"model": "hf:deepseek-ai/DeepSeek-V2-Lite", "model_options": DEEPSEEK},
 }
 
 

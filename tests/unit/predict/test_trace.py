@@ -26,6 +26,7 @@ from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
 from shardmark.workloads.adapters import NF4_BYTES, add_adapter
 from shardmark.workloads.base import TensorPlan
+from shardmark.workloads.flops import grouped_product_flops
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.options import Adapter
 
@@ -506,3 +507,18 @@ def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> N
     options = LanguageOptions(model=f"hf:{family}", sequence_length=64, model_options=sizes[family])
     found = Models().profile(options, recipe())
     assert summed(found, "attention", 3) == 3 * 7 * 2 * 64 * 64 * 32 / 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((6, 4), (3, 4, 5)),  # rows of tokens, each multiplied by the matrix of its expert
+        ((4, 6), (6, 5)),  # the gradient of these matrices: tokens are summed within groups
+        ((3, 6, 4), (4, 5)),  # columns in groups
+    ],
+)
+def test_products_of_groups_multiply_each_row_once(
+    first: tuple[int, ...], second: tuple[int, ...]
+) -> None:
+    """2 x 6 x 4 x 5, however many groups there are."""
+    assert grouped_product_flops(first, second) == 240

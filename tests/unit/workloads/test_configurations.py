@@ -12,6 +12,7 @@ import torch
 from shardmark.core.errors import InputError
 from shardmark.workloads import build_workload, options
 from shardmark.workloads.configurations import shipped, stored_configuration
+from shardmark.workloads.language.hugging_face import active_parameters
 from shardmark.workloads.language.options import ENCODERS, OTHER_TASKS
 from shardmark.workloads.language.tokens import token_data
 from shardmark.workloads.own.transformers_model import CLASSES, TransformersModel
@@ -139,3 +140,35 @@ def test_models_of_other_tasks_train_on_random_inputs(kind: str, tmp_path: Path)
     assert all(p.grad is not None for layer in layers for p in layer.parameters())
     with pytest.raises(InputError, match="found the type llama"):
         TransformersModel(file_of(LLAMA, tmp_path))
+
+
+def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    t5 = TransformersModel(file_of({"model_type": "t5", **SMALL["t5"]}, tmp_path), 20, 5)
+    assert t5.tokens(t5.train_data()) == [25] * 16
+    assert {len(sample["labels"]) for sample in t5.train_data()} == {5}
+    model = file_of({"model_type": "whisper", **SMALL["whisper"]}, tmp_path)
+    assert TransformersModel(model).tokens([{}]) == [20 + 8]
+    with pytest.raises(InputError, match="has 8 positions; use at most 8"):
+        TransformersModel(model, target_length=9)
+    assert not hasattr(TransformersModel(file_of({"model_type": "vit"}, tmp_path)), "tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", 12.9),
+        ("Qwen/Qwen3-30B-A3B", 3.3),
+        ("Qwen/Qwen3-235B-A22B", 22),
+        ("allenai/OLMoE-1B-7B-0924", 1.3),
+        ("deepseek-ai/DeepSeek-V3", 37),
+    ],
+)
+def test_the_parameters_of_a_token_are_the_published_ones(name: str, active: float) -> None:
+    """In billions, as the authors round them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(shipped()[name]["configuration"])
+    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert active_parameters(model) == pytest.approx(1e9 * active, rel=0.02)

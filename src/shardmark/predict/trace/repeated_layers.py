@@ -31,6 +31,8 @@ class Repetition:
 
     layers: str
     """Name of the list of layers."""
+    start: int
+    """Number of layers before the first group, which are unlike the others."""
     period: int
     """Layers of a group: more than one if kinds of attention alternate."""
     removed: int
@@ -47,17 +49,26 @@ def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> list[Repeti
     for name, layers in [*model.named_modules()]:
         if not isinstance(layers, nn.ModuleList) or not {id(one) for one in layers} <= members:
             continue
-        structures = [*map(_structure, layers)]
-        period = next(
-            size
-            for size in range(1, len(layers) + 1)
-            if all(one == structures[at % size] for at, one in enumerate(structures))
-        )
-        removed = len(layers) // period - TRACED
+        start, period = _groups([*map(_structure, layers)])
+        removed = (len(layers) - start) // period - TRACED
         if removed > 0:
-            del layers[2 * period : (2 + removed) * period]
-            repetitions.append(Repetition(layers=name, period=period, removed=removed))
+            del layers[start + 2 * period : start + (2 + removed) * period]
+            repetitions.append(Repetition(layers=name, start=start, period=period, removed=removed))
     return repetitions
+
+
+def _groups(structures: Sequence[object]) -> tuple[int, int]:
+    """Return the first layer of equal groups that reach to the last one, and the layers of one.
+
+    The first layers may be unlike the others, such as dense ones before those with experts.
+    """
+    count = len(structures)
+    kinds = [structures.index(one) for one in structures]
+    for start in range(count):
+        for size in range(1, (count - start) // (TRACED + 1) + 1):
+            if kinds[start + size :] == kinds[start:-size]:
+                return start, size
+    return 0, count
 
 
 def _structure(layer: nn.Module) -> tuple[object, ...]:
@@ -80,9 +91,8 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
     Raises `UnequalLayers` if the two layers that are compared differ.
     """
     period = repetition.period
-    first = next(
-        at for at, unit in enumerate(units) if unit.name == f"{repetition.layers}.{period}"
-    )
+    second_group = f"{repetition.layers}.{repetition.start + period}"
+    first = next(at for at, unit in enumerate(units) if unit.name == second_group)
     last = first + 2 * period  # a layer, and what follows it
     group, following = units[first:last], units[last : last + 2 * period]
     saved = following[0].begun_bytes.minus(group[0].begun_bytes)

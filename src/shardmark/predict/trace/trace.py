@@ -47,7 +47,7 @@ from shardmark.strategies.initial_weights import build_on_meta
 from shardmark.strategies.layers.divided import styled_modules
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, create_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
-from shardmark.workloads.flops import convolution_backward_flops
+from shardmark.workloads.flops import UNKNOWN_TO_TORCH
 from shardmark.workloads.model_building import preserved_generators, seed_generators
 from shardmark.workloads.sampled_task import with_tensors
 
@@ -59,7 +59,7 @@ SAMPLES = (4, 8)
 aten = torch.ops.aten
 FLOPS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
-    aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
+    **{operator: shape_wrapper(formula) for operator, formula in UNKNOWN_TO_TORCH.items()},  # type: ignore[no-untyped-call]
 }
 CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
 """Position of the weight among the arguments, behind the input."""

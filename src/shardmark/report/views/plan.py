@@ -284,10 +284,13 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _chosen(predicted, best_of_each=best_of_each)
     count = next((row.parameters for row in rows if row.parameters), None)
-    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters)"
+    active = next((row.active_parameters for row in rows if row.active_parameters), None)
+    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
+    size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
+    size_text += "" if count is None else ")"
     precision = "" if plan.precision is None else f", {plan.precision}"
     work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
-    if plan.requested_work is None and plan.work is not None:
+    if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
     if any(row.fit == "tight" for row in rows):
@@ -303,6 +306,12 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
             f"{f' Here: {listed(same)}.' if same else ''}"
         )
     notes += [] if assumed is None else [f"Assumed: {assumed}."]
+    useful = min((row.useful_fraction for row in rows), default=1.0)
+    if useful < 1:
+        notes.append(
+            f"Padding: {number(100 * useful)} % of the tokens are useful, and these alone count."
+            f"  Packed samples train {number(1 / useful)} times as many in a second."
+        )
     notes += [_range_note(plan), *_deviation_notes(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
     columns = [*_names(rows), *_answer_columns(plan)]
@@ -629,6 +638,8 @@ def _for_programs() -> Columns[Prediction]:
         (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
         (for_programs("parameters"), lambda row: _value_or_reason(row, row.parameters)),
+        (for_programs("active_parameters"), attrgetter("active_parameters")),
+        (for_programs("useful_fraction"), attrgetter("useful_fraction")),
         (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
         (
             for_programs("seconds_by_part"),

@@ -257,19 +257,16 @@ class _Part(Part):
         return hidden, *(tensor for tensor in others.values() if tensor is not None)
 
 
-def uncounted_flops(model: nn.Module) -> int:
-    """Operations of experts per token, forward and backward: torch does not count their operator.
-
-    Each token passes through a few experts, with 6 operations for each of their weights, and 8
-    if activation checkpointing, which replaces a layer's method, recomputes the forward pass.
-    """
+def active_parameters(model: nn.Module) -> int | None:
+    """Parameters that compute a token, embeddings included; None for a model without experts."""
     config: Any = model.config
-    if getattr(config, "num_experts_per_tok", None) is None:
-        return 0
-    expert = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
-    operations = 8 if any("forward" in vars(module) for module in model.modules()) else 6
-    used = expert * int(config.num_experts_per_tok) // int(config.num_local_experts)
-    return operations * used
+    unused = 0
+    for module in model.modules():
+        if type(module).__name__.endswith("Experts"):  # its tensors have the experts in front
+            matrices = sum(p.numel() for p in module.parameters(recurse=False))
+            used = int(config.num_experts_per_tok) / int(module.num_experts)  # type: ignore[arg-type]
+            unused += round((1 - used) * matrices)
+    return sum(p.numel() for p in model.parameters()) - unused if unused else None
 
 
 def arguments_of(batch: TokenBatch, *, causal: bool) -> dict[str, Tensor | bool]:

@@ -71,6 +71,13 @@ class Language(SampledTask[Samples, TokenBatch]):
         )
         self._training_weights = self._predicted(self._training.lengths())
 
+    def active_parameters(self, model: nn.Module) -> int | None:
+        if not self._options.from_transformers:
+            return None
+        from shardmark.workloads.language.hugging_face import active_parameters
+
+        return active_parameters(model)
+
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int:
         """Number of tokens in the samples of some steps, without padding."""
         lengths = self._training.lengths
@@ -313,12 +320,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         inputs = torch.zeros((1, length), dtype=torch.int64, device="meta")
         # transformers reads values of tensors to build a mask, so it gets one.
         batch = _example_batch(inputs, inputs if self._options.from_transformers else None)
-        counted = flops_on_meta(model, lambda: self._losses(model, batch))
-        if counted is None or not self._options.from_transformers:
-            return counted
-        from shardmark.workloads.language.hugging_face import uncounted_flops
-
-        return counted + length * uncounted_flops(model)
+        return flops_on_meta(model, lambda: self._losses(model, batch))
 
 
 def _example_batch(inputs: Tensor, documents: Tensor | None) -> TokenBatch:

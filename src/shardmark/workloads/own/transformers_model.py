@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from shardmark.core.errors import InputError
 from shardmark.core.extras import require
-from shardmark.workloads.configurations import stored_configuration
+from shardmark.workloads.configurations import span_corruption_targets, stored_configuration
 from shardmark.workloads.language.hugging_face import layers
 
 CLASSES = {
@@ -21,6 +22,8 @@ CLASSES = {
     "whisper": "AutoModelForSpeechSeq2Seq",
 }
 """Class of transformers that computes the loss, by model type."""
+DECODERS = ("t5", "whisper")
+"""Model types with an encoder and a decoder, whose samples have tokens on both sides."""
 LABELS = 1000
 IMAGE_SIZE = 224
 SAMPLES = 16
@@ -29,14 +32,17 @@ SAMPLES = 16
 class TransformersModel:
     """Trains a model from its configuration on random inputs, so that only its cost has a meaning.
 
-    `sequence_length` is the number of tokens of T5's input and of its output; other models take
-    inputs of the length and size that they were trained with.
+    `sequence_length` is the number of tokens of T5's input, and `target_length` that of the output
+    of T5 and Whisper: by default what T5's training by span corruption has, and all positions of
+    Whisper.  Other inputs have the length and size that the models were trained with.
     """
 
     synthetic = True
     equal_blocks = True
 
-    def __init__(self, model: str, sequence_length: int = 512) -> None:
+    def __init__(
+        self, model: str, sequence_length: int = 512, target_length: int | None = None
+    ) -> None:
         require("transformers", needed_for=f"model {model}")
         from transformers import AutoConfig
 
@@ -49,6 +55,14 @@ class TransformersModel:
             stored["num_labels"] = LABELS
         self._config: Any = AutoConfig.for_model(self._family, **stored)
         self._length = sequence_length
+        most = getattr(self._config, "max_target_positions", None)
+        self._target_length = target_length or most or span_corruption_targets(sequence_length)
+        if most is not None and self._target_length > most:
+            message = f"found {target_length}, {model} has {most} positions"
+            raise InputError("workload.options.target_length", message, f"use at most {most}")
+        if self._family in DECODERS:  # a task of pictures has no such method
+            encoded = getattr(self._config, "max_source_positions", sequence_length)
+            self.tokens = partial(_positions, encoded + self._target_length)
 
     def model(self) -> nn.Module:
         import transformers
@@ -81,13 +95,18 @@ class TransformersModel:
             }
         if self._family == "t5":
             tokens = _tokens(config.vocab_size, self._length)
-            return {"input_ids": tokens, **_answer(config.vocab_size, self._length)}
+            return {"input_ids": tokens, **_answer(config.vocab_size, self._target_length)}
         if self._family == "whisper":
             frames = 2 * config.max_source_positions  # which a convolution halves
-            answer = _answer(config.vocab_size, config.max_target_positions)
+            answer = _answer(config.vocab_size, self._target_length)
             return {"input_features": torch.randn(config.num_mel_bins, frames), **answer}
         label = torch.randint(LABELS, ())
         return {"pixel_values": torch.randn(3, IMAGE_SIZE, IMAGE_SIZE), "labels": label}
+
+
+def _positions(count: int, data: Sequence[object]) -> list[int]:
+    """Return the same number of tokens for all samples."""
+    return [count] * len(data)
 
 
 def _tokens(vocabulary: int, length: int) -> Tensor:
