@@ -133,6 +133,7 @@ class Models:
 
     def training_samples(self, options: WorkloadOptions) -> int | None:
         """Return the number of training samples; None if only a run finds it out."""
+        options = options.without_weights()
         for cached_options, count in self._samples:
             if cached_options == options:
                 return count
@@ -149,6 +150,7 @@ class Models:
         from shardmark.strategies.initial_weights import build_on_meta
         from shardmark.workloads import build_workload
 
+        options = options.without_weights()
         for cached_options, built in self._built:
             if cached_options == options:
                 return built

@@ -215,6 +215,7 @@ class RankReport:
             settings={
                 **self.settings,
                 **self._parameter_groups(),
+                **(self.workload.settings if self.workload else {}),
                 **(self.worker.settings() if self.worker else {}),
             },
             error=self.error,

@@ -223,6 +223,18 @@ class Workload(Protocol):
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Summed loss of the batch's samples; calls the model only by `model(...)`."""
 
+    @property
+    def has_after_step(self) -> bool:
+        """True if the task changes frozen parameters or buffers after each step."""
+        return False
+
+    def after_step(self, model: nn.Module, step: int) -> None:  # noqa: ARG002
+        """Change frozen parameters and buffers after `step` optimizer steps, without gradients.
+
+        Every training rank calls it.  Parameters may be shards of the rank.
+        """
+        return
+
     def watch_draws(self) -> Callable[[], tuple[str, ...]]:
         """Record from now on the random draws of the last built model for each sample.
 
@@ -251,6 +263,11 @@ class Workload(Protocol):
     def tokens_in(self, sample_ids: Iterable[Sequence[int]]) -> int | None:  # noqa: ARG002
         """Number of tokens, without padding, in the training samples of some steps, or None."""
         return None
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Facts about the last built model that are stored with a trial."""
+        return {}
 
     @property
     def better(self) -> Mapping[str, Better]:

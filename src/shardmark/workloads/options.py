@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -80,6 +80,10 @@ class WorkloadOptions(Model):
     def loads(self) -> tuple[str, ...]:
         """Library modules that the task imports only for these options."""
         return ()
+
+    def without_weights(self) -> Self:
+        """Return options of the same costs whose model needs no file of weights."""
+        return self
 
     def check_sample_counts(self, training: int, validation: int) -> int:
         """Number of training samples; `InputError` if the options ask for more than there are."""

@@ -36,6 +36,7 @@ def about(name: str, *machines: str, **options: Any) -> Question:
         ("resnet50", {"name": "classification", "model": "resnet50", "image_size": 224}, 64),
         ("timm:vit_tiny_patch16_224", {"model": "timm:vit_tiny_patch16_224"}, 64),
         ("fasterrcnn_resnet50_fpn", {"name": "detection"}, 2),
+        ("maskrcnn_swin_t_fpn", {"name": "detection", "model": "maskrcnn_swin_t_fpn"}, 2),
         ("hf:Qwen/Qwen3-8B", {"name": "language", "sequence_length": 4096}, 1),
         ("Qwen/Qwen3-8B", {"model": "hf:Qwen/Qwen3-8B", "dataset": "random"}, 1),
         ("hf:openai-community/gpt2", {"sequence_length": 1024}, 1),

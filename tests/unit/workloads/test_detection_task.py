@@ -233,6 +233,29 @@ def test_user_defined_detector_is_trained_and_evaluated(
 
 
 @pytest.mark.parametrize(
+    ("name", "losses", "found"),
+    [
+        ("fasterrcnn_resnet101_fpn", 4, {"boxes", "labels", "scores"}),
+        ("maskrcnn_swin_t_fpn", 5, {"boxes", "labels", "scores", "masks"}),
+    ],
+)
+def test_detectors_of_our_own_take_a_training_step(
+    detection_folder: Path, name: str, losses: int, found: set[str]
+) -> None:
+    made = task(detection_folder, model=name, min_size=64, max_size=64, training_samples=6)
+    model = made.build_model()
+    batch = next(made.batches(BatchPlan(global_batch=2, seed=0), WHOLE)).to(CPU)
+    assert len(model(list(batch.pictures), list(batch.targets))) == losses
+    made.loss(model, batch).total.backward()  # type: ignore[no-untyped-call]
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    assert len(norms) == len([*model.parameters()])
+    assert torch.stack(norms).isfinite().all()
+    with torch.no_grad():
+        outputs = model.eval()([torch.rand(3, 64, 64)])
+    assert set(outputs[0]) == found
+
+
+@pytest.mark.parametrize(
     ("losses", "returned"),
     [(None, "NoneType"), ([1], "list"), ({"loss": 3.0}, "dict"), ({}, "dict")],
 )

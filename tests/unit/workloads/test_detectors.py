@@ -14,13 +14,14 @@ import torch
 from tests.unit.workloads.detection_data import options
 from torch import Tensor, nn
 from torchvision.models import get_model, get_model_weights
+from torchvision.models.detection.backbone_utils import resnet_fpn_backbone
 from torchvision.models.detection.faster_rcnn import FastRCNNPredictor
 from torchvision.models.detection.mask_rcnn import MaskRCNNPredictor
 from torchvision.models.detection.retinanet import RetinaNetClassificationHead
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads import check_data
-from shardmark.workloads.detection import own_detectors, weights
+from shardmark.workloads import check_data, trained_weights
+from shardmark.workloads.detection import own_detectors
 from shardmark.workloads.detection.building import (
     COCO_OUTPUTS,
     HEADS,
@@ -82,7 +83,7 @@ def own_state(outputs: int) -> State:
 
 
 def place(name: str, state: State) -> Path:
-    file = weights.path(name)
+    file = trained_weights.path(name)
     file.parent.mkdir(parents=True, exist_ok=True)
     torch.save(state, file)
     return file
@@ -274,11 +275,11 @@ def test_addresses_of_weights_are_those_of_torchvision() -> None:
     for name in DETECTORS:
         if name not in OWN_DETECTORS:
             expected = get_model_weights(name).COCO_V1.url
-            assert weights.address(PUBLISHED["coco"][name]) == expected
-        backbones = ("resnet50", "resnet18", "mobilenet_v3_large", "swin_t")
+            assert trained_weights.address(PUBLISHED["coco"][name]) == expected
+        backbones = ("resnet101", "resnet50", "resnet18", "mobilenet_v3_large", "swin_t")
         (backbone,) = (each for each in backbones if each in name)
         expected = get_model_weights(backbone).IMAGENET1K_V1.url
-        assert weights.address(PUBLISHED["imagenet"][name]) == expected
+        assert trained_weights.address(PUBLISHED["imagenet"][name]) == expected
 
 
 @pytest.mark.parametrize(
@@ -292,7 +293,7 @@ def test_weights_are_stored_where_torch_looks(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert weights.path(FILE) == Path(torch.hub.get_dir()) / "checkpoints" / f"{FILE}.pth"
+    assert trained_weights.path(FILE) == Path(torch.hub.get_dir()) / "checkpoints" / f"{FILE}.pth"
 
 
 def test_backbone_is_loaded_with_imagenet_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,11 +312,19 @@ def test_backbone_is_loaded_with_imagenet_weights(monkeypatch: pytest.MonkeyPatc
         asked.append((name, weights))
         return get_model(name, **options)  # type: ignore[no-any-return]
 
+    def noted_pyramid(*, backbone_name: str, weights: str | None, **options: Any) -> nn.Module:
+        asked.append((backbone_name, weights))
+        return resnet_fpn_backbone(  # type: ignore[no-any-return]
+            backbone_name=backbone_name, weights=None, **options
+        )
+
     monkeypatch.setattr(own_detectors, "get_model", noted)
+    monkeypatch.setattr(own_detectors, "resnet_fpn_backbone", noted_pyramid)
     with torch.device("meta"):
         for build_own in OWN_DETECTORS.values():
             build_own(num_classes=3, weights_backbone="IMAGENET1K_V1")
-    assert asked == [("swin_t", "IMAGENET1K_V1"), ("resnet18", "IMAGENET1K_V1")]
+    names = ("resnet101", "swin_t", "swin_t", "resnet18")
+    assert asked == [(name, "IMAGENET1K_V1") for name in names]
 
 
 def refuse(*_: object, **__: object) -> object:
@@ -333,9 +342,10 @@ def test_missing_weights_are_refused_without_download(
             call()
         told = str(caught.value)
         assert (
-            f"workload.download is false; set it to true; or save {weights.address(name)}" in told
+            f"workload.download is false; set it to true; or save {trained_weights.address(name)}"
+            in told
         )
-        assert str(weights.path(name)) in told
+        assert str(trained_weights.path(name)) in told
     place(name, {})
     check_data(chosen)
     with pytest.raises(
@@ -350,17 +360,17 @@ def remote(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     folder = tmp_path / "remote"
     folder.mkdir()
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else a thread of tqdm's stays
-    monkeypatch.setattr(weights, "address", lambda name: (folder / f"{name}.pth").as_uri())
+    monkeypatch.setattr(trained_weights, "address", lambda name: (folder / f"{name}.pth").as_uri())
     return folder
 
 
 def test_weights_are_fetched_once(remote: Path) -> None:
     (remote / f"{FILE}.pth").write_bytes(CONTENT)
     for _ in range(2):
-        weights.ensure(FILE, download=True)
+        trained_weights.ensure(FILE, download=True)
         (remote / f"{FILE}.pth").unlink(missing_ok=True)
-    assert weights.path(FILE).read_bytes() == CONTENT
-    assert list(weights.path(FILE).parent.iterdir()) == [weights.path(FILE)]
+    assert trained_weights.path(FILE).read_bytes() == CONTENT
+    assert list(trained_weights.path(FILE).parent.iterdir()) == [trained_weights.path(FILE)]
 
 
 @pytest.mark.parametrize(
@@ -372,6 +382,8 @@ def test_failed_download_of_weights_leaves_no_file(
     if content is not None:
         (remote / f"{FILE}.pth").write_bytes(content)
     with pytest.raises(DataError, match=rf"could not be downloaded \(.*{message}") as caught:
-        weights.ensure(FILE, download=True)
-    assert f"save {weights.address(FILE)} as {weights.path(FILE)}" in str(caught.value)
-    assert list(weights.path(FILE).parent.iterdir()) == [], "nothing half-finished is left"
+        trained_weights.ensure(FILE, download=True)
+    assert f"save {trained_weights.address(FILE)} as {trained_weights.path(FILE)}" in str(
+        caught.value
+    )
+    assert list(trained_weights.path(FILE).parent.iterdir()) == [], "nothing half-finished is left"

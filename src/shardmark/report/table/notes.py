@@ -212,12 +212,14 @@ def _gaps(measured: Sequence[Row]) -> list[str]:
 
 
 def _labels(rows: Sequence[Row]) -> list[str]:
-    weights = (
-        (f"Sample weights: {setting}", row.place)
+    named = {"weights": "Sample weights", "initial_weights": "Initial weights"}
+    settings = (
+        (f"{title}: {setting}", row.place)
+        for name, title in named.items()
         for row in rows
-        if (setting := row.setting("weights"))
+        if (setting := row.setting(name))
     )
-    notes = by_reason(weights, len(rows))
+    notes = by_reason(settings, len(rows))
     if any(row.synthetic for row in rows):
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
     if any(row.weak_scaling for row in rows):

@@ -13,9 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.core.errors import DataError, InputError
-from shardmark.workloads.detection.weights import PUBLISHED, address, ensure, path
+from shardmark.workloads.detection.weights import PUBLISHED
 from shardmark.workloads.model_building import construct, seeded, user_function
 from shardmark.workloads.models import is_user_function
+from shardmark.workloads.trained_weights import (
+    UNTRAINED,
+    address,
+    ensure,
+    misfit,
+    path,
+    read,
+)
 
 if TYPE_CHECKING:
     from shardmark.workloads.detection.options import DetectionOptions
@@ -126,7 +134,7 @@ def _constructor(
 
 def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) -> nn.Module:
     """Load the user's state dictionary, with an output per class or with COCO's 91 outputs."""
-    tensors = _load(file)
+    tensors = read(file)
     try:
         return _filled(_construct(options, outputs=len(classes) + 1), file, tensors)
     except DataError as misfit:
@@ -140,37 +148,16 @@ def _from_file(options: DetectionOptions, file: Path, classes: Sequence[str]) ->
     return model
 
 
-def _load(file: Path) -> dict[str, Tensor]:
-    try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many types for broken files
-        raise DataError(
-            str(file), f"cannot be read ({error})", "use a state dictionary written by torch.save"
-        ) from error
-    tensors = content.get("model", content) if isinstance(content, dict) else content
-    if not isinstance(tensors, dict) or not all(
-        isinstance(value, Tensor) for value in tensors.values()
-    ):
-        remedy = "store a dictionary of tensors, or one under the key `model`"
-        raise DataError(str(file), "has no state dictionary", remedy)
-    return tensors
-
-
 def _filled(model: nn.Module, file: Path, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Load the tensors; `num_batches_tracked` may be missing, as in frozen batch norms."""
+    """Load the tensors; `DataError` if they do not fit."""
     try:
         missing, unknown = model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         remedy = "choose another file or model"
         raise DataError(str(file), f"does not fit the model: {error}", remedy) from error
-    missing = [name for name in missing if not name.endswith("num_batches_tracked")]
+    missing = [name for name in missing if not name.endswith(UNTRAINED)]
     if missing or unknown:
-        problem = (
-            f"does not fit {type(model).__name__}:"
-            f" it lacks {len(missing)} tensors ({', '.join(missing[:3]) or 'none'}) and"
-            f" has {len(unknown)} unknown ones ({', '.join(unknown[:3]) or 'none'})"
-        )
-        raise DataError(str(file), problem, "choose another file or model")
+        raise misfit(file, type(model).__name__, missing, unknown)
     return model
 
 

@@ -15,8 +15,9 @@ from shardmark.workloads.datasets.files import BrokenPictures, few_of, read_pict
 from shardmark.workloads.detection import digits_detection
 from shardmark.workloads.detection.annotated import AnnotatedReading, Objects
 from shardmark.workloads.detection.coco_file import CocoFile, read_coco
-from shardmark.workloads.detection.weights import PUBLISHED, ensure
+from shardmark.workloads.detection.weights import PUBLISHED
 from shardmark.workloads.models import is_user_function
+from shardmark.workloads.trained_weights import check_file, ensure
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -128,12 +129,9 @@ def check(options: DetectionOptions) -> int:
     published = PUBLISHED.get(options.weights or "")
     if published is not None:
         ensure(published[options.model], download=options.download)
-    elif options.weights is not None and not Path(options.weights).expanduser().is_file():
-        raise DataError(
-            "workload.weights",
-            f"no such file: {options.weights}",
-            "use null, coco, imagenet, or a file with the model's state dictionary",
-        )
+    elif options.weights is not None:
+        allowed = "null, coco, imagenet, or a file with the model's state dictionary"
+        check_file(options.weights, allowed)
     return options.training_samples or len(data.training)
 
 

@@ -16,6 +16,7 @@ DETECTORS: dict[str, str] = {
     " (Ren et al., 2015; Lin et al., 2017)",
     "fasterrcnn_resnet50_fpn_v2": "detector: Faster R-CNN with batch norms, 43.7 M parameters"
     " (Li et al., 2021)",
+    "fasterrcnn_resnet101_fpn": "detector: Faster R-CNN on ResNet-101, 60.8 M parameters",
     "fasterrcnn_mobilenet_v3_large_fpn": "detector: Faster R-CNN on MobileNetV3, 19.4 M parameters",
     "fasterrcnn_mobilenet_v3_large_320_fpn": "detector: the same for pictures of 320 pixels",
     "fasterrcnn_swin_t_fpn": "detector: Faster R-CNN on a Swin-T transformer with feature pyramid,"
@@ -23,6 +24,7 @@ DETECTORS: dict[str, str] = {
     "maskrcnn_resnet50_fpn": "detector: Mask R-CNN, boxes and masks, 44.5 M parameters"
     " (He et al., 2017)",
     "maskrcnn_resnet50_fpn_v2": "detector: Mask R-CNN after Li et al. (2021), 46.4 M parameters",
+    "maskrcnn_swin_t_fpn": "detector: Mask R-CNN on Swin-T, 47.9 M parameters",
     "retinanet_resnet50_fpn": "detector: RetinaNet, one stage, 34.1 M parameters"
     " (Lin et al., 2017)",
     "retinanet_resnet50_fpn_v2": "detector: RetinaNet after Zhang et al. (2020), 38.2 M parameters",

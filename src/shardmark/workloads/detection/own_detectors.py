@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torchvision.models import get_model
-from torchvision.models.detection import FCOS, FasterRCNN
+from torchvision.models.detection import FCOS, FasterRCNN, MaskRCNN
 from torchvision.models.detection.anchor_utils import AnchorGenerator
-from torchvision.models.detection.backbone_utils import BackboneWithFPN
+from torchvision.models.detection.backbone_utils import BackboneWithFPN, resnet_fpn_backbone
 from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.resnet import BasicBlock, ResNet
 from torchvision.ops import FrozenBatchNorm2d
@@ -50,6 +50,24 @@ class SwinWithFPN(nn.Module):
         return pyramid
 
 
+def fasterrcnn_resnet101_fpn(
+    *,
+    num_classes: int,
+    weights_backbone: str | None = None,
+    trainable_backbone_layers: int | None = None,
+    **options: Any,
+) -> FasterRCNN:
+    """Faster R-CNN on ResNet-101, built like torchvision's on ResNet-50."""
+    trained = weights_backbone is not None
+    backbone = resnet_fpn_backbone(
+        backbone_name="resnet101",
+        weights=weights_backbone,
+        norm_layer=FrozenBatchNorm2d if trained else nn.BatchNorm2d,
+        trainable_layers=_num_trained(trainable_backbone_layers, trained=trained),
+    )
+    return FasterRCNN(backbone, num_classes=num_classes, **options)
+
+
 def fasterrcnn_swin_t_fpn(
     *,
     num_classes: int,
@@ -58,17 +76,40 @@ def fasterrcnn_swin_t_fpn(
     **options: Any,
 ) -> FasterRCNN:
     """Faster R-CNN on Swin-T.  Trainable layers are its four stages, then the embedding."""
-    features = get_model("swin_t", weights=weights_backbone).features
+    backbone = _swin_t(weights_backbone, trainable_backbone_layers)
+    return FasterRCNN(backbone, num_classes=num_classes, **options)
+
+
+def maskrcnn_swin_t_fpn(
+    *,
+    num_classes: int,
+    weights_backbone: str | None = None,
+    trainable_backbone_layers: int | None = None,
+    **options: Any,
+) -> MaskRCNN:
+    """Mask R-CNN on Swin-T, with the same trainable layers."""
+    backbone = _swin_t(weights_backbone, trainable_backbone_layers)
+    return MaskRCNN(backbone, num_classes=num_classes, **options)
+
+
+def _swin_t(weights: str | None, trainable_layers: int | None) -> SwinWithFPN:
+    features = get_model("swin_t", weights=weights).features
     assert isinstance(features, nn.Sequential)
     layers = len(SWIN_STAGES) + 1
-    trained = layers if trainable_backbone_layers is None else trainable_backbone_layers
+    trained = layers if trainable_layers is None else trainable_layers
     if trained > layers:
         raise ValueError(f"trainable_backbone_layers is {trained}; {layers} at most")
     for part in features[: _FROZEN_FEATURES[layers - trained]]:
         part.requires_grad_(False)
-    return FasterRCNN(
-        SwinWithFPN(features, (96, 192, 384, 768), 256), num_classes=num_classes, **options
-    )
+    return SwinWithFPN(features, (96, 192, 384, 768), 256)
+
+
+def _num_trained(layers: int | None, *, trained: bool) -> int:
+    """Number of ResNet's stages that are trained: by default 3 of trained weights, else all."""
+    layers = (3 if trained else 5) if layers is None else layers
+    if layers > 5:
+        raise ValueError(f"trainable_backbone_layers is {layers}; 5 at most")
+    return layers
 
 
 _PYRAMID_STRIDES = (8, 16, 32)
@@ -96,10 +137,7 @@ def fcos_resnet18_fpn(
         body = get_model("resnet18", weights=weights_backbone, norm_layer=norm)
     else:
         body = _narrow(backbone_width)
-    _freeze(
-        body,
-        (3 if trained else 5) if trainable_backbone_layers is None else (trainable_backbone_layers),
-    )
+    _freeze(body, _num_trained(trainable_backbone_layers, trained=trained))
     channels = [backbone_width * stride // 4 for stride in _PYRAMID_STRIDES]
     levels = {f"layer{level + 2}": str(level) for level in range(len(channels))}
     backbone = BackboneWithFPN(body, levels, channels, _PYRAMID_CHANNELS)
@@ -121,8 +159,6 @@ def fcos_resnet18_fpn(
 def _freeze(body: nn.Module, layers: int) -> None:
     """Freeze all but the last `layers` stages, numbered like torchvision's."""
     names = ("layer4", "layer3", "layer2", "layer1", "conv1")
-    if layers > len(names):
-        raise ValueError(f"trainable_backbone_layers is {layers}; {len(names)} at most")
     trained = (*names, "bn1") if layers == len(names) else names[:layers]
     for name, parameter in body.named_parameters():
         if not name.startswith(trained):
@@ -159,6 +195,8 @@ def _narrow(width: int) -> ResNet:
 
 
 OWN_DETECTORS: dict[str, Callable[..., nn.Module]] = {
+    "fasterrcnn_resnet101_fpn": fasterrcnn_resnet101_fpn,
     "fasterrcnn_swin_t_fpn": fasterrcnn_swin_t_fpn,
+    "maskrcnn_swin_t_fpn": maskrcnn_swin_t_fpn,
     "fcos_resnet18_fpn": fcos_resnet18_fpn,
 }

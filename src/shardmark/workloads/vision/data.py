@@ -6,6 +6,9 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from shardmark.workloads.trained_weights import check_file, ensure, published_classifier
+from shardmark.workloads.vision.options import DEFAULT
+
 if TYPE_CHECKING:
     from shardmark.workloads.datasets.sources import LabelledPictures
     from shardmark.workloads.vision.options import ClassificationOptions
@@ -46,11 +49,28 @@ def data_set(name: str) -> ImageDataSet:
 
 
 def check(options: ClassificationOptions) -> int:
-    return data_set(options.dataset).check(options)
+    samples = data_set(options.dataset).check(options)
+    weights_file(options)
+    return samples
 
 
 def paths(options: ClassificationOptions) -> tuple[Path, ...]:
-    return data_set(options.dataset).paths(options)
+    """Files of the data set, and of the weights."""
+    file = weights_file(options)
+    return (*data_set(options.dataset).paths(options), *([] if file is None else [file]))
+
+
+def weights_file(options: ClassificationOptions) -> Path | None:
+    """Return the file of the initial weights, None for weights from the seed.
+
+    Raises `DataError` if it is missing.  Imports torch for the names of torchvision's files.
+    """
+    if options.weights is None:
+        return None
+    if options.weights == DEFAULT:
+        return ensure(published_classifier(options.model), download=options.download)
+    check_file(options.weights, "null, default, or a file with the model's state dictionary")
+    return Path(options.weights).expanduser()
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:

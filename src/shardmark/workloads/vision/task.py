@@ -13,7 +13,8 @@ from shardmark.workloads.datasets.sources import PictureSource
 from shardmark.workloads.flops import flops_on_meta
 from shardmark.workloads.model_building import build_model, seeded
 from shardmark.workloads.sampled_task import SampledTask, added, checked_logits
-from shardmark.workloads.vision.data import load
+from shardmark.workloads.trained_weights import fill_classifier
+from shardmark.workloads.vision.data import load, weights_file
 from shardmark.workloads.vision.pictures import ImageBatch, Normalise, crop_flip, crop_flip_draws
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         self._options = options
         self._data = data = load(options, seed)
         self._normalise = Normalise(data.mean, data.std)
+        self._initial_weights: str | None = None
         super().__init__(options, seed, data.training, data.validation, synthetic=data.synthetic)
 
     @property
@@ -48,13 +50,24 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         return self._data.classes
 
     def build_model(self) -> nn.Module:
-        return build_model(
+        classes = len(self.classes)
+        model = build_model(
             self._options.model,
             self._options.model_options,
-            classes=len(self.classes),
+            classes=classes,
             image_size=self._data.image_size,
             seed=self._seed,
         )
+        file = weights_file(self._options)
+        if file is not None:
+            initial = fill_classifier(model, file, classes=classes)
+            head = f"; {' and '.join(initial)} from the seed, for {classes} classes"
+            self._initial_weights = f"{file.name}{head if initial else ''}"
+        return model
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        return {"initial_weights": self._initial_weights} if self._initial_weights else {}
 
     def _training_batch(self, plan: BatchPlan, share: Share) -> ImageBatch:
         read = self._training.read(share.ids)
