@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
@@ -229,3 +230,48 @@ class PaddedSequences(SharedSequences):
     def pipeline_parts(self, model: nn.Module) -> list[nn.Module]:
         assert isinstance(model, GPT)
         return parts_of(model)
+
+
+class Averaged(nn.Module):
+    """A network and the moving average of its weights, a teacher that is evaluated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        block = nn.Sequential(nn.GELU(), nn.Linear(33, 33), nn.GELU())
+        self.network = nn.Sequential(nn.Linear(10, 33), block, nn.Linear(33, 1))
+        self.average = copy.deepcopy(self.network).requires_grad_(False)
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.int64))
+        self.register_buffer("level", torch.zeros(()))
+        self.register_buffer("slow_level", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.average(inputs)
+        if not self.training:
+            return outputs
+        self.level = inputs.mean()
+        return torch.stack([self.network(inputs), outputs])
+
+
+class MovingAverage:
+    """Friedman's regression, whose outputs are also drawn to those of the averaged weights."""
+
+    def __init__(self) -> None:
+        x = torch.rand(160, 10, generator=torch.Generator().manual_seed(0))
+        samples = [*zip(x, (torch.pi * x[:, :1] * x[:, 1:2]).sin() + x[:, 3:4], strict=True)]
+        self.train_data, self.validation_data = lambda: samples[:96], lambda: samples[96:]
+
+    def model(self) -> nn.Module:
+        return Averaged()
+
+    def loss(self, model: nn.Module, batch: list[Tensor]) -> Tensor:
+        outputs = model(batch[0])
+        if not model.training:
+            return functional.mse_loss(outputs, batch[1])
+        return functional.mse_loss(outputs[0], batch[1]) + functional.mse_loss(*outputs)
+
+    def after_step(self, model: Any, step: int) -> None:
+        pairs = zip(model.average.parameters(), model.network.parameters(), strict=True)
+        for average, weight in pairs:
+            average.lerp_(weight, 1 / (1 + step))
+        model.slow_level.lerp_(model.level, 0.5)
+        model.seen[torch.randint(0, 4, ())] += step

@@ -70,6 +70,7 @@ VISION = ClassificationOptions(
     validation_samples=100,
 )
 """Its class token and positions are in none of its layers, but in the model and its encoder."""
+AVERAGED = OwnOptions(task="tests.distributed.models:MovingAverage")
 PADDED_SEQUENCES = OwnOptions(task="tests.distributed.models:PaddedSequences")
 SHARED_SEQUENCES = OwnOptions(task="tests.distributed.models:SharedSequences")
 
@@ -306,6 +307,15 @@ DETECTION: Options = {
     "gradient_clipping": None,
 }
 OTHER_DRAWS = "different random draws (proposal sampling)"
+WITH_AVERAGES: dict[str, Options] = {
+    "ddp": ACCUMULATED | ADAMW,
+    "zro": {},
+    "fsdp": ACCUMULATED | ADAMW,
+    "fsdp-grad-op": BF16,
+    "zero-1": {},
+    "zero-2": ADAMW | ACCUMULATED,
+}
+"""Recipes by strategies that can train a task with `after_step`."""
 ROWS: dict[Group, dict[str, Row]] = {
     "recipes": RECIPE_ROWS,
     "detection": {
@@ -320,7 +330,10 @@ ROWS: dict[Group, dict[str, Row]] = {
             DDP, DETECTION, detector, faults.torchvisions_sampler, OTHER_DRAWS
         ),
     },
-    1: {"single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN)},
+    1: {
+        "single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN),
+        "single, averaged": Row({"name": "single"}, {}, AVERAGED),
+    },
     2: {
         **{
             f"{name}, GPT, bf16": Row({"name": name}, BF16, DROPOUT)
@@ -344,6 +357,10 @@ ROWS: dict[Group, dict[str, Row]] = {
             for name in (*IN_BF16_PARAMETERS, "ddp")
         },
         "pp, LoRA": Row(PP, {}, LORA),
+        **{
+            f"{name}, averaged": Row({"name": name}, options, AVERAGED)
+            for name, options in WITH_AVERAGES.items()
+        },
         "ddp, partly unused": Row(
             DDP | {"find_unused_parameters": True}, {}, picture_model("PartlyUsed")
         ),
@@ -585,6 +602,15 @@ REFUSED: dict[Group, dict[str, tuple[Row, tuple[str, ...]]]] = {
                 ("rank 0 calls experts.0", "rank 1 calls experts.1", "multiplied by zero"),
             )
             for name in ("fsdp", "fsdp-grad-op", "fsdp1", "zero-1", "zero-3")
+        },
+        **{
+            f"{name}, averaged": (Row({"name": name}, options, AVERAGED), ("after_step", fact))
+            for name, options, fact in (
+                ("fsdp1", {}, "may lie on other ranks"),
+                ("zero-3", {}, "no parameters between passes"),
+                ("zero-1", BF16, "mixed_precision: autocast"),
+                ("local-sgd", {}, "different weights between rounds"),
+            )
         },
         "tp, heads": (
             Row(TP, {}, {"heads": 1}),

@@ -123,8 +123,9 @@ def test_the_example_of_a_model_makes_logits() -> None:
 )
 def test_the_guide_s_own_tasks_are_those_that_init_writes(name: str) -> None:
     template = (files("shardmark.config") / "templates" / f"{name}.py").read_text(encoding="utf-8")
-    guide = ROOT / "docs" / "guides" / "own-task.md"
-    assert template in [code.partition("\n")[2] for _, code in blocks("python", guide)]
+    guide = {"rl": "reinforcement-learning"}.get(name, "own-task")
+    page = ROOT / "docs" / "guides" / f"{guide}.md"
+    assert template in [code.partition("\n")[2] for _, code in blocks("python", page)]
     assert name != "tokens" or template.count("\n") <= 40
 
 

@@ -275,7 +275,7 @@ class Reference:
         if self._lockstep is None or not self.communicates:
             raise CommunicatesError(name)
         if not self._lockstep.is_running:
-            raise CannotPlayError(f"{name} while its model is built")
+            raise CannotPlayError(f"{name} while its model is built, or in after_step")
         try:
             return self._lockstep.exchange(self._lockstep.current, name, value)
         except OutOfStepError as error:
@@ -284,7 +284,7 @@ class Reference:
     def _current_rank(self) -> int:
         if self.communicates and self._lockstep is not None and not self._lockstep.is_running:
             # The task may store the number, but all ranks share one task here.
-            raise CannotPlayError("its rank while its model is built")
+            raise CannotPlayError("its rank while its model is built, or in after_step")
         return self._current_alone if self._lockstep is None else self._lockstep.current
 
     def step(self) -> list[Tensor]:
@@ -297,7 +297,36 @@ class Reference:
             losses = self.compute_gradients()
         self._update()
         self.steps_taken += 1
+        if self.workload.has_after_step:
+            self._call_hook()
         return losses
+
+    @torch.no_grad()
+    def _call_hook(self) -> None:
+        """Call the task's `after_step` for each rank, with its buffers and the same parameters.
+
+        Raises `InputError` if ranks would get different frozen parameters.
+        """
+        frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        before = {name: parameter.clone() for name, parameter in frozen.items()}
+        first: dict[str, Tensor] = {}
+        for rank, shard in enumerate(self._shards):
+            model = self.models[rank]
+            self._current_alone = shard.index
+            put_buffers(model, self._buffers[rank])
+            for name, parameter in frozen.items():
+                parameter.copy_(before[name])
+            self.workload.after_step(model, self.steps_taken)
+            self._buffers[rank] = {n: b.clone() for n, b in model.named_buffers()}
+            first = first or {name: parameter.clone() for name, parameter in frozen.items()}
+            for name, parameter in frozen.items():
+                if not torch.allclose(parameter, first[name], rtol=0, atol=0, equal_nan=True):
+                    raise InputError(
+                        "workload.task",
+                        f"after_step makes {name} different on ranks 0 and {shard.index}",
+                        "compute frozen parameters from parameters alone, and keep what belongs to"
+                        " a rank in buffers",
+                    )
 
     @contextmanager
     def _pulled_parameters(self) -> Iterator[None]:

@@ -306,6 +306,13 @@ class Strategy(ABC):
         """Set up this process; return a `Server` exactly if the layout gives it no share."""
 
 
+def refuse_after_step(strategy: str, workload: Workload, reason: str) -> None:
+    """Raise `StrategyUnavailable` if the task has a hook after each step."""
+    if workload.has_after_step:
+        remedy = "use ddp, fsdp, zero-1 or zero-2, or remove after_step"
+        raise StrategyUnavailable(strategy, f"the task has after_step, and {reason}", remedy)
+
+
 def common_settings(recipe: Recipe) -> dict[str, object]:
     """Settings of a step that are common to all strategies."""
     return {

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardmark.core.errors import DataError, InputError
+from shardmark.core.errors import DataError, InputError, StrategyUnavailable
 from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, HeldState, Worker
@@ -111,9 +111,25 @@ class StepWorker(Worker):
         pending = self._tell(loss)
         with recorder.span("optimizer"):
             self._update()
+            if self.workload.has_after_step:
+                self._call_hook()
         if pending is not None:
             pending.wait()
         return loss
+
+    def _call_hook(self) -> None:
+        """Call the task's `after_step`; `StrategyUnavailable` if it needs full weights."""
+        try:
+            self.workload.after_step(self.module, self._steps_called)
+        except RuntimeError as error:
+            if "DTensor" not in str(error):
+                raise
+            raise StrategyUnavailable(
+                self.sharded_by or "tensor parallelism",
+                "after_step combines sharded parameters with full tensors",
+                "keep the average in frozen parameters of the same shapes, such as a deep copy of "
+                "the network with requires_grad_(False), or use ddp",
+            ) from error
 
     def _sharded_units(self) -> dict[str, nn.Module]:
         """Modules by name that all ranks must call in the same order."""

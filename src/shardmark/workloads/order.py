@@ -28,6 +28,7 @@ _STREAMS = {
     "masks": 6,
     "evaluation": 7,
     "own": 20,
+    "after_step": 21,
 }
 
 

@@ -210,3 +210,49 @@ def test_silently_dropped_update_is_compared_in_its_step(
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         assert (gradient == gradients[1][name]).all()
+
+
+class Follower(nn.Module):
+    """A norm, and a teacher that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.teacher = nn.Linear(4, 2).requires_grad_(False)
+        self.register_buffer("sums", torch.zeros(4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.norm(inputs))
+        return outputs
+
+
+class Following(ToyWorkload):
+    has_after_step = True
+    of_rank = False
+    """True if the teacher takes what the ranks have of their own."""
+
+    def after_step(self, model: Any, step: int) -> None:
+        model.sums += step * model.norm.running_mean
+        model.teacher.weight.lerp_(model.last.weight, 0.25)
+        if self.of_rank:
+            model.teacher.weight.add_(model.norm.running_mean)
+
+
+def test_after_a_step_each_rank_changes_its_buffers_and_all_the_same_weights() -> None:
+    made = reference(Following(Follower), 2)
+    model: Any = made.model
+    teacher = model.teacher.weight.clone()
+    sums = [torch.zeros(4), torch.zeros(4)]
+    for step in (1, 2, 3):
+        made.step()
+        teacher.lerp_(model.last.weight.detach(), 0.25)
+        for rank in (0, 1):
+            sums[rank] += step * made.buffers(rank)["norm.running_mean"]
+    torch.testing.assert_close(model.teacher.weight, teacher)
+    assert not torch.equal(*sums)
+    for rank in (0, 1):
+        torch.testing.assert_close(made.buffers(rank)["sums"], sums[rank])
+    workload = Following(Follower)
+    workload.of_rank = True
+    with pytest.raises(InputError, match=r"makes teacher\.weight different on ranks 0 and 1"):
+        reference(workload, 2).step()

@@ -346,6 +346,40 @@ def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     assert found in str(caught.value)
 
 
+STUDENT = """
+def model(self):
+    student = nn.Linear(2, 1)
+    student.teacher = nn.Linear(2, 1).requires_grad_(False)
+    return student
+
+def after_step(self, model, step):
+    model.{changed}.weight.lerp_(model.weight, 1 / step)
+"""
+
+
+def test_after_step_changes_frozen_parameters_alone(tmp_path: Path) -> None:
+    workload = written(tmp_path, STUDENT.format(changed="teacher"))
+    model: Any = workload.build_model()
+    assert workload.has_after_step
+    workload.after_step(model, 1)
+    assert torch.equal(model.teacher.weight, model.weight)
+    folder = tmp_path / "wrong"
+    folder.mkdir()
+    wrong = written(folder, STUDENT.format(changed="teacher") + "    model.bias.zero_()\n")
+    with pytest.raises(InputError, match="after_step changes bias, a trained parameter; change"):
+        wrong.after_step(wrong.build_model(), 1)
+
+
+def test_after_step_draws_by_the_number_of_the_step(tmp_path: Path) -> None:
+    workload = written(tmp_path, "def after_step(self, model, step):\n    self.x = torch.rand(())")
+    task: Any = workload
+    drawn = []
+    for step in (1, 2, 1):
+        workload.after_step(torch.nn.Linear(1, 1), step)
+        drawn.append(float(task._task.x))
+    assert drawn[0] == drawn[2] != drawn[1]
+
+
 def test_a_frozen_teacher_is_no_part_of_the_model(tmp_path: Path) -> None:
     frozen = beside("nn.Linear(1, 1).requires_grad_(False)")
     workload = written(tmp_path, f"spare = nn.Linear(1, 1)\n{frozen}")

@@ -23,6 +23,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     is_native,
+    refuse_after_step,
 )
 
 if TYPE_CHECKING:
@@ -171,10 +172,17 @@ class Zero(Strategy):
 
         kinds: tuple[Kind, ...] = ("scalar", "sparse", "empty", "other types")
         check_parameters(self.name, model, "DeepSpeed", *kinds)
+        if self.stage == 3:
+            refuse_after_step(self.name, workload, "stage 3 has no parameters between passes")
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> ZeroWorker:
         from shardmark.strategies.deepspeed.worker import start_engine
 
+        if self.is_native(recipe):
+            reason = (
+                "DeepSpeed's 16-bit engine rounds frozen parameters: set mixed_precision: autocast"
+            )
+            refuse_after_step(self.name, workload, reason)
         return start_engine(
             workload,
             recipe,

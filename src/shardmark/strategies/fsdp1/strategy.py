@@ -14,6 +14,7 @@ from shardmark.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse_after_step,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class FullyShardedFirst(Strategy):
         from shardmark.strategies.parameters import check_parameters
 
         check_parameters(self.name, model, "FSDP", "scalar", "sparse", "mixed types, frozen")
+        reason = "a copy of a layer may lie on other ranks than the layer"
+        refuse_after_step(self.name, workload, reason)
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> FullyShardedWorker:
         from torch.distributed.fsdp import (

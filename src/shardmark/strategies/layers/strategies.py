@@ -21,6 +21,7 @@ from shardmark.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse_after_step,
     refuse_fused_sgd,
     samples_of_share,
 )
@@ -237,6 +238,7 @@ class Layered(Strategy):
             plan = workload.tensor_plan(model)
             refuse(problems_with(plan, model, factors.tensor, **self.plan_options()))
         if factors.pipeline > 1:
+            refuse_after_step(self.name, workload, "a rank has some of the layers")
             count = SCHEDULES[self.schedule].stages_of_rank * factors.pipeline
             parts = workload.pipeline_parts(model)
             refuse(problems_of(parts, model, workload, count))

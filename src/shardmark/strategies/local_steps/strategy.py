@@ -18,9 +18,12 @@ from shardmark.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse_after_step,
 )
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.local_steps.worker import LocalWorker
     from shardmark.workloads.base import Workload
@@ -67,12 +70,19 @@ class LocalStepsStrategy(Strategy):
             | asdict(self.local_steps())
         )
 
+    def check_model(
+        self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
+    ) -> None:
+        refuse_after_step(self.name, workload, "ranks have different weights between rounds")
+
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> LocalWorker:
         from shardmark.strategies.execution import build_on
         from shardmark.strategies.local_steps.worker import LocalWorker
 
+        model = build_on(context.device, workload, recipe)
+        self.check_model(workload, model, context.world_size, context.nodes)
         return LocalWorker(
-            build_on(context.device, workload, recipe),
+            model,
             workload=workload,
             recipe=recipe,
             device=context.device,

@@ -18,6 +18,7 @@ from shardmark.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse_after_step,
 )
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class ParameterServer(Strategy):
         from shardmark.strategies.parameters import check_parameters
 
         check_parameters(self.name, model, "a parameter server", "other types")
+        refuse_after_step(self.name, workload, "workers hold copies of the servers' weights")
 
     def start(
         self, workload: Workload, recipe: Recipe, context: RankContext

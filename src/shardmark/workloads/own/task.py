@@ -36,7 +36,7 @@ from shardmark.workloads.model_building import (
 )
 from shardmark.workloads.order import Share, checked_weights, seed_of
 from shardmark.workloads.own.options import REQUIRED_METHODS
-from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added
+from shardmark.workloads.sampled_task import SampledBatch, SampledTask, added, gpu_in_use
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,7 +116,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._model_calls = int(getattr(task, "model_calls", 1))
         self._collate = getattr(task, "collate", _default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
-        self._loss_checked = False
+        self._loss_checked = self._hook_checked = False
 
     @property
     def weights_known(self) -> bool:
@@ -348,8 +348,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             raise self._error(
                 f"loss changes {changed[0][1]}, a frozen parameter of the model (a teacher, or a"
                 " moving average), which a strategy may shard or hold in another precision",
-                "make it a buffer, which forward may change in training mode: see 'Teachers' in the"
-                " guide 'Train your own task'",
+                "change it in after_step(model, step): see 'After each step' in the guide 'Train"
+                " your own task'",
             )
         if changed:
             raise self._error(
@@ -377,6 +377,27 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             self._check_all_trained(total, {*model.parameters()})
             self._loss_checked = True
         return loss
+
+    @property
+    def has_after_step(self) -> bool:
+        return callable(getattr(self._task, "after_step", None))
+
+    @torch.no_grad()
+    def after_step(self, model: nn.Module, step: int) -> None:
+        seed_generators(seed_of(self._seed, "after_step", step), on_gpu=gpu_in_use())
+        named = () if self._hook_checked else model.named_parameters()
+        trained = {name: parameter for name, parameter in named if parameter.requires_grad}
+        before = _states(trained.values())
+        self._task.after_step(model, step)
+        after = _states(trained.values())
+        for name, old, new in zip(trained, before, after, strict=True):
+            if old != new:
+                raise self._error(
+                    f"after_step changes {name}, a trained parameter",
+                    "change frozen parameters and buffers: the optimizer may hold another copy of"
+                    " the trained ones",
+                )
+        self._hook_checked = True
 
     def _check_all_trained(self, total: Tensor, trained: set[nn.Parameter]) -> None:
         """Raise `InputError` if the loss depends on parameters outside the model."""
