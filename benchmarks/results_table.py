@@ -1,10 +1,10 @@
 """Stores the comparison and the verdicts of a run, and on request the run.
 
-    python benchmarks/results_table.py RUN NAME [--archive]
+    python benchmarks/results_table.py RUN NAME [--archive] [--epochs]
 
 Writes `DATE-NAME.md`, `DATE-NAME.json` (every metric of every row) and, if the run was verified,
 `DATE-NAME-verification.json` to benchmarks/results/.  `--archive` adds `DATE-NAME.tar.xz`, from
-which `docs/images/draw.py` draws pictures.
+which `docs/images/draw.py` draws pictures.  `--epochs` adds losses and qualities by epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
 
-from shardmark.analysis.compare.comparison import compare
+from shardmark.analysis.compare.comparison import Comparison, compare
+from shardmark.analysis.compare.epochs import epochs_of
 from shardmark.core.run_files import LOG_FILE
 from shardmark.report.table.comparison import comparison_json, comparison_table
 from shardmark.report.table.formats import Format, render_tables
@@ -49,6 +50,24 @@ def verdict_lines(verification: Verification | None) -> list[str]:
     return lines
 
 
+def curves(comparison: Comparison) -> list[dict[str, object]]:
+    """Losses and qualities of each row by epoch: mean over the repeats, and its interval."""
+    return [
+        {
+            "strategy": row.strategy,
+            "world_size": row.world_size,
+            "epoch": epoch.number,
+            **{
+                name: [estimate.value, estimate.low, estimate.high]
+                for name, estimate in epoch.metrics.items()
+                if estimate is not None and not name.endswith("_seconds")
+            },
+        }
+        for row in comparison.rows
+        for epoch in epochs_of(row).epochs
+    ]
+
+
 def archive(run: Path, file: Path) -> None:
     """Store the files of a run without names of this machine; sizes are recorded, so they stay."""
     places = sorted({sys.prefix, str(Path.home()), str(run.resolve().parent)}, key=len)
@@ -74,6 +93,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the files")
     parser.add_argument("--archive", action="store_true", help="also store the run")
+    parser.add_argument("--epochs", action="store_true", help="also store values by epoch")
     options = parser.parse_args()
     run = load_run(options.run)
     environment = RunFolder(options.run).read_environment()
@@ -88,6 +108,8 @@ def main() -> None:
     )
     command = shlex.join(["python", "benchmarks/results_table.py", *sys.argv[1:]])
     content = {"place": place, "command": command, **comparison_json(comparison)}
+    if options.epochs:
+        content["epochs"] = curves(comparison)
     text = json.dumps(content, indent=1, default=str)
     (options.out / f"{stem}.json").write_text(text + "\n")
     if run.verification is not None:

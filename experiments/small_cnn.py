@@ -1,4 +1,4 @@
-"""A small convolutional network without batch norm, whose training does not depend on the shares of ranks."""
+"""A small convolutional network without batch norm, so that shares of ranks do not matter."""
 
 from torch import nn
 

@@ -396,6 +396,44 @@ def language_memory() -> list[Figure]:
 # Method
 
 
+def convergence() -> list[Figure]:
+    epochs = result("convergence")["epochs"]
+    same = ("ddp", "fsdp", "zero-1")
+    series = []
+    for number, name in enumerate(("ddp", "local-sgd", "ps-async")):
+        lines = [line for line in epochs if line["strategy"] == name]
+        values, low, high = zip(*(line["accuracy_top1"] for line in lines), strict=True)
+        series.append(
+            Series(
+                name=", ".join(same) if name in same else name,
+                style=number,
+                x=[line["epoch"] for line in lines],
+                y=[100 * y for y in values],
+                low=[100 * y for y in low],
+                high=[100 * y for y in high],
+            )
+        )
+    for name in same[1:]:  # they have one line
+        if of_strategy(epochs, name) != of_strategy(epochs, same[0]):
+            raise SystemExit(f"{name} does not coincide with {same[0]}: draw a line for it")
+    panel = Panel(
+        title="",
+        kind="line",
+        x_label="Epoch",
+        y_label="Top-1 (%)",
+        y_unit="%",
+        x_whole=True,
+        series=tuple(series),
+    )
+    caption = "Small network on 2 ranks. Lines: means of 3 seeds. Areas: their 95 % intervals."
+    return figure("convergence", "Accuracy by epoch", [panel], caption)
+
+
+def of_strategy(epochs: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """Return the accuracies of a strategy by epoch."""
+    return [line["accuracy_top1"] for line in epochs if line["strategy"] == name]
+
+
 def hand_written_loops() -> list[Figure]:
     ratios = result("step-speed")["numbers"]["ratios"]
     panel = Panel(
@@ -498,6 +536,7 @@ PICTURES: Mapping[str, Callable[[], list[Figure]]] = {
     "plan-memory": plan_memory,
     "plan-speed": plan_speed,
     "plan-cost": plan_cost,
+    "convergence": convergence,
     "language-loss": language_loss,
     "language-memory": language_memory,
 }
