@@ -17,6 +17,7 @@ from shardmark.report.export.launch_configuration import (
     LaunchConfiguration,
     launch_configuration,
 )
+from shardmark.report.export.loop import Loop
 from shardmark.report.table.table import Column, Columns, Missing, Table, table_of
 from shardmark.strategies.base import Strategy
 from shardmark.strategies.single import Single
@@ -39,8 +40,8 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
 NOTES = (
     "Packages: to install beside PyTorch. Arguments: values that `shardmark export` sets for the"
     " wrapper, or in DeepSpeed's file, defaults included.",
-    "Lines: added, changed or removed in a loop of 14 lines for one device, in fp32, without"
-    " evaluation; `shardmark export --to torchrun` writes the loop as loop.py.",
+    f"Lines: added, changed or removed in a loop of {sum(map(bool, Loop().lines))} lines for one"
+    " device, in fp32, without evaluation; `shardmark export --to torchrun` writes it as loop.py.",
     "Launchers: targets of `shardmark export` on the device of the run. Features lost: on CUDA"
     " devices, the strategy refuses the run's recipe with them, and one device does not.",
 )
