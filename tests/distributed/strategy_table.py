@@ -23,11 +23,12 @@ from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
 from shardmark.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.strategies import option_names
-from shardmark.strategies.base import RankContext, Server
+from shardmark.strategies.base import RankContext, Server, Worker
+from shardmark.strategies.blocks import sharding_units
 from shardmark.train.probe import HeldSpans, model_counts, probe
 from shardmark.trials.trial import Trial
 from shardmark.workloads import TaskOptions, build_workload
-from shardmark.workloads.base import BatchPlan
+from shardmark.workloads.base import BatchPlan, Workload
 from shardmark.workloads.detection.options import DetectionOptions
 from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.own.options import OwnOptions
@@ -718,6 +719,19 @@ def probed(process: RankContext, of: Trial) -> Probed:
             worker.step(next(batches), spans)
 
     record = probe(worker, take_step, process.device)
+    needed = cost_model(of.built_strategy).required_traffic(counted_cell(of, workload, worker))
+    return Probed(
+        record=record,
+        collectives=counter.counts,
+        steps=steps,
+        needed=needed,
+        draws_moved=moved,
+        saved_bytes=sum(saved),
+    )
+
+
+def counted_cell(of: Trial, workload: Workload, worker: Worker) -> Cell:
+    """The trial for its cost model, with the sizes that a run stores."""
     counts: Any = model_counts(
         workload,
         workload.build_model(),
@@ -727,15 +741,8 @@ def probed(process: RankContext, of: Trial) -> Probed:
     )
     between = dict(worker.between_stages())
     known = {name: counts.get(name) for name in ModelSize.__dataclass_fields__}
-    size = ModelSize(**{name: of for name, of in known.items() if of is not None} | between)
-    needed = cost_model(of.built_strategy).required_traffic(
-        Cell(size=size, recipe=of.recipe, world_size=of.world_size)
-    )
-    return Probed(
-        record=record,
-        collectives=counter.counts,
-        steps=steps,
-        needed=needed,
-        draws_moved=moved,
-        saved_bytes=sum(saved),
-    )
+    model = workload.build_model()
+    units = 1 + len(sharding_units(model, "blocks", workload.blocks(model)))
+    sizes = {name: of for name, of in known.items() if of is not None}
+    size = ModelSize(**sizes | between | {"units": units})
+    return Cell(size=size, recipe=of.recipe, world_size=of.world_size)

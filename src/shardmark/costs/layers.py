@@ -333,6 +333,10 @@ class UlyssesCosts(Costs[Ulysses]):
             formula=f"all-to-all into attention and out of it: (q-1)/q A/q; {state.formula}",
         )
 
+    def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
+        exchanged = self.required_traffic(cell).traffic[0]
+        return (exchanged, *self._reduction(cell).library_traffic(cell))
+
     def library_work(self, cell: Cell) -> Mapping[str, float]:
         exchanged = self.required_traffic(cell).traffic[0]
         return {**self._reduction(cell).library_work(cell), "ulysses call": exchanged.calls}

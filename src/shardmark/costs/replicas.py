@@ -161,6 +161,7 @@ class ZeroRedundancyCosts(DDPCosts[ZeroRedundancy]):
             payload_bytes=cell.size.trained_parameters * FP32_BYTES,
             ranks=cell.world_size,
             waited_for=True,
+            calls=cell.world_size,  # one from each rank, also if it updates nothing
         )
         return replace(
             gradients,

@@ -40,6 +40,28 @@ STAGE_3_NOTE = (
 )
 
 
+class Padding(NamedTuple):
+    """Bytes with the rows that FSDP2 adds, over bytes without them.
+
+    FSDP2 pads each parameter so that every rank of a group has equally many of its rows.  Shapes of
+    frozen parameters are not known; they count as unpadded.
+    """
+
+    parameters: float
+    gradients: float
+
+    @classmethod
+    def create(cls, size: ModelSize, group: int, width: int) -> Padding:
+        """`width` is the number of bytes of a gathered element."""
+        added = sum(
+            (-rows % group) * columns * count for rows, columns, count in size.trained_matrices
+        )
+        return cls(
+            1 + width * added / max(1, stored_bytes(size, width)),
+            1 + added / max(1, size.trained_parameters),
+        )
+
+
 class FSDPCosts(Costs[FSDP]):
     """Costs of FSDP2: parameters are gathered unit by unit, gradients are reduce-scattered."""
 
@@ -97,6 +119,17 @@ class FSDPCosts(Costs[FSDP]):
             f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
         )
 
+    def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
+        """The required traffic with the rows that pad each parameter to equal shards."""
+        group = self.strategy.group(cell.world_size, cell.nodes)
+        padding = Padding.create(cell.size, group, self._gathered_bytes(cell.recipe))
+        traffic = []
+        for part in self.required_traffic(cell).traffic:
+            factor = padding.parameters if part.kind == "all_gather" else padding.gradients
+            payload_bytes, copied_bytes = factor * part.payload_bytes, factor * part.copied_bytes
+            traffic.append(replace(part, payload_bytes=payload_bytes, copied_bytes=copied_bytes))
+        return tuple(traffic)
+
     def library_work(self, cell: Cell) -> Mapping[str, float]:
         units = self._units(cell.size)
         return {
@@ -114,22 +147,22 @@ class FSDPCosts(Costs[FSDP]):
         unit ahead, and keeps the message of the gradients that were reduced last.
         """
         units, recipe = cell.units, cell.recipe
-        part = 1 / self.strategy.group(cell.world_size, cell.nodes)
+        group = self.strategy.group(cell.world_size, cell.nodes)
         width = self._gathered_bytes(recipe)
+        padding = Padding.create(cell.size, group, width)
+        gradient_width, part = padding.gradients * FP32_BYTES, padding.gradients / group
         blocks = [unit.block and self.strategy.wrap != "root" for unit in units]
-        gathered = [
-            stored_bytes(unit, width) if block else 0.0
-            for unit, block in zip(units, blocks, strict=True)
-        ]
-        root = sum(stored_bytes(unit, width) for unit in units) - sum(gathered)
+        unit_bytes = [padding.parameters * stored_bytes(unit, width) for unit in units]
+        gathered = [size if block else 0.0 for size, block in zip(unit_bytes, blocks, strict=True)]
+        root = sum(unit_bytes) - sum(gathered)
         messages = [
-            FP32_BYTES * unit.trained_parameters if block else 0.0
+            gradient_width * unit.trained_parameters if block else 0.0
             for unit, block in zip(units, blocks, strict=True)
         ]
         trained = cell.all_trained_parameters
         accumulates = recipe.gradient_accumulation > 1
         early_gradients = FP32_BYTES * trained if accumulates else 0.0
-        shard = part * cell.stored_bytes
+        shard = padding.parameters / group * cell.stored_bytes
         gradient_shard = part * FP32_BYTES * trained
         offloads = recipe.cpu_offload
         host = HostState(
@@ -277,7 +310,7 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
         return {**super().library_work(cell), "fsdp1": 1, "fsdp1 gather": gathers}
 
     def step_state(self, cell: Cell) -> StepState:
-        """An approximation: the state of FSDP2 with the same options.
+        """An approximation: the state of FSDP2 with the same options, without its padding.
 
         A flat parameter with any trained part has a gradient of its full size.
         """
@@ -285,7 +318,8 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
         second = FSDP(
             reshard_after_forward=self.strategy.reshard_after_forward, wrap=self.strategy.wrap
         )
-        return FSDPCosts(second).step_state(replace(cell, units=units))
+        size = replace(cell.size, trained_matrices=())
+        return FSDPCosts(second).step_state(replace(cell, units=units, size=size))
 
 
 class ZeroCosts(Costs[Zero]):

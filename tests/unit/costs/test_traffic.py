@@ -189,3 +189,23 @@ def test_stage_3_sends_small_parameters_one_by_one(
     )
     library_bytes = sum(part.required_bytes for part in everything.library_traffic(cell))
     assert library_bytes == pytest.approx(everything.required_traffic(cell).required_bytes)
+
+
+def test_fsdp_pads_each_parameter_to_equal_shards() -> None:
+    """On 8 ranks 10 rows of 3 become 16, on 2 ranks none is added; a frozen matrix is unpadded."""
+    size = ModelSize(
+        parameters=1_000, trained_parameters=30 + 128, trained_matrices=((10, 3, 1), (128, 1, 1))
+    )
+    recipe, costs = Recipe(global_batch=64, steps=1), cost_model(build_strategy("fsdp", {}))
+    for ranks, added in ((2, 0), (8, 18)):
+        cell = Cell(size=size, recipe=recipe, world_size=ranks)
+        gathered, reduced = costs.library_traffic(cell)
+        assert gathered.payload_bytes == pytest.approx(2 * 4 * (1_000 + added) / ranks)
+        assert reduced.payload_bytes == pytest.approx(4 * (158 + added))
+        state = costs.step_state(cell)
+        assert state.optimizer_share == pytest.approx((1 + added / 158) / ranks)
+
+
+def test_every_rank_of_zro_broadcasts() -> None:
+    *_, broadcasts = required("zro", SIZE, Recipe(global_batch=64, steps=1), 1024).traffic
+    assert (broadcasts.kind, broadcasts.calls) == ("broadcast", 1024)
