@@ -248,7 +248,7 @@ class Averaged(nn.Module):
         outputs: Tensor = self.average(inputs)
         if not self.training:
             return outputs
-        self.level = inputs.mean()
+        self.level.copy_(inputs.mean())
         return torch.stack([self.network(inputs), outputs])
 
 
