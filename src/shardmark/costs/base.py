@@ -89,6 +89,8 @@ class HostState:
     """Bytes of gradients moved to the host while gradients of earlier layers are computed."""
     returned: float = 0.0
     """Bytes of parameters that are moved to the device after their update."""
+    fused_update: bool = False
+    """True if the library updates on the host by one kernel, whatever the recipe's optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -447,6 +447,7 @@ class ZeroCosts(Costs[Zero]):
                 fetched=gathers * part * parameter_bytes,
                 handed_back=part * gradient_bytes,
                 returned=part * parameter_bytes if stage < 3 else 0.0,
+                fused_update=True,  # DeepSpeedCPUAdam
             )
         early_elements, bucket_states = self._reduced(cell, int(bucket / width))
         states = [

@@ -118,6 +118,9 @@ class Profile:
     """Number of optimizer state values for each trained parameter."""
     update_values: float = 0.0
     """Number of temporary values for each element that is updated at once."""
+    update_accesses: float | None = None
+    """Number of reads and writes of values for each element in an update, an operator after the
+    other; None if it was not counted."""
     updates_together: bool = False
     """True if the optimizer updates all parameters at once, false if one after the other."""
     host_prepares_samples: bool = False
@@ -129,3 +132,8 @@ class Profile:
     native: Profile | None = None
     """Profile with 16-bit parameters, for strategies whose library casts them; None in fp32, or if
     the model does not compute so.  The outer profile is under autocast."""
+
+    @property
+    def fused_update_accesses(self) -> float:
+        """Accesses of one kernel, which reads all once and writes all but the gradient."""
+        return 3 + 2 * self.state_values

@@ -280,6 +280,7 @@ def plan_step(
         layout,
         node,
         constants,
+        profile=profile,
         gathers_again=holds.parameters * layout.tensor * layout.pipeline < 0.999,
         optimizer_fraction=holds.optimizer_state,
         host=costs.step_state(cell).host if recipe.cpu_offload else None,
@@ -295,6 +296,7 @@ def layout_column(
     node: NodeType,
     constants: Constants,
     *,
+    profile: Profile,
     gathers_again: bool,
     optimizer_fraction: float,
     host: HostState | None,
@@ -330,6 +332,9 @@ def layout_column(
     moved_bytes = (
         (0.0,) * STREAMS if host is None else (host.fetched, host.handed_back, host.returned, 0.0)
     )
+    accesses = profile.fused_update_accesses
+    if host is not None and not host.fused_update:
+        accesses = profile.update_accesses or accesses
     return Column(
         samples=cell.samples(layout.shares) / passes / microbatches,
         tensor=layout.tensor,
@@ -342,8 +347,7 @@ def layout_column(
         devices=layout.devices,
         slowdown=node.slowdown(per_node),
         update_seconds=update_seconds(
-            optimizer_fraction * size.trained_parameters,
-            cell.recipe.optimizer.name,
+            accesses * optimizer_fraction * size.trained_parameters,
             node,
             constants,
             sharing=None if host is None else per_node,

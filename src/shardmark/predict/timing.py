@@ -18,9 +18,6 @@ from shardmark.predict.profile import Kind, Operation
 
 Numbers: TypeAlias = Any
 """A number, or an array with one number for each layout."""
-UPDATE_ACCESSES = {"sgd": 5, "adam": 7}
-"""Accesses to fp32 values of each trained parameter in an update: gradient and weight are read, the
-weight is written, and one or two averages are read and written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,15 +174,17 @@ def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
 
 
 def update_seconds(
-    values: float,
-    optimizer: str,
+    accesses: float,
     node: NodeType,
     constants: Constants,
     *,
     sharing: int | None = None,
 ) -> float:
-    """Time to update so many parameters on the card, or on a host that `sharing` ranks share."""
-    moved = UPDATE_ACCESSES["sgd" if optimizer == "sgd" else "adam"] * FP32_BYTES * values
+    """Time of so many accesses to fp32 values on the card, or on a host that ranks share.
+
+    `sharing` is the number of ranks of a host; None for an update on the card.
+    """
+    moved = FP32_BYTES * accesses
     if sharing is None:
         return copy_seconds(moved, node.card, constants)
     measured = node.node.host_memory_bytes_per_second

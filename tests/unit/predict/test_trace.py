@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.unit.training.toy import ALONE, ToyWorkload, recipe
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from shardmark.core.errors import InputError
@@ -173,6 +174,34 @@ def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
         assert sum(unit.sizes) == unit.trained_parameters, unit.name
     trained = [5 * WIDTH, 2 * WIDTH * (WIDTH + 1), 2 * (WIDTH + 1)]
     assert [sum(unit.sizes) for unit in found.units if unit.sizes] == trained
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "accesses"),
+    [
+        ({"name": "sgd"}, 3),  # reads the gradient and the parameter, writes the parameter
+        ({"name": "sgd", "momentum": 0.9}, 8),
+        ({"name": "adamw", "weight_decay": 0.1}, 20),
+    ],
+)
+def test_accesses_of_an_update_are_those_of_its_operators(
+    optimizer: dict[str, Any], accesses: int
+) -> None:
+    assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).update_accesses == accesses
+
+
+def test_real_steps_are_of_few_samples_unless_a_batch_norm_refuses_one() -> None:
+    sizes: list[int] = []
+
+    class Normalises(LooksAtValues):
+        def forward(self, inputs: Tensor) -> Tensor:
+            if type(inputs) is Tensor:
+                sizes.append(len(inputs))
+            return super().forward(functional.batch_norm(inputs, None, None, training=True))
+
+    trace(ToyWorkload(LooksAtValues), recipe())
+    trace(ToyWorkload(Normalises), recipe())
+    assert sizes == [1, 4, 8]
 
 
 def test_products_are_counted_once_forward_and_twice_backward() -> None:

@@ -242,6 +242,7 @@ class Searcher:
             layout,
             self.node,
             self.constants,
+            profile=self.profiles[choice.checkpointed],
             gathers_again=choice.reshards,
             optimizer_fraction=1 / (mesh.ranks_per_share * mesh.shard),
             host=state.host,

@@ -56,6 +56,8 @@ logger = logging.getLogger(__name__)
 CPU = torch.device("cpu")
 SAMPLES = (4, 8)
 """Samples of the two traced steps.  Other sizes are extrapolated linearly."""
+REAL_SAMPLES = (1, 2)
+"""The same of steps that really compute, which take the time and memory of a step on the CPU."""
 aten = torch.ops.aten
 FLOPS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
@@ -454,9 +456,12 @@ def _profile(
                 full, first, second = trace_steps(fake=fake)
     except Exception as error:  # its shapes depend on values, for example
         logger.info("traced by real steps, since fake tensors cannot: %s", error)
-        if limited_heads(workload.build_model()):  # which compute much for each sample
-            sizes[:] = [max(1, size // 2) for size in sizes]
-        full, first, second = trace_steps(fake=None)
+        try:
+            sizes[:] = [min(count, workload.training_samples) for count in REAL_SAMPLES]
+            full, first, second = trace_steps(fake=None)
+        except ValueError:  # a batch norm refuses a single value
+            sizes[:] = [min(count, workload.training_samples) for count in SAMPLES]
+            full, first, second = trace_steps(fake=None)
     names, second_names = ([unit.name for unit in step.units] for step in (first, second))
     if names != second_names:
         name = next(a or b for a, b in zip_longest(names, second_names) if a != b)
@@ -464,7 +469,7 @@ def _profile(
         raise InputError("the model", message, "draw from torch's, numpy's or random's generators")
     line = partial(_line, sizes[0], sizes[1])
     units = tuple(_unit(a, b, line) for a, b in zip(first.units, second.units, strict=True))
-    state, temporary, together = _update_values(recipe.optimizer, device_type)
+    state, temporary, accesses, together = _update_values(recipe.optimizer, device_type)
     return Profile(
         units=units,
         size=ModelSize(
@@ -481,6 +486,7 @@ def _profile(
         batch_bytes=line(first.batch_bytes, second.batch_bytes),
         state_values=state,
         update_values=temporary,
+        update_accesses=accesses,
         updates_together=together,
         unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
         limited=full.limited,
@@ -765,22 +771,41 @@ def _dominates(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
 
 def with_optimizer(profile: Profile, spec: Optimizer, device_type: str) -> Profile:
     """Return the profile of a model that is trained by another optimizer."""
-    state, temporary, together = _update_values(spec, device_type)
+    state, temporary, accesses, together = _update_values(spec, device_type)
     native = profile.native and with_optimizer(profile.native, spec, device_type)
     return replace(
         profile,
         state_values=state,
         update_values=temporary,
+        update_accesses=accesses,
         updates_together=together,
         native=native,
     )
 
 
-def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, bool]:
+class _Accesses(_LiveBytes):  # type: ignore[no-untyped-call]  # torch's
+    """Counts the tensors of a number of elements that operations read and write."""
+
+    def __init__(self, elements: int, uncounted: Iterable[Tensor]) -> None:
+        super().__init__(uncounted)
+        self._elements = elements
+        self.count = 0
+
+    def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        if function.is_view:
+            return
+        named = zip(function._schema.arguments, args, strict=False)
+        changed = [value for argument, value in named if argument.is_write]
+        for tensors in ((args, kwargs), (changed, outputs)):
+            stored = {storage_key(t) for t in _tensors(tensors) if t.numel() == self._elements}
+            self.count += len(stored)
+
+
+def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, float, bool]:
     """Measure an optimizer step on small tensors.
 
-    Returns values of state for each element, temporary values for each element, and whether all
-    parameters are updated together.
+    Returns values of state for each element, temporary values for each element, reads and writes
+    of each element, and whether all parameters are updated together.
     """
     if device_type == "cuda" and spec.name != "own" and spec.implementation == "default":
         spec = spec.model_copy(update={"implementation": "foreach"})  # torch's default on CUDA
@@ -794,8 +819,8 @@ def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, boo
         averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == elements]
         state = len(averages) / count
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        live = _LiveBytes((*tensors, *gradients, *averages))
+        live = _Accesses(elements, (*tensors, *gradients, *averages))
         with live:
             optimizer.step()
         peaks.append(live.peak / (4 * elements))
-    return state, peaks[0], peaks[1] > 1.8 * peaks[0]
+    return state, peaks[0], live.count / count, peaks[1] > 1.8 * peaks[0]
