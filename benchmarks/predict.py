@@ -65,8 +65,12 @@ FITTED = (
 STEP, MOST = 0.1, 0.5
 """Change of a constant's logarithm for its derivative, and its largest change in a fit."""
 STIFFNESS = 0.05
+MATTERS = 0.1
+"""Share of a step that follows a constant, from which on a row says something about it."""
 ROWS = 8
 """Rows of each source that a fit sees."""
+LOOP = "adamw of transformers"
+"""Optimizer that updates one parameter after the other, with one temporary of its size."""
 WITHIN = 1.3
 NAIVE_SHARE = 0.4
 """Naive rule without a measurement: all cards reach this fraction of their peak."""
@@ -208,21 +212,37 @@ class Alone:
     """log(measured / predicted seconds)."""
 
     @property
+    def flops(self) -> float:
+        """FLOPs of the model in a rank's step, without those that checkpointing repeats."""
+        case = self.case
+        operations = (o for u in case.profile.units for o in (*u.forward, *u.backward))
+        passes = case.recipe.gradient_accumulation
+        return passes * sum(o.flops.at(case.micro_batch) for o in operations)
+
+    @property
+    def speeds(self) -> list[float]:
+        """Published and predicted TFLOP/s of a GPU."""
+        published = self.flops / self.case.seconds / 1e12
+        return [float(f"{speed:.4g}") for speed in (published, published * exp(self.residual))]
+
+    @property
     def naive(self) -> float:
         """The residual of the naive rule."""
-        case, passes = self.case, self.case.recipe.gradient_accumulation
-        again = 4 / 3 if case.recipe.activation_checkpointing else 1
-        operations = (o for u in case.profile.units for o in (*u.forward, *u.backward))
-        flops = again * passes * sum(o.flops.at(case.micro_batch) for o in operations)
-        return log(case.seconds * NAIVE_SHARE * _peak(case) / flops)
+        again = 4 / 3 if self.case.recipe.activation_checkpointing else 1
+        return log(self.case.seconds * NAIVE_SHARE * _peak(self.case) / (again * self.flops))
 
 
 def residual_of(case: Case, constants: Constants) -> float:
     return log(case.seconds / planned(case, constants).time(constants).seconds)
 
 
-def alone_left_out(cases: Sequence[Case]) -> tuple[list[Alone], dict[str, Constants]]:
-    """Predictions of each publisher's rows with constants fitted to all others, and these."""
+def alone_left_out(
+    cases: Sequence[Case],
+) -> tuple[list[Alone], dict[str, Constants], dict[str, list[int]]]:
+    """Predictions of each publisher's rows with constants fitted to all others, and these.
+
+    The last value has, for each constant, the rows and the publishers that it matters to in a fit.
+    """
     by_source: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
         by_source[_owner(case)].append(case)
@@ -243,7 +263,12 @@ def alone_left_out(cases: Sequence[Case]) -> tuple[list[Alone], dict[str, Consta
     for owner, of in by_source.items():
         folds[owner] = fitted(owners != owner)
         scores += [Alone(case, residual_of(case, folds[owner])) for case in of]
-    return scores, folds
+    matters = np.abs(derivatives) > MATTERS
+    rows = {
+        name: [int(of.sum()), len({*owners[of]})]
+        for name, of in zip(FITTED, matters.T, strict=True)
+    }
+    return scores, folds, rows
 
 
 def _owner(case: Case) -> str:
@@ -269,6 +294,14 @@ def _fitted(
             -np.linalg.solve(scaled.T @ derivatives + stiff, scaled.T @ residuals), -MOST, MOST
         )
     return changes
+
+
+SPEEDS: Mapping[str, Callable[[Case], bool]] = {
+    "language, one GPU": lambda case: case.is_text and case.ranks == 1,
+    "language, several": lambda case: case.is_text and case.ranks > 1,
+    "pictures, one GPU": lambda case: not case.is_text and case.ranks == 1,
+    "pictures, several": lambda case: not case.is_text and case.ranks > 1,
+}
 
 
 GROUPS: Mapping[str, Callable[[Case], bool]] = {
@@ -317,7 +350,7 @@ def memory_numbers() -> dict[str, dict[str, float]]:
             passes, ranks = int(row["passes"]), int(row["ranks"])
             recipe = Recipe.model_validate(
                 {
-                    **{"steps": 1, "optimizer": {"name": row["optimizer"]}},
+                    **{"steps": 1, "optimizer": {"name": row["optimizer"].partition(" ")[0]}},
                     **{"per_rank_batch": int(row["samples"]) * passes},
                     **{"gradient_accumulation": passes, "precision": row["precision"]},
                     "activation_checkpointing": "checkpointed" in row["profile"],
@@ -326,6 +359,8 @@ def memory_numbers() -> dict[str, dict[str, float]]:
             strategy = build_strategy(row["strategy"], {})
             precision = "fp32" if row["precision"] == "fp32" else "16"
             profile = memory_profile(f"{row['profile']} {precision}")
+            if row["optimizer"] == LOOP:
+                profile = replace(profile, update_values=1, updates_together=False)
             tensors = memory.rank_memory(profile, strategy, recipe, ranks).peak_bytes
             least, usual, most = (
                 tensors if row["meaning"] == "tensors" else each.needed_bytes(tensors)
@@ -355,10 +390,11 @@ def measured(
     stated = [case for case in cases if not case.assumed]
     numbers: dict[str, Any] = {"memory": memory_numbers()}
     if held_out:
-        alone, folds = alone_left_out(stated)
+        alone, folds, rows = alone_left_out(stated)
         for name in FITTED:
             values = [float(f"{getattr(fold, name):.3g}") for fold in folds.values()]
-            numbers.setdefault("fitted", {})[name] = [values[0], min(values), max(values)]
+            ends = [values[0], min(values), max(values)]
+            numbers.setdefault("fitted", {})[name] = [*ends, *rows[name]]
     else:
         alone = [Alone(case, residual_of(case, shipped)) for case in stated]
     for name, chosen in (("scale-out", scores), ("another card", moved)):
@@ -388,6 +424,10 @@ def measured(
         of[0].case.row["id"]: alone_numbers(of)
         for owner in dict.fromkeys(s.case.row["source"] for s in alone)
         if (of := [s for s in alone if s.case.row["source"] == owner])
+    }
+    numbers["speeds"] = {
+        name: {score.case.row["id"]: score.speeds for score in alone if belongs(score.case)}
+        for name, belongs in SPEEDS.items()
     }
     worst = sorted(alone, key=lambda score: -abs(score.residual))[:10]
     numbers["worst"] = {s.case.row["id"]: exp(s.residual) - 1 for s in worst}

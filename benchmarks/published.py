@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ REFUSED = (
     (r"paged|cumulative: baseline|activation offloading|8-bit", "it pads, pages or offloads"),
     (r"pytorch loader|unpadded|host/io affected", "its source says that its data loader bounds it"),
     (r"lamb.* 512 ", "its batches are of samples of like lengths"),
+    (r"under torch\.profiler", "its source times it under a profiler"),
     (r"async", "its workers do not wait for each other"),
 )
 STRATEGIES: tuple[tuple[str, str], ...] = (
@@ -109,7 +110,8 @@ class Text:
 
 
 TRACED = (
-    (r"resnext-?101.*32x4d", "timm:resnext101_32x4d"), (r"mask|faster|retina|ssd|custom", ""),
+    (r"resnext-?101.*32x4d", "timm:resnext101_32x4d"),
+    (r"mask|faster|keypoint|retina|ssd|custom", ""),
     (r"resnet-?(18|34|50|101|152)\b", r"resnet\1"), (r"convnext.?large", "convnext_large"),
     (r"regnet_?y.?128gf", "regnet_y_128gf"), (r"efficientnet-b(\d)", r"efficientnet_b\1"),
     (r"vgg(\d\d)$", r"vgg\1"), (r"alexnet", "alexnet"), (r"inception-?v?3", "inception_v3"),
@@ -148,7 +150,8 @@ SCORE_ACCESSES = 8
 LOSS_BYTES = 22
 """Bytes moved for each logit by the loss."""
 FUSED = (
-    r"torch\.compile|\+compile|, compile|llm-foundry|megatron|deepspeed kernel|deeplearningexamples"
+    r"torch\.compile|\+compile|, compile|cumulative: \+(chunked|activation|optimizer)|"
+    r"llm-foundry|megatron|deepspeed kernel|deeplearningexamples"
 )
 OLD_ATTENTION = r"deeplearningexamples|perf_train_gpu|v100|titan rtx|gpt-2 large"
 """Sources that store the scores of attention: older than its fused kernels in torch."""
@@ -388,6 +391,7 @@ def case_of(row: dict[str, str]) -> Case:
     )
     micro, passes, assumed = _batch(row, ranks, tokens)
     offloads = "offload" in said
+    profile = replace(profile, state_values=2 if tokens > 1 else 1)  # of Adam, and of momentum
     recipe = Recipe(
         steps=1,
         cpu_offload=offloads,

@@ -315,6 +315,38 @@ def predicted_memory() -> list[Figure]:
     return figure("predicted-memory", "Predicted and measured memory", [panel], caption)
 
 
+def predicted_speeds() -> list[Figure]:
+    """Draw the published and the predicted speed of every run, with lines of a factor of 1.3."""
+    by_kind = result("predict")["numbers"]["speeds"]
+    marks = [
+        Series(
+            name=kind,
+            style=number,
+            x=[published for published, _ in runs.values()],
+            y=[predicted for _, predicted in runs.values()],
+            places=[*runs],
+        )
+        for number, (kind, runs) in enumerate(by_kind.items())
+    ]
+    panel = agreement(marks, "TFLOP/s of a GPU", "Published", "Predicted")
+    equal = panel.series[0]
+    factors = [
+        replace(
+            equal,
+            name=name,
+            x=tuple(float(x) for x in equal.x),
+            y=tuple(factor * (y or 0.0) for y in equal.y),
+            raw=True,
+        )
+        for name, factor in (("1.3 times", 1.3), ("1 / 1.3", 1 / 1.3))
+    ]
+    pairs = [pair for runs in by_kind.values() for pair in runs.values()]
+    inside = sum(1 / 1.3 <= published / predicted <= 1.3 for published, predicted in pairs)
+    caption = f"{len(pairs)} published runs, {inside / len(pairs):.0%} within a factor of 1.3."
+    panel = replace(panel, series=(equal, *factors, *marks))
+    return figure("predicted-speeds", "Speed without a measurement", [panel], caption)
+
+
 def largest_batch() -> list[Figure]:
     found = result("largest-batch")["numbers"]["found"]
     series = [
@@ -528,6 +560,7 @@ PICTURES: Mapping[str, Callable[[], list[Figure]]] = {
     "links-step-time": links_step_time,
     "links-bytes": links_bytes,
     "predicted-memory": predicted_memory,
+    "predicted-speeds": predicted_speeds,
     "largest-batch": largest_batch,
     "hand-written-loops": hand_written_loops,
     "startup": startup,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from math import exp
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from shardmark.strategies import build_strategy
 RECIPE = Recipe(steps=1, per_rank_batch=256)
 MEDIANS = {
     "memory, vision": 0.0516,
-    "memory, language": 0.0913,
+    "memory, language": 0.0570,
     "scale-out": 0.0231,
     "one GPU": 0.105,
     "several GPUs": 0.0951,
@@ -142,8 +142,19 @@ def test_intervals_and_the_page_are_those_of_the_last_result() -> None:
         stored = tuple(numbers["residuals"][str(kind)].values())
         assert astuple(residuals) == pytest.approx(stored, abs=0.0051), kind
     page = (ROOT / "docs" / "method" / "prediction.md").read_text()
-    for name, (_, low, high) in numbers["fitted"].items():
-        assert f"| {getattr(Constants(), name):g} | {low:g} to {high:g} |" in page, name
+    for name, (_, low, high, rows, publishers) in numbers["fitted"].items():
+        ships = f"{getattr(Constants(), name):g}"
+        said = f"| {ships} | {low:g} to {high:g} | {rows} of {publishers} |"
+        assert said in page, name
+    for measure in newest.with_suffix(".md").read_text().splitlines():
+        if measure.startswith("| "):
+            assert measure in page
+    text = " ".join(page.split())
+    for kind, residuals in RESIDUALS.items():
+        low, high = (100 * (bound - 1) for bound in astuple(residuals))
+        assert f"{low:.0f} to {high:+.0f} % " in text, kind
+    for constant in fields(Constants):
+        assert f"`{constant.name}`" in page, "a constant that the page does not name"
 
 
 def test_a_stored_memory_profile_is_what_a_trace_finds() -> None:
