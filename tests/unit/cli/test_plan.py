@@ -183,6 +183,15 @@ def test_a_question_about_a_model_is_answered_by_one_table(
     assert "naive" in printed(capsys, *QUESTION, "--speed")
 
 
+def test_json_prices_the_work_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = json.loads(printed(capsys, *QUESTION, "--format", "json"))["rows"]
+    for row in rows:
+        assert row["trained_samples"] == 10e6
+        rate = row["samples_per_second"]["value"]
+        assert row["hours"] == pytest.approx(10e6 / rate / 3600)
+        assert row["dollars"] == pytest.approx(2 * 8 * row["hours"])
+
+
 def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixture[str]) -> None:
     prices = ("--price", "1", "--price", "9", "--price", "1")
     machines = ("--compare", "8xa100-80", "8xh100", "16xl40s")

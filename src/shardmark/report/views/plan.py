@@ -582,9 +582,12 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             Column("cost", "dollars", decimals=2, shown_to="people"),
             lambda row: priced(row, row.dollars_for(work or row.work)),
         ),
-        (for_programs("hours"), lambda row: _value_or_reason(row, row.hours)),
-        (for_programs("dollars"), lambda row: priced(row, row.dollars)),
-        (for_programs(f"trained_{unit}"), lambda row: _value_or_reason(row, row.work)),
+        (
+            for_programs("hours"),
+            lambda row: _value_or_reason(row, row.hours_for(work or row.work)),
+        ),
+        (for_programs("dollars"), lambda row: priced(row, row.dollars_for(work or row.work))),
+        (for_programs(f"trained_{unit}"), lambda row: _value_or_reason(row, work or row.work)),
     ]
 
 
