@@ -387,7 +387,12 @@ def test_a_model_that_fails_is_a_row_with_its_error(
     def build_model() -> NoReturn:
         raise RuntimeError("shapes do not match")
 
-    failing = SimpleNamespace(build_model=build_model)
+    failing = SimpleNamespace(
+        build_model=build_model,
+        training_samples=1,
+        tokens_in=lambda _: None,
+        active_parameters=lambda _: None,
+    )
     monkeypatch.setattr("shardmark.predict.trace.trace.trace", trace)
     monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity(), 0))
     monkeypatch.setattr(Models, "check", lambda *_: None)
