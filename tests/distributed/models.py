@@ -235,6 +235,8 @@ class PaddedSequences(SharedSequences):
 class Averaged(nn.Module):
     """A network and the moving average of its weights, a teacher that is evaluated."""
 
+    level: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         block = nn.Sequential(nn.GELU(), nn.Linear(33, 33), nn.GELU())
