@@ -418,7 +418,7 @@ def language_loss() -> list[Figure]:
     """Draw one line over another; the caption has the last values, which no mark has."""
     lines = figures_of_run("my-texts")["loss-by-step"].panels[0].series
     last = ", ".join(f"{line.name} {line.y[-1]:.4f}" for line in lines)
-    return panel_of_run("my-texts", "loss-by-step", 0, f"The lines coincide. They end at {last}.")
+    return panel_of_run("my-texts", "loss-by-step", 0, f"They end at {last}.")
 
 
 def language_memory() -> list[Figure]:

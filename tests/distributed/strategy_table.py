@@ -722,7 +722,7 @@ def probed(process: RankContext, of: Trial) -> Probed:
     needed = cost_model(of.built_strategy).required_traffic(counted_cell(of, workload, worker))
     return Probed(
         record=record,
-        collectives=counter.counts,
+        collectives=counter.probe_fields()["collectives"],
         steps=steps,
         needed=needed,
         draws_moved=moved,

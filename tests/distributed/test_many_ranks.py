@@ -106,7 +106,7 @@ def counted_step(of: Trial, rank: int) -> tuple[Counts, Cell]:
                 worker.step(next(batches), NoSpans())
         counts = {
             kind: (record.calls / steps, record.payload_bytes / steps)
-            for kind, record in counter.counts.items()
+            for kind, record in counter.probe_fields()["collectives"].items()
         }
         return counts, counted_cell(of, workload, worker)
 

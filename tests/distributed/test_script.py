@@ -68,6 +68,9 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
     kinds = {name: calls(trials[name]) for name in ("ddp", "fsdp")}
     assert kinds["ddp"] == {"all_reduce": 1}
     assert kinds["fsdp"].keys() >= {"all_gather", "reduce_scatter"}
+    assert phases(trials["ddp"]) == {("backward", "all_reduce")}
+    gathered = {("forward", "all_gather"), ("backward", "reduce_scatter")}
+    assert phases(trials["fsdp"]) >= gathered
     assert trials["ddp"].layout.processes == 2
     # The script saw what torchrun would have given it, and ended through its `finally`.
     assert [Path(f"{note}-{rank}").read_text().split()[:4] for rank in range(2)] == [
@@ -88,6 +91,13 @@ def calls(trial: TrialResult) -> dict[str, float]:
     assert probe is not None
     assert probe.collectives is not None
     return {kind: counted.calls for kind, counted in probe.collectives.items()}
+
+
+def phases(trial: TrialResult) -> set[tuple[str, str]]:
+    probe = trial.ranks[0].probe
+    assert probe is not None
+    by_phase = probe.collectives_by_phase or {}
+    return {(phase, kind) for phase, kinds in by_phase.items() for kind in kinds}
 
 
 def printed_loss(run: StoredRun, trial: TrialResult) -> float:

@@ -214,6 +214,40 @@ def test_collectives_carry_the_bytes_of_the_cost_model(
         assert found == pytest.approx(payloads, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "patterns"),
+    [
+        ("ddp", {("backward", "all_reduce")}),
+        ("fsdp", {("forward", "all_gather"), ("backward", "all_gather"),
+                  ("backward", "reduce_scatter")}),
+        ("fsdp-grad-op", {("forward", "all_gather"), ("backward", "reduce_scatter")}),
+        ("zero-1", {("backward", "all_reduce"), ("update", "all_gather")}),
+        ("zro", {("backward", "all_reduce"), ("update", "broadcast")}),
+    ],
+)  # fmt: skip
+def test_collectives_have_the_phase_that_the_definition_gives(
+    groups: Groups, name: str, patterns: set[tuple[str, str]]
+) -> None:
+    """Of what carries parameters or gradients; ZeRO-1 gathers in no forward pass."""
+    _, probes, _ = groups(2)
+    for rank in probes:
+        record = rank[name].record
+        assert record.collectives is not None
+        by_phase = record.collectives_by_phase or {}
+        for kind, total in record.collectives.items():
+            parts = [kinds[kind] for kinds in by_phase.values() if kind in kinds]
+            assert sum(part.calls for part in parts) == total.calls
+            assert sum(part.payload_bytes for part in parts) == total.payload_bytes
+        largest = max(record.payload_bytes for record in record.collectives.values())
+        found = {
+            (phase, kind)
+            for phase, kinds in by_phase.items()
+            for kind, counted in kinds.items()
+            if counted.payload_bytes > 0.01 * largest
+        }
+        assert found == patterns
+
+
 def test_ulysses_saves_the_activations_of_its_part(groups: Groups) -> None:
     """A rank of `ddp` has as many tokens: a quarter of the samples."""
     _, (first, *_), _ = groups(4)

@@ -12,9 +12,10 @@ SAMPLES_FILE = "samples.jsonl"
 
 - at_seconds (Unix)
 - `ranks`: for each rank pid, cpu_seconds (user and system, with children), rss_bytes, threads,
-  processes, open_files and context_switches (voluntary and involuntary, cumulative)
-- `network`: cumulative bytes_sent and bytes_received of each interface, including InfiniBand ports
-  and, as `nvlink`, the NVLinks of the devices in use
+  processes, open_files, written_bytes (into sockets and files, cumulative) and context_switches
+  (voluntary and involuntary, cumulative)
+- `network`: cumulative bytes_sent, bytes_received and errors (packets lost or dropped) of each
+  interface, including InfiniBand ports and, as `nvlink`, the NVLinks of the devices in use
 - `gpus`: for each CUDA device in use uuid, utilization_percent, power_watts, energy_joules
   (cumulative), temperature_celsius, memory_used_bytes, clock_limits (NVML's reasons for reduced
   clocks, as bits), other_processes (that compute on it and are not ranks), nvlink_sent_bytes and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -28,6 +28,10 @@ class Outcome(StrEnum):
 
 NOT_MEASURED = (Outcome.UNAVAILABLE, Outcome.INTERRUPTED)
 """Outcomes of trials that the next command runs again."""
+
+Phase = Literal["forward", "backward", "update", "other"]
+"""Phase of an optimizer step; `other` is outside of the three."""
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Stored(BaseModel):
@@ -82,6 +86,8 @@ class ProbeRecord(Stored):
     peak_memory_bytes: int | None = None
     """CPU: counted from the allocator's events.  CUDA: None, as the measured windows have it."""
     collectives: dict[str, CollectiveRecord] | None = None
+    collectives_by_phase: dict[Phase, dict[str, CollectiveRecord]] | None = None
+    """Collectives by phase of the step, then by kind; None in results of earlier versions."""
     exposed_communication_seconds: float | None = None
     """Time in a step during which communication ran and no computation did."""
     parameters: int | None = None

@@ -117,9 +117,9 @@ def verdict_text(verdict: Verdict) -> str:
     return f"{word}  (worst deviation: {worst} of its tolerance)"
 
 
-def numerics_text(numerics: Sequence[str]) -> str:
+def numerics_text(numerics: Sequence[str], owner: str = "its") -> str:
     """Describe intended differences from a single device; empty if there are none."""
-    return f"by its own definition, {'; '.join(numerics)}" if numerics else ""
+    return f"by {owner} own definition, {'; '.join(numerics)}" if numerics else ""
 
 
 def is_accepted(verdict: Verdict) -> bool:

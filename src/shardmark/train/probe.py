@@ -25,7 +25,7 @@ from shardmark.measure.memory.tensors import (
 )
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.recorder import NoSpans, Spans
-from shardmark.results.schema import CollectiveRecord, ProbeRecord
+from shardmark.results.schema import ProbeRecord
 from shardmark.strategies.base import HeldState, Worker
 from shardmark.strategies.blocks import checkpoint_blocks
 from shardmark.strategies.layers.activation_traffic import count_sample
@@ -99,18 +99,13 @@ def probe(worker: Worker, take_step: TakeStep, device: torch.device) -> ProbeRec
     spans = HeldSpans(worker, device)
     take_step(spans)
     with CollectiveCounter() as counter:
-        take_step(NoSpans())
+        take_step(counter)
     peak, exposed, reasons = _profiled(worker, take_step, device)
     return ProbeRecord(
         **spans.largest,
         trained_matrices=(),  # `model_counts` adds them
         peak_memory_bytes=peak,
-        collectives={
-            kind: CollectiveRecord(
-                calls=counted.calls / steps, payload_bytes=counted.payload_bytes / steps
-            )
-            for kind, counted in counter.counts.items()
-        },
+        **counter.probe_fields(steps),
         exposed_communication_seconds=None if exposed is None else exposed / steps,
         reasons=reasons,
     )

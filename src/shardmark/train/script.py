@@ -235,11 +235,11 @@ class _MeasuredScript:
 
     def _untimed_steps(self) -> Iterator[None]:
         """Count collectives in one step and profile two; a step is taken at each `yield`."""
-        with CollectiveCounter() as counter:
+        with CollectiveCounter(lambda: self.hooks.phase) as counter:
             yield
         peak, exposed, reasons = yield from profile_two_steps(self._device)
         self._report.probe = ProbeRecord(
-            collectives=counter.counts,
+            **counter.probe_fields(),
             peak_memory_bytes=peak,
             exposed_communication_seconds=exposed,
             reasons=reasons,

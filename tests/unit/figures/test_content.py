@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.golden.invented import invented_rank, invented_trial
@@ -20,12 +23,12 @@ from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.series import (
     MAX_POINTS,
-    MEDIAN_READINGS,
+    SMOOTHED_READINGS,
     OverTime,
     loss_curve,
     sampled,
+    smoothed,
     thinned,
-    with_median,
 )
 from shardmark.analysis.compare.step_time import step_time
 from shardmark.analysis.statistics.intervals import estimate_mean
@@ -373,8 +376,10 @@ def test_an_interface_has_the_same_style_in_every_panel(
 ) -> None:
     names = {"single": ["lo"], "ddp": ["eth0", "lo"]}
 
-    def interfaces(entry: Entry) -> dict[str, OverTime]:
-        return dict.fromkeys(names[entry.row.strategy], OverTime(x=(0.0, 1.0), y=(1e6, 1e6)))
+    def interfaces(entry: Entry) -> dict[str, Any]:
+        sent = SimpleNamespace(over_time=OverTime(x=(0.0, 1.0), y=(1e6, 1e6)))
+        none = SimpleNamespace(over_time=OverTime())
+        return dict.fromkeys(names[entry.row.strategy], SimpleNamespace(sent=sent, errors=none))
 
     monkeypatch.setattr(over_time, "_interfaces", interfaces)
     comparison = store_and_compare(
@@ -410,11 +415,65 @@ def test_each_rank_has_a_running_median_over_its_readings(tmp_path: Path) -> Non
 
 
 def test_few_readings_have_no_median() -> None:
-    points = [(float(at), float(at % 2)) for at in range(2 * MEDIAN_READINGS - 1)]
-    assert with_median(points).median is None
-    more = with_median([*points, (99.0, 1.0)])
-    assert more.median is not None
-    x, y = more.median
+    points = [(float(at), float(at % 2)) for at in range(2 * SMOOTHED_READINGS - 1)]
+    assert smoothed(points).smooth is None
+    more = smoothed([*points, (99.0, 1.0)], median)
+    assert more.smooth is not None
+    x, y = more.smooth
     assert x == more.x
     assert y[4] == 0.0, "five of the readings 0 to 8 are 0"
     assert y[5] == 1.0
+    bursts = smoothed([*points, (99.0, 1.0)]).smooth
+    assert bursts is not None
+    assert bursts[1][4] == pytest.approx(4 / 9), "what was sent in bursts is not 0"
+
+
+def test_the_network_of_each_rank_is_what_it_wrote_or_what_its_nvlinks_sent(tmp_path: Path) -> None:
+    samples = [
+        sample_line(
+            second,
+            sent=0,
+            cpu={0: 0.0, 1: 0.0},
+            written_bytes=int(second * 3e6),
+            gpus=[{"uuid": "GPU-1", "nvlink_sent_bytes": int(second * 5e6)}],
+        )
+        for second in (0.5, 1.5, 2.5)
+    ]
+    trial = invented_trial("ddp", 2)
+    on_gpu = {"device": "cuda:0", "device_uuids": ("GPU-1",)}
+    ranks = (trial.ranks[0], trial.ranks[1].model_copy(update=on_gpu))
+    trials = [trial.model_copy(update={"ranks": ranks}), invented_trial("single", 1)]
+    run = store_and_compare(tmp_path, trials, samples=lambda _: samples)
+    (panel,) = figures_by_name(run)["network-by-rank"].panels
+    assert panel.title == "ddp, 2 ranks", "one rank alone sends to nobody"
+    assert panel.y_label == "Sent (MB/s)"
+    assert [line.y for line in panel.series] == [pytest.approx((3, 3)), pytest.approx((5, 5))]
+
+
+def test_lines_and_points_that_hide_each_other_are_named(tmp_path: Path) -> None:
+    wild = tuple(two_epoch_rank(number, losses=(9.0, 50.0)) for number in (0, 1))
+    same = (two_epoch_rank(0), two_epoch_rank(1))
+    run = [
+        invented_trial(name, 2, ranks=wild if name == "ps-async" else same)
+        for name in ("ddp", "fsdp", "ps-async")
+    ]
+    figures = figures_by_name(store_and_compare(tmp_path, run))
+    loss = figures["train-loss"]
+    assert "Lines on one another: ddp and fsdp." in loss.caption
+    assert "Points on one another: ddp, fsdp and ps-async." in figures["speed-and-memory"].caption
+    # One of three diverges: the others keep their axis, and the caption has its values.
+    assert not any(panel.y_logarithmic for panel in loss.panels)
+    assert all(panel.y_bounds and panel.y_bounds[1] < 2 for panel in loss.panels)
+    assert "Cut at the end of the axis: ps-async (up to 50)." in loss.caption
+
+
+def test_there_are_no_figures_of_unnamed_points_or_of_time_over_time(tmp_path: Path) -> None:
+    """Strategies of one number of ranks would be one column of points."""
+    sizes = {"single": 1, "ddp": 2, "fsdp": 2}
+    run = [
+        invented_trial(name, size, ranks=tuple(map(two_epoch_rank, range(size))))
+        for name, size in sizes.items()
+    ]
+    names = set(figures_by_name(store_and_compare(tmp_path, run)))
+    assert "throughput" in names
+    assert not {"scaling", "best-by-axis", "elapsed-seconds"} & names

@@ -196,3 +196,15 @@ def test_series_differ_in_more_than_colour() -> None:
     looks = list(map(look_of, range(len(_COLOURS))))
     assert len({look.colour for look in looks}) == len(looks)
     assert len({(look.dash, look.marker) for look in looks}) == len(looks)
+    many = list(map(look_of, range(6 * len(_COLOURS))))
+    assert len({(look.colour, look.marker) for look in many}) == len(many)
+
+
+def test_a_long_name_of_a_bar_has_two_lines() -> None:
+    """Its end tells the rows of a strategy apart."""
+    names = ("ps-bounded (staleness=3), 2+1 ranks: server", "ddp, 2 ranks")
+    bars = [Series(name=name, style=0, x=(name,), y=(2.0,)) for name in names]
+    (drawing,) = draw([figure_of(line_panel(*bars, kind="bars"))])
+    nodes = ElementTree.fromstring(drawing.panels[0]).iter()
+    texts = {"".join(node.itertext()) for node in nodes if node.tag.endswith(("text", "tspan"))}
+    assert {"ps-bounded (staleness=3),", "2+1 ranks: server", "ddp, 2 ranks"} <= texts

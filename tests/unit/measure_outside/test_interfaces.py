@@ -25,7 +25,8 @@ def test_traffic_of_infiniband_ports_is_counted_once(
 ) -> None:
     """IP over InfiniBand passes its port, which counts it already."""
     names = ("eth0", "ib0")
-    counters = {name: SimpleNamespace(bytes_sent=1, bytes_recv=2) for name in names}
+    lost = {"errin": 1, "errout": 2, "dropin": 3, "dropout": 4}
+    counters = {name: SimpleNamespace(bytes_sent=1, bytes_recv=2, **lost) for name in names}
     monkeypatch.setattr(psutil, "net_io_counters", lambda *, pernic: counters if pernic else None)
     write(tmp_path, {"net/eth0/type": "1\n", "net/ib0/type": "32\n"})
     assert set(network_counters(tmp_path)) == {"eth0", "ib0"}
@@ -38,7 +39,7 @@ def test_traffic_of_infiniband_ports_is_counted_once(
         },
     )
     assert network_counters(tmp_path) == {
-        "eth0": {"bytes_sent": 1, "bytes_received": 2},
+        "eth0": {"bytes_sent": 1, "bytes_received": 2, "errors": 10},
         "mlx5_0 port 1": {"bytes_sent": 4000, "bytes_received": 40},
     }
 

@@ -31,6 +31,8 @@ def test_descendants_are_included(tmp_path: Path) -> None:
     write_process(tmp_path, 10, children=[11], cpu_seconds=1, switches=(3, 5))
     write_process(tmp_path, 11, children=[12], cpu_seconds=2, waited_seconds=0.5)
     write_process(tmp_path, 12, rss_pages=1)
+    for pid, written in ((10, 700), (11, 50)):  # that of 12 may not be read
+        (tmp_path / str(pid) / "io").write_text(f"rchar: 9\nwchar: {written}\nsyscr: 1\n")
     tree = ProcessTree(10, tmp_path)
     tree.refresh()
     assert read(tree) == {
@@ -40,8 +42,14 @@ def test_descendants_are_included(tmp_path: Path) -> None:
         "threads": 4,
         "processes": 3,
         "open_files": 12,
+        "written_bytes": 750,
         "context_switches": 14,
     }
+
+
+def test_unreadable_counts_of_bytes_are_not_zero(tmp_path: Path) -> None:
+    write_process(tmp_path, 10)
+    assert read(ProcessTree(10, tmp_path))["written_bytes"] is None
 
 
 def test_counters_never_fall_when_a_descendant_ends(tmp_path: Path) -> None:

@@ -59,13 +59,29 @@ def test_one_repeat_shows_no_difference_to_explain(tmp_path: Path) -> None:
     assert why(tmp_path, cell("ddp", 2, FAST), cell("zero-0", 2, slow), repeats=1) == []
 
 
-def test_parts_that_explain_nothing_are_not_named(tmp_path: Path) -> None:
+def test_a_difference_that_no_part_explains_has_no_line(tmp_path: Path) -> None:
     fast = Cell(strategy="ddp", world_size=2, rates=(100.0, 101.0, 99.5))
     slow = Cell(
         strategy="zero-0", world_size=2, rates=(50.0, 51.0, 49.5), metrics={"data_seconds": None}
     )
-    (line,) = why(tmp_path, fast, slow)
-    assert line.endswith("nothing that was recorded explains it")
+    assert why(tmp_path, fast, slow) == []
+
+
+@pytest.mark.parametrize(
+    ("exposed", "answer"),
+    [(0.1, "+100 ms of exposed communication a step, 12 collectives instead of 3"),
+     (0.0, "+90 ms of computation and the script's own code a step")],
+)  # fmt: skip
+def test_scripts_that_mark_no_forward_pass_are_explained(
+    tmp_path: Path, exposed: float, answer: str
+) -> None:
+    """A script's hooks see loading, backward and update; the rest of its step is its own."""
+    marked = {"forward_seconds": None, "exposed_communication_seconds": 0.0, "collective_calls": 3}
+    fast = cell("ddp", 2, FAST, **marked)
+    slow = steps(data=0.02, forward=0.12, backward=0.27, optimizer=0.01)
+    more = marked | {"exposed_communication_seconds": exposed, "collective_calls": 12}
+    (line,) = why(tmp_path, fast, cell("zero-0", 2, slow, **more))
+    assert line == f"Why is zero-0 slower than ddp?  {answer}"
 
 
 def memory_cell(strategy: str, state: float, activations: float, rest: float = 0.0) -> Cell:

@@ -33,7 +33,13 @@ from shardmark.results.network import (
     NetworkRecord,
     write_network,
 )
-from shardmark.results.schema import CollectiveRecord, ProbeRecord, RankRecord, TrialResult
+from shardmark.results.schema import (
+    CollectiveRecord,
+    Phase,
+    ProbeRecord,
+    RankRecord,
+    TrialResult,
+)
 from shardmark.results.store import RunFolder, load_run
 from shardmark.strategies import build_strategy
 
@@ -221,6 +227,20 @@ def test_bursts_have_a_peak(tmp_path: Path) -> None:
     assert each.sent.peak_bytes_per_second == pytest.approx(1000)
 
 
+def test_errors_of_interfaces_are_counted_and_drawn(tmp_path: Path) -> None:
+    lines = [sample(at, {}) for at in TIMES]
+    for at, line in zip(TIMES, lines, strict=True):
+        line["network"] = {"lo": {"bytes_sent": 9 * at + 9, "bytes_received": 0, "errors": 4 * at}}
+    run = store_and_compare(tmp_path, [invented_trial("ddp", 2)], samples=lambda _: lines)
+    (each,) = traffic_of(run.rows[0]).interfaces
+    assert each.errors.mean_bytes_per_second == pytest.approx(4)
+    (panel,) = {figure.name: figure for figure in figures_of(run)}["network-errors"].panels
+    assert panel.y_label == "Lost or dropped (packets/s)"
+    assert panel.series[0].y == pytest.approx([4] * len(panel.series[0].x))
+    comparison, _ = on_loopback(tmp_path / "old", TIMES, lambda at: 9 * at + 9)
+    assert "network-errors" not in {figure.name for figure in figures_of(comparison)}
+
+
 def test_few_samples_give_no_peak_and_an_early_end_no_bytes(tmp_path: Path) -> None:
     """Every second, seven in the windows: the mean is known, a peak is not."""
     seconds = [float(at) for at in range(-1, 10)]
@@ -262,7 +282,8 @@ def test_tables_figure_and_page(nodes: Comparison, tmp_path: Path) -> None:
     document = network_json(tables)
     json.dumps(document, allow_nan=False)
     numbers = {key: len(lines) for key, lines in document.items()}
-    assert numbers == {"bytes": 1, "collectives": 1, "interfaces": 3, "links": 0}
+    keys = ("bytes", "collectives", "collectives_by_phase", "interfaces", "links")
+    assert numbers == dict(zip(keys, (1, 1, 0, 3, 0), strict=True))
     assert len(document["interfaces"][0]["sent_over_time"]["seconds"]) == 32
     lines = csv.DictReader(io.StringIO(render_csv(tables)))
     received = [line["received_mean_bytes_per_second"] for line in lines]
@@ -273,6 +294,34 @@ def test_tables_figure_and_page(nodes: Comparison, tmp_path: Path) -> None:
     page = render_page([load_run(tmp_path / "two")], nodes, (), None)
     assert 'id="network"' in page
     assert links.title in page
+
+
+def test_collectives_by_phase_confirm_or_deny_a_pattern() -> None:
+    """Means over ranks: one of the two gathers twice as much; old results have no such table."""
+
+    def phases(scale: int) -> dict[Phase, dict[str, CollectiveRecord]]:
+        gather = CollectiveRecord(calls=2, payload_bytes=scale * 10**6)
+        return {
+            "update": {"all_gather": gather},
+            "backward": {"all_reduce": CollectiveRecord(calls=1, payload_bytes=4_000_000)},
+        }
+
+    made = trial("zero-1", 2, ZERO, None)
+    ranks = tuple(
+        rank.model_copy(
+            update={"probe": ProbeRecord(collectives={}, collectives_by_phase=phases(scale))}
+        )
+        for rank, scale in zip(made.ranks, (1, 2), strict=True)
+    )
+    tables = network_tables(compare_trials(made.model_copy(update={"ranks": ranks})))
+    table = next(table for table in tables if table.title == "Collectives by phase")
+    assert table.cells("phase") == ("backward", "update"), "in the order of the step"
+    assert table.cells("kind") == ("all reduce", "all gather")
+    assert table.cells("counted_payload_bytes") == ("4.00", "1.50")
+    lines = network_json(tables)["collectives_by_phase"]
+    assert [line["counted_calls"] for line in lines] == [1, 2]
+    titles = [table.title for table in network_tables(compare_trials(made))]
+    assert "Collectives by phase" not in titles
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,29 @@ def test_table_has_few_columns_and_the_fastest_row_first() -> None:
     assert max(map(len, table.splitlines())) <= 80
 
 
+def test_an_axis_of_one_value_has_no_column_and_is_in_no_name() -> None:
+    varied = {"workload.model": "resnet18", "recipe.global_batch": 64}
+    trials = single_and_ddp(varied=varied)
+    comparison = compare_trials(*trials)
+    assert "model" not in shown(*trials)
+    assert comparison.rows[0].place == "single on 1 rank"
+    assert document(comparison)["rows"][0]["recipe.global_batch"] == 64, "programs have it"
+    trials.append(invented_trial(varied=varied | {"recipe.global_batch": 128}))
+    assert sorted(shown(*trials)["global_batch"]) == ["128", "64", "64"]
+    assert "model" not in shown(*trials)
+
+
+def test_a_run_with_one_model_names_it_beside_a_run_with_several(tmp_path: Path) -> None:
+    def run(name: str, *trials: TrialResult) -> StoredRun:
+        return StoredRun(path=tmp_path / name, trials=trials)
+
+    models = ("resnet50", "vit_cifar")
+    several = [invented_trial(varied={"workload.model": model}) for model in models]
+    comparison = compare([run("one", invented_trial()), run("several", *several)])
+    table = comparison_table(comparison)
+    assert sorted(table.cells("workload.model")) == ["resnet18", "resnet50", "vit_cifar"]
+
+
 def test_more_columns_have_human_units() -> None:
     cells = shown(*single_and_ddp())
     assert cells["step ms"] == ("87.14", "159.2")

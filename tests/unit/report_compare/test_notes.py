@@ -35,7 +35,7 @@ def pair(repeats: int, *, synthetic: bool = False, seed: int | None = None) -> l
 
 def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
     failure = Failure(reason="NCCL is missing", remedy="install it")
-    varied = {"workload.model": "resnet18", "recipe.global_batch": 64}
+    varied = {"workload.model": "vit_cifar", "recipe.global_batch": 64}
     failed = invented_trial("fsdp", outcome=Outcome.UNAVAILABLE, failure=failure, varied=varied)
     damaged = (Damaged(Path("x"), "is not whole JSON"),)
     comparison = replace(compare_trials(*pair(2), failed), damaged=damaged, missing=("y", "z"))
@@ -43,7 +43,7 @@ def test_cautions_come_first_in_the_order_of_the_kinds() -> None:
     order = list(NoteKind)
     assert [note.kind for note in notes] == sorted((n.kind for n in notes), key=order.index)
     first, second, third, *_ = (note.text for note in notes)
-    for part in ("fsdp on 2 ranks, resnet18, recipe.global_batch=64", "1 x unavailable: NCCL is"):
+    for part in ("fsdp on 2 ranks, vit_cifar, recipe.global_batch=64", "1 x unavailable: NCCL is"):
         assert part in first
     assert "x: is not whole JSON" in second
     assert "2 trials" in third
@@ -81,6 +81,9 @@ def test_intended_numerics_have_a_note() -> None:
     trial = invented_trial(strategy_options={"compress": "bf16"}, ranks=ranks)
     (note,) = texts(trial, kind=NoteKind.OTHER_NUMERICS)
     assert note == "ddp (compress=bf16): by its own definition, gradients are reduced in bf16."
+    others = [invented_trial(name, ranks=ranks) for name in ("zero-1", "zero-2")]
+    (note,) = texts(*others, kind=NoteKind.OTHER_NUMERICS)
+    assert note == "zero-1 and zero-2: by their own definition, gradients are reduced in bf16."
 
 
 def test_a_screen_has_few_lines_of_notes_and_every_failure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -228,12 +229,39 @@ def test_collectives_and_the_bytes_of_their_input_are_counted() -> None:
     call("c10d.reduce_scatter_.default", [small], [[large, large]], "group")
     call("c10d.monitored_barrier_.default", "group")
     call("aten.add.Tensor", large, large)
-    assert counter.counts == {
+    assert counter.probe_fields()["collectives"] == {
         "all_reduce": CollectiveRecord(calls=1, payload_bytes=32 + 4),
         "all_gather": CollectiveRecord(calls=1, payload_bytes=4),
         "reduce_scatter": CollectiveRecord(calls=1, payload_bytes=64),
         "monitored_barrier": CollectiveRecord(calls=1, payload_bytes=0),
     }
+
+
+def test_collectives_are_counted_by_phase_and_shared_by_the_steps_of_a_round() -> None:
+    """The innermost span decides: a schedule of a pipeline has passes in it."""
+    counter = CollectiveCounter()
+    operator = MagicMock(__str__=lambda _: "c10d.allreduce_.default")
+
+    def call(*spans: str) -> None:
+        with ExitStack() as stack:
+            for name in spans:
+                stack.enter_context(counter.span(name))
+            counter.__torch_dispatch__(operator, (), ([torch.zeros(4)],))
+
+    for spans in (("pipeline", "backward"), ("pipeline",), ("optimizer",), ("optimizer",), ()):
+        call(*spans)
+    fields = counter.probe_fields(steps=2)
+    calls = {
+        phase: {kind: (record.calls, record.payload_bytes) for kind, record in kinds.items()}
+        for phase, kinds in fields["collectives_by_phase"].items()
+    }
+    assert calls == {
+        "backward": {"all_reduce": (0.5, 8)},
+        "other": {"all_reduce": (1, 16)},
+        "update": {"all_reduce": (1, 16)},
+    }
+    total = fields["collectives"]["all_reduce"]
+    assert (total.calls, total.payload_bytes) == (2.5, 40)
 
 
 @pytest.mark.canary

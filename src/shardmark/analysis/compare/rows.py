@@ -81,7 +81,7 @@ class Row:
     world_size: int
     precision: str
     varied: Mapping[str, Any]
-    """Values of the other axes, by dotted key."""
+    """Values of the other axes, by dotted key; of the task also those that only other runs vary."""
     synthetic: bool
     """True for generated data, whose quality metrics have no meaning."""
     weak_scaling: bool
@@ -118,6 +118,8 @@ class Row:
     """A verdict on the main quality over the seeds; None without two common seeds."""
     quality_difference: Difference | None = None
     """Difference of the main quality to the baseline, on which its verdict is based."""
+    shown_varied: Mapping[str, Any] = field(default_factory=dict)
+    """Varied values that differ among the rows of the comparison."""
 
     @property
     def label(self) -> str:
@@ -128,6 +130,13 @@ class Row:
     def nodes(self) -> int:
         """Number of machines of each trial; 1 in results of earlier versions."""
         return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
+
+    def stored(self, key: str) -> Any:
+        """Return the trial's value of a dotted key; None if it has none."""
+        value: Any = self.trials[0].trial
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        return value
 
     @property
     def mathematics(self) -> tuple[str, ...]:
@@ -160,8 +169,10 @@ class Row:
     def place(self) -> str:
         """Description of the row for notes."""
         bare = ("workload.model", "workload.dataset")  # their values are clear without the key
-        keys = {key: "" if key in bare else f"{title_of(key)}=" for key in self.varied}
-        varied = "".join(f", {keys[key]}{plain(value)}" for key, value in self.varied.items())
+        varied = "".join(
+            f", {'' if key in bare else title_of(key) + '='}{plain(value)}"
+            for key, value in self.shown_varied.items()
+        )
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         precision = f", {self.precision}" if self.varies_precision else ""
         return f"{self.label} on {ranks}{precision}{varied}"
@@ -222,7 +233,23 @@ def rows_of(runs: Sequence[StoredRun]) -> list[Row]:
             cells.setdefault(_cell(result), []).append(result)
         ordered = sorted(cells.values(), key=lambda trials: _order(trials[0]))
         rows += [_row(label, run, trials) for trials in ordered]
-    return rows
+    return _with_common_axes(rows)
+
+
+def _with_common_axes(rows: Sequence[Row]) -> list[Row]:
+    """Give each row the axes of the task that other runs vary, and mark axes of one value."""
+    keys = dict.fromkeys(key for row in rows for key in row.varied)
+    of_task = [key for key in keys if key.startswith("workload.")]
+    filled = []
+    for row in rows:
+        stored = {key: row.stored(key) for key in of_task if key not in row.varied}
+        present = {key: value for key, value in stored.items() if value is not None}
+        filled.append(replace(row, varied={**row.varied, **present}))
+    values = {key: {plain(row.varied.get(key)) for row in filled} for key in keys}
+    return [
+        replace(row, shown_varied={k: v for k, v in row.varied.items() if len(values[k]) > 1})
+        for row in filled
+    ]
 
 
 def check_corpora(runs: Iterable[StoredRun]) -> None:

@@ -20,6 +20,7 @@ from shardmark.analysis.trial.raw_files import (
 )
 from shardmark.analysis.trial.sampled_metrics import (
     Point,
+    device_points,
     network_points,
     process_points,
     value_at,
@@ -30,10 +31,12 @@ from shardmark.results.store import RunFolder
 
 MAX_POINTS = 300
 """Maximum number of points of a series."""
-MEDIAN_READINGS = 9
-"""Number of readings of a running median."""
+SMOOTHED_READINGS = 9
+"""Number of readings of a running median or mean."""
 MIN_INTERVAL_SECONDS = 0.1
 """Minimum time between two readings of a counter: CPU time has a resolution of 10 ms."""
+NETWORK = "network_bytes"
+"""Field of `readings_by_rank` for the network."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,8 @@ class OverTime:
     x: tuple[float, ...] = ()
     """Seconds since the first training step, or numbers of steps."""
     y: tuple[float, ...] = ()
-    median: tuple[tuple[float, ...], tuple[float, ...]] | None = None
-    """x and y of the running median; None if it was not computed or readings are few."""
+    smooth: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """x and y of the running median or mean; None if it was not computed or readings are few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ def sampled(row: Row) -> Sampled | None:
 
     def series(read: Callable[[Sequence[Line]], list[Point]], scale: float = 1.0) -> OverTime:
         summed = _summed([points for node in nodes if (points := read(node))])
-        return with_median([(at - start, scale * y) for at, y in summed if start <= at <= end])
+        return smoothed([(at - start, scale * y) for at, y in summed if start <= at <= end])
 
     with_gpus = sum(bool(_gpu_points(node, "utilization_percent", fmean)) for node in nodes)
     return Sampled(
@@ -162,22 +165,26 @@ def thinned(points: Sequence[Point], max_points: int = MAX_POINTS) -> OverTime:
     return OverTime(x=tuple(points[n][0] for n in indices), y=tuple(points[n][1] for n in indices))
 
 
-def with_median(points: Sequence[Point]) -> OverTime:
-    """Return the thinned series with the running median of all its points."""
+def smoothed(points: Sequence[Point], reduce: Callable[[list[float]], float] = fmean) -> OverTime:
+    """Return the thinned series with its running mean, or median, of all its points.
+
+    A mean suits the rate of a counter: steps send in bursts, whose median is 0.
+    """
     series = thinned(points)
-    if len(points) < 2 * MEDIAN_READINGS:
+    if len(points) < 2 * SMOOTHED_READINGS:
         return series
-    half = MEDIAN_READINGS // 2
+    half = SMOOTHED_READINGS // 2
     values = [y for _, y in points]
-    medians = [median(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
-    smooth = thinned([(x, y) for (x, _), y in zip(points, medians, strict=True)])
-    return replace(series, median=(smooth.x, smooth.y))
+    reduced = [reduce(values[max(0, at - half) : at + half + 1]) for at in range(len(values))]
+    smooth = thinned([(x, y) for (x, _), y in zip(points, reduced, strict=True)])
+    return replace(series, smooth=(smooth.x, smooth.y))
 
 
 def readings_by_rank(row: Row) -> dict[str, dict[int, OverTime]]:
     """Return the readings of the processes of each rank by field, of the row's first repeat.
 
-    A rank's values are those of its process and its children.  Empty without samples.
+    A rank's values are those of its process and its children.  `network_bytes` is a rate in bytes a
+    second: over the NVLinks of its GPUs, or into sockets and files on a CPU.
     """
     if not row.ok_trials or row.folder is None:
         return {}
@@ -187,13 +194,22 @@ def readings_by_rank(row: Row) -> dict[str, dict[int, OverTime]]:
     samples = [line for lines in nodes for line in lines]
 
     def readings(rank: RankRecord, name: str) -> OverTime:
-        points = process_points(samples, rank, name)
-        return with_median([(at - start, value) for at, value in points if start <= at <= end])
+        sends = name == NETWORK
+        points = _sent_points(samples, rank) if sends else process_points(samples, rank, name)
+        measured = [(at - start, value) for at, value in points if start <= at <= end]
+        return smoothed(measured, fmean if sends else median)
 
     return {
         name: {rank.rank: series for rank in trial.ranks if (series := readings(rank, name)).x}
-        for name in ("threads", "processes", "rss_bytes")
+        for name in ("threads", "processes", "rss_bytes", NETWORK)
     }
+
+
+def _sent_points(samples: Sequence[Line], rank: RankRecord) -> Sequence[Point]:
+    if rank.device == "cpu":
+        return rates_between(process_points(samples, rank, "written_bytes"))
+    counters = (device_points(samples, uuid, "nvlink_sent_bytes") for uuid in rank.device_uuids)
+    return _summed([rates_between(points) for points in counters if points])
 
 
 def rates_between(points: Sequence[Point]) -> list[Point]:

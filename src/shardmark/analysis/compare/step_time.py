@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.trial.rank_metrics import measured_steps
 from shardmark.results.schema import TrialResult
 
 WORK = ("forward", "backward", "optimizer")
@@ -59,12 +60,16 @@ class StepTime:
 
 
 def samples_per_step(row: Row) -> float | None:
-    """Return the global batch of the recipe, or None."""
+    """Return the global batch of the recipe, or a script's mean number of samples; else None."""
     recipe = row.trials[0].trial.get("recipe", {})
     total, per_rank = recipe.get("global_batch"), recipe.get("per_rank_batch")
     if total is not None:
         return float(total)
-    return None if per_rank is None else float(per_rank) * row.trials[0].layout.shares
+    if per_rank is not None:
+        return float(per_rank) * row.trials[0].layout.shares
+    ranks = row.ok_trials[0].ranks if row.ok_trials else ()
+    steps = max(map(measured_steps, ranks), default=0)
+    return sum(rank.samples for rank in ranks) / steps or None if steps else None
 
 
 def step_time(

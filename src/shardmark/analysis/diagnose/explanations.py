@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
 from shardmark.analysis.advise.groups import ComparableGroup
 from shardmark.analysis.advise.selection import times_better
 from shardmark.analysis.compare.rows import Row, rate_of
-from shardmark.analysis.compare.step_time import samples_per_step, step_time
+from shardmark.analysis.compare.step_time import StepTime, samples_per_step, step_time
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_different, verdict_between
 from shardmark.analysis.statistics.effects import holm, pairwise_effects
 from shardmark.analysis.statistics.intervals import trimmed_mean
@@ -26,6 +26,8 @@ NOTEWORTHY = 0.05
 """A smaller relative difference needs no explanation."""
 EXPECTED_SAVING = 0.5
 """Expected relative saving of peak memory, as a fraction of the state that sharding removes."""
+LEAST_SHARE = 0.25
+"""Smallest fraction of a difference that explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,7 @@ def _slower(group: ComparableGroup) -> Iterator[Explanation]:
             if ratio is None or ratio.value <= 1 + NOTEWORTHY:
                 continue
             if verdict is not None and is_different(verdict):
-                yield _explain_time(row, other, ratio.value)
+                yield from _explain_time(row, other, ratio.value)
 
 
 def _faster_rivals(row: Row, rows: Sequence[Row], candidates: Sequence[Row]) -> Iterator[Row]:
@@ -96,40 +98,56 @@ def _timed(group: ComparableGroup) -> list[Row]:
     return [row for row in rows if row.values.get(RATE) and not row.disturbed]
 
 
-def _explain_time(row: Row, other: Row, ratio: float) -> Explanation:
-    """Split the additional time of a row's step into parts.
+def _explain_time(row: Row, other: Row, ratio: float) -> Iterator[Explanation]:
+    """Split the additional time of a row's step into parts; nothing if none of them explains it.
 
     Exposed communication is part of forward, backward and optimizer, so it is subtracted from them.
     It is not recorded which of the three contains it: the optimizer counts only with the growth
     that exceeds the growth of the communication.
     """
-    unexplained = Explanation(kind="slower", row=row, other=other, size=ratio)
     samples = samples_per_step(other)
     row_repeats, others = ({t.repeat for t in either.ok_trials} for either in (row, other))
     # Common repeats, so that common disturbances cancel; all repeats if there are none.
     repeats = row_repeats & others or row_repeats | others
-    times = [None if samples is None else step_time(r, samples, repeats) for r in (row, other)]
-    complete = [time for time in times if time is not None and None not in time.spans.values()]
-    if len(complete) < 2:
-        return unexplained
-    slow, base = complete
+    slow, base = (step_time(r, samples, repeats) if samples else None for r in (row, other))
+    if not slow or not base or _unknown(slow) != _unknown(base):
+        return
     if slow.at_rate is None or base.at_rate is None or slow.at_rate <= base.at_rate:
-        return unexplained
+        return
     grown = {name: (slow.spans[name] or 0.0) - (base.spans[name] or 0.0) for name in slow.spans}
     extra = slow.at_rate - base.at_rate
     exposed = 0.0
     if slow.exposed is not None and base.exposed is not None:
         exposed = slow.exposed - base.exposed
     optimizer = max(0.0, grown["optimizer"] - max(0.0, exposed))
+    computation = "computation" + (" and the script's own code" if _unknown(slow) else "")
     parts = {
         "waiting for data": grown["data"],
         "exposed communication": exposed,
         "the optimizer": optimizer,
-        "computation": slow.work - base.work - exposed - optimizer,
+        computation: _work_seconds(slow) - _work_seconds(base) - exposed - optimizer,
         "slow steps": extra - (slow.median - base.median),
     }
     largest_first = dict(sorted(parts.items(), key=lambda item: -item[1]))
-    return replace(unexplained, difference=extra, parts=largest_first)
+    facts = {
+        name: estimate.value
+        for name, either in (("calls", row), ("other_calls", other))
+        if (estimate := either.metrics.get("collective_calls")) is not None
+    }
+    if next(iter(largest_first.values())) >= LEAST_SHARE * extra:
+        yield Explanation(
+            kind="slower", row=row, other=other, size=ratio,
+            difference=extra, parts=largest_first, facts=facts,
+        )  # fmt: skip
+
+
+def _unknown(time: StepTime) -> set[str]:
+    return {name for name, seconds in time.spans.items() if seconds is None}
+
+
+def _work_seconds(time: StepTime) -> float:
+    """Return the time of the passes and the update, or all but loading if one is not marked."""
+    return time.median - (time.spans["data"] or 0.0) if _unknown(time) else time.work
 
 
 def _memory(group: ComparableGroup) -> Iterator[Explanation]:

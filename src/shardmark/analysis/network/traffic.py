@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from shardmark.analysis.compare.rows import Row
-from shardmark.analysis.compare.series import OverTime, rates_between, with_median
+from shardmark.analysis.compare.series import OverTime, rates_between, smoothed
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import measured_steps, slowest, windows_of, workers_of
 from shardmark.analysis.trial.raw_files import Line, mapping, samples_by_node
@@ -20,7 +20,7 @@ MIN_READINGS = 10
 """Minimum number of samples in a repeat's windows for a peak rate."""
 IDLE_SHARE = 1e-3
 """Interfaces with less than this fraction of the busiest one's traffic are not shown."""
-Way = Literal["bytes_sent", "bytes_received"]
+Way = Literal["bytes_sent", "bytes_received", "errors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Interface:
     name: str
     sent: OneWay
     received: OneWay
+    errors: OneWay
+    """Packets that were lost or dropped in both directions, in place of bytes."""
 
     @property
     def busier_bytes_per_second(self) -> float:
@@ -92,7 +94,10 @@ def traffic_of(row: Row, *, repeats: int | None = None) -> TrafficOfRow:
         repeated = [nodes[number] for nodes in trials if number in nodes]
         sent = _one_way(repeated, name, "bytes_sent", missing)
         received = _one_way(repeated, name, "bytes_received", missing)
-        interfaces.append(Interface(node=number, name=name, sent=sent, received=received))
+        errors = _one_way(repeated, name, "errors", {})
+        interfaces.append(
+            Interface(node=number, name=name, sent=sent, received=received, errors=errors)
+        )
     rates = [interface.busier_bytes_per_second for interface in interfaces]
     least = IDLE_SHARE * max(rates, default=0.0)
     shown = tuple(i for i, rate in zip(interfaces, rates, strict=True) if rate > least)
@@ -147,5 +152,5 @@ def _one_way(nodes: Sequence[_Node], name: str, way: Way, missing: dict[str, str
         step_bytes=estimate_mean(step_bytes) if len(step_bytes) == len(nodes) else None,
         mean_bytes_per_second=fmean(means) if means else None,
         peak_bytes_per_second=max(peaks, default=None),
-        over_time=with_median(rates),
+        over_time=smoothed(rates),
     )

@@ -6,12 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import NamedTuple
 
 from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.rank_metrics import measured_steps, workers_of
 from shardmark.core.traffic import RequiredTraffic, required_fraction
-from shardmark.results.schema import ProbeRecord, TrialResult
+from shardmark.results.schema import PHASES, Phase, ProbeRecord, TrialResult
 
 SENT = "network_sent_bytes"
 
@@ -37,6 +38,15 @@ class CollectiveBytes:
         return self.share * (self.counted_bytes or 0.0)
 
 
+class CollectivesOfPhase(NamedTuple):
+    """Counted collectives of a kind in a phase of a rank's step, means over ranks and repeats."""
+
+    phase: Phase
+    kind: str
+    counted_calls: float
+    counted_bytes: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireOfRow:
     """Bytes of a row per training rank and step; `missing` has the reasons for None."""
@@ -44,6 +54,8 @@ class WireOfRow:
     row: Row
     wire: RequiredTraffic | None
     kinds: tuple[CollectiveBytes, ...]
+    phases: tuple[CollectivesOfPhase, ...]
+    """Collectives by phase of the step; empty if a rank has no counts by phase."""
     counted_bytes: float | None
     """Minimum network bytes of the counted collectives."""
     interface_bytes: Estimate | None
@@ -117,9 +129,26 @@ def _wire_of(row: Row) -> WireOfRow:
         row=row,
         wire=wire,
         kinds=kinds,
+        phases=_phases(probes),
         counted_bytes=fsum(kind.required_bytes for kind in kinds) if counted else None,
         interface_bytes=sent,
         missing={name: reason for name, reason in reasons.items() if reason is not None},
+    )
+
+
+def _phases(probes: Sequence[ProbeRecord | None]) -> tuple[CollectivesOfPhase, ...]:
+    by_rank = [probe.collectives_by_phase if probe else None for probe in probes]
+    sums: dict[tuple[Phase, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for phases in by_rank:
+        if phases is None:
+            return ()
+        for phase, kinds in phases.items():
+            for kind, record in kinds.items():
+                sums[phase, kind][0] += record.calls / len(by_rank)
+                sums[phase, kind][1] += record.payload_bytes / len(by_rank)
+    return tuple(
+        CollectivesOfPhase(*place, *sums[place])
+        for place in sorted(sums, key=lambda place: PHASES.index(place[0]))
     )
 
 

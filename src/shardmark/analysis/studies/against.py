@@ -194,15 +194,7 @@ def _matches(row: Row, figures: Figures) -> bool:
 
 
 def _meets(row: Row, conditions: Mapping[str, Any]) -> bool:
-    return all(_value_of(row, key) == value for key, value in conditions.items())
-
-
-def _value_of(row: Row, key: str) -> object:
-    """The trial's value of a dotted key; None where it has none."""
-    value: object = row.trials[0].trial
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
+    return all(row.stored(key) == value for key, value in conditions.items())
 
 
 def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[Row]) -> Pair:
@@ -474,15 +466,15 @@ def _differing(study: Study, pair: Pair) -> Iterable[tuple[str, str, str]]:
         return
     specific = {} if pair.figures is None else pair.figures.conditions
     conditions = {**study.conditions, **specific}
-    same_task = _value_of(row, "workload.name") == conditions.get("workload.name")
+    same_task = row.stored("workload.name") == conditions.get("workload.name")
     for key, published in conditions.items():
-        measured = _value_of(row, key)
+        measured = row.stored(key)
         foreign = key.startswith("workload.") and key not in TASK_KEYS and not same_task
         if measured != published and not (measured is None and foreign):
             yield key, plain(published), _text(key, measured)
     for key, values in study.varied.items():
-        if _value_of(row, key) not in values:
-            yield key, " or ".join(map(plain, values)), _text(key, _value_of(row, key))
+        if row.stored(key) not in values:
+            yield key, " or ".join(map(plain, values)), _text(key, row.stored(key))
     if study.batch is not None:
         yield from _batch_difference(study.batch, row)
 
@@ -495,9 +487,7 @@ def _text(key: str, value: object) -> str:
 
 def _batch_difference(batch: Batch, row: Row) -> Iterable[tuple[str, str, str]]:
     """Yield a difference of the batch size, counted as in the study, or in either way."""
-    per_rank, total = (
-        _value_of(row, f"recipe.{key}") for key in ("per_rank_batch", "global_batch")
-    )
+    per_rank, total = (row.stored(f"recipe.{key}") for key in ("per_rank_batch", "global_batch"))
     factor = {"per rank": row.world_size, "all ranks": 1 / row.world_size, "not stated": 1}[
         batch.of
     ]

@@ -1,4 +1,4 @@
-"""Byte counters of this machine's network interfaces, InfiniBand ports and NVLinks."""
+"""Counters of bytes and errors of this machine's interfaces, InfiniBand ports and NVLinks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ NVLINK = "nvlink"
 
 
 def network_counters(system: Path = Path("/sys/class")) -> dict[str, dict[str, int]]:
-    """Bytes by interface since the machine started, corrected where a counter wrapped around.
+    """Counts by interface since the machine started, corrected where a counter wrapped around.
 
+    `errors` counts packets that an interface could not send or receive, or dropped.
     Ports of InfiniBand and RoCE are included, as `mlx5_0 port 1`: no interface counts RDMA traffic.
     """
     import psutil
 
     ports = infiniband_counters(system / "infiniband")
     return ports | {
-        name: {"bytes_sent": counters.bytes_sent, "bytes_received": counters.bytes_recv}
+        name: {
+            "bytes_sent": counters.bytes_sent,
+            "bytes_received": counters.bytes_recv,
+            "errors": counters.errin + counters.errout + counters.dropin + counters.dropout,
+        }
         for name, counters in psutil.net_io_counters(pernic=True).items()
         if not ports or read_kernel_file(system / "net" / name / "type") != IP_OVER_INFINIBAND
     }

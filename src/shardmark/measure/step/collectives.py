@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardmark.measure.memory.tensors import local
-from shardmark.results.schema import CollectiveRecord
+from shardmark.results.schema import CollectiveRecord, Phase
 
 # Operator -> (name of the kind, position of its input among the operator's arguments).
 KINDS: dict[str, tuple[str, int]] = {
@@ -41,19 +42,33 @@ KINDS: dict[str, tuple[str, int]] = {
     "shard_dim_alltoall": ("all_to_all", 0),
 }
 FUNCTIONAL = ("_c10d_functional", "_dtensor")
+_PHASES: dict[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "update"}
+"""Span of a step -> its phase."""
 
 
 class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     """Counts, while it is entered, the collectives of this thread and of its backward passes.
 
     DDP's reducer, FSDP2 and DeepSpeed all reach their backend through `c10d` operators, DTensor
-    through functional ones.
+    through functional ones.  The counter records the spans of a step to know the phase of a call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, phase: Callable[[], Phase] | None = None) -> None:
+        """`phase` returns the present phase of a step whose spans are not recorded here."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: dict[str, int] = defaultdict(int)
-        self._bytes: dict[str, int] = defaultdict(int)
+        self._spans: list[Phase] = []
+        self._phase = phase or (lambda: self._spans[-1] if self._spans else "other")
+        self._calls: dict[tuple[Phase, str], int] = defaultdict(int)
+        """Number of calls by phase and kind."""
+        self._bytes: dict[tuple[Phase, str], int] = defaultdict(int)
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        self._spans.append(_PHASES.get(name, "other"))
+        try:
+            yield
+        finally:
+            self._spans.pop()
 
     def __torch_dispatch__(
         self,
@@ -69,19 +84,27 @@ class CollectiveCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
         # Their namespace also has `wait_tensor`, which is no collective.
         if namespace == "c10d" or (namespace in FUNCTIONAL and name in KINDS):
             kind, position = KINDS.get(name, (name.strip("_"), 0))
-            self._calls[kind] += 1
+            place = self._phase(), kind
+            self._calls[place] += 1
             if len(args) > position:
-                self._bytes[kind] += sum(
+                self._bytes[place] += sum(
                     tensor.numel() * tensor.element_size() for tensor in flat(args[position])
                 )
         return func(*args, **(kwargs or {}))
 
-    @property
-    def counts(self) -> dict[str, CollectiveRecord]:
-        return {
-            kind: CollectiveRecord(calls=calls, payload_bytes=self._bytes[kind])
-            for kind, calls in self._calls.items()
-        }
+    def probe_fields(self, steps: int = 1) -> dict[str, Any]:
+        """Return the fields of a `ProbeRecord`, as means over so many steps."""
+        totals: dict[str, CollectiveRecord] = {}
+        by_phase: dict[Phase, dict[str, CollectiveRecord]] = {}
+        for (phase, kind), count in self._calls.items():
+            calls, payload_bytes = count / steps, self._bytes[phase, kind] / steps
+            counted = CollectiveRecord(calls=calls, payload_bytes=payload_bytes)
+            by_phase.setdefault(phase, {})[kind] = counted
+            if kind in totals:
+                calls += totals[kind].calls
+                payload_bytes += totals[kind].payload_bytes
+            totals[kind] = CollectiveRecord(calls=calls, payload_bytes=payload_bytes)
+        return {"collectives": totals, "collectives_by_phase": by_phase}
 
 
 def flat(value: object) -> Iterable[Tensor]:

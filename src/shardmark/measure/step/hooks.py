@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.measure.step.recorder import Recorder
+from shardmark.results.schema import Phase
 
 LOADER = "the batches of the script's DataLoader"
 
@@ -126,6 +127,8 @@ class StepHooks:
         """Number of optimizer steps, one inside the other, that run."""
         self._update_started: object = None
         self._in_backward = False
+        self.phase: Phase = "forward"
+        """Phase of the step: `forward` up to a backward pass, `update` from there to the end."""
         self._losses: list[Tensor | None] = []
         """Losses of the backward passes since the last step."""
         self._unscaled: dict[int, Tensor] = {}
@@ -163,6 +166,8 @@ class StepHooks:
     def _next_batch(self, original: Callable[..., Any], loader: object) -> Any:
         self._note_time()
         on_thread = threading.get_ident() == self._thread
+        if on_thread:
+            self.phase = "forward"
         started = self._recorder.mark() if self._recorder and on_thread else None
         batch = original(loader)
         if self._recorder and on_thread:
@@ -191,11 +196,11 @@ class StepHooks:
         self.batches.passes += 1
         self._losses.append(self._loss(first))
         started = self._recorder.mark() if self._recorder else None
-        self._in_backward = True
+        self._in_backward, self.phase = True, "backward"
         try:
             return original(tensors, *rest, **more)
         finally:
-            self._in_backward = False
+            self._in_backward, self.phase = False, "update"
             if self._recorder:
                 self._recorder.add_span("backward", started)
                 self._update_started = self._recorder.mark()  # it may be inside of the step
@@ -214,6 +219,7 @@ class StepHooks:
         if self._optimizer is None:
             self._optimizer = optimizer
         self._depth += 1
+        self.phase = "update"  # the next batch may have been loaded already
         if self._depth == 1 and self._recorder:
             self._update_started = self._recorder.mark()
 
@@ -231,7 +237,7 @@ class StepHooks:
         samples, tokens = self.batches.take()
         losses = [loss for loss in self._losses if loss is not None]
         complete = bool(losses) and len(losses) == len(self._losses)
-        self._losses = []
+        self._losses, self.phase = [], "forward"
         rate = optimizer.param_groups[0].get("lr", math.nan)
         on_device = isinstance(rate, Tensor) and rate.device.type != "cpu"
         if self.recording:

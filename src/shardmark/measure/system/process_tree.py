@@ -52,6 +52,7 @@ class ProcessTree:
         self._descendants: tuple[int, ...] = ()
         self._started_ticks: int | None = None
         self._cpu_seconds = 0.0
+        self._written_bytes = 0
         self._switches = 0
         self._last_switches: dict[tuple[int, str], int] = {}
         """Last count by process and thread: /proc loses the count of a thread that ends."""
@@ -95,8 +96,16 @@ class ProcessTree:
             "threads": sum(stat.threads for stat in alive.values()),
             "processes": len(alive),
             "open_files": sum(self._open_files(pid) for pid in alive),
+            "written_bytes": self._written(alive),
             "context_switches": self._count_switches(alive) if context_switches else None,
         }
+
+    def _written(self, pids: Iterable[int]) -> int | None:
+        """Return the bytes that went to sockets, files and pipes; None if they may not be read."""
+        texts = [self._read(f"{pid}/io") for pid in pids]
+        counts = [int(text.split()[3]) for text in texts if text.startswith(b"rchar:")]
+        self._written_bytes = max(self._written_bytes, sum(counts))  # as of the CPU time
+        return self._written_bytes if counts else None
 
     def _count_switches(self, pids: Iterable[int]) -> int:
         counts = {

@@ -6,12 +6,10 @@ from collections.abc import Callable
 
 from shardmark.analysis.advise.groups import groups_of
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.diagnose.explanations import Explanation, Kind, explain
-from shardmark.report.answers.wording import milliseconds, name, percent, ranks, size
+from shardmark.analysis.diagnose.explanations import LEAST_SHARE, Explanation, Kind, explain
+from shardmark.report.answers.wording import milliseconds, name, percent, ranks, short, size
 
 MOST_LINES = 3
-LEAST_SHARE = 0.25
-"""Smallest fraction of a difference that explains it."""
 
 
 def why_lines(comparison: Comparison) -> list[str]:
@@ -43,10 +41,12 @@ def _slower(explanation: Explanation) -> str:
         same_size = row.world_size == other.world_size
         names = (name(row, with_ranks=not same_size), name(other, with_ranks=not same_size))
         question = f"Why is {names[0]} slower than {names[1]}?"
-    main, amount = next(iter(explanation.parts.items()), ("", 0.0))
-    if amount < LEAST_SHARE * explanation.difference or amount <= 0:
-        return f"{question}  nothing that was recorded explains it"
-    return f"{question}  +{milliseconds(amount)} of {main} a step"
+    main, amount = next(iter(explanation.parts.items()))
+    answer = f"{question}  +{milliseconds(amount)} of {main} a step"
+    calls, others = (explanation.facts.get(name, 0.0) for name in ("calls", "other_calls"))
+    if main == "exposed communication" and calls > others > 0:
+        answer += f", {short(calls)} collectives instead of {short(others)}"
+    return answer
 
 
 def _memory(explanation: Explanation) -> str:
@@ -63,6 +63,7 @@ def _memory(explanation: Explanation) -> str:
     state = explanation.parts["model state"]
     if bytes_more > LEAST_SHARE * state:
         change = f"{size(abs(state))} {'less' if state > 0 else 'more'} model state"
+        change = change if state else "as much model state"
         grown_too = f", {size(bytes_more)} more {part}" if bytes_more > 0 else ""
         return f"{question}  {change}{grown_too}"
     activations = percent(explanation.facts["activation_share"])

@@ -17,7 +17,7 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
     hidden = conditions_of(row)
     varied = [
         f"{key.rpartition('.')[2]}={plain(value)}"
-        for key, value in row.varied.items()
+        for key, value in row.shown_varied.items()
         if key not in hidden
     ]
     label = f"{row.label} on {ranks(row.world_size)}" if with_ranks else row.label

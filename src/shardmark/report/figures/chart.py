@@ -12,6 +12,10 @@ WHISKER_SHARE = 0.5
 MOST_PANELS = 12
 _WIDEST_LINEAR = 10
 """Largest ratio of values that an ordinary axis still shows well."""
+_FLATTENED = 3
+"""Factor by which divergent series may extend an axis."""
+_SAME = {"line": 0.008, "points": 0.02}
+"""Difference that a line or a marker covers, as a fraction of the axis."""
 _RATES = (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3))
 
 
@@ -120,6 +124,8 @@ class Figure:
     """A plain text of one or two sentences: content, and how it was measured."""
     panels: tuple[Panel, ...]
     """Panels in reading order, row by row."""
+    of_study: bool = False
+    """True if the figure shows a published study beside the measurement."""
 
     @property
     def warning(self) -> str:
@@ -147,8 +153,67 @@ def figure(name: str, title: str, panels: Iterable[Panel], *captions: str) -> li
         return []
     left_out = len(drawn) - MOST_PANELS
     more = f"{left_out} more panels are left out: the tables have all." if left_out > 0 else ""
-    caption = " ".join(text for text in (*captions, more) if text)
+    notes = (_beyond_note(drawn), _agreement_note(drawn), more)
+    caption = " ".join(text for text in (*captions, *notes) if text)
     return [Figure(name=name, title=title, caption=caption, panels=tuple(drawn[:MOST_PANELS]))]
+
+
+def _beyond_note(panels: Sequence[Panel]) -> str:
+    """Return a sentence about series that are cut at the end of their axis, with their maxima."""
+    tops = [
+        (max(_finite(series)), series.name)
+        for panel in panels
+        for series in panel.series
+        if panel.y_bounds and max(_finite(series), default=0.0) > panel.y_bounds[1]
+    ]
+    largest = {name: value for value, name in sorted(tops)}
+    names = [f"{name} (up to {value:.3g})" for name, value in largest.items()]
+    return f"Cut at the end of the axis: {', '.join(names)}." if names else ""
+
+
+def _agreement_note(panels: Sequence[Panel]) -> str:
+    """Return a sentence about lines and points that hide one another."""
+    groups: dict[tuple[str, ...], int] = {}
+    compared = [panel for panel in panels if panel.kind in ("line", "points")]
+    for panel in compared:
+        for names in _agreeing(panel):
+            groups[names] = groups.get(names, 0) + 1
+    texts = [
+        f"{', '.join(names[:-1])} and {names[-1]}"
+        + (f" (in {count} of {len(compared)} panels)" if count < len(compared) else "")
+        for names, count in groups.items()
+    ]
+    noun = "Points" if panels[0].kind == "points" else "Lines"
+    return f"{noun} on one another: {'; '.join(texts)}." if texts else ""
+
+
+def _agreeing(panel: Panel) -> list[tuple[str, ...]]:
+    """Return the names of series that have the same points as far as a reader can see."""
+    lines = [one for one in panel.series if not (one.dashed or one.raw)]
+    complete = [one for one in lines if len(_finite(one)) == len(one.y) > 0]
+    xs = [float(x) for one in complete for x in one.x]
+    ys = [y for one in complete for y in _finite(one)]
+    if not ys:
+        return []
+    low, high = panel.y_range or (min(ys), max(ys))
+
+    def fractions(values: Iterable[float], low: float, high: float, scaled: bool) -> list[float]:
+        """Return places on an axis between 0 and 1."""
+        first, last, *others = (log(v) if scaled and v > 0 else v for v in (low, high, *values))
+        return [(value - first) / ((last - first) or 1.0) for value in others]
+
+    groups: list[tuple[list[float], list[str]]] = []
+    for one in complete:
+        places = fractions([float(x) for x in one.x], min(xs), max(xs), panel.x_logarithmic)
+        places += fractions(_finite(one), low, high, panel.y_logarithmic)
+        for others, names in groups:
+            distances = (abs(a - b) for a, b in zip(places, others, strict=False))
+            if len(others) == len(places) and max(distances) <= _SAME[panel.kind]:
+                names.append(one.name)
+                break
+        else:
+            groups.append((places, [one.name]))
+    return [tuple(names) for _, names in groups if len(names) > 1]
 
 
 def stacked_panel(
@@ -188,12 +253,35 @@ def rate_unit(largest_bytes_per_second: float) -> tuple[str, float]:
 
 
 def readable(panels: Iterable[Panel]) -> list[Panel]:
-    """Make the y axes logarithmic if values differ much, so that no row hides the others."""
+    """Make the y axes logarithmic if values differ much, so that no row hides the others.
+
+    An axis does not extend to the few series that diverge: they are cut, and the caption has them.
+    """
     drawn = list(panels)
-    values = [y for panel in drawn for series in panel.series for y in series.y if y is not None]
-    if not values or min(values) <= 0 or max(values) / min(values) < _WIDEST_LINEAR:
-        return drawn
-    return [replace(panel, y_logarithmic=True) for panel in drawn]
+    rest = [replace(panel, series=_without_divergent(panel)) for panel in drawn]
+    values = [y for panel in rest for series in panel.series for y in series.y if y is not None]
+    wide = bool(values) and min(values) > 0 and max(values) / min(values) >= _WIDEST_LINEAR
+    rest = [replace(panel, y_logarithmic=wide) for panel in rest]
+    return [
+        replace(others, series=panel.series, y_bounds=others.y_range)
+        if len(others.series) < len(panel.series)
+        else others
+        for panel, others in zip(drawn, rest, strict=True)
+    ]
+
+
+def _finite(series: Series) -> list[float]:
+    return [y for y in series.y if y is not None and isfinite(y)]
+
+
+def _without_divergent(panel: Panel) -> tuple[Series, ...]:
+    """Return the series without those, a third at most, whose large values flatten the others."""
+    tops = sorted(max(_finite(one), default=0.0) for one in panel.series)
+    usual = tops[len(tops) - len(tops) // 3 - 1] if tops else 0.0
+    values = [y for one in panel.series for y in _finite(one) if max(_finite(one)) <= usual]
+    least = min(values, default=0.0)
+    top = max(least + _FLATTENED * (usual - least), _FLATTENED / 2 * usual)
+    return tuple(one for one in panel.series if max(_finite(one), default=0.0) <= top)
 
 
 def with_shared_axis(panels: Iterable[Panel]) -> list[Panel]:

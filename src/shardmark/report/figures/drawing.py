@@ -21,9 +21,11 @@ from shardmark.results.files import write_files
 
 WIDTH, HEIGHT = 420, 290
 """Size of a panel in pixels: a phone shows one in a line, a desktop two or three."""
-BAR_PIXELS = 22
+BAR_PIXELS, TWO_LINES_PIXELS = 22, 32
 LABEL_PIXELS = 180
-"""Width of the longest name of a bar; the pointer shows the full name."""
+"""Width of the longest line of a bar's name; the pointer shows the full name."""
+LONGEST_LINE = 22
+"""Longest name of a bar, in characters, on one line; a longer one breaks at its last comma."""
 WIDE_LETTER_PIXELS = 7.6
 FEW_TICKS = 12
 """Largest number of whole-numbered ticks that are set here; the library chooses beyond."""
@@ -52,6 +54,7 @@ _CONFIG = {
         "titleFontSize": _FONT_SIZE,
         "titleFontWeight": "normal",
         "labelOverlap": True,
+        "labelSeparation": 8,  # the font of a reader may be wider than the one that Vega measures
         "labelLimit": LABEL_PIXELS,
     },
     "text": {"color": "currentColor", "fontSize": _TEXT_SIZE},
@@ -71,6 +74,11 @@ _BESIDE_POINTS = {
     "offset": [3, 8, 8, 8, 8, 4],
 }
 """Vega places a text so that it covers no point and no other text, or omits it."""
+_BROKEN_NAME = (
+    f"length(datum.label) > {LONGEST_LINE}"
+    r" ? split(replace(datum.label, regexp(', ([^,]*)$'), ',\\n$1'), '\\n') : datum.label"
+)
+"""Vega's expression for a name in one or two lines."""
 Spec = dict[str, Any]
 
 
@@ -118,7 +126,9 @@ _PARTS = {
 def look_of(style: int | str) -> Look:
     """Return the look of a strategy, by its number, or of a reference or a part, by its name."""
     if isinstance(style, int):
-        return Look(_COLOURS[style % len(_COLOURS)], style % len(DASHES), style % len(MARKERS))
+        # A second row of the same colours has other dashes, and takes its markers from elsewhere.
+        marker = style + 3 * (style // len(_COLOURS))
+        return Look(_COLOURS[style % len(_COLOURS)], style % len(DASHES), marker % len(MARKERS))
     return Look(_GREY, 1, 0) if style == REFERENCE else Look(_PARTS[style], 0, 0)
 
 
@@ -166,9 +176,11 @@ def draw(figures: Sequence[Figure]) -> list[Drawing]:
 def panel_spec(panel: Panel) -> Spec:
     """Return the panel's specification for Vega-Lite 6 (vega.github.io/vega-lite)."""
     bars = panel.kind in ("bars", "stacked")
+    breaks = any(len(name) > LONGEST_LINE for name in panel.categories)
+    bar_pixels = TWO_LINES_PIXELS if breaks else BAR_PIXELS
     return {
         "width": WIDTH,
-        "height": BAR_PIXELS * len(panel.categories) + 66 if bars else HEIGHT,
+        "height": bar_pixels * len(panel.categories) + 66 if bars else HEIGHT,
         "autosize": {"type": "fit", "contains": "padding"},
         "padding": {"left": 4, "right": 10, "top": 4, "bottom": 4},
         "layer": _bar_layers(panel) if bars else _line_layers(panel),
@@ -200,7 +212,7 @@ def _number(value: float | None) -> str:
 
 
 def _records(panel: Panel, series: Series) -> list[Spec]:
-    """Return a record for each value; `y` is None if it cannot be drawn, intervals are clipped."""
+    """Return a record for each value, cut at the ends of the axis; an undrawable `y` is None."""
     look = look_of(series.style)
     bottom, top = panel.y_range or (float("-inf"), float("inf"))
     lows, highs = (ends or (None,) * len(series.y) for ends in (series.low, series.high))
@@ -211,7 +223,7 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
         record: Spec = {
             "name": plain_text(series.name),
             "x": plain_text(x) if isinstance(x, str) else x,
-            "y": y if usable else None,
+            "y": min(y, top) if usable and y is not None else None,
             "label": _label(panel, series, index, low, high),
             "rows": series.rows[index : index + 1] if len(series.rows) > 1 else series.rows,
             "colour": look.colour,
@@ -266,7 +278,9 @@ def _bar_layers(panel: Panel) -> list[Spec]:
     drawn = [record for record in records if record["y"] is not None]
     order = [plain_text(name) for name in panel.categories]
     # The font of a reader may be wider than the font that Vega measures.
-    names_pixels = min(1.1 * LABEL_PIXELS, max(map(len, order), default=1) * WIDE_LETTER_PIXELS)
+    lines = [name.rsplit(", ", 1) if len(name) > LONGEST_LINE else [name] for name in order]
+    longest = max((len(line) for name in lines for line in name), default=1)
+    names_pixels = min(1.1 * LABEL_PIXELS, longest * WIDE_LETTER_PIXELS)
     category = {
         "field": "x",
         "type": "nominal",
@@ -277,6 +291,9 @@ def _bar_layers(panel: Panel) -> list[Spec]:
             "domain": False,
             "labelPadding": 6,
             "minExtent": names_pixels,
+            "labelExpr": _BROKEN_NAME,
+            "labelLineHeight": 13,
+            "labelLimit": LABEL_PIXELS / 1.1,
         },
         "scale": {"paddingInner": 0.3, "paddingOuter": 0.15},
     }

@@ -162,7 +162,7 @@ def _only_on_one(entry: Entry, group: Group) -> bool:
 def _conditions(row: Row) -> tuple[str, ...]:
     """Return the row's conditions, the same number for every row."""
     varied = ", ".join(
-        f"{key.rpartition('.')[2]} {plain(value)}" for key, value in row.varied.items()
+        f"{key.rpartition('.')[2]} {plain(value)}" for key, value in row.shown_varied.items()
     )
     workload = row.trials[0].trial.get("workload", {})
     by_axis = any(key.startswith("workload") for key in row.varied)

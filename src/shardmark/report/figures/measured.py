@@ -159,11 +159,11 @@ def _throughput(group: Group) -> Panel:
 
 
 def scaling_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Draw throughput and efficiency if there are several numbers of ranks."""
+    """Draw throughput and efficiency if a strategy has several numbers of ranks."""
     scaled = [
         group
         for group in having(groups, lambda entry: entry.row.metrics[_RATE])
-        if len({entry.row.world_size for entry in group.entries}) > 1
+        if any(len(entries) > 1 for entries in group.by_name())
     ]
     entries = entries_in(scaled)
     ranks = [rank for entry in entries for trial in entry.row.ok_trials for rank in trial.ranks]

@@ -10,14 +10,15 @@ from typing import Any
 
 from shardmark.analysis.compare.epochs import Epoch
 from shardmark.analysis.compare.series import (
-    MEDIAN_READINGS,
+    NETWORK,
+    SMOOTHED_READINGS,
     LossCurve,
     OverTime,
     loss_curve,
     readings_by_rank,
     sampled,
 )
-from shardmark.analysis.network.traffic import traffic_of
+from shardmark.analysis.network.traffic import Interface, traffic_of
 from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import (
     Figure,
@@ -43,9 +44,12 @@ from shardmark.report.table.table import byte_unit
 
 _MOST_BINS = 20
 _FIRST_REPEAT = (
-    "The first repeat of each row, from the first step to the end of the last epoch. A faint line"
-    f" has all readings, and the line on it their running median of {MEDIAN_READINGS}."
+    "The first repeat of each row, from the first step to the end of the last epoch. Where many"
+    f" readings were taken, a line is their running mean of {SMOOTHED_READINGS} (median of"
+    " threads, processes and memory), and a faint line has them all."
 )
+_MOST_WITH_READINGS = 3
+"""Largest number of rows whose readings are drawn in one panel."""
 BY_EPOCH = {
     "train_loss": ("Training loss", "", 1),
     "validation_loss": ("Validation loss", "", 1),
@@ -67,7 +71,9 @@ def epoch_figures(groups: Sequence[Group]) -> list[Figure]:
     recorded = (
         name for e in entries_in(groups) for epoch in e.epochs.epochs for name in epoch.metrics
     )
-    user_defined = dict.fromkeys(name for name in recorded if name not in METRICS)
+    user_defined = dict.fromkeys(
+        name for name in recorded if name not in (*METRICS, "elapsed_seconds")
+    )
     return [
         drawn for metric in (*BY_EPOCH, *user_defined) for drawn in _epoch_figure(groups, metric)
     ]
@@ -234,6 +240,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
                     line
                     for entry in facet.entries
                     for line in _lines(entry, getattr(read[entry], name), size)
+                    if not line.raw or len(facet.entries) <= _MOST_WITH_READINGS
                 ],
             )
             for facet in facets
@@ -266,53 +273,79 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
 
 
 def interface_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Draw a panel for each row; nothing if there is one interface, which another figure shows."""
+    """Draw bytes and errors of each interface: a panel for each row, a line for each interface.
+
+    Bytes are not drawn again if there is one interface, which another figure shows.
+    """
     pairs = [(group, entry) for group in groups for entry in group.entries]
     read = [(*pair, _interfaces(pair[1])) for pair in pairs[:MOST_ROWS_READ]]
     names = list(dict.fromkeys(name for *_, interfaces in read for name in interfaces))
-    if len(names) < 2:
-        return []
-    unit, size = rate_unit(_largest(sent for *_, by_name in read for sent in by_name.values()))
-    return figure(
-        "bandwidth",
-        "Bandwidth over time by interface",
-        [
+    shown = [used for *_, interfaces in read for used in interfaces.values()]
+    unit, size = rate_unit(_largest(used.sent.over_time for used in shown))
+
+    def panels(label: str, unit: str, size: float, way: str) -> list[Panel]:
+        return [
             _panel(
                 ", ".join(filter(None, (entry.bar, group.title))),
-                f"Sent ({unit})",
+                f"{label} ({unit})",
                 unit,
                 [
                     line
-                    for name, sent in interfaces.items()
-                    for line in _lines(entry, sent, size, name=name, style=names.index(name))
+                    for name, used in interfaces.items()
+                    for line in _lines(
+                        entry,
+                        getattr(used, way).over_time,
+                        size,
+                        name=name,
+                        style=names.index(name),
+                    )
                 ],
             )
             for group, entry, interfaces in read
-        ],
-        _FIRST_REPEAT,
-        "Sent, by the interfaces' own counters; lo is the loopback, which connects ranks of one"
-        " node.",
-        rows_read(len(pairs)),
-    )
+        ]
+
+    figures = []
+    if len(names) > 1:
+        figures += figure(
+            "bandwidth",
+            "Bandwidth over time by interface",
+            panels("Sent", unit, size, "sent"),
+            _FIRST_REPEAT,
+            "Sent, by the interfaces' own counters; lo is the loopback, which connects ranks of one"
+            " node.",
+            rows_read(len(pairs)),
+        )
+    if _largest(used.errors.over_time for used in shown) > 0:
+        figures += figure(
+            "network-errors",
+            "Errors over time by interface",
+            panels("Lost or dropped", "packets/s", 1, "errors"),
+            _FIRST_REPEAT,
+            "Packets that an interface could not send or receive, or dropped, by its own counters.",
+            rows_read(len(pairs)),
+        )
+    return figures
 
 
 _RANK_READINGS = {
     "threads": ("Threads of each rank", "Threads"),
     "processes": ("Processes of each rank", "Processes"),
     "rss_bytes": ("Memory of each rank over time", "Resident memory"),
+    NETWORK: ("Network of each rank over time", "Sent"),
 }
 """Field of a sample -> title of its figure, and label of its axis."""
+_UNITS = {"rss_bytes": byte_unit, NETWORK: rate_unit}
 
 
 def rank_figures(groups: Sequence[Group]) -> list[Figure]:
-    """Draw threads, processes and resident memory of each rank: a panel a row, a line a rank."""
+    """Draw what was sampled of each rank: a panel for each row, a line for each rank."""
     pairs = [(group, entry) for group in groups for entry in group.entries]
     read = [(*pair, readings_by_rank(pair[1].row)) for pair in pairs[:MOST_ROWS_READ]]
     figures = []
     for field, (title, label) in _RANK_READINGS.items():
         drawn = [(group, entry, by_field.get(field, {})) for group, entry, by_field in read]
         largest = _largest(series for *_, by_rank in drawn for series in by_rank.values())
-        unit, size = byte_unit(largest) if field == "rss_bytes" else ("", 1.0)
+        unit, size = _UNITS[field](largest) if field in _UNITS else ("", 1.0)
         panels = [
             _panel(
                 ", ".join(filter(None, (entry.bar, group.title))),
@@ -325,18 +358,23 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
                 ],
             )
             for group, entry, by_rank in drawn
+            if field != NETWORK or entry.row.world_size > 1  # alone it writes files only
         ]
         caption = "A rank's process and its children, sampled from outside."
+        if field == NETWORK:
+            caption = (
+                "What its processes wrote into sockets (gloo) and files; of a GPU, its NVLinks."
+            )
         name = f"{field.removesuffix('_bytes')}-by-rank"
         figures += figure(name, title, panels, _FIRST_REPEAT, caption, rows_read(len(pairs)))
     return figures
 
 
-def _interfaces(entry: Entry) -> dict[str, OverTime]:
-    """Return interface -> bytes per second; names have the node's number if there are several."""
+def _interfaces(entry: Entry) -> dict[str, Interface]:
+    """Return the interfaces by name; names have the node's number if there are several."""
     several = entry.row.nodes > 1
     return {
-        f"node {used.node}, {used.name}" if several else used.name: used.sent.over_time
+        f"node {used.node}, {used.name}" if several else used.name: used
         for used in traffic_of(entry.row, repeats=1).interfaces
         if used.sent.over_time.x
     }
@@ -347,11 +385,11 @@ def _largest(values: Iterable[OverTime]) -> float:
 
 
 def _lines(entry: Entry, values: OverTime, size: float, **changes: Any) -> list[Series]:
-    """Return the running median and a faint line of the readings; of few readings, a line alone."""
+    """Return the smoothed line and a faint one of the readings; of few readings, a line alone."""
     readings = replace(entry.line(values.x, [y / size for y in values.y]), **changes)
-    if values.median is None:
+    if values.smooth is None:
         return [readings]
-    x, y = values.median
+    x, y = values.smooth
     return [
         replace(readings, x=x, y=tuple(value / size for value in y)),
         replace(readings, raw=True),

@@ -20,7 +20,9 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
     """Draw throughput and memory over each axis, relative to the best strategy at each value."""
     entries = entries_in(groups)
     by_row = {id(entry.row): entry for entry in entries}
-    lines = axis_lines([entry.row for entry in entries])
+    all_lines = axis_lines([entry.row for entry in entries])
+    # Strategies of one value each would be a column of points, which bars show better.
+    lines = [line for line in all_lines if any(len(values) > 1 for values in line.rows.values())]
 
     def panel(line: AxisLine) -> Panel:
         best = {
@@ -51,7 +53,7 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
         return Panel(
             title=title,
             kind="line",
-            x_label=axis_title(line.axis),
+            x_label=axis_title(line.axis).replace("_", " ").capitalize(),
             y_label=f"{TITLES[line.metric]}, % of the best",
             y_unit="%",
             series=(*series, *marks),

@@ -26,7 +26,6 @@ from shardmark.report.answers.overview import overview_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
-from shardmark.report.figures.published import published_figures
 from shardmark.report.page.parts import (
     definitions,
     facts_of,
@@ -107,7 +106,7 @@ def render_page(
     """Return the page; `images` is the folder of the figures' files, relative to the page."""
     rows = comparison.rows
     figures = [_figure(drawing, images) for drawing in drawings]
-    of_study = {figure.name for figure in published_figures(against)} if against else set()
+    of_study = {drawing.figure.name for drawing in drawings if drawing.figure.of_study}
     unstable = warnings_of(comparison)
     notes = [note for note in notes_of(comparison, unstable) if note.kind not in SHOWN_ELSEWHERE]
     given_answers = answers(comparison)

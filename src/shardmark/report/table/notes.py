@@ -16,6 +16,7 @@ from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
 from shardmark.analysis.trial.rank_metrics import EMPTY_EVALUATION
 from shardmark.core.metrics import FEW_STEPS, METRICS
+from shardmark.report.answers.wording import listed
 from shardmark.report.table.table import metric_column
 from shardmark.results.schema import StabilityKind
 from shardmark.results.verification import numerics_text
@@ -84,10 +85,11 @@ def notes_of(
             )
         ],
         NoteKind.OTHER_NUMERICS: [
-            f"{text}."
-            for text in _by_place(
-                (numerics_text(row.mathematics), row.label) for row in rows if row.mathematics
-            )
+            f"{listed([*names], most=len(names))}:"
+            f" {numerics_text([text], 'their' if len(names) > 1 else 'its')}."
+            for text, names in _places(
+                ("; ".join(row.mathematics), row.label) for row in rows if row.mathematics
+            ).items()
         ],
         NoteKind.GAP: _gaps([row for row in rows if row.ok_trials]),
         NoteKind.LABEL: _labels(rows),

@@ -275,8 +275,8 @@ def row_columns(rows: Sequence[Row]) -> Columns[Row]:
     from shardmark.analysis.compare.rows import plain
     from shardmark.config.axes import title_of
 
-    keys = list(dict.fromkeys(key for row in rows for key in row.varied))
-    by_axis = any(key.startswith("workload") for key in keys)
+    keys = list(dict.fromkeys(key for row in rows for key in row.shown_varied))
+    by_axis = any(key.startswith("workload") for row in rows for key in row.varied)
     fields = ["experiment", *([] if by_axis else ["workload"]), "precision"]
     varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
     short = [title_of(key).rpartition(".")[2] for key in keys]

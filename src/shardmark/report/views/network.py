@@ -39,10 +39,11 @@ from shardmark.results.store import LINKS_REASON, RunFolder
 KEYS = {
     "Bytes on the network": "bytes",
     "Collectives of a step": "collectives",
+    "Collectives by phase": "collectives_by_phase",
     "Bandwidth by interface": "interfaces",
 }
 """Title of a table -> its key in JSON; tables of links have the key `links`."""
-BYTES, COLLECTIVES, INTERFACES = KEYS
+BYTES, COLLECTIVES, PHASES, INTERFACES = KEYS
 WIDEST_FACTOR = 4.0
 """Largest ratio of the ends of a bandwidth's interval; a wider one is called too noisy."""
 REACHES = {"same_host": "one host", "between_hosts": "between hosts"}
@@ -63,10 +64,15 @@ GPU_NOTE = (
 INTERFACES_NOTE = (
     "MB in the time of a step, of all ranks and other programs on the node; lo, the loopback,"
     " connects ranks of one node.  MB/s: mean over measured windows, and peak between two samples."
+    "  errors: packets that were lost or dropped."
 )
 KINDS_NOTE = (
     "Collectives of a training rank in one step: calls, and MB of their input tensors (a gather's"
     " input is one shard), as counted and by the formula."
+)
+PHASES_NOTE = (
+    "The same by phase of the step.  update: from the last backward pass to the end of the step."
+    "  other: outside of the three, such as losses and messages between pipeline stages."
 )
 
 _text = partial(Column, numeric=False)
@@ -88,6 +94,8 @@ def network_tables(comparison: Comparison) -> list[Table]:
     tables = [_bytes_table(wires, comparison.rows)]
     if kinds := [(wire.row, kind) for wire in wires for kind in wire.kinds]:
         tables.append(table_by_row(COLLECTIVES, kinds, _KINDS, [KINDS_NOTE]))
+    if phases := [(wire.row, phase) for wire in wires for phase in wire.phases]:
+        tables.append(table_by_row(PHASES, phases, _PHASES, [PHASES_NOTE]))
     if traffic:
         tables.append(_interfaces_table(traffic))
     return [*tables, *map(_run_links, folders)]
@@ -148,12 +156,16 @@ def _bytes_table(wires: Sequence[WireOfRow], rows: Sequence[Row]) -> Table:
     return table_by_row(BYTES, [(wire.row, wire) for wire in wires], columns, notes)
 
 
-_KINDS: Columns[Any] = [
+_COUNTED: Columns[Any] = [
     (_text("kind", "collective"), lambda kind: kind.kind.replace("_", " ")),
     (Column("counted_calls", "calls"), attrgetter("counted_calls")),
-    (_megabytes("counted_payload_bytes", ""), attrgetter("counted_bytes")),
+    (_megabytes("counted_payload_bytes", "counted"), attrgetter("counted_bytes")),
+]
+_KINDS: Columns[Any] = [
+    *_COUNTED,
     (_megabytes("formula_payload_bytes", "formula"), attrgetter("defined_bytes")),
 ]
+_PHASES: Columns[Any] = [(_text("phase", "phase"), attrgetter("phase")), *_COUNTED]
 
 
 def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
@@ -167,6 +179,10 @@ def _interfaces_table(traffic: Sequence[TrafficOfRow]) -> Table:
         (_text("interface", "interface", names_row=True), attrgetter("name")),
         *_one_way("sent"),
         *_one_way("received"),
+        (
+            Column("errors_per_second", "errors", unit="1/s"),
+            attrgetter("errors.mean_bytes_per_second"),
+        ),
     ]
     notes = [INTERFACES_NOTE] if items else ["No interface was sampled."]
     notes += _missing(traffic, "peaks", "Peak left out")
