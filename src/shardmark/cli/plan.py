@@ -68,7 +68,8 @@ def plan(
         str | None,
         typer.Option(
             metavar="PRECISION",
-            help="bf16, fp16 or fp32; for a model, by default the first one that the card has.",
+            help="bf16, fp16, fp32, or fp8 for products in 8 bits inside blocks and bf16 elsewhere;"
+            " for a model, by default the first of bf16, fp16 and fp32 that the card has.",
         ),
     ] = None,
     adapter: Annotated[
@@ -207,6 +208,7 @@ def plan(
         work=None if work is None else parse_amount(work),
         assumed_steps=question.assumed is not None,
         padding=padding_of(padding, mean_length),
+        fp8=question.fp8,
     )
     text = render_plan(
         predicted,

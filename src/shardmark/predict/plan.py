@@ -40,6 +40,7 @@ COMPARED_WORK = {"tokens": 1e9, "samples": 1e6}
 """Work that hours and dollars are for if the recipe's cannot be compared, by unit."""
 PEAK_ERROR = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
+FP8 = "fp8 in products of blocks, else bf16"
 Question = Literal["fastest", "memory", "cost"]
 
 
@@ -326,13 +327,14 @@ def compare_machines(
     work: float | None = None,
     assumed_steps: bool = False,
     padding: Padding = NO_PADDING,
+    fp8: bool = False,
 ) -> Plan:
     """Make a plan for one or several kinds of machines, which each row then names.
 
     A number of nodes in the name of a machine, as in `2x8xh100`, takes precedence over `nodes`.
     `work` is the number of tokens or samples to price; `prices_per_hour` has one price for all
-    kinds, or one for each.  `assumed_steps` and `padding` are those of the plan.  Raises
-    `InputError` as `make_plan` does, and for a search on several
+    kinds, or one for each.  `assumed_steps` and `padding` are those of the plan; `fp8` multiplies
+    in 8 bits inside blocks.  Raises `InputError` as `make_plan` does, and for a search on several
     kinds.
     """
     kinds = [*dict.fromkeys(machines)]
@@ -354,6 +356,7 @@ def compare_machines(
             work=work,
             assumed_steps=assumed_steps,
             padding=padding,
+            fp8=fp8,
         )
         for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
     ]
@@ -382,6 +385,7 @@ def make_plan(
     work: float | None = None,
     assumed_steps: bool = False,
     padding: Padding = NO_PADDING,
+    fp8: bool = False,
 ) -> Plan:
     """Predict each cell of the experiment on each number of nodes.
 
@@ -394,6 +398,11 @@ def make_plan(
         message = f"found {price_per_hour:g}"
         raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
     constants = constants or Constants()
+    if fp8 and search:
+        raise InputError("--precision fp8", "--search has no products in 8 bits", "leave one out")
+    if fp8 and any(cell.recipe.precision != "bf16" for cell in cells_of_any_size(experiment)[0]):
+        message = "the experiment has other precisions than bf16"
+        raise InputError("--precision fp8", message, "leave recipe.precision out of --set")
     name, count = nodes_of(on)
     nodes = nodes if count is None else (count,)
     node, notes = joined_node(name, nodes[-1])
@@ -417,6 +426,7 @@ def make_plan(
             price_per_hour=price_per_hour,
             constants=constants,
             padding=padding,
+            fp8=fp8,
         )
         rows += planner.rows(nodes)
     best: Search | None = None
@@ -454,7 +464,7 @@ def make_plan(
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,
-        precision=_single(cell.recipe.precision for cell in cells),
+        precision=FP8 if fp8 else _single(cell.recipe.precision for cell in cells),
         requested_work=work,
         assumed_steps=assumed_steps,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
@@ -511,6 +521,7 @@ class _Planner:
     price_per_hour: float | None
     constants: Constants
     padding: Padding
+    fp8: bool
 
     @property
     def _strategy(self) -> Strategy:
@@ -637,6 +648,7 @@ class _Planner:
             self.node,
             nodes=row.nodes,
             constants=self.constants,
+            fp8=self.fp8,
         )
         factors = Factors() if anchor is None else anchor.factors
         time = planned.time(self.constants, factors)

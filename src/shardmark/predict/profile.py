@@ -28,6 +28,7 @@ class Amount:
 
 Kind = Literal[
     "product",
+    "fp8_product",
     "attention",
     "convolution",
     "convolution_3x3",

@@ -21,6 +21,8 @@ class Question:
     experiment: Experiment
     assumed: str | None = None
     """None for an experiment that the user wrote."""
+    fp8: bool = False
+    """True if products inside blocks are in 8 bits, and everything else in bf16."""
 
 
 def question_about(
@@ -39,6 +41,8 @@ def question_about(
     The machines choose the strategies of a model and, unless it is given, its precision.  Raises
     `InputError` for an unknown name.
     """
+    fp8 = precision == "fp8"
+    precision = "bf16" if fp8 else precision
     chosen = {
         "recipe.per_rank_batch": batch,
         "workload.sequence_length": sequence_length,
@@ -51,7 +55,7 @@ def question_about(
             added = adapter_of(adapter, experiment.recipe.precision).model_dump_json()
             options.append(f"workload.adapter={added}")
             experiment = load_experiment(name, [*options, *overrides])
-        return Question(experiment=experiment)
+        return Question(experiment=experiment, fp8=fp8)
     loaded = [(load_node(node), count or nodes[-1]) for node, count in map(nodes_of, machines)]
     experiment, assumed = experiment_of(
         name,
@@ -63,7 +67,7 @@ def question_about(
         adapter=adapter,
         overrides=overrides,
     )
-    return Question(experiment=experiment, assumed=assumed)
+    return Question(experiment=experiment, assumed=assumed, fp8=fp8)
 
 
 def _precision(cards: Sequence[Card]) -> str:

@@ -15,6 +15,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic
 from shardmark.costs import cost_model
 from shardmark.costs.base import FP32_BYTES, Cell, Costs, HostState
+from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
 from shardmark.predict.profile import Operation, Profile
@@ -145,10 +146,13 @@ class Step:
         recipe: Recipe,
         node: NodeType,
         constants: Constants,
+        *,
+        fp8: bool = False,
     ) -> Self:
         """Predict the computation of layouts that have the same profile and precision.
 
-        Raises `InputError` for a precision that the card does not have in hardware.
+        `fp8` multiplies in 8 bits inside blocks.  Raises `InputError` for a precision that the card
+        does not have in hardware.
         """
         stacked = (np.array(numbers, dtype=np.float64).T for numbers in zip(*columns, strict=True))
         table = Column._make(stacked)
@@ -162,14 +166,24 @@ class Step:
             sequence=table.sequence,
         )
         again = 1.0 if recipe.activation_checkpointing else 0.0
-        forward = seconds_of([unit.forward for unit in profile.units])
-        backward = again * forward + seconds_of([unit.backward for unit in profile.units])
+        forward_operations, backward_operations = (
+            [
+                tuple(in_fp8(operations)) if fp8 and block else operations
+                for block, operations in of_pass
+            ]
+            for of_pass in (
+                [(unit.block, unit.forward) for unit in profile.units],
+                [(unit.block, unit.backward) for unit in profile.units],
+            )
+        )
+        forward = seconds_of(forward_operations)
+        backward = again * forward + seconds_of(backward_operations)
         # Threads of one process take turns in the forward pass; in the backward pass, each device
         # has a thread of torch's own.
         driven, samples = table.driven_devices, table.samples * table.repeats
         launches = sum(
-            (1 + again) * driven * _calls(unit.forward) + _calls(unit.backward)
-            for unit in profile.units
+            (1 + again) * driven * _calls(forwards) + _calls(backwards)
+            for forwards, backwards in zip(forward_operations, backward_operations, strict=True)
         )
         launched = host_seconds_of_pass(
             table.repeats * launches + profile.size.trained_tensors / table.passes,
@@ -261,11 +275,13 @@ def plan_step(
     *,
     nodes: int = 1,
     constants: Constants,
+    fp8: bool = False,
 ) -> Step:
     """Predict a profiled model's step under a strategy.
 
-    Raises `InputError` for a precision that the card does not have in hardware, for a link that is
-    not described, and for a strategy without a cost model.
+    `fp8` multiplies in 8 bits inside blocks.  Raises `InputError` for a precision that the card
+    does not have in hardware, for a link that is not described, and for a strategy without a cost
+    model.
     """
     layout = strategy.layout(world_size, nodes)
     holds = layout.ranks[0].holds
@@ -286,7 +302,7 @@ def plan_step(
         host=costs.step_state(cell).host if recipe.cpu_offload else None,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
-    return Step.of_columns([column], profile, recipe, node, constants)
+    return Step.of_columns([column], profile, recipe, node, constants, fp8=fp8)
 
 
 def layout_column(

@@ -13,6 +13,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic, required_fraction
 from shardmark.costs.base import FP32_BYTES
+from shardmark.predict.fp8 import PRODUCT_SHARE
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Kind, Operation
 
@@ -112,6 +113,8 @@ def operation_seconds(
 
 def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tuple[float, float]:
     """FLOP/s that operations of a kind reach, and accesses to each of their bytes."""
+    if kind == "fp8_product":
+        return PRODUCT_SHARE * card.peak("fp8"), 1.0
     cores = card.peak("fp32")
     peak = card.peak(recipe.precision, tf32=recipe.tf32)
     if card.device_type == "cpu" or kind == "other":

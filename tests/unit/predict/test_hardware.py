@@ -128,3 +128,17 @@ def test_turing_has_no_bf16() -> None:
     assert load_card("rtx-8000").peak("fp16") == 130.5e12
     with pytest.raises(InputError, match="no bf16"):
         load_card("rtx-8000").peak("bf16")
+
+
+@pytest.mark.parametrize(
+    ("name", "fp8"),
+    [("h100", 1979e12), ("b200", 4500e12), ("rtx-4090", 330.3e12), ("mi355x", 5033.2e12)],
+)
+def test_published_peaks_of_8_bits(name: str, fp8: float) -> None:
+    assert load_card(name).peak("fp8") == fp8
+
+
+def test_ampere_has_no_fp8() -> None:
+    for name in ("a100-80", "rtx-a4000"):
+        with pytest.raises(InputError, match=r"no fp8.*use bf16, or another card"):
+            load_card(name).peak("fp8")

@@ -16,13 +16,14 @@ from torch import nn
 from shardmark.config.experiment import Experiment
 from shardmark.config.load import load_experiment
 from shardmark.core.errors import InputError
+from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
-from shardmark.predict.profile import Operation, Profile
+from shardmark.predict.profile import Amount, Operation, Profile
 from shardmark.predict.question import question_about
 from shardmark.predict.search.largest_batch import largest
 from shardmark.predict.step import Factors, plan_step
@@ -461,3 +462,30 @@ def test_experts_are_counted_in_full_and_for_a_token() -> None:
     made = MadeModels(replace(made_profile(), active_parameters=20_000_000))
     text = render_plan(planned(experiment(["ddp"]), models=made), Format.TEXT, 80)
     assert "made (250 M parameters, 20 M for a token) on h100x8" in text
+
+
+def test_products_of_blocks_in_8_bits() -> None:
+    """12 bytes of 16-bit values, 8 of them inputs: a cast reads these and writes 4 bytes."""
+    others = Operation(kind="attention", flops=Amount(per_sample=1.0))
+    product = Operation(kind="product", flops=Amount(per_sample=5.0), bytes=Amount(fixed=12.0))
+    attention, cast, eight = in_fp8([others, product])
+    assert attention == others
+    assert (cast.kind, cast.calls, eight.kind) == ("other", 2, "fp8_product")
+    assert eight.flops == product.flops
+    assert [cast.bytes.fixed, eight.bytes.fixed] == pytest.approx([12.0, 8.0])
+
+
+def test_8_bits_are_faster_where_the_card_has_them() -> None:
+    """Products of 1979 TFLOP/s in place of 989.5; the time of casts is that of their launches."""
+    bf16, fp8 = (planned(experiment(["single"]), on="1xh100", fp8=fp8) for fp8 in (False, True))
+    saved = (bf16.rows[0].step_seconds or 0) / (fp8.rows[0].step_seconds or 1)
+    assert saved == pytest.approx(1979 * PRODUCT_SHARE / (989.5 * 0.78), rel=0.02)
+    assert (bf16.precision, fp8.precision) == ("bf16", "fp8 in products of blocks, else bf16")
+    (row,) = planned(experiment(["single"]), on="1xa100-80", fp8=True).rows
+    assert "has no fp8 in hardware; use bf16" in str(row.reason)
+    with pytest.raises(InputError, match="--precision fp8: --search has no products"):
+        planned(experiment(["ddp"]), fp8=True, search=True)
+    with pytest.raises(InputError, match="other precisions than bf16"):
+        planned(experiment(["ddp"], precision="fp32"), fp8=True)
+    question = question_about("hf:Qwen/Qwen3-8B", ["8xh100"], [1], precision="fp8")
+    assert (question.fp8, question.experiment.recipe.precision) == (True, "bf16")

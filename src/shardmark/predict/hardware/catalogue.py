@@ -50,7 +50,7 @@ class Card(Model):
 
     device: str | None = None
     """Name that the driver reports; its peaks are in `core/peaks.py`."""
-    peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16"], PositiveFloat] = Field(
+    peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], PositiveFloat] = Field(
         default_factory=dict
     )
     """FLOP/s by type; by default those of `device`."""
@@ -84,7 +84,8 @@ class Card(Model):
             peak = self.peaks.get(wanted) or (self.peaks.get("fp32") if tf32 else None)  # type: ignore[call-overload]
             reason = f"the card's file has no {precision}"
         if peak is None:
-            raise InputError("recipe.precision", reason, "use fp32 or fp16, or another card")
+            others = "bf16" if precision == "fp8" else "fp32 or fp16"
+            raise InputError("recipe.precision", reason, f"use {others}, or another card")
         return float(peak)
 
 
