@@ -100,11 +100,19 @@ def experiment_of(
     parts = [
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
         {"adamw": "AdamW", "sgd": "SGD"}.get(recipe.optimizer.name, recipe.optimizer.name),
-        f"{'' if recipe.activation_checkpointing else 'no '}activation checkpointing",
+        _recomputation(recipe.activation_checkpointing),
     ]
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
+
+
+def _recomputation(checkpointing: bool | str | int) -> str:
+    if isinstance(checkpointing, str):
+        return f"{checkpointing} activation checkpointing"
+    if isinstance(checkpointing, bool):
+        return f"{'' if checkpointing else 'no '}activation checkpointing"
+    return f"activation checkpointing of one block in {checkpointing}"
 
 
 def adapter_of(name: str, precision: str) -> Adapter:

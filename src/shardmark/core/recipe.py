@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -26,6 +26,12 @@ def _require_fixed_name(schema: dict[str, Any]) -> None:
     """Require `name` in the JSON schema, by which an editor distinguishes members of a union."""
     if "const" in schema.get("properties", {}).get("name", {}):
         schema["required"] = list(dict.fromkeys(["name", *schema.get("required", ())]))
+
+
+def _takes_truth_values(annotation: Any) -> bool:
+    """Return whether a boolean is allowed, or its type names what is allowed."""
+    kinds = (bool, Any)
+    return annotation in kinds or bool in get_args(annotation) or get_origin(annotation) is Literal
 
 
 class Model(BaseModel):
@@ -57,8 +63,7 @@ class Model(BaseModel):
                 for key, value in data.items()
                 if isinstance(value, bool)
                 and key in cls.model_fields
-                and cls.model_fields[key].annotation not in (bool, Any)
-                and get_origin(cls.model_fields[key].annotation) is not Literal  # which lists them
+                and not _takes_truth_values(cls.model_fields[key].annotation)
             ]
             if mistakes:
                 raise ValidationError.from_exception_data(cls.__name__, mistakes)
@@ -213,7 +218,10 @@ class Recipe(Model):
     sync_batch_norm: bool = False
     """Compute batch-norm statistics of each micro-batch over all ranks, as torch's
     `SyncBatchNorm`; otherwise over each rank's share."""
-    activation_checkpointing: bool = False
+    activation_checkpointing: bool | Literal["selective"] | Annotated[int, Field(ge=2)] = False
+    """Recompute blocks in the backward pass instead of saving their activations: all of them, or
+    every n-th one (`2`, `3`, ...).  `selective` saves results of attention and of every second
+    product, and recomputes the rest, as torchtitan does by default."""
     cpu_offload: bool = False
     compile: Literal["none", "blocks", "model"] = "none"
     """Apply torch.compile to each repeated block or to the full model.  Results and random draws

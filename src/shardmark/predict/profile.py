@@ -74,6 +74,8 @@ class Unit:
     trained_parameters: int
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
+    repeated: tuple[Operation, ...] = ()
+    """Operations of the forward pass that the backward pass computes again."""
     saved_bytes: Amount = Amount()
     """Activations that the forward pass saves for the backward pass."""
     block: bool = True

@@ -165,25 +165,28 @@ class Step:
             tensor=table.tensor,
             sequence=table.sequence,
         )
-        again = 1.0 if recipe.activation_checkpointing else 0.0
-        forward_operations, backward_operations = (
+        full = recipe.activation_checkpointing is True
+        forward_operations, repeated_operations, backward_operations = (
             [
                 tuple(in_fp8(operations)) if fp8 and block else operations
                 for block, operations in of_pass
             ]
             for of_pass in (
                 [(unit.block, unit.forward) for unit in profile.units],
+                [(unit.block, unit.forward if full else unit.repeated) for unit in profile.units],
                 [(unit.block, unit.backward) for unit in profile.units],
             )
         )
         forward = seconds_of(forward_operations)
-        backward = again * forward + seconds_of(backward_operations)
+        backward = seconds_of(repeated_operations) + seconds_of(backward_operations)
         # Threads of one process take turns in the forward pass; in the backward pass, each device
         # has a thread of torch's own.
         driven, samples = table.driven_devices, table.samples * table.repeats
         launches = sum(
-            (1 + again) * driven * _calls(forwards) + _calls(backwards)
-            for forwards, backwards in zip(forward_operations, backward_operations, strict=True)
+            driven * (_calls(forwards) + _calls(again)) + _calls(backwards)
+            for forwards, again, backwards in zip(
+                forward_operations, repeated_operations, backward_operations, strict=True
+            )
         )
         launched = host_seconds_of_pass(
             table.repeats * launches + profile.size.trained_tensors / table.passes,

@@ -378,6 +378,12 @@ def check_machine(
             "activation checkpointing recomputes block by block, which cuts a compiled model up",
             "set recipe.compile to blocks or none, or recipe.activation_checkpointing to false",
         )
+    if recipe.compile == "blocks" and recipe.activation_checkpointing == "selective":
+        raise StrategyUnavailable(
+            strategy,
+            "compiled code does not show which of its results are those of products",
+            "set recipe.compile to none, or recipe.activation_checkpointing to true",
+        )
     if recipe.cpu_offload and offload_instead is not None:
         raise StrategyUnavailable(
             strategy,

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
+aten = torch.ops.aten
+ATTENTION = {
+    aten._scaled_dot_product_efficient_attention,
+    aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_cudnn_attention,
+}
+PRODUCTS = {aten.mm, aten.addmm, aten.convolution}
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LARGE_LEAF_ELEMENTS = 1_000_000
 """Number of elements from which a single layer is a block (VGG's classifier)."""
@@ -41,7 +54,25 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return parts
 
 
-def checkpoint_blocks(model: nn.Module, user_blocks: Iterable[nn.Module] | None = None) -> None:
+Checkpointing = bool | str | int
+"""Values of `recipe.activation_checkpointing`."""
+
+
+def checkpointed_blocks(
+    parts: Sequence[nn.Module], checkpointing: Checkpointing
+) -> Sequence[nn.Module]:
+    """Return the blocks that are computed again: all, or every n-th one, as torchtitan counts."""
+    if not checkpointing:
+        return []
+    period = 1 if isinstance(checkpointing, bool | str) else checkpointing
+    return parts[period - 1 :: period]
+
+
+def checkpoint_blocks(
+    model: nn.Module,
+    checkpointing: Checkpointing,
+    user_blocks: Iterable[nn.Module] | None = None,
+) -> None:
     """Keep only each block's input for the backward pass, and recompute the block there.
 
     `user_blocks` are the workload's blocks; by default, `blocks` finds them.  Batch norm's running
@@ -49,20 +80,50 @@ def checkpoint_blocks(model: nn.Module, user_blocks: Iterable[nn.Module] | None 
 
     Source: Chen et al., arXiv 1604.06174 (2016).
     """
-    for block in blocks(model) if user_blocks is None else user_blocks:
+    parts = blocks(model) if user_blocks is None else [*user_blocks]
+    for block in checkpointed_blocks(parts, checkpointing):
         norms = [m for m in block.modules() if isinstance(m, _BatchNorm)]
         block.forward = partial(
             checkpoint,
             block.forward,
             use_reentrant=False,
-            context_fn=partial(_contexts, norms),
+            context_fn=partial(_contexts, norms, checkpointing == "selective"),
         )
 
 
 def _contexts(
-    norms: list[_BatchNorm],
+    norms: list[_BatchNorm], selective: bool
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    return nullcontext(), _frozen_statistics(norms)
+    """Return the contexts of the first pass and of the second one."""
+    if not selective:
+        return nullcontext(), _frozen_statistics(norms)
+    first, second = create_selective_checkpoint_contexts(_SavedProducts())
+    return first, _both(_frozen_statistics(norms), second)
+
+
+@contextmanager
+def _both(one: AbstractContextManager[Any], other: AbstractContextManager[Any]) -> Iterator[None]:
+    with one, other:
+        yield
+
+
+class _SavedProducts:
+    """Saves results of attention and of every second product.
+
+    Source: the default of torchtitan, `distributed/activation_checkpoint.py`.
+    """
+
+    def __init__(self) -> None:
+        self._products = {False: 0, True: 0}
+        """Number of products so far, in the first pass and while it is repeated."""
+
+    def __call__(self, context: Any, operation: Any, *_: object, **__: object) -> CheckpointPolicy:
+        packet = operation.overloadpacket
+        saved = packet in ATTENTION
+        if packet in PRODUCTS:
+            self._products[context.is_recompute] += 1
+            saved = self._products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 @contextmanager

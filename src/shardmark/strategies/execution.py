@@ -63,7 +63,7 @@ def prepare(
     if recipe.compile != "none":
         _compile(model, workload, recipe)
     if recipe.activation_checkpointing:  # recomputes compiled blocks
-        checkpoint_blocks(model, workload.blocks(model))
+        checkpoint_blocks(model, recipe.activation_checkpointing, workload.blocks(model))
 
 
 def _compile(model: nn.Module, workload: Workload, recipe: Recipe) -> None:

@@ -242,7 +242,7 @@ def model_counts(
         "divided_again": {},
     }
     if recipe.activation_checkpointing:
-        checkpoint_blocks(model, workload.blocks(model))
+        checkpoint_blocks(model, recipe.activation_checkpointing, workload.blocks(model))
         flops, twice = count_sample(workload, model, plan)
         if divided is not None and twice is not None:
             counts["divided_again"] = {side: twice[side] - divided[side] for side in divided}

@@ -146,6 +146,12 @@ def test_accelerate_gets_a_configuration_file(
     assert '--config_file "$folder/accelerate.yaml" "$@"' in files["launch.sh"]
 
 
+def test_accelerate_recomputes_every_block(tmp_path: Path) -> None:
+    files = exported(tmp_path, "accelerate", "fsdp", "recipe.activation_checkpointing=selective")
+    assert files["accelerate.yaml"]["fsdp_config"]["fsdp_activation_checkpointing"] is True
+    assert "measured was activation_checkpointing: selective" in files["launch.sh"]
+
+
 def test_accelerate_takes_deepspeed_s_own_file(tmp_path: Path) -> None:
     files = exported(tmp_path, "accelerate", "zero-3", "recipe.precision=bf16")
     content = files["accelerate.yaml"]

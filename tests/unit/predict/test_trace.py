@@ -317,6 +317,43 @@ def test_checkpointing_keeps_less_and_computes_the_same_operations() -> None:
     assert summed(again, "product", 5) == summed(usual, "product", 5)
 
 
+class Layer(nn.Module):
+    """Three products, each with two pointwise operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        for layer in self.layers:
+            inputs = torch.tanh(torch.sin(layer(inputs)))
+        return inputs
+
+
+def repeated_products(how: bool | str | int) -> tuple[float, float]:
+    """Products that the backward pass repeats for each sample, and rows that are saved."""
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, WIDTH), *(Layer() for _ in range(4)), nn.Linear(WIDTH, 2))
+
+    traced = trace(ToyWorkload(model), recipe(activation_checkpointing=how))
+    products = (o for u in traced.units for o in u.repeated if o.kind == "product")
+    saved = sum(u.saved_bytes.per_sample for u in traced.units) / (4 * WIDTH)
+    return sum(o.flops.per_sample for o in products) / (2 * WIDTH * WIDTH), saved
+
+
+def test_selective_checkpointing_repeats_every_second_product() -> None:
+    """Of three products in each of four layers, one is repeated; the last two blocks of four."""
+    repeated, saved = repeated_products("selective")
+    assert repeated == 4
+    _, without = repeated_products(False)
+    _, full = repeated_products(True)
+    assert full < saved < without
+    repeated, saved = repeated_products(2)
+    assert repeated == 2 * 3
+    assert full < saved < without
+
+
 def test_what_is_traced_stays_on_the_line_of_other_batches() -> None:
     """A step of 24 samples is as predicted from those of 4 and 8."""
     found = trace(ToyWorkload(blocks), recipe())

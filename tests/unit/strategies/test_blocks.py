@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torchvision.models import get_model_builder
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
-from shardmark.strategies.blocks import blocks, checkpoint_blocks, sharding_units
+from shardmark.strategies.blocks import (
+    blocks,
+    checkpoint_blocks,
+    checkpointed_blocks,
+    sharding_units,
+)
 
 
 def names(model: nn.Module, parts: list[nn.Module]) -> list[str]:
@@ -89,16 +94,31 @@ def run(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     return results | gradients | dict(model.named_buffers()), sum(kept)
 
 
+@pytest.mark.filterwarnings("ignore:A saved_tensors_hooks context")  # which counts them here
+@pytest.mark.parametrize("how", [True, "selective", 2])
 @pytest.mark.parametrize(("momentum", "tracked"), [(0.1, True), (None, True), (0.1, False)])
-def test_checkpointing_changes_nothing_but_memory(momentum: float | None, tracked: bool) -> None:
+def test_checkpointing_changes_nothing_but_memory(
+    momentum: float | None, tracked: bool, how: bool | str | int
+) -> None:
     """Batch norm's statistics and dropout's draws are those of one forward pass, not of two."""
     plain = tower(momentum, tracked)
     checkpointed = copy.deepcopy(plain)
-    checkpoint_blocks(checkpointed)
+    checkpoint_blocks(checkpointed, how)
     (expected, plain_elements), (found, elements) = run(plain), run(checkpointed)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
-    assert elements < plain_elements / 2
+    assert elements < (plain_elements / 2 if how is True else plain_elements)
     norms = [m for m in checkpointed.modules() if isinstance(m, nn.BatchNorm1d)]
     assert [norm.momentum for norm in norms] == [momentum] * 3
+
+
+def test_every_nth_block_is_computed_again() -> None:
+    layers = [nn.Identity() for _ in range(7)]
+    for how, expected in (
+        (False, []),
+        (True, [*range(7)]),
+        ("selective", [*range(7)]),
+        (3, [2, 5]),
+    ):
+        assert [layers.index(layer) for layer in checkpointed_blocks(layers, how)] == expected  # type: ignore[arg-type]

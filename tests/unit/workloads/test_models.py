@@ -160,7 +160,7 @@ def test_flops_include_recomputed_layers() -> None:
     model = nn.Sequential(nn.Flatten(), block)
     first, second = 2 * 192 * 16, 2 * 16 * 10
     assert task("resnet18", image_size=8).sample_input_flops(model) == 2 * first + 3 * second
-    checkpoint_blocks(model, [block])
+    checkpoint_blocks(model, True, [block])
     assert task("resnet18", image_size=8).sample_input_flops(model) == 3 * first + 3 * second
     assert not any(parameter.is_meta for parameter in model.parameters())
 

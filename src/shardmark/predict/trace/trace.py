@@ -40,7 +40,7 @@ from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.repeated_layers import UnequalLayers, expand, shorten
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
 from shardmark.predict.trace.unit_trace import Pass, UnitTrace
-from shardmark.strategies.blocks import sharding_units
+from shardmark.strategies.blocks import checkpointed_blocks, sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import build_on_meta
@@ -140,7 +140,8 @@ class _StepTrace(_LiveBytes):
     ) -> None:
         self._sharding = sharding
         self._compile = recipe.compile
-        self._checkpoints = recipe.activation_checkpointing
+        checkpointing = recipe.activation_checkpointing
+        self._repeats_forward = checkpointing is True
         self._compiled_nodes: list[int] = []
         """Numbers of the autograd nodes at which compiled code begins and ends."""
         self._chains = Chains()
@@ -162,6 +163,7 @@ class _StepTrace(_LiveBytes):
         self._owners: dict[int, UnitTrace] = {}
         names = {module: name for name, module in model.named_modules()}
         self.block_names = [names[block] for block in blocks]
+        self._checkpoints = {names[block] for block in checkpointed_blocks(blocks, checkpointing)}
         block_set = set(blocks)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._complete_gradient)  # type: ignore[no-untyped-call]
@@ -248,7 +250,7 @@ class _StepTrace(_LiveBytes):
 
     def _enter_block(self, name: str, module: nn.Module, inputs: object) -> None:
         if self._backward_at is None:
-            if self._checkpoints:  # the block is computed again from its inputs
+            if name in self._checkpoints:  # the block is computed again from its inputs
                 self._save(_tensors(inputs))
             self._end_unit()
             self._begin_unit(name, block=True)
@@ -327,12 +329,12 @@ class _StepTrace(_LiveBytes):
         internal_bytes += sum(self._recomputed.get(key, 0) for key in inputs)
         live = self._live.plus(internal_bytes, message_bytes)
         unit.moments[in_pass].append((live, unit.gradient_bytes))
-        if is_view or recomputes:
+        if is_view or (recomputes and self._repeats_forward):
             return
-        checkpointed = self._checkpoints and unit.block
-        if compiled and not fused and in_pass == "forward" and not checkpointed:
+        if compiled and not fused and in_pass == "forward" and unit.name not in self._checkpoints:
             self._saved_outputs[at] += written
-        work = self._chains.work(unit.operations[in_pass], kind, fused=fused)
+        operations = unit.operations["repeated" if recomputes else in_pass]
+        work = self._chains.work(operations, kind, fused=fused)
         flops, is_replicated = _flops(function, args, kwargs, outputs), True
         again = self._recomputed if in_pass == "backward" else ()
         for tensor, count in self._chains.moved(work, read, written, fused=fused, again=again):
@@ -436,6 +438,7 @@ def _profile(
 ) -> Profile:
     """Profile the model under autocast, or with its parameters cast to a type."""
     sizes = [min(count, workload.training_samples) for count in SAMPLES]
+    every_nth = recipe.activation_checkpointing not in (False, True, "selective")
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     trace_steps = partial(
         _steps,
@@ -449,7 +452,8 @@ def _profile(
     try:
         try:
             with _quiet():
-                full, first, second = trace_steps(fake=fake, shortened=workload.equal_blocks)
+                shortened = workload.equal_blocks and not every_nth
+                full, first, second = trace_steps(fake=fake, shortened=shortened)
         except UnequalLayers as error:
             logger.info("all layers are traced, since two differ: %s", error)
             with _quiet():
@@ -678,6 +682,7 @@ def _unit(first: UnitTrace, second: UnitTrace, line: Callable[[Total, Total], Am
         sizes=tuple(p.numel() for p in trained),
         block=first.block,
         forward=_operations(first, second, "forward", line),
+        repeated=_operations(first, second, "repeated", line),
         backward=_operations(first, second, "backward", line),
         begun_bytes=line(first.begun_bytes, second.begun_bytes),
         entered_bytes=line(first.entered_bytes, second.entered_bytes),

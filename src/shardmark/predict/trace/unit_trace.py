@@ -11,7 +11,7 @@ from shardmark.predict.trace.chains import ZERO, Total, Work
 if TYPE_CHECKING:
     from torch import nn
 
-Pass = Literal["forward", "backward", "gradient"]
+Pass = Literal["forward", "repeated", "backward", "gradient"]
 
 
 @dataclass(slots=True)

@@ -174,7 +174,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
         "fsdp_reshard_after_forward": strategy.reshard_after_forward,
         "fsdp_auto_wrap_policy": wrap_policy,
         "fsdp_offload_params": recipe.cpu_offload,
-        "fsdp_activation_checkpointing": recipe.activation_checkpointing,
+        "fsdp_activation_checkpointing": bool(recipe.activation_checkpointing),
         "fsdp_state_dict_type": "SHARDED_STATE_DICT",
     }
     if strategy.wrap == "layers":
@@ -184,6 +184,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
         accelerate["parallelism_config"] = {
             f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
         }
+    accelerate_notes = (*accelerate_notes, *_checkpointing_notes(recipe))
     notes: tuple[str, ...] = ()
     if native:
         notes = (FSDP_CASTS_NOTE,)
@@ -211,6 +212,14 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
     )
 
 
+def _checkpointing_notes(recipe: Recipe) -> tuple[str, ...]:
+    checkpointing = recipe.activation_checkpointing
+    if isinstance(checkpointing, bool):
+        return ()
+    measured = f"measured was activation_checkpointing: {checkpointing}"
+    return (f"Accelerate recomputes every block; {measured}.",)
+
+
 def _except_on_cpu(accelerate: Mapping[str, Any], device_type: str) -> Mapping[str, Any] | None:
     """Return None on a CPU, where Accelerate silently trains replicas, or each rank alone."""
     return None if device_type == "cpu" else accelerate
@@ -226,7 +235,7 @@ def _fsdp1(
         "fsdp_auto_wrap_policy": ACCELERATE_WRAPS[strategy.wrap][0],
         "fsdp_use_orig_params": True,
         "fsdp_sync_module_states": False,
-        "fsdp_activation_checkpointing": recipe.activation_checkpointing,
+        "fsdp_activation_checkpointing": bool(recipe.activation_checkpointing),
     }
     return LaunchConfiguration(
         wrapper="torch.distributed.fsdp.FullyShardedDataParallel",
@@ -237,6 +246,7 @@ def _fsdp1(
         ),
         loop=fsdp1_loop(),
         notes=(FSDP1_WRAP_NOTE,),
+        accelerate_notes=_checkpointing_notes(recipe),
     )
 
 

@@ -20,7 +20,7 @@ def count_activation_traffic(
     """Count `divided` and `divided_again` of `ModelSize`.  The model cannot be used afterwards."""
     divided, again = count_sample(workload, model, plan)[1] or {}, dict[str, int]()
     if recipe.activation_checkpointing:
-        checkpoint_blocks(model, workload.blocks(model))
+        checkpoint_blocks(model, recipe.activation_checkpointing, workload.blocks(model))
         twice = count_sample(workload, model, plan)[1] or {}
         again = {side: count - divided[side] for side, count in twice.items()}
     return {"divided": divided, "divided_again": again}
