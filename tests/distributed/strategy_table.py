@@ -125,6 +125,7 @@ LEARNED = {"positions": "learned"}
 DOCUMENTS = {"document_masks": True}
 UNEVEN = {"packed": False, "objective": "masked"}
 DROPOUT = {"dropout": 0.1}
+CHUNKED = {"loss_chunks": 3}
 LORA = {"adapter": {"name": "lora", "rank": 4}}
 LORA_OF_BF16 = {"adapter": {"name": "lora", "rank": 4, "base": "bf16"}}
 LANGUAGE_MODELS: dict[str, Options] = {
@@ -367,12 +368,14 @@ ROWS: dict[Group, dict[str, Row]] = {
         **{
             f"{name}, {label}": Row({"name": name}, changes, DROPOUT)
             for label, changes, names in (
-                ("selective", SELECTIVE | ACCUMULATED, ("ddp", "fsdp", "fsdp1", "zero-2")),
+                ("selective", SELECTIVE | ACCUMULATED, ("ddp", "fsdp")),
                 ("every second block", EVERY_SECOND | BF16, ("ddp", "fsdp", "zero-3")),
             )
             for name in names
         },
-        "tp, selective": Row(TP, SELECTIVE, GPT),
+        **{f"{name}, chunked loss": Row({"name": name}, AGAIN, CHUNKED) for name in SHIPPED},
+        "fsdp, chunked loss of Qwen3, bf16": Row(FSDP, BF16, TIED_QWEN3 | CHUNKED),
+        "ddp, chunked loss of BERT, uneven": Row(DDP, {}, BERT | UNEVEN | CHUNKED),
         "ddp, partly unused": Row(
             DDP | {"find_unused_parameters": True}, {}, picture_model("PartlyUsed")
         ),
@@ -503,6 +506,7 @@ ROWS: dict[Group, dict[str, Row]] = {
         "fsdp-ulysses, fp16": Row(FSDP_ULYSSES, FP16, GPT),
         "fsdp-ulysses, tied": Row(SHARDED_ULYSSES, AGAIN, GPT),
         "fsdp-ulysses, bf16": Row(SHARDED_ULYSSES, BF16, GPT),
+        "ulysses, chunked loss": Row(ULYSSES, {}, CHUNKED),
         "ulysses, LoRA": Row(ULYSSES, {}, LORA),
         "ps-sync, LoRA": Row(TWO_SERVERS, {}, LORA),
         "ulysses, gradients not summed": Row(
@@ -637,6 +641,8 @@ REFUSED: dict[Group, dict[str, tuple[Row, tuple[str, ...]]]] = {
             Row(TP | {"sequence_parallel": True}, {}, {"sequence_length": 25}),
             ("sequences of 25 cannot be divided",),
         ),
+        "pp, chunked loss": (Row(PP, {}, CHUNKED), ("set workload.loss_chunks: 1",)),
+        "tp, chunked loss": (Row(TP, {}, CHUNKED), ("set workload.loss_chunks: 1",)),
         "tp, LoRA": (Row(TP, {}, LORA), ("no matrices of an adapter", "use fsdp")),
         "fsdp1, LoRA, bf16": (
             Row({"name": "fsdp1"}, BF16, LORA_OF_BF16),

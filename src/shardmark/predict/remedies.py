@@ -15,6 +15,8 @@ from shardmark.predict.memory import Fit, GiB, fit_of, rank_memory
 from shardmark.predict.models import Models
 from shardmark.trials.matrix import unsupported_reason
 from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.workloads.language.options import LanguageOptions
+from shardmark.workloads.models import is_user_function
 from shardmark.workloads.options import Adapter
 
 MOST_RANKS = 4096
@@ -68,6 +70,14 @@ def _fused(cell: Trial) -> Trial:
     return _changed(cell, optimizer=optimizer.model_copy(update={"implementation": "fused"}))
 
 
+def _with_chunks(cell: Trial) -> Trial:
+    """Compute the loss of a language model in pieces, where its output layer is known."""
+    options = cell.workload
+    if not isinstance(options, LanguageOptions) or is_user_function(options.model):
+        return cell
+    return cell.changed(workload=options.model_copy(update={"loss_chunks": 8}))
+
+
 def _with_adapter(cell: Trial) -> Trial:
     """Train an adapter, where the workload has one and trains none."""
     if getattr(cell.workload, "adapter", Adapter()) is not None:
@@ -91,6 +101,11 @@ CHANGES = (
         name="activation checkpointing",
         setting="--set activation_checkpointing=true",
         applied=partial(_changed, activation_checkpointing=True),
+    ),
+    Change(
+        name="loss in 8 pieces",
+        setting="--set loss_chunks=8",
+        applied=_with_chunks,
     ),
     Change(
         name="CPU offload",

@@ -97,7 +97,7 @@ def _contexts(
     """Return the contexts of the first pass and of the second one."""
     if not selective:
         return nullcontext(), _frozen_statistics(norms)
-    first, second = create_selective_checkpoint_contexts(_SavedProducts())
+    first, second = create_selective_checkpoint_contexts(_SavedProducts())  # type: ignore[no-untyped-call]
     return first, _both(_frozen_statistics(norms), second)
 
 

@@ -92,7 +92,9 @@ def test_all_at_once_takes_what_each_takes_alone() -> None:
     assert len(candidates) > 300
     for candidate in candidates:
         recipe, strategy = rebuilt(candidate, of)
-        profile = replace(of.profiles[recipe.activation_checkpointing], size=of.sizes[False, 1, 1])
+        profile = replace(
+            of.profiles[bool(recipe.activation_checkpointing)], size=of.sizes[False, 1, 1]
+        )
         alone = plan_step(
             profile, strategy, recipe, RANKS, of.node, nodes=NODES, constants=of.constants
         )

@@ -74,6 +74,9 @@ class LanguageOptions(ModelOptions):
     than the largest token, and another one for the mask of `objective: masked`."""
     sequence_length: Annotated[int, Field(ge=2)] = 256
     """Maximum number of tokens of a sample."""
+    loss_chunks: PositiveInt = 1
+    """Number of pieces of a sequence whose logits are computed one after the other, and again in
+    the backward pass, so that they are never stored in full; for `gpt` and `hf:` models."""
     dataset: Literal[
         "stdlib", "torch-source", "text", "jsonl", "parquet", "arrow", "tokens", "random"
     ] = "stdlib"
@@ -127,6 +130,11 @@ class LanguageOptions(ModelOptions):
         if self.model != "gpt" and changed:
             raise ValueError(
                 f"{self.model} has no {' and no '.join(changed)}; set its sizes in model_options"
+            )
+        if self.loss_chunks > 1 and is_user_function(self.model):
+            raise ValueError(
+                f"loss_chunks is {self.loss_chunks}, and the output layer of {self.model} is not"
+                " known; leave it out, or use gpt or an hf: model"
             )
         if self.model_options and self.has_weights:
             raise ValueError(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from shardmark.core.errors import InputError
 from shardmark.workloads.base import (
@@ -30,6 +29,11 @@ from shardmark.workloads.language.batch import (
     part_of_sequences,
 )
 from shardmark.workloads.language.causality import check_causal
+from shardmark.workloads.language.chunked_loss import (
+    ChunkedLoss,
+    predicting,
+    summed_cross_entropy,
+)
 from shardmark.workloads.language.data import Samples, load
 from shardmark.workloads.language.gpt import FULL_SEQUENCES, GPT, TENSOR_PLAN, parts_of
 from shardmark.workloads.model_building import construct, seeded, user_function
@@ -49,6 +53,12 @@ EVALUATION_TOKENS = 16_384
 """Maximum number of tokens in a validation batch, which has at least one sample."""
 COMPARED_TOKENS = 8
 """Length of the sample on which pipeline parts are compared with their model."""
+NOT_CHUNKED = CannotShard(
+    "the loss of chunks needs the full output layer and its targets on each rank",
+    "set workload.loss_chunks: 1",
+)
+SAME_LOSS = 1e-4
+"""Largest relative difference of equal losses that are summed in another order."""
 VALIDATION_EPOCH = 2**32 - 1
 """Epoch number from which the masks of the validation set are drawn."""
 
@@ -97,11 +107,45 @@ class Language(SampledTask[Samples, TokenBatch]):
         if self._causal and self._options.model != "gpt" and not (on_meta or self._causality_known):
             self._check_causal(model)
             self._causality_known = True
+        chunks = self._options.loss_chunks
+        if chunks > 1 and not on_meta:
+            self._check_chunks(model)
         if self._options.adapter is not None:
             from shardmark.workloads.adapters import add_adapter
 
             add_adapter(model, self._options.adapter, self.blocks(model), seed=self._seed)
+        if chunks > 1:
+            head = self._output_layer(model)
+            head.forward = ChunkedLoss(head, chunks)
         return model
+
+    def _output_layer(self, model: nn.Module) -> nn.Module:
+        get: Any = getattr(model, "get_output_embeddings", lambda: None)
+        head = model.head if isinstance(model, GPT) else get()
+        if isinstance(head, torch.nn.Module):
+            return head
+        problem = f"transformers does not name the output layer of {self._options.model}"
+        raise InputError("workload.loss_chunks", problem, "set it to 1")
+
+    def _check_chunks(self, model: nn.Module) -> None:
+        """Raise `InputError` for a model that changes its logits after the output layer."""
+        tokens = torch.arange(min(COMPARED_TOKENS, self._options.sequence_length))[None]
+        tokens = tokens % self._data.vocabulary
+        documents = torch.zeros_like(tokens) if self._options.document_masks else None
+        example, head = _example_batch(tokens, documents), self._output_layer(model)
+        model.eval()
+        with torch.no_grad():
+            of_logits = summed_cross_entropy(self._logits(model, example), example.targets)
+            head.forward = ChunkedLoss(head, self._options.loss_chunks)
+            of_chunks = self._losses(model, example)
+        del head.forward
+        model.train()
+        if of_chunks.dim() or not torch.allclose(of_chunks, of_logits, rtol=SAME_LOSS):
+            raise InputError(
+                "workload.loss_chunks",
+                f"{self._options.model} changes its logits after the output layer",
+                "set it to 1",
+            )
 
     def _check_causal(self, model: nn.Module) -> None:
         check_causal(
@@ -161,6 +205,8 @@ class Language(SampledTask[Samples, TokenBatch]):
         options = self._options
         if options.adapter is not None:
             return NOT_DIVIDED
+        if options.loss_chunks > 1:
+            return NOT_CHUNKED
         if options.from_transformers:
             from shardmark.workloads.language.hugging_face import tensor_plan
 
@@ -196,6 +242,8 @@ class Language(SampledTask[Samples, TokenBatch]):
         )
 
     def pipeline_parts(self, model: nn.Module) -> Sequence[nn.Module] | CannotShard:
+        if self._options.loss_chunks > 1:
+            return NOT_CHUNKED
         if isinstance(model, GPT):
             return parts_of(model)
         if self._options.from_transformers:
@@ -255,24 +303,27 @@ class Language(SampledTask[Samples, TokenBatch]):
         return LossSum(total=total, weight=(tokens.targets != IGNORED).sum())
 
     def _losses(self, model: Any, batch: TokenBatch) -> Tensor:
-        logits = self._logits(model, batch)
-        return functional.cross_entropy(
-            logits.flatten(0, 1).float(),
-            batch.targets.flatten(),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        if self._options.loss_chunks == 1:
+            return summed_cross_entropy(self._logits(model, batch), batch.targets)
+        with predicting(batch.targets):
+            return self._output(model, batch)
 
-    def _logits(self, model: Any, batch: TokenBatch) -> Tensor:
-        """Logits (batch, length, vocabulary) of a model, which may be wrapped."""
+    def _output(self, model: Any, batch: TokenBatch) -> Tensor:
+        """First output of a model, which may be wrapped: logits, or the loss of chunks."""
         if self._options.from_transformers:
             from shardmark.workloads.language.hugging_face import arguments_of
 
-            logits = model(**arguments_of(batch, causal=self._causal))[0]
+            returned = model(**arguments_of(batch, causal=self._causal))[0]
         else:
             arguments = {"documents": batch.documents, "positions": batch.positions}
             given_arguments = {key: value for key, value in arguments.items() if value is not None}
-            logits = model(batch.inputs, **given_arguments)
+            returned = model(batch.inputs, **given_arguments)
+        output: Tensor = returned
+        return output
+
+    def _logits(self, model: Any, batch: TokenBatch) -> Tensor:
+        """Logits (batch, length, vocabulary) of a model, which may be wrapped."""
+        logits = self._output(model, batch)
         shape = (*batch.inputs.shape, self._data.vocabulary)
         return checked_logits(logits, shape, self._options.model)
 
