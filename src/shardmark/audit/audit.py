@@ -286,7 +286,9 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     rate = _rate_check(records, replay)
     checks = [*_rank_checks(records), *_clipping_checks(records, replay), gradient, rate]
     if gradient.holds and rate.holds and not causes.scales_rates(records, replay):
-        checks += [update_check(records, replay), *_later_checks(records, replay)]
+        updated = any(records.ranks[0].steps[0].rates or [1.0])  # a warm-up may begin with 0
+        checks += [update_check(records, replay)] if updated else []
+        checks += _later_checks(records, replay)
     findings = _findings_without_replay(records)
     explained = any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
@@ -493,7 +495,12 @@ def _notes(records: Records, replay: Record) -> list[str]:
     micros = {len(record.steps[0].micros) for record in (*records.ranks, replay)}
     if single is not None and None not in losses and len(micros) == 1:
         mean = sum(loss for loss in losses if loss is not None) / records.count
-        notes.append(f"loss of step 1: {mean:.6g} (mean of the ranks), {single:.6g} in one process")
+        parts = " of a micro-batch, as backward gets it," if max(micros) > 1 else ""
+        notes.append(
+            f"loss{parts} of step 1: {mean:.6g} (mean of the ranks), {single:.6g} in one process"
+        )
+    if not any(records.ranks[0].steps[0].rates or [1.0]):
+        notes.append("the learning rate of step 1 is 0, so that the first update shows nothing")
     if causes.scales_rates(records, replay):
         notes.append(
             "the learning rate depends on the number of ranks, as the batch of all ranks does: "

@@ -138,8 +138,8 @@ CAUSES = {
     ),
     "batch_norm_of_share": Cause(
         "batch norm takes its statistics from the samples of one rank",
-        "convert the model by SyncBatchNorm.convert_sync_batchnorm, or use a norm that does not "
-        "depend on the batch",
+        "convert the model by SyncBatchNorm.convert_sync_batchnorm (GPUs only), use a norm that "
+        "does not depend on the batch, or accept it: many recipes for pictures train so",
     ),
     "gathered_without_gradients": Cause(
         "the loss uses other ranks' outputs, and no gradient flows back through the gather",

@@ -124,7 +124,7 @@ def plan(
             metavar="DOLLARS",
             min=0,
             help="Price of one card for an hour; adds the cost.  With several machines, one price"
-            " for all or one for each.",
+            " for all, or `--price` once for each, in their order.",
         ),
     ] = None,
     search: Annotated[

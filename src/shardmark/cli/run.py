@@ -131,7 +131,7 @@ def run_and_print(
         options = replace(options, remeasure=False)
     _name_other_runs(experiment, plan, None if out is not None else words)
     with _interrupted_by_sigterm(), run_folder(out, experiment.name) as folder:
-        again = shlex.join([*words, "--out", str(folder)])
+        again = shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
         try:
             with storing(folder):
                 exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)

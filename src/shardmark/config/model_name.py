@@ -62,6 +62,7 @@ def experiment_of(
     devices: int,
     nodes: int,
     precision: str,
+    least_devices: int | None = None,
     batch: int | None = None,
     sequence_length: int | None = None,
     adapter: str | None = None,
@@ -69,7 +70,8 @@ def experiment_of(
 ) -> tuple[Experiment, str]:
     """Return an experiment with a model on so many devices, and what was assumed of it.
 
-    Raises `InputError` for an unknown name.
+    `least_devices` is the size of the smallest of several machines.  Raises `InputError` for an
+    unknown name.
     """
     model = named_model(name, sequence_length)
     options = {**model.workload, **model.workload.get("options", {})}
@@ -90,15 +92,21 @@ def experiment_of(
             "optimizer": model.optimizer,
             "precision": precision,
         },
-        "matrix": {"strategy": strategies_of(devices, nodes), "world_size": [devices]},
+        "matrix": {
+            "strategy": strategies_of(devices, nodes, least_devices),
+            "world_size": [devices],
+        },
         "device": "cuda",
     }
     experiment = from_mapping(content, overrides, place=name)
     recipe = experiment.recipe
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
+    pictures = "picture" in model.sample
     parts = [
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
+        *(["loaders that keep up"] if pictures else []),
+        *(["no channels_last"] if pictures and not recipe.channels_last else []),
         {"adamw": "AdamW", "sgd": "SGD"}.get(recipe.optimizer.name, recipe.optimizer.name),
         _recomputation(recipe.activation_checkpointing),
     ]
@@ -129,8 +137,13 @@ def adapter_of(name: str, precision: str) -> Adapter:
     return Adapter(base=bases[name])
 
 
-def strategies_of(devices: int, nodes: int) -> list[Any]:
-    """Return the strategies that a question about a model compares."""
+def strategies_of(devices: int, nodes: int, least_devices: int | None = None) -> list[Any]:
+    """Return the strategies that a question about a model compares.
+
+    `least_devices` is the size of the smallest of several machines.
+    """
+    if least_devices == 1 < devices:
+        return ["single", *strategies_of(devices, nodes)]
     if devices == 1:
         return ["single"]
     if nodes == 1:

@@ -362,14 +362,24 @@ def compare_machines(
     ]
     if len(plans) == 1:
         return plans[0]
+    if assumed_steps:  # nobody chose the strategies: each machine has those that use all of it
+        plans = [replace(plan, rows=_using_most_devices(plan.rows)) for plan in plans]
+    rows = tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows)
     return replace(
         plans[0],
         on=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
         fewest=None,
-        rows=tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows),
+        rows=rows,
+        remedies=() if any(row.fit == "yes" for row in rows) else plans[0].remedies,
         doubts=tuple(dict.fromkeys(doubt for plan in plans for doubt in plan.doubts)),
         notes=tuple(dict.fromkeys(note for plan in plans for note in plan.notes)),
     )
+
+
+def _using_most_devices(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
+    """Return the predicted rows with the most devices; all rows if nothing was predicted."""
+    most = max((row.devices for row in rows if row.time is not None), default=0)
+    return tuple(row for row in rows if row.devices == most and row.time is not None) or tuple(rows)
 
 
 def make_plan(
@@ -504,7 +514,7 @@ def _sizes_that_fit(
     chosen = [one for one in cells if str(one.strategy) in predicted and one.varied == first]
     if not chosen:
         return {}
-    if any(row.fits for row in rows):
+    if any(row.fit == "yes" for row in rows):
         fewest = fewest_devices(chosen, node, nodes, models)
         return {"fewest": fewest}
     return {"remedies": tuple(remedies_of(chosen, node, nodes, models))}

@@ -61,6 +61,7 @@ def question_about(
         name,
         devices=max(node.node.devices * count for node, count in loaded),
         nodes=max(count for _, count in loaded),
+        least_devices=min(node.node.devices * count for node, count in loaded),
         precision=precision or _precision([node.card for node, _ in loaded]),
         batch=batch,
         sequence_length=sequence_length,

@@ -204,6 +204,17 @@ def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixt
     assert {row.split()[1] for row in rows[:3]} == {"8xa100-80", "8xh100", "16xl40s"}
 
 
+def test_a_machine_with_one_card_is_compared_by_a_single_device(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("resnet50", "--compare", "1xh100", "2xh100", "--price", "2", "--format", "json")
+    rows = json.loads(printed(capsys, *arguments))["rows"]
+    places = {(row["on"], row["strategy"]) for row in rows}
+    assert [strategy for on, strategy in places if on == "1xh100"] == ["single"]
+    assert ("2xh100", "ddp") in places
+    assert ("2xh100", "single") not in places
+
+
 def test_a_model_that_does_not_fit_has_remedies(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

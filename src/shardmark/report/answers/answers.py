@@ -235,7 +235,7 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
 def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
     """Return the answer of a single group; for several, the most frequent winner and exceptions."""
     if not by_group:
-        text = "not decided: no strategy has a finite loss and trains the same as the reference"
+        text = "not decided: no strategy both trains as the reference does and has a finite loss"
         return Answer(question=question, decided=False, text=text)
     if len(by_group) == 1:
         return by_group[0]

@@ -149,7 +149,8 @@ def text_of(best: Best) -> str:
 def brief_text_of(best: Best, figure: str | None = None) -> str:
     """Return an answer with close rivals, with another figure if one is given."""
     figure = _figure_of(best)(best.row) if figure is None else figure
-    text = f"{QUESTIONS[best.question]}: {best.row.place}, {figure}."
+    doubt = " if its memory suffices (tight)" if best.row.fit == "tight" else ""
+    text = f"{QUESTIONS[best.question]}: {best.row.place}{doubt}, {figure}."
     if close := [_rival(rival) for rival in _close(best)]:
         text += f" Too close to tell from {listed(close)}."
     return text
@@ -294,7 +295,7 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
     if any(row.fit == "tight" for row in rows):
-        notes[0] += "  tight: without room for the usual fragmentation."
+        notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
     if not best_of_each and len(rows) < len(predicted):
         same = [
             f"{title_of(key).rpartition('.')[2]} {next(iter(values))}"
@@ -309,8 +310,9 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     useful = min((row.useful_fraction for row in rows), default=1.0)
     if useful < 1:
         notes.append(
-            f"Padding: {number(100 * useful)} % of the tokens are useful, and these alone count."
-            f"  Packed samples train {number(1 / useful)} times as many in a second."
+            f"Padding: {number(100 * (1 - useful))} % of the tokens; speed, hours and dollars are"
+            f" those of the others.  Packed samples train {number(1 / useful)} times as many in a"
+            " second."
         )
     notes += [_range_note(plan), *_deviation_notes(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
