@@ -28,15 +28,16 @@ class Amount:
 
 Kind = Literal[
     "product",
-    "fp8_product",
     "attention",
     "convolution",
     "convolution_3x3",
     "grouped",
     "depthwise",
     "other",
+    "fp8_product",
 ]
-"""Kind of an operation: all but the last multiply, and reach unlike fractions of a card's peak.
+"""Kind of an operation: all but `other` multiply, and reach unlike fractions of a card's peak.
+Stored profiles have the number of a kind in this order, so that new kinds come last.
 
 `grouped` and `depthwise` are convolutions; `convolution_3x3` are dense ones of stride 1, for which
 ordinary cores use the algorithm of Winograd.
