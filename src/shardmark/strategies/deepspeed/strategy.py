@@ -105,13 +105,6 @@ class Zero(Strategy):
                 "falls to pieces",
                 "set recipe.compile to none, or use fsdp or zero-2",
             )
-        if self.stage == 3 and recipe.activation_checkpointing == "selective":
-            raise StrategyUnavailable(
-                self.name,
-                "stage 3 gathers parameters between the results that selective checkpointing saves,"
-                " and its updates are then wrong",
-                "set recipe.activation_checkpointing to true, or use fsdp or zero-2",
-            )
         if self.cpu_adam and not recipe.cpu_offload:
             raise StrategyUnavailable(
                 self.name,
