@@ -625,7 +625,10 @@ class _Planner:
         machine = Machine(
             device_type=self._device_type, device_count=cards, cores=cards, is_predicted=True
         )
-        strategy.check(row.ranks, machine, cell.recipe)
+        recipe = cell.recipe
+        if recipe.activation_checkpointing == "selective":  # which `run` refuses
+            recipe = recipe.model_copy(update={"activation_checkpointing": True})
+        strategy.check(row.ranks, machine, recipe)
         return self.models.profile_of(cell, row.ranks, row.nodes, device_type=self._device_type)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:

@@ -397,8 +397,10 @@ def test_a_model_that_fails_is_a_row_with_its_error(
     monkeypatch.setattr("shardmark.predict.trace.trace.trace", trace)
     monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity(), 0))
     monkeypatch.setattr(Models, "check", lambda *_: None)
-    (row,) = planned(experiment([strategy]), models=Models()).rows
+    plan = planned(experiment([strategy]), models=Models())
+    (row,) = plan.rows
     assert "RuntimeError: shapes do not match" in (row.reason or "")
+    assert "could be predicted" in render_plan(plan, Format.TEXT, 80)
 
 
 @pytest.mark.parametrize(

@@ -349,7 +349,8 @@ def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Predictio
 
 
 def _room_text(rows: Sequence[Prediction]) -> str:
-    return listed([*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)])
+    sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)]
+    return listed(sizes) if sizes else ""  # nothing was predicted
 
 
 def _answer_columns(plan: Plan) -> Columns[Prediction]:
