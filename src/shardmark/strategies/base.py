@@ -242,7 +242,7 @@ class Strategy(ABC):
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:
         """Reason why no machine could run it on this number of ranks; None if some could."""
-        return None if world_size > 1 else "it needs at least 2 ranks"
+        return None if world_size > 1 else "it needs 2 ranks or more"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         """Raise `StrategyUnavailable` if it cannot run here.  Starts nothing, imports no torch."""
