@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch.nn import functional
+
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.equivalence.capture import Capture, capture_steps
@@ -95,11 +97,17 @@ def trial(
     )
 
 
+LINEAR = functional.linear
+"""torch's function.  Stage 3 of DeepSpeed replaces it and never resets it; real trials do not share
+a process."""
+
+
 def capture_all(process: RankContext, cases: Mapping[str, Case]) -> dict[str, Capture | None]:
     return {name: _captured(process, case) for name, case in cases.items()}
 
 
 def _captured(process: RankContext, case: Case) -> Capture | None:
+    functional.linear = LINEAR
     of = case.trial
     workload = build_workload(of.workload, of.recipe.seed)
     if case.begin is None:

@@ -53,6 +53,7 @@ ADAMW = {"optimizer": ADAM}
 CLIPPED = {"gradient_clipping": 0.1}
 SGD = {"optimizer": Optimizer(name="sgd", lr=0.05, momentum=0.9)}
 ACCUMULATED = {"gradient_accumulation": 2}
+SELECTIVE = {"activation_checkpointing": "selective"}
 EVERY_SECOND = {"activation_checkpointing": 2}
 AGAIN = ACCUMULATED | {"activation_checkpointing": True}
 BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
@@ -367,6 +368,7 @@ ROWS: dict[Group, dict[str, Row]] = {
         **{
             f"{name}, {label}": Row({"name": name}, changes, DROPOUT)
             for label, changes, names in (
+                ("selective", SELECTIVE | ACCUMULATED, ("ddp", "fsdp", "fsdp1", "zero-2")),
                 ("every second block", EVERY_SECOND | BF16, ("ddp", "fsdp", "zero-3")),
             )
             for name in names

@@ -220,8 +220,8 @@ class Recipe(Model):
     `SyncBatchNorm`; otherwise over each rank's share."""
     activation_checkpointing: bool | Literal["selective"] | Annotated[int, Field(ge=2)] = False
     """Recompute blocks in the backward pass instead of saving their activations: all of them, or
-    every n-th one (`2`, `3`, ...).  `selective`, for `plan` alone, saves results of attention and
-    of every second product, and recomputes the rest, as torchtitan does by default."""
+    every n-th one (`2`, `3`, ...).  `selective` saves results of attention and of every second
+    product, and recomputes the rest, as torchtitan does by default."""
     cpu_offload: bool = False
     compile: Literal["none", "blocks", "model"] = "none"
     """Apply torch.compile to each repeated block or to the full model.  Results and random draws

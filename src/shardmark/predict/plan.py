@@ -625,10 +625,7 @@ class _Planner:
         machine = Machine(
             device_type=self._device_type, device_count=cards, cores=cards, is_predicted=True
         )
-        recipe = cell.recipe
-        if recipe.activation_checkpointing == "selective":  # which `run` refuses
-            recipe = recipe.model_copy(update={"activation_checkpointing": True})
-        strategy.check(row.ranks, machine, recipe)
+        strategy.check(row.ranks, machine, cell.recipe)
         return self.models.profile_of(cell, row.ranks, row.nodes, device_type=self._device_type)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:

@@ -378,12 +378,11 @@ def check_machine(
             "activation checkpointing recomputes block by block, which cuts a compiled model up",
             "set recipe.compile to blocks or none, or recipe.activation_checkpointing to false",
         )
-    if recipe.activation_checkpointing == "selective":
+    if recipe.compile == "blocks" and recipe.activation_checkpointing == "selective":
         raise StrategyUnavailable(
             strategy,
-            "with selective checkpointing, models with dropout trained other weights in a test of"
-            " equivalence, so that plan alone knows it",
-            "set recipe.activation_checkpointing to true, or to a number of blocks",
+            "compiled code does not show which of its results are those of products",
+            "set recipe.compile to none, or recipe.activation_checkpointing to true",
         )
     if recipe.cpu_offload and offload_instead is not None:
         raise StrategyUnavailable(

@@ -71,6 +71,13 @@ class FSDP(Strategy):
                 if self.wrap == "blocks"
                 else "set wrap to blocks or root, or recipe.compile to none",
             )
+        if self.wrap == "layers" and recipe.activation_checkpointing == "selective":
+            raise StrategyUnavailable(
+                self.name,
+                "selective checkpointing is only tested with parameters that are gathered outside"
+                " of a block",
+                "set wrap to blocks, or recipe.activation_checkpointing to true",
+            )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:

@@ -90,6 +90,7 @@ def test_wrong_names_and_options_are_refused(
 
 FUSED_SGD = {"name": "sgd", "implementation": "fused"}
 SELECTIVE = {"activation_checkpointing": "selective"}
+COMPILED_SELECTIVE = {"compile": "blocks"} | SELECTIVE
 CHECKPOINTED_WHOLE = {"compile": "model", "activation_checkpointing": True}
 NO_SYNC_BATCH_NORM = (
     *("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp"),
@@ -119,7 +120,9 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (("zero-3",), CPU, {}, {"compile": "blocks"}, ["use fsdp or zero-2"]),
     (("ulysses",), CPU, {}, {"compile": "blocks"}, ["recipe.compile to none"]),
     (("single", "ddp"), CPU, {}, CHECKPOINTED_WHOLE, ["recipe.compile to blocks or none"]),
-    (("single", "ddp", "fsdp", "zero-3"), CPU, {}, SELECTIVE, ["plan alone", "to true"]),
+    (("zero-3",), CPU, {}, SELECTIVE, ["updates are then wrong", "use fsdp or zero-2"]),
+    (("fsdp",), CPU, {"wrap": "layers"}, SELECTIVE, ["set wrap to blocks"]),
+    (("ddp",), CPU, {}, COMPILED_SELECTIVE, ["recipe.activation_checkpointing to true"]),
     (SERVED, CPU, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"precision": "fp16"}, ["one loss scale"]),
     (SERVED, GPUS, {}, {"cpu_offload": True}, ["server_device: cpu"]),

@@ -105,6 +105,13 @@ class Zero(Strategy):
                 "falls to pieces",
                 "set recipe.compile to none, or use fsdp or zero-2",
             )
+        if self.stage == 3 and recipe.activation_checkpointing == "selective":
+            raise StrategyUnavailable(
+                self.name,
+                "stage 3 replaces torch's linear function, and with selective checkpointing its"
+                " updates are then wrong",
+                "set recipe.activation_checkpointing to true, or use fsdp or zero-2",
+            )
         if self.cpu_adam and not recipe.cpu_offload:
             raise StrategyUnavailable(
                 self.name,
