@@ -111,7 +111,7 @@ def run_and_print(
     dry_run: bool,
     form: TextOrJson = TextOrJson.TEXT,
 ) -> None:
-    """Run the experiment and print its results; `words` is the command, without `--out`."""
+    """Run the experiment and print its results; `words` is the command, with or without `--out`."""
     from shardmark.trials.matrix import expand
 
     plan = expand(experiment)
@@ -131,7 +131,8 @@ def run_and_print(
         options = replace(options, remeasure=False)
     _name_other_runs(experiment, plan, None if out is not None else words)
     with _interrupted_by_sigterm(), run_folder(out, experiment.name) as folder:
-        again = shlex.join(words if "--out" in words else [*words, "--out", str(folder)])
+        given = any(word == "--out" or word.startswith("--out=") for word in words)
+        again = shlex.join(words if given else [*words, "--out", str(folder)])
         try:
             with storing(folder):
                 exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)

@@ -140,9 +140,11 @@ class RunSession:
         self.measure(queue)
         share = verification_seconds / (time.monotonic() - began)
         if share > VERIFICATION_SHARE:
+            scripts = any(trial.workload.trains_itself for trial in trials)
+            without = "measure.verify=false" + (", or --no-audit of `time`," if scripts else "")
             listener.note(
                 f"verification took {duration(verification_seconds)}, {100 * share:.0f} % of the"
-                " time: there are few or short trials (measure.verify=false leaves it out)"
+                f" time: there are few or short trials ({without} leaves it out)"
             )
 
     def _queue(self) -> TrialQueue:
