@@ -174,9 +174,9 @@ def test_steps_count_where_samples_cannot(kept_engine: KeptEngine, tmp_path: Pat
         assert sum(rank.samples for rank in trial.ranks) == samples
     assert rows["bare", 2].comparable(rows["bare", 1])
     assert not rows["bare", 2].comparable(rows["plain", 2])
-    caution, *_ = answers(comparison)
-    assert "bare" in caution.text
-    assert "a step counts as one sample" in caution.text
+    # A busy machine adds a caution of its own before this one.
+    cautions = [answer.text for answer in answers(comparison) if answer.question == "caution"]
+    assert any("bare" in text and "a step counts as one sample" in text for text in cautions)
     assert {key: row.weak_scaling for key, row in rows.items()} == {
         ("bare", 1): False,
         ("bare", 2): False,
