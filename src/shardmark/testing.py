@@ -8,18 +8,21 @@ from collections.abc import Sequence
 from shardmark.audit.plan import STEPS
 
 
-def same_training(command: str | Sequence[str], *, ranks: int = 2, steps: int = STEPS) -> None:
+def same_training(
+    command: str | Sequence[str], *, ranks: int = 2, steps: int = STEPS, accept: Sequence[str] = ()
+) -> None:
     """Fail unless a training script on several ranks trains what one process trains.
 
     `command` is the training command as it is typed, such as `"torchrun train.py --epochs 1"`; it
-    runs on this machine, unchanged, for the first steps.  Raises `AssertionError` with the answer
-    of `shardmark audit` if the training deviates or if that cannot be told, and `InputError` if the
-    script does not run.
+    runs on this machine, unchanged, for the first steps.  `accept` names causes that are no fault
+    here, such as `"batch_norm_of_share"`: everything else is still compared.  Raises
+    `AssertionError` with the answer of `shardmark audit` if the training deviates or if that cannot
+    be told, and `InputError` if the script does not run.
     """
     from shardmark.audit.audit import audit_script
     from shardmark.scripts.command import parse_command
 
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    report = audit_script(parse_command(words), ranks=ranks, steps=steps)
+    report = audit_script(parse_command(words), ranks=ranks, steps=steps, accept=accept)
     if not report.same:
         raise AssertionError(report.answer)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from shardmark.audit.audit import audit_script
+from shardmark.core.recipe import ACCEPTABLE
 from shardmark.scripts.command import parse_command
 from tests.zoo.cases import CASES, Case
 from tests.zoo.forked import start_forked
@@ -31,9 +33,13 @@ PARAMETERS = [
 ]
 
 
-def audited(*words: str) -> AuditReport:
+def audited(*words: str, accept: Sequence[str] = ()) -> AuditReport:
     return audit_script(
-        parse_command(words), ranks=2, longest_seconds=LONGEST_SECONDS, start=start_forked
+        parse_command(words),
+        ranks=2,
+        accept=accept,
+        longest_seconds=LONGEST_SECONDS,
+        start=start_forked,
     )
 
 
@@ -48,6 +54,36 @@ def test_the_cause_of_a_wrong_script_is_named(case: Case) -> None:
 def test_a_right_script_is_not_blamed(case: Case) -> None:
     report = audited(str(case.path), "--right")
     assert report.same is True, report.answer
+
+
+ACCEPTED = [case for case in CASES if case.cause in ACCEPTABLE]
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("case", ACCEPTED, ids=[case.script for case in ACCEPTED])
+def test_a_cause_that_is_accepted_is_no_deviation(case: Case) -> None:
+    report = audited(str(case.path), accept=[case.cause])
+    assert report.same is True, report.answer
+    assert [finding.name for finding in report.accepted] == [case.cause]
+    assert report.findings == ()
+    assert all(check.holds for check in report.checks)
+
+
+def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "batch_norm_share.py").read_text()
+    right, wrong = tmp_path / "train.py", tmp_path / "wrong.py"
+    right.write_text(text)
+    wrong.write_text(text.replace("momentum=0.9", "momentum=0.9 / (1 + dist.get_rank())"))
+    accept = ["batch_norm_of_share"]
+    report = audited(str(right), accept=accept)
+    assert report.same is True, report.answer
+    assert "apart from what you accept" in report.answer
+    assert "batch norm takes its statistics from the samples of one rank" in report.answer
+    assert {"first update", "gradient, step 3"} <= {check.name for check in report.checks}
+    report = audited(str(wrong), accept=accept)
+    assert report.same is False
+    assert [finding.name for finding in report.findings] == ["settings_differ"], report.answer
+    assert [finding.name for finding in report.accepted] == accept
 
 
 SKIPS_A_STEP = """

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from shardmark.audit.comparison import (
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS, Plan, rank_file
 from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import ACCEPTABLE
 from shardmark.core.scratch import scratch_folder
 from shardmark.equivalence.compare import BLIND, MARGIN
 from shardmark.results.verification import Check
@@ -69,6 +70,8 @@ class AuditReport:
     method: str
     frameworks: tuple[str, ...]
     notes: tuple[str, ...]
+    accepted: tuple[Finding, ...] = ()
+    """Causes that were found and that the user accepts; everything else was compared."""
 
 
 class Started:
@@ -131,18 +134,24 @@ def audit_script(
     ranks: int,
     steps: int = STEPS,
     deterministic: bool = False,
+    accept: Collection[str] = (),
     longest_seconds: float = LONGEST_SECONDS,
     start: Start = start_command,
 ) -> AuditReport:
     """Record the script's first steps on a number of ranks, replay them, and compare.
 
-    Raises `InputError` if the script fails, or takes no optimizer step that can be seen.
+    `accept` names causes of `ACCEPTABLE` that are no fault here.  Raises `InputError` if the
+    script fails, or takes no optimizer step that can be seen.
     """
+    unknown = sorted(set(accept) - set(ACCEPTABLE))
+    if unknown:
+        allowed = f"{', '.join(ACCEPTABLE)}; any other cause has to be mended"
+        raise InputError("accept", f"found {unknown[0]!r}", allowed)
     if ranks < 2:
         raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
     with scratch_folder() as folder:
         plan = Plan(directory=str(folder / "record"), steps=steps, deterministic=deterministic)
-        runs = _Runs(command, ranks, plan, start=start, seconds=longest_seconds)
+        runs = _Runs(command, ranks, plan, start=start, seconds=longest_seconds, accept=accept)
         recorded = runs.record()
         refusal = next((record.refusal for record in recorded if record.refusal), "")
         if refusal:
@@ -161,12 +170,27 @@ class _Runs:
     """Starts of one script, each in a folder of its own."""
 
     def __init__(
-        self, command: ScriptCommand, ranks: int, plan: Plan, *, start: Start, seconds: float
+        self,
+        command: ScriptCommand,
+        ranks: int,
+        plan: Plan,
+        *,
+        start: Start,
+        seconds: float,
+        accept: Collection[str],
     ) -> None:
         self.command, self.ranks, self.steps = command, ranks, plan.steps
+        self._accept = accept
+        self.accepted: dict[str, Finding] = {}
         self._plan, self._start, self._seconds = plan, start, seconds
         self._folder = Path(plan.directory).parent
         self.failures: list[str] = []
+
+    def accepts(self, finding: Finding) -> bool:
+        """Note a cause that the user accepts; False for others."""
+        if finding.name in self._accept:
+            self.accepted.setdefault(finding.name, finding)
+        return finding.name in self._accept
 
     def record(self) -> list[Record]:
         started = self._launch(self.ranks, self._plan)
@@ -243,6 +267,7 @@ class _Runs:
             same=same,
             answer=f"{self.ranks} ranks: {answer}" if same is None else answer,
             findings=tuple(findings),
+            accepted=tuple(self.accepted.values()),
             checks=tuple(checks),
             method=method,
             frameworks=tuple(recorded[0].frameworks or ["torch"]),
@@ -289,10 +314,14 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
         updated = any(records.ranks[0].steps[0].rates or [1.0])  # a warm-up may begin with 0
         checks += [update_check(records, replay)] if updated else []
         checks += _later_checks(records, replay)
-    findings = _findings_without_replay(records)
+    findings = _findings_without_replay(runs, records)
     explained = any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
+        if finding is not None and finding.name not in runs.accepted and runs.accepts(finding):
+            return _against_what_is_accepted(runs, records, replay, finding)
+        if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
+            return _against_own_gradients(runs, records)
         if finding is None and (replay.unmatched or _order_matters(records, replay)):
             reason = (
                 f"the script draws random numbers ({replay.unmatched[0]}) that one process cannot "
@@ -314,6 +343,27 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     return _reported(runs, records, checks, findings, method=REPLAY, notes=_notes(records, replay))
 
 
+def _against_what_is_accepted(
+    runs: _Runs, records: Records, replay: Record, finding: Finding
+) -> AuditReport:
+    """Compare with one process that does what the user accepts, so that another fault is seen."""
+    if finding.name == "batch_norm_of_share":
+        backwards = tuple(reversed(range(runs.ranks)))
+        other, disturbed = runs.replays(
+            [
+                runs.plan("accepted", batch_norm="shares"),
+                runs.plan("accepted-disturbed", batch_norm="shares", order=backwards),
+            ]
+        )
+        assert other is not None, "the same replay showed the cause"
+        return _against_replay(runs, replace(records, replay=other, disturbed=disturbed), other)
+    if finding.name == "precision":
+        used, _ = aligned(records.gradients(), records.replayed(replay))
+        rounded = replace(records, accepted_rounding=causes.rounding(used))
+        return _against_replay(runs, rounded, replay)
+    return _against_own_gradients(runs, records)
+
+
 def _order_matters(records: Records, replay: Record) -> bool:
     """True if other random numbers hide errors: the same samples in another order show them."""
     disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
@@ -322,8 +372,9 @@ def _order_matters(records: Records, replay: Record) -> bool:
 
 def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
-    expected = causes.weighted_by_targets(records)
-    findings = _findings_without_replay(records)
+    plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
+    expected = (causes.mean_of_ranks if plain_mean else causes.weighted_by_targets)(records)
+    findings = _findings_without_replay(runs, records)
     checks = list(_rank_checks(records))
     if expected:
         used = records.clipped() or records.gradients()
@@ -333,8 +384,11 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
         )
         if not checks[-1].holds and not any(f.explains_gradient for f in findings):
             finding = causes.of_own_gradients(records, expected)
+            if finding is not None and not plain_mean and runs.accepts(finding):
+                return _against_own_gradients(runs, records)
             findings += [finding] if finding is not None else []
-        if checks[-1].holds and not findings and not causes.weights_are_known(records):
+        weights_known = plain_mean or causes.weights_are_known(records)
+        if checks[-1].holds and not findings and not weights_known:
             return runs.report(
                 None,
                 "cannot be told: the ranks' gradients are averaged, but one process does not get "
@@ -345,6 +399,10 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
                 method=OWN_GRADIENTS,
                 notes=runs.failures[:1],
             )
+        if records.matched and records.replay is not None:  # a cause is accepted
+            checks.append(_rate_check(records, records.replay))
+            rates = causes.of_rates(records, records.replay)
+            findings += [rates] if rates is not None else []
     elif not findings:
         reason = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
         return runs.report(
@@ -358,7 +416,7 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=runs.failures[:1])
 
 
-def _findings_without_replay(records: Records) -> list[Finding]:
+def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
     possible = (
         causes.of_start(records),
         causes.of_data(records),
@@ -370,7 +428,7 @@ def _findings_without_replay(records: Records) -> list[Finding]:
         causes.of_buffers(records),
         causes.of_settings(records, records.replay if records.matched else None),
     )
-    return [finding for finding in possible if finding is not None]
+    return [finding for finding in possible if finding is not None and not runs.accepts(finding)]
 
 
 def _reported(
@@ -401,6 +459,10 @@ def _reported(
     else:
         steps = f"{records.steps} steps" if method == REPLAY else "the first step"
         answer = f"{ranks} train what one process trains, in {steps}"
+        if runs.accepted:
+            causes_found = runs.accepted.values()
+            allowed = "; ".join(f"{f.deviation}, because {f.reason}" for f in causes_found)
+            answer += f", apart from what you accept: {allowed}"
     return runs.report(
         not findings and not failing,
         answer,

@@ -17,6 +17,9 @@ EXPLAINED = 0.02
 
 MOST_NAMES = 3
 
+_BITS = {"bf16": 8, "fp16": 11}
+"""Significant bits of the 16-bit types."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
@@ -653,14 +656,17 @@ def _same_outputs(records: Records, replay: Record) -> bool:
 
 def _of_precision(gradient: Array, expected: Array, off: str) -> Finding | None:
     """Gradients that are rounded to 16 bits on several ranks only."""
-    for name, bits in {"bf16": 8, "fp16": 11}.items():
-        if relative(gradient, expected) > 4 * 2.0**-bits:
-            continue
-        if _fits(gradient, bits):
+    for name, bits in _BITS.items():
+        if relative(gradient, expected) <= 4 * 2.0**-bits and _fits(gradient, bits):
             return finding(
                 "precision", off, f"all gradients of the ranks are {name} numbers", type=name
             )
     return None
+
+
+def rounding(gradient: Array) -> float:
+    """Relative spacing of the shortest type that represents the gradient; 0 for fp32."""
+    return next((2.0 ** (1 - bits) for bits in _BITS.values() if _fits(gradient, bits)), 0.0)
 
 
 def _fits(values: Array, bits: int) -> bool:

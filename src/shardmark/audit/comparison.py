@@ -48,6 +48,8 @@ class Records:
     """None if the script does not run in one process."""
     disturbed: Record | None
     """A replay with the ranks' shares in another order, which differs by rounding alone."""
+    accepted_rounding: float = 0.0
+    """Relative rounding of the reduction that the user accepts."""
 
     @property
     def count(self) -> int:
@@ -66,8 +68,9 @@ class Records:
     @property
     def floor(self) -> float:
         """Relative difference of a gradient that the rounding of its parts causes."""
-        if self.epsilon > FLOAT32_EPSILON:
-            return 2 * self.epsilon  # sums are rounded to 16 bits once on each rank
+        rounding = max(self.epsilon, self.accepted_rounding)
+        if rounding > FLOAT32_EPSILON:
+            return 2 * rounding  # sums are rounded to 16 bits once on each rank
         return ROUNDINGS * self.epsilon
 
     @property

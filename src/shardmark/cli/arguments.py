@@ -38,6 +38,11 @@ def numbers_of_ranks(text: str) -> list[int]:
     return list(map(int, numbers))
 
 
+def words_of(text: str | None) -> list[str]:
+    """Return the words of a list with commas."""
+    return (text or "").replace(",", " ").split()
+
+
 class TextOrJson(StrEnum):
     """Output formats of a verb."""
 
@@ -63,6 +68,14 @@ EngineOption = Annotated[
         metavar="ENGINE",
         help="Engine that starts the ranks: local, torchrun, slurm or ray.  --set engine.KEY=VALUE"
         " sets its options.",
+    ),
+]
+AcceptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--accept",
+        metavar="CAUSE,...",
+        help="Causes that are no fault here, such as batch_norm_of_share; all else is compared.",
     ),
 ]
 Runs = Annotated[

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS
-from shardmark.cli.arguments import TextOrJson, numbers_of_ranks
+from shardmark.cli.arguments import AcceptOption, TextOrJson, numbers_of_ranks, words_of
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import ACCEPTABLE
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def audit(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Seed all ranks, and switch dropout off.")
     ] = False,
+    accept: AcceptOption = None,
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of each start.")
     ] = LONGEST_SECONDS,
@@ -67,6 +69,7 @@ def audit(
                 ranks=count,
                 steps=steps,
                 deterministic=deterministic,
+                accept=words_of(accept),
                 longest_seconds=timeout,
             )
             reports.append(report)
@@ -97,6 +100,9 @@ def report_lines(report: AuditReport) -> list[str]:
     lines += [
         f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
     ]
+    lines += [f"  accepted: {cause.name} ({cause.evidence})" for cause in report.accepted]
+    if not report.accepted and report.findings and report.findings[0].name in ACCEPTABLE:
+        lines.append(f"  if it is on purpose: --accept {report.findings[0].name}")
     width = max((len(check.name) for check in report.checks), default=0)
     shown = [check for n, check in enumerate(report.checks) if n < 8 or not check.holds]
     for check in shown[:10]:

@@ -131,8 +131,8 @@ def run_and_print(
         options = replace(options, remeasure=False)
     _name_other_runs(experiment, plan, None if out is not None else words)
     with _interrupted_by_sigterm(), run_folder(out, experiment.name) as folder:
-        given = any(word == "--out" or word.startswith("--out=") for word in words)
-        again = shlex.join(words if given else [*words, "--out", str(folder)])
+        names_folder = any(word == "--out" or word.startswith("--out=") for word in words)
+        again = shlex.join(words if names_folder else [*words, "--out", str(folder)])
         try:
             with storing(folder):
                 exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardmark.cli.arguments import (
+    AcceptOption,
     EngineOption,
     Overrides,
     TextOrJson,
     numbers_of_ranks,
     path_of,
     with_engine,
+    words_of,
 )
 from shardmark.cli.run import RunFormat, run_and_print
 from shardmark.core.errors import InputError
@@ -56,6 +58,7 @@ def time(
         bool,
         typer.Option("--no-audit", help="Do not check that N ranks train what one process does."),
     ] = False,
+    accept: AcceptOption = None,
     overrides: Overrides = None,
     engine: EngineOption = None,
     out: Annotated[
@@ -87,6 +90,7 @@ def time(
     mapping["workload"]["until_exit"] = until_exit
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
     mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
+    mapping["measure"]["accept"] = words_of(accept)
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")

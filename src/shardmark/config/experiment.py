@@ -60,6 +60,14 @@ class Experiment(Model):
             recipe.check_complete()
         return recipe
 
+    @field_validator("measure")
+    @classmethod
+    def _accepts_what_is_audited(cls, measure: Measure, validated: ValidationInfo) -> Measure:
+        workload = validated.data.get("workload")
+        if measure.accept and workload is not None and not isinstance(workload, ScriptOptions):
+            raise ValueError("accept is set, which is for scripts; leave it out")
+        return measure
+
     @field_validator("limits", mode="before")
     @classmethod
     def _no_restarts(cls, limits: Any) -> Any:

@@ -312,6 +312,14 @@ GPU_WINDOW_SECONDS = 15.0
 """Long enough for stable clocks, and for a mean of thirty readings of the power."""
 
 
+AcceptableCause = Literal[
+    "batch_norm_of_share", "buffers_differ", "precision", "uneven_weights", "whole_batch_loss"
+]
+"""Deviations of N ranks from one process that a script may have on purpose."""
+
+ACCEPTABLE: tuple[AcceptableCause, ...] = get_args(AcceptableCause)
+
+
 class Measure(Model):
     """Measurement settings."""
 
@@ -338,6 +346,8 @@ class Measure(Model):
     """After the training, take untimed steps that count memory, collectives and communication."""
     verify: bool = True
     """Before the first trial, verify with a few steps that all strategies train the same model."""
+    accept: tuple[AcceptableCause, ...] = ()
+    """Causes of a script's deviation that are no fault here; everything else is still compared."""
     twin: bool = True
     """Train the baseline's cell once more from initial weights that differ by one rounding, to
     measure the effect of rounding on the quality.  Requires verification and evaluation."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardmark.audit.plan import LONGEST_SECONDS
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import ACCEPTABLE
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.trial_queue import cell_of
 from shardmark.results.verification import NOT_TRIED, Cause, Verdict
@@ -37,6 +38,10 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
             equivalent=same,
             checks=() if isinstance(report, str) else report.checks,
             cause=None if same else _cause(report),
+            mathematics=()
+            if isinstance(report, str)
+            else tuple(finding.reason for finding in report.accepted),
+            accept=cell.measure.accept,
         )
 
 
@@ -48,7 +53,10 @@ def _audited(cell: Trial) -> AuditReport | str:
     longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
     try:
         return audit_script(
-            cell.workload.parsed(), ranks=cell.world_size, longest_seconds=longest_seconds
+            cell.workload.parsed(),
+            ranks=cell.world_size,
+            accept=cell.measure.accept,
+            longest_seconds=longest_seconds,
         )
     except InputError as error:
         return str(error)
@@ -62,4 +70,6 @@ def _cause(report: AuditReport | str) -> Cause:
     for finding in report.findings[:1]:
         text = finding.reason
         evidence = f"{finding.deviation}; {finding.evidence}; remedy: {finding.remedy}"
+        if finding.name in ACCEPTABLE:
+            text += f"; if it is on purpose: --accept {finding.name} (measure.accept)"
     return Cause(text=text, evidence=evidence, first_deviation=deviating)

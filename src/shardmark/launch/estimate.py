@@ -34,7 +34,8 @@ def time_lines(
             break
     else:
         longest = duration(remaining[0].limits.trial_seconds)
-        return [f"time: not known before a trial has run; each ends after {longest} at most"]
+        line = f"time: not known before a trial has run; each ends after {longest} at most"
+        return [line, *(_audit_lines(remaining) if verify else [])]
     repeats = remaining[0].measure.repeats
     certain = [trial for trial in remaining if trial.repeat < repeats.at_least]
     least_seconds = expected_seconds(certain, results) or 0.0
@@ -52,6 +53,17 @@ def time_lines(
         share = _budget_share(remaining, seconds, budget_seconds - before, unknown)
         lines.append(f"budget: {duration(budget_seconds)}, enough for {share}")
     return lines
+
+
+def _audit_lines(trials: Sequence[Trial]) -> list[str]:
+    """Say what the audits of scripts cost."""
+    cells = {cell_of(t) for t in trials if t.workload.trains_itself and t.world_size > 1}
+    if not cells:
+        return []
+    which = "1 cell is audited" if len(cells) == 1 else f"{len(cells)} cells are audited"
+    return [
+        f"before it, {which}: each starts its script 3 times or more (--no-audit leaves it out)"
+    ]
 
 
 def _readable_runs(folders: Iterable[Path]) -> Iterator[StoredRun]:

@@ -35,7 +35,7 @@ from shardmark.workloads.models import find_without_import
 REMEDY = "measure into a new folder (--out DIR), or everything anew (--remeasure)"
 GROWING = (
     *("matrix", "placement", "engine", "limits", "measure.repeats", "measure.max_remeasure"),
-    *("measure.verify", "measure.link_seconds", "measure.twin"),
+    *("measure.verify", "measure.accept", "measure.link_seconds", "measure.twin"),
 )
 """Keys that may change between two commands on the same folder: trials stay comparable."""
 PACKAGES = ("torch", "torchvision", "deepspeed", "timm", "transformers", "numpy")

@@ -27,6 +27,7 @@ from shardmark.launch.trial_artifacts import clear
 from shardmark.launch.trial_queue import TrialQueue, cell_of, runs_again
 from shardmark.launch.verification import (
     cells_of,
+    decides,
     is_decided,
     proofs_folder,
     read_proofs,
@@ -124,9 +125,11 @@ class RunSession:
         listener, path = self.runner.listener, self.runner.folder.path
         trials, finished = [trial for _, trial in queue.remaining], len(queue.results)
         listener.planned(finished + len(trials), finished, self.plan.left_out)
-        if not trials:
-            return
         measure = self.experiment.measure
+        if not trials:
+            if measure.verify and self._accepts_other_causes():
+                self.verify(self.plan.trials)
+            return
         for line in time_lines(trials, path, queue.budget_seconds, verify=measure.verify):
             listener.note(line)
         self.runner.load(trials)
@@ -169,17 +172,37 @@ class RunSession:
                     clear(folder.trial_folder(trial.id))  # the command was killed before it could
                 yield stored
 
+    def _accepts_other_causes(self) -> bool:
+        """Return whether a script was audited with other causes that the user accepts."""
+        folder, listener = self.runner.folder, self.runner.listener
+        stored = folder.read_or_set_aside(Verification, VERIFICATION_FILE, listener.note)
+        cells = {cell_of(cell): cell for cell in cells_of(self.plan.trials)}
+        return stored is not None and any(
+            is_decided(verdict) and not decides(verdict, cells[verdict.id])
+            for verdict in stored.verdicts
+            if verdict.id in cells
+        )
+
     def verify(self, trials: Sequence[Trial]) -> None:
         """Store a verdict on each cell that has none yet; reuse the verdicts of `verify`."""
         folder, listener = self.runner.folder, self.runner.listener
         stored = folder.read_or_set_aside(Verification, VERIFICATION_FILE, listener.note)
         stored_verdicts = stored.verdicts if stored is not None else ()
-        decided = {verdict.id for verdict in stored_verdicts if is_decided(verdict)}
-        missing = {cell_of(cell): cell for cell in cells_of(trials) if cell_of(cell) not in decided}
+        cells = {cell_of(cell): cell for cell in cells_of(trials)}
+        decided = {
+            verdict.id
+            for verdict in stored_verdicts
+            if verdict.id in cells and decides(verdict, cells[verdict.id])
+        }
+        missing = {key: cell for key, cell in cells.items() if key not in decided}
         if not missing:
             return
         proofs = proofs_folder(self.plan, self.runner.engine)
-        verdicts = [verdict for verdict in read_proofs(proofs) if verdict.id in missing]
+        verdicts = [
+            verdict
+            for verdict in read_proofs(proofs)
+            if verdict.id in missing and decides(verdict, missing[verdict.id])
+        ]
         if verdicts:
             listener.note(
                 f"`shardmark verify` has verified {len(verdicts)} of {len(missing)} cells"

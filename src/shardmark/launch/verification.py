@@ -199,6 +199,13 @@ def is_decided(verdict: Verdict) -> bool:
     return verdict.equivalent is not None or verdict.guarantee is not None
 
 
+def decides(verdict: Verdict, cell: Trial) -> bool:
+    """Return whether a stored verdict answers for the cell, with what the user accepts now."""
+    equal_to_one_process = verdict.equivalent is True and not verdict.mathematics
+    same_question = set(verdict.accept) == set(cell.measure.accept)
+    return is_decided(verdict) and (equal_to_one_process or same_question)
+
+
 def verification_of(cells: Sequence[Trial], verdicts: Iterable[Verdict]) -> Verification:
     """Collect the verdicts in the order of their cells."""
     order = {cell_of(cell): number for number, cell in enumerate(cells)}

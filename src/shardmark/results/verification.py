@@ -68,6 +68,8 @@ class Verdict(Stored):
     """Guarantee of a strategy that is not intended to be equivalent."""
     mathematics: tuple[str, ...] = ()
     """Intended differences from a single device, which the reference reproduced."""
+    accept: tuple[str, ...] = ()
+    """Causes of a script's deviation that were to be accepted; `mathematics` has those found."""
     tried_as: str | None = None
     """Cell of the same numerics and other sizes that was verified in place of this one."""
 

@@ -147,7 +147,10 @@ def trial_id(trial: Trial) -> str:
         mode="json",
         exclude={
             **dict.fromkeys(("id", "experiment", "limits", "varied", "twin"), True),
-            "measure": {"repeats", "seeds", "max_remeasure", "verify", "link_seconds", "twin"},
+            "measure": {
+                *("repeats", "seeds", "max_remeasure"),
+                *("verify", "accept", "link_seconds", "twin"),
+            },
         },
     )
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from shardmark.audit.audit import AuditReport
 from shardmark.audit.causes import Finding
@@ -10,12 +14,11 @@ from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
 from shardmark.launch.audited import audit_cells
 from shardmark.launch.listener import NullListener
-from shardmark.launch.verification import cells_of
-from shardmark.results.verification import is_undecided, verdict_text
+from shardmark.launch.verification import cells_of, decides
+from shardmark.results.verification import Verdict, is_undecided, verdict_text
+from shardmark.scripts.command import ScriptCommand
 from shardmark.trials.matrix import expand
-
-if TYPE_CHECKING:
-    import pytest
+from shardmark.trials.trial import Trial, trial_id
 
 FINDING = Finding(
     name="same_samples",
@@ -76,3 +79,58 @@ def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> N
     assert causes["fails"] is not None
     assert "exit code 1" in causes["fails"].evidence
     assert verdict_text(verdicts["fails", 2]) == "not tried"
+
+
+def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored verdict answers for another list of accepted causes only if it needed none."""
+
+    def report(command: ScriptCommand, *, accept: Sequence[str], **_: Any) -> AuditReport:
+        accepted = "batch_norm_of_share" in accept
+        share = replace(FINDING, name="batch_norm_of_share", reason="batch norm is of a share")
+        made = audited(command.text, ranks=2)
+        if "norm" not in command.text:
+            return made
+        if accepted:
+            return replace(made, accepted=(share,))
+        return replace(made, same=False, findings=(share,))
+
+    monkeypatch.setattr("shardmark.audit.audit.audit_script", report)
+
+    def cells_and_verdicts(*accept: str) -> list[tuple[Trial, Verdict]]:
+        mapping = {
+            "name": "tested",
+            "workload": {"name": "script", "command": "train.py"},
+            "matrix": {"variant": {"norm": "norm", "right": "right"}, "world_size": [2]},
+            "measure": {"accept": list(accept)},
+        }
+        cells = cells_of(expand(from_mapping(mapping)).trials)
+        return list(zip(cells, audit_cells(cells, NullListener()), strict=True))
+
+    strict, loose = cells_and_verdicts(), cells_and_verdicts("batch_norm_of_share")
+    assert [verdict.equivalent for _, verdict in strict] == [False, True]
+    assert [verdict.equivalent for _, verdict in loose] == [True, True]
+    assert [verdict.mathematics for _, verdict in loose] == [("batch norm is of a share",), ()]
+    assert strict[0][1].cause is not None
+    assert "--accept batch_norm_of_share" in strict[0][1].cause.text
+    assert [trial_id(cell) for cell, _ in strict] == [trial_id(cell) for cell, _ in loose]
+    for cells, verdicts, expected in (
+        (strict, strict, [True, True]),
+        (strict, loose, [False, True]),
+        (loose, strict, [False, True]),
+        (loose, loose, [True, True]),
+    ):
+        pairs = zip(cells, verdicts, strict=True)
+        assert [decides(verdict, cell) for (cell, _), (_, verdict) in pairs] == expected
+
+
+def test_only_scripts_have_accepted_causes() -> None:
+    with pytest.raises(InputError, match="measure: accept is set, which is for scripts"):
+        from_mapping(
+            {
+                "name": "tested",
+                "workload": {"name": "classification", "dataset": "random", "model": "resnet18"},
+                "recipe": {"steps": 4, "global_batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
+                "matrix": {"strategy": ["single"], "world_size": [1]},
+                "measure": {"accept": ["precision"]},
+            }
+        )

@@ -55,7 +55,7 @@ def is_by_design(row: Row) -> bool:
 
 def _undecided(row: Row) -> bool:
     """Return whether it is a script that an audit cannot judge, for example for its dropout."""
-    return row.workload == "script" and row.equivalent is None
+    return row.is_script and row.equivalent is None
 
 
 def _group(rows: Sequence[Row]) -> ComparableGroup:

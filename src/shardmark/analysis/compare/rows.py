@@ -104,6 +104,8 @@ class Row:
     """True if the training is equivalent to the reference; None if that was not verified."""
     inherits: str | None = None
     """Description of the cell that was verified in place of this one, if any."""
+    accepted: tuple[str, ...] = ()
+    """Deviations of a script that the user accepts."""
     deviation: str | None = None
     """Cause of a deviation from the reference."""
     guarantee: str | None = None
@@ -127,6 +129,11 @@ class Row:
         return with_options(self.strategy, self.strategy_options)
 
     @property
+    def is_script(self) -> bool:
+        """True for an unchanged script, which is audited against itself in one process."""
+        return self.workload == "script"
+
+    @property
     def nodes(self) -> int:
         """Number of machines of each trial; 1 in results of earlier versions."""
         return int(self.trials[0].trial.get("nodes") or 1) if self.trials else 1
@@ -140,8 +147,8 @@ class Row:
 
     @property
     def mathematics(self) -> tuple[str, ...]:
-        """Descriptions of intended differences from a single device's numerics."""
-        return tuple(map(str, self.setting("mathematics") or ()))
+        """Descriptions of intended or accepted differences from a single device's numerics."""
+        return tuple(map(str, self.setting("mathematics") or self.accepted))
 
     def setting(self, name: str) -> Any:
         """Return the first non-empty value of a setting that a rank stored, or None."""
@@ -405,7 +412,11 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     if run.verification is not None and "strategy" in first.trial:
         verdict = run.verification.verdict_of(cell_id(first.trial))
     if run.verification is not None and verdict is not None:
-        verified = {"equivalent": verdict.equivalent, "guarantee": verdict.guarantee}
+        verified = {
+            "equivalent": verdict.equivalent,
+            "guarantee": verdict.guarantee,
+            "accepted": verdict.mathematics if verdict.accept else (),
+        }
         if verdict.tried_as:
             source = run.verification.verdict_of(verdict.tried_as)
             other = [part for part in _sizes(source or verdict) if part not in _sizes(verdict)]

@@ -217,14 +217,23 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     decided = len(verified) + sum(map(is_by_design, measured)) == len(measured)
     inherit = [f"{name(row)} from {row.inherits}" for row in verified if row.inherits]
     text = f"{'yes' if decided else 'partly'}{':' if inherit else ','} "
-    text += f"{len(verified) - len(inherit)} of {len(measured)} verified"
+    text += f"{len(verified) - len(inherit)} of {len(measured)}"
+    if verified and all(row.is_script for row in verified):
+        text += ": each trains what its script trains in one process"
+    else:
+        text += " verified"
     if inherit:
         verb = "inherit" if len(inherit) > 1 else "inherits"
         shown = ", ".join([*inherit[:1], *(["..."] if inherit[1:] else [])])
         text += f", {len(inherit)} {verb} ({shown})"
     if by_design:
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
-    by_definition = list(dict.fromkeys(row.label for row in verified if row.mathematics))
+    accepted = list(dict.fromkeys(row.label for row in verified if row.accepted))
+    if accepted:
+        text += f"; {listed(accepted)} with what you accept"
+    by_definition = list(
+        dict.fromkeys(row.label for row in verified if row.mathematics and not row.accepted)
+    )
     if by_definition:
         their = "their" if len(by_definition) > 1 else "its"
         text += f"; {listed(by_definition)} by {their} own definition"
