@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +16,7 @@ from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.costs.base import FP32_BYTES, Cell, StepState, UnitState
 from shardmark.predict.hardware.catalogue import Card
-from shardmark.predict.profile import Amount, Profile
+from shardmark.predict.profile import Amount, Profile, Unit, values_of
 from shardmark.strategies.base import Strategy
 
 Array = NDArray[np.float64]
@@ -156,6 +158,7 @@ def memory_column(cell: Cell, layout: Layout, state: StepState, in_flight: float
 
 
 _FIELDS = [field.name for field in fields(UnitState)]
+_bytes_of = attrgetter(*_FIELDS)
 _NO_BYTES, _ALWAYS = -2, -1
 """Columns that follow the fields of a unit's state: 0 and 1."""
 
@@ -198,6 +201,44 @@ def _moments(profile: Profile) -> Iterator[_Moment]:
         yield _Moment(unit.reduced_bytes, at, saved, (reducing, _NO_BYTES), gradients, reducing)
 
 
+class _MomentTable(NamedTuple):
+    """The moments of a step as arrays with a row for each moment."""
+
+    live: Array
+    """Columns: the numbers of the live bytes' `Amount`."""
+    unit: Array
+    saved: Array
+    gathered: tuple[Array, Array]
+    only_if: Array
+    fresh: Array
+    in_backward: Array
+
+
+_recent_tables: deque[tuple[tuple[Unit, ...], _MomentTable]] = deque(maxlen=8)
+"""Tables of the last profiles: a search asks for the memory of one model many times."""
+
+
+def _table_of(profile: Profile) -> _MomentTable:
+    for units, table in _recent_tables:
+        if units is profile.units:
+            return table
+    moments = [*_moments(profile)]
+    table = _MomentTable(
+        live=np.array([values_of(moment.live) for moment in moments]),
+        unit=np.array([moment.unit for moment in moments]),
+        saved=np.array([moment.saved for moment in moments]),
+        gathered=(
+            np.array([moment.gathered[0] for moment in moments]),
+            np.array([moment.gathered[1] for moment in moments]),
+        ),
+        only_if=np.array([moment.only_if for moment in moments]),
+        fresh=np.array([[moment.fresh_bytes or 0.0] for moment in moments]),
+        in_backward=np.array([[moment.fresh_bytes is not None] for moment in moments]),
+    )
+    _recent_tables.append((profile.units, table))
+    return table
+
+
 def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[str, Array]:
     """Bytes of each layout at the moment with most, by field of `RankMemory`.
 
@@ -216,23 +257,19 @@ def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[s
             state_of_column
         ]
 
-    def on_ranks(amounts: Sequence[Amount], samples: Array) -> Array:
-        fixed, per_sample, replicated = (
-            np.array(numbers)[:, None] for numbers in zip(*map(astuple, amounts), strict=True)
-        )
+    def on_ranks(amounts: Array, samples: Array) -> Array:
+        fixed, per_sample, replicated = amounts.T[:, :, None]
         result: Array = (replicated + (1 - replicated) / tensor) * (fixed + per_sample * samples)
         return result
 
-    unit_bytes = of_states(lambda state: [(*astuple(unit), 0, 1) for unit in state.units])
+    unit_bytes = of_states(lambda state: [(*_bytes_of(unit), 0, 1) for unit in state.units])
     unit_bytes = unit_bytes.transpose(1, 2, 0)  # (units, fields, layouts)
     retained = unit_bytes[:, _FIELDS.index("retained_gradients")]
     retained_later = np.cumsum(retained[::-1], axis=0)[::-1] - retained
-    moments = [*_moments(profile)]
-    units = [moment.unit for moment in moments]
+    table = _table_of(profile)
+    units = table.unit
     amounts = [profile.batch_bytes, *(unit.saved_bytes for unit in profile.units)]
-    saved = np.cumsum(on_ranks(amounts, in_flight * samples), axis=0)
-    fresh = np.array([[moment.fresh_bytes or 0.0] for moment in moments])
-    in_backward = np.array([[moment.fresh_bytes is not None] for moment in moments])
+    saved = np.cumsum(on_ranks(np.array([*map(values_of, amounts)]), in_flight * samples), axis=0)
 
     trained = profile.size.trained_parameters
     largest = max((size for unit in profile.units for size in unit.sizes), default=0)
@@ -246,26 +283,26 @@ def largest_moments(profile: Profile, columns: Sequence[MemoryColumn]) -> dict[s
     )
     live = np.vstack(
         [
-            on_ranks([moment.live for moment in moments], in_flight * samples),
+            on_ranks(table.live, in_flight * samples),
             saved[:1] + slices * profile.update_values * fp32_values * updated,
         ]
     )
-    saved_bytes = np.vstack([saved[[moment.saved for moment in moments]], saved[:1]])
+    saved_bytes = np.vstack([saved[table.saved], saved[:1]])
     gathered = np.vstack(
         [
-            sum(unit_bytes[units, [m.gathered[part] for m in moments]] for part in (0, 1)),
+            sum(unit_bytes[units, fields] for fields in table.gathered),
             np.zeros_like(samples),
         ]
     )
     gradients = np.vstack(
         [
-            in_backward * retained_later[units]
-            + of_states(lambda state: state.fresh_gradients) * fresh,
+            table.in_backward * retained_later[units]
+            + of_states(lambda state: state.fresh_gradients) * table.fresh,
             np.where(np.isnan(updating), retained.sum(axis=0), updating),
         ]
     )
     total = live / slices + gathered + gradients
-    exists = unit_bytes[units, [moment.only_if for moment in moments]] != 0
+    exists = unit_bytes[units, table.only_if] != 0
     total[:-1][~exists] = -np.inf
     at = total.argmax(axis=0), np.arange(len(columns))
     saved_live = np.minimum(live[at], saved_bytes[at])

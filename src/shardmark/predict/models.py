@@ -39,6 +39,7 @@ class Models:
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
         self._profiles: list[tuple[tuple[object, ...], Optimizer, Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
+        self._checked: set[tuple[int, str, int, int]] = set()
 
     def profile(
         self,
@@ -114,8 +115,12 @@ class Models:
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
         workload, model, _ = self._model(cell.workload, cell.recipe)
+        key = (id(model), str(cell.strategy), world_size, nodes)
+        if key in self._checked:
+            return
         with _named_failures(cell.workload):
             cell.built_strategy.check_model(workload, model, world_size, nodes)
+        self._checked.add(key)
 
     def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Return the fields of `ModelSize` about traffic between ranks inside the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Literal
 
 from shardmark.core.traffic import FROZEN_ELEMENT_BYTES, ModelSize
@@ -25,6 +26,9 @@ class Amount:
     def times(self, count: float) -> Amount:
         return replace(self, fixed=count * self.fixed, per_sample=count * self.per_sample)
 
+
+values_of = attrgetter("fixed", "per_sample", "replicated_fraction")
+"""The numbers of an amount."""
 
 Kind = Literal[
     "product",

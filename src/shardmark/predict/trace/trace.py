@@ -14,6 +14,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from shardmark.core.traffic import (
     matrix_shapes,
     stored_element_bytes,
 )
-from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
+from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit, values_of
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.repeated_layers import UnequalLayers, expand, shorten
@@ -758,20 +759,25 @@ def _moments(
     if any(a is None or b is None for a, b in pairs):
         one, other = first.moments[in_pass], second.moments[in_pass]
         pairs = [(max(one or other), max(other or one))]
-    front: list[tuple[float, float, float, float]] = []
-    for a, b in pairs:
-        amount = line(a[0], b[0])
-        point = (amount.fixed, amount.per_sample, amount.replicated_fraction, b[1])
-        if not any(_dominates(other, point) for other in front):
-            front = [other for other in front if not _dominates(point, other)] + [point]
+    points = [(line(a[0], b[0]), b[1]) for a, b in pairs]
+    front = _largest([[*values_of(amount), gradient] for amount, gradient in points])
     return tuple(
-        Moment(bytes=Amount(fixed=a, per_sample=b, replicated_fraction=c), gradient_bytes=d)
-        for a, b, c, d in front
+        Moment(bytes=amount, gradient_bytes=gradient)
+        for amount, gradient in (points[at] for at in front)
     )
 
 
-def _dominates(point: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    return all(value >= lower for value, lower in zip(point, other, strict=True))
+def _largest(points: Sequence[Sequence[float]]) -> list[int]:
+    """Return the positions of the points that no other point exceeds or equals in every number."""
+    left = np.array(points, dtype=np.float64)
+    positions = np.arange(len(points))
+    front = []
+    while len(left):
+        at = left.sum(axis=1).argmax()  # nothing exceeds it
+        front.append(int(positions[at]))
+        larger = (left > left[at]).any(axis=1)
+        left, positions = left[larger], positions[larger]
+    return sorted(front)
 
 
 def with_optimizer(profile: Profile, spec: Optimizer, device_type: str) -> Profile:
