@@ -23,7 +23,7 @@ COMMANDS = {
     "run quickstart --dry-run --set matrix.world_size=[1,2]": "Planned trials",
     "plan language-quickstart --on h100x8 --price-per-hour 2 --search": "Plan",
     "plan resnet50 --on 4xa10g": "Plan",
-    "plan hf:openai-community/gpt2-xl --on 1xa10g --batch 64": "Plan",
+    "plan hf:openai-community/gpt2 --on 1xa10g --batch 256": "Plan",
     "doctor": "Machine",
     "list": "List",
     "list strategies": "List",

@@ -187,6 +187,7 @@ class Prediction:
 class Best:
     question: Question
     row: Prediction
+    """The best row; among ties one that trains as a single device does."""
     rivals: tuple[Prediction, ...]
     """Best rows of the other strategies, the next best first."""
     work: float | None = None
@@ -266,11 +267,22 @@ class Plan:
         return COMPARED_WORK[self.unit]
 
 
+FASTER = 1.05
+"""Least ratio of speeds that is worth a note."""
+
+TIE = 0.01
+"""Relative difference of predictions that decides nothing: their errors are larger."""
+
+
 def _best(question: Question, rows: Sequence[Prediction], work: float | None) -> Best:
     by_label: dict[tuple[str, str | None], Prediction] = {}
     for row in sorted(rows, key=COSTS[question]):
         by_label.setdefault((row.label, row.on), row)
-    first, *rivals = by_label.values()
+    ordered = [*by_label.values()]
+    limit = (1 + TIE) * COSTS[question](ordered[0])
+    tied = (row for row in ordered if COSTS[question](row) <= limit and not row.own_mathematics)
+    first = next(tied, ordered[0])
+    rivals = [row for row in ordered if row is not first]
     return Best(question=question, row=first, rivals=tuple(rivals), work=work)
 
 
@@ -426,9 +438,8 @@ def make_plan(
         )
     cells, left_out = cells_of_any_size(experiment)
     anchors = None if run is None else Anchors(run, node, cells, models, constants)
-    rows: list[Prediction] = []
-    for cell in cells:
-        planner = _Planner(
+    planners = [
+        _Planner(
             cell=cell,
             node=node,
             models=models,
@@ -438,7 +449,11 @@ def make_plan(
             padding=padding,
             fp8=fp8,
         )
-        rows += planner.rows(nodes)
+        for cell in cells
+    ]
+    rows = [row for planner in planners for row in planner.rows(nodes)]
+    if assumed_steps:
+        notes += _channels_last_notes(planners, rows, nodes)
     best: Search | None = None
     winner: Experiment | None = None
     if search:
@@ -479,6 +494,25 @@ def make_plan(
         assumed_steps=assumed_steps,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
+
+
+def _channels_last_notes(
+    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int]
+) -> Iterator[str]:
+    """Yield what channels_last would change for the fastest strategy, if it is not chosen."""
+    predicted = [row for row in rows if row.time is not None]
+    fastest = _best("fastest", predicted, None).row if predicted else None
+    for planner in planners:
+        recipe = planner.cell.recipe
+        if fastest is None or recipe.channels_last or str(planner.cell.strategy) != fastest.label:
+            continue
+        changed = recipe.model_copy(update={"channels_last": True})
+        other = replace(planner, cell=planner.cell.changed(recipe=changed))
+        speed = max(row.work_per_second for row in other.rows(nodes))
+        if speed > FASTER * fastest.work_per_second > 0:
+            ratio = speed / fastest.work_per_second
+            yield f"{fastest.label} with --set channels_last=true: {ratio:.2f}x the speed."
+        return
 
 
 def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:

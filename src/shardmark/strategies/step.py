@@ -449,7 +449,7 @@ def create_optimizer(
         made = user_function(spec.path, "recipe.optimizer.path")
         try:
             optimizer = made(parameters, lr=spec.lr, **spec.options)
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             reason = f"{spec.path} cannot be made: {error}"
             raise InputError("recipe.optimizer.options", reason, "its keyword arguments") from error
         if not isinstance(optimizer, torch.optim.Optimizer):

@@ -198,6 +198,23 @@ def test_the_best_is_of_what_fits() -> None:
     assert row_of(plan, "ddp", 32).largest_batch == 0
 
 
+def test_among_ties_the_best_trains_as_one_device() -> None:
+    """`zero-1` casts the parameters, and is faster by less than a prediction can tell."""
+    plan = planned(experiment(["zero-1", "ddp"]))
+    zero, ddp = plan.rows
+    assert zero.own_mathematics
+    assert not ddp.own_mathematics
+    for seconds, best in ((0.995, "ddp"), (0.9, "zero-1")):
+        rows = tuple(
+            replace(row, samples=round(1e6 * row.time.seconds / factor))
+            for row, factor in ((zero, seconds), (ddp, 1.0))
+            if row.time is not None
+        )
+        fastest, *_ = replace(plan, rows=rows).best
+        assert (fastest.question, fastest.row.strategy) == ("fastest", best)
+        assert {best, *(rival.strategy for rival in fastest.rivals)} == {"ddp", "zero-1"}
+
+
 @pytest.mark.parametrize(
     ("million_parameters", "fit", "said"),
     [

@@ -108,16 +108,17 @@ def nameless(profile: Profile) -> Profile:
     return replace(profile, units=units, native=native)
 
 
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "recipe",
-    [{}, {"precision": "bf16"}, {"precision": "bf16", "activation_checkpointing": True}],
-    ids=["fp32", "bf16", "checkpointed"],
-)
-def test_the_profile_is_that_of_all_layers(
-    model: str, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    full, short = profiles(model, monkeypatch, **recipe)
+BF16: dict[str, Any] = {"precision": "bf16"}  # traced under autocast and with cast parameters
+CHECKPOINTED: dict[str, Any] = {**BF16, "activation_checkpointing": True}
+RECIPES: dict[str, dict[str, Any]] = {
+    **{"gpt, fp32": {}, "bert, fp32": {}, "gpt, bf16": BF16, "llama, bf16": BF16},
+    **{f"{model}, checkpointed": CHECKPOINTED for model in ("llama", "gemma2", "deepseek")},
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_the_profile_is_that_of_all_layers(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, short = profiles(case.partition(",")[0], monkeypatch, **RECIPES[case])
     assert len(full.units) == len(short.units)
     assert nameless(short) == nameless(full)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -174,6 +174,33 @@ def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
         assert sum(unit.sizes) == unit.trained_parameters, unit.name
     trained = [5 * WIDTH, 2 * WIDTH * (WIDTH + 1), 2 * (WIDTH + 1)]
     assert [sum(unit.sizes) for unit in found.units if unit.sizes] == trained
+
+
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [
+        ("torch.optim:AdamW", 2),
+        ("torch.optim:Adafactor", 0),  # sums of rows and columns alone
+        ("torch.optim:Muon", 1),
+        ("tests.unit.predict.test_trace:InOneByte", 0.25),
+    ],
+)
+def test_optimizers_by_path_have_their_own_state(path: str, values: float) -> None:
+    optimizer = {"name": "own", "path": path}
+    assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).state_values == values
+
+
+class InOneByte(torch.optim.Optimizer):
+    """Stores an average in 8 bits."""
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["average"] = parameter.grad.to(torch.uint8)
+                parameter.data.add_(parameter.grad, alpha=-group["lr"])
 
 
 @pytest.mark.parametrize(

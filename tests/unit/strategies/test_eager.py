@@ -206,6 +206,7 @@ OWN = {"name": "own", "path": "torch.optim:RMSprop", "lr": 0.01}
         ({"path": "torch.optim:Missing"}, "cannot import"),
         ({"options": {"nesterov": True}}, "unexpected keyword argument 'nesterov'"),
         ({"path": "torch.nn:Parameter", "options": {}}, "cannot be made"),
+        ({"path": "torch.optim:Muon"}, "cannot be made: Muon only supports 2D parameters"),
     ],
 )
 def test_optimizer_that_cannot_be_built_is_refused(changes: dict[str, Any], message: str) -> None:

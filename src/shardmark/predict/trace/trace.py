@@ -12,13 +12,14 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
+from math import prod
 from typing import Any, get_args
 
 import numpy as np
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode  # torch has no public one
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # torch has no public one
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
@@ -112,6 +113,10 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.namespace in QUERY_NAMESPACES:
+            # Most calls of a trace: torch's own way to the answer takes ten times as long.
+            if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
+                mode, device = args[0].fake_mode, args[0].fake_device
+                return torch.device("meta") if mode.in_kernel_invocation else device
             return function(*args, **(kwargs or {}))
         self.before_operation()
         outputs = function(*args, **(kwargs or {}))
@@ -820,15 +825,16 @@ def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, flo
     """
     if device_type == "cuda" and spec.name != "own" and spec.implementation == "default":
         spec = spec.model_copy(update={"implementation": "foreach"})  # torch's default on CUDA
-    elements, peaks, state = 1000, [], 0.0
+    shape = (64, 64)  # a matrix, as nearly all parameters are: some optimizers store its sums alone
+    elements, peaks, state = prod(shape), [], 0.0
     for count in (1, 2):
-        tensors = [nn.Parameter(torch.ones(elements)) for _ in range(count)]
+        tensors = [nn.Parameter(torch.ones(shape)) for _ in range(count)]
         optimizer = create_optimizer(tensors, spec)
         for tensor in tensors:
-            tensor.grad = torch.ones(elements)
+            tensor.grad = torch.ones(shape)
         optimizer.step()
         averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == elements]
-        state = len(averages) / count
+        state = sum(t.nbytes for t in averages) / (4 * elements) / count
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         live = _Accesses(elements, (*tensors, *gradients, *averages))
         with live:

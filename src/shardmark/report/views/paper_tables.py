@@ -224,7 +224,7 @@ def _advice(against: Against) -> Table:
         against.study.advice,
         [
             (text("strategy", "config"), lambda advice: ", ".join(advice.strategies)),
-            (text("best for", "best for"), attrgetter("best_for")),
+            (text("best_for", "best for"), attrgetter("best_for")),
             (text("when", "when"), attrgetter("when")),
             *(
                 (Column(f"{metric}_ratio", title), partial(ratios, metric))
