@@ -79,10 +79,15 @@ def build_in_parts(
 
 
 def build_on_meta(workload: Workload) -> nn.Module | None:
-    """Build the model with its parameters on the meta device; return None if that fails."""
+    """Build the model with its parameters on the meta device; return None if that fails.
+
+    Raises the `ShardmarkError` of a model that its workload refuses.
+    """
     try:
         with _parameters_on_meta():
             return workload.build_model()
+    except ShardmarkError:
+        raise
     except Exception as error:  # a constructor may read its weights
         logger.info("the model cannot be built without its weights: %s", error)
         return None

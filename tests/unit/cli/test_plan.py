@@ -46,7 +46,7 @@ def test_the_answers_come_first_within_80_columns(
 ) -> None:
     text = printed(capsys, file, "--on", "h100x8", "--nodes", "1..16", "--price-per-hour", "2.5")
     assert max(map(len, text.splitlines())) <= 80
-    assert text.startswith("Fastest: fsdp on 128 ranks of 16 nodes")
+    assert text.startswith("Fastest: ddp on 128 ranks of 16 nodes")
     answers, _, tables = text.partition("made (250 M parameters) on h100x8, bf16")
     assert "dollars" in answers
     assert "tokens/s (range)" in tables

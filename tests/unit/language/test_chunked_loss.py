@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from shardmark.core.shares import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
+from shardmark.strategies.initial_weights import build_on_meta
 from shardmark.workloads import build_workload, options
 from shardmark.workloads.base import BatchPlan, Workload
 
@@ -81,8 +83,11 @@ def test_models_that_change_their_logits_are_refused(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(configuration))
     workload = task(2, model=f"hf:{tmp_path}/config.json", vocabulary=None)
-    with pytest.raises(InputError, match="changes its logits after the output layer"):
-        workload.build_model()
+    for build in (workload.build_model, partial(build_on_meta, workload)):
+        with pytest.raises(InputError, match="changes its logits after the output layer"):
+            build()
+    assert build_on_meta(task(2, **QWEN3)) is not None
+    assert build_on_meta(task(2)) is not None
     with pytest.raises(ValidationError, match="the output layer of"):
         task(2, model="tests.distributed.models:small")
 

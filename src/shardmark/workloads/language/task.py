@@ -69,7 +69,7 @@ class Language(SampledTask[Samples, TokenBatch]):
     def __init__(self, options: LanguageOptions, seed: int) -> None:
         self._options = options
         self._causal = options.objective == "causal"
-        self._causality_known = False
+        self._causality_known = self._output_layer_checked = False
         self._evaluation_batch = max(1, EVALUATION_TOKENS // options.sequence_length)
         self._data = load(options)
         super().__init__(
@@ -108,8 +108,8 @@ class Language(SampledTask[Samples, TokenBatch]):
             self._check_causal(model)
             self._causality_known = True
         chunks = self._options.loss_chunks
-        if chunks > 1 and not on_meta:
-            self._check_chunks(model)
+        if chunks > 1:
+            (self._check_output_layer if on_meta else self._check_chunks)(model)
         if self._options.adapter is not None:
             from shardmark.workloads.adapters import add_adapter
 
@@ -141,11 +141,38 @@ class Language(SampledTask[Samples, TokenBatch]):
         del head.forward
         model.train()
         if of_chunks.dim() or not torch.allclose(of_chunks, of_logits, rtol=SAME_LOSS):
-            raise InputError(
-                "workload.loss_chunks",
-                f"{self._options.model} changes its logits after the output layer",
-                "set it to 1",
-            )
+            raise self._changed_logits()
+
+    def _check_output_layer(self, model: nn.Module) -> None:
+        """Raise `InputError` for a model on the meta device with operations after that layer."""
+        if self._output_layer_checked:
+            return
+        self._output_layer_checked = True
+        inputs = torch.zeros((1, COMPARED_TOKENS), dtype=torch.long, device="meta")
+        batch = _example_batch(inputs, inputs if self._options.from_transformers else None)
+        changed: list[bool] = []
+        outputs: list[Tensor] = []
+
+        def summed() -> Tensor:
+            logits = self._output(model, batch)
+            is_cast = logits.dtype != outputs[-1].dtype
+            changed.append(logits is not outputs[-1] and not is_cast)
+            return logits.sum()
+
+        handle = self._output_layer(model).register_forward_hook(
+            lambda _module, _inputs, output: outputs.append(output)
+        )
+        flops_on_meta(model, summed)
+        handle.remove()
+        if any(changed):  # empty if the model looks at values: a run checks it
+            raise self._changed_logits()
+
+    def _changed_logits(self) -> InputError:
+        return InputError(
+            "workload.loss_chunks",
+            f"{self._options.model} changes its logits after the output layer",
+            "set it to 1",
+        )
 
     def _check_causal(self, model: nn.Module) -> None:
         check_causal(
