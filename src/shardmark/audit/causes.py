@@ -510,7 +510,22 @@ def of_gradient(
             "one process whose batch norm takes its statistics from each rank's rows has the "
             "ranks' gradient",
         )
-    return simple or _of_whole_batch(records, replay, off) or _of_precision(gradient, expected, off)
+    # Whether the reduction is right is known with this tolerance alone.
+    large = deviation > records.reduction_tolerance
+    whole_batch = _of_whole_batch(records, replay, off) if large and simple is None else None
+    return simple or whole_batch or _of_precision(gradient, expected, off)
+
+
+def of_shares(off: float, off_with_shares: float) -> Finding | None:
+    """Batch norm by shares, as a part of a deviation that has another part."""
+    if off_with_shares > off / 2:
+        return None
+    return finding(
+        "batch_norm_of_share",
+        f"the gradient is off by {percent(off)}",
+        "one process whose batch norm takes its statistics from each rank's rows is off by "
+        f"{percent(off_with_shares)}",
+    )
 
 
 def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | None:

@@ -101,8 +101,9 @@ def report_lines(report: AuditReport) -> list[str]:
         f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
     ]
     lines += [f"  accepted: {cause.name} ({cause.evidence})" for cause in report.accepted]
-    if not report.accepted and report.findings and report.findings[0].name in ACCEPTABLE:
-        lines.append(f"  if it is on purpose: --accept {report.findings[0].name}")
+    names = [cause.name for cause in (*report.accepted, *report.findings)]
+    if report.findings and set(names) <= set(ACCEPTABLE):
+        lines.append(f"  if it is on purpose: --accept {','.join(names)}")
     width = max((len(check.name) for check in report.checks), default=0)
     shown = [check for n, check in enumerate(report.checks) if n < 8 or not check.holds]
     for check in shown[:10]:

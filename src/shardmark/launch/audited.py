@@ -70,6 +70,7 @@ def _cause(report: AuditReport | str) -> Cause:
     for finding in report.findings[:1]:
         text = finding.reason
         evidence = f"{finding.deviation}; {finding.evidence}; remedy: {finding.remedy}"
-        if finding.name in ACCEPTABLE:
-            text += f"; if it is on purpose: --accept {finding.name} (measure.accept)"
+        names = [cause.name for cause in (*report.accepted, *report.findings)]
+        if set(names) <= set(ACCEPTABLE):
+            text += f"; if it is on purpose: --accept {','.join(names)} (measure.accept)"
     return Cause(text=text, evidence=evidence, first_deviation=deviating)

@@ -453,7 +453,7 @@ def make_plan(
     ]
     rows = [row for planner in planners for row in planner.rows(nodes)]
     if assumed_steps:
-        notes += _channels_last_notes(planners, rows, nodes)
+        notes += _channels_last_notes(planners, rows, nodes, on)
     best: Search | None = None
     winner: Experiment | None = None
     if search:
@@ -497,21 +497,22 @@ def make_plan(
 
 
 def _channels_last_notes(
-    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int]
+    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int], on: str
 ) -> Iterator[str]:
     """Yield what channels_last would change for the fastest strategy, if it is not chosen."""
-    predicted = [row for row in rows if row.time is not None]
-    fastest = _best("fastest", predicted, None).row if predicted else None
+    fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
+    fastest = _best("fastest", fitting, None).row if fitting else None
     for planner in planners:
         recipe = planner.cell.recipe
         if fastest is None or recipe.channels_last or str(planner.cell.strategy) != fastest.label:
             continue
         changed = recipe.model_copy(update={"channels_last": True})
         other = replace(planner, cell=planner.cell.changed(recipe=changed))
-        speed = max(row.work_per_second for row in other.rows(nodes))
+        speeds = (row.work_per_second for row in other.rows(nodes) if row.fit == "yes")
+        speed = max(speeds, default=0.0)
         if speed > FASTER * fastest.work_per_second > 0:
             ratio = speed / fastest.work_per_second
-            yield f"{fastest.label} with --set channels_last=true: {ratio:.2f}x the speed."
+            yield f"{fastest.label} on {on}, --set channels_last=true: {ratio:.2f}x the speed."
         return
 
 

@@ -449,9 +449,13 @@ def create_optimizer(
         made = user_function(spec.path, "recipe.optimizer.path")
         try:
             optimizer = made(parameters, lr=spec.lr, **spec.options)
-        except (TypeError, ValueError) as error:
+        except TypeError as error:
             reason = f"{spec.path} cannot be made: {error}"
             raise InputError("recipe.optimizer.options", reason, "its keyword arguments") from error
+        except ValueError as error:
+            reason = f"{spec.path} cannot be made: {error}"
+            remedy = "an optimizer that takes the model's parameters and these options"
+            raise InputError("recipe.optimizer.path", reason, remedy) from error
         if not isinstance(optimizer, torch.optim.Optimizer):
             reason = f"{spec.path} made a {type(optimizer).__name__}"
             raise InputError("recipe.optimizer.path", reason, "a torch.optim.Optimizer")

@@ -147,7 +147,6 @@ class Language(SampledTask[Samples, TokenBatch]):
         """Raise `InputError` for a model on the meta device with operations after that layer."""
         if self._output_layer_checked:
             return
-        self._output_layer_checked = True
         inputs = torch.zeros((1, COMPARED_TOKENS), dtype=torch.long, device="meta")
         batch = _example_batch(inputs, inputs if self._options.from_transformers else None)
         changed: list[bool] = []
@@ -156,7 +155,8 @@ class Language(SampledTask[Samples, TokenBatch]):
         def summed() -> Tensor:
             logits = self._output(model, batch)
             is_cast = logits.dtype != outputs[-1].dtype
-            changed.append(logits is not outputs[-1] and not is_cast)
+            is_view = logits._base is outputs[-1] and logits.numel() == outputs[-1].numel()
+            changed.append(not (logits is outputs[-1] or is_view or is_cast))
             return logits.sum()
 
         handle = self._output_layer(model).register_forward_hook(
@@ -166,6 +166,7 @@ class Language(SampledTask[Samples, TokenBatch]):
         handle.remove()
         if any(changed):  # empty if the model looks at values: a run checks it
             raise self._changed_logits()
+        self._output_layer_checked = True
 
     def _changed_logits(self) -> InputError:
         return InputError(
