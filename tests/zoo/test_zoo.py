@@ -84,15 +84,21 @@ def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
     assert report.same is False
     assert [finding.name for finding in report.findings] == ["settings_differ"], report.answer
     assert [finding.name for finding in report.accepted] == accept
-    for factor in (1.0001, 1.01):
-        factor_on_ranks = f"({factor} if dist.get_world_size() > 1 else 1)"
-        changed = f"model.module[3].bias.grad.mul_{factor_on_ranks}\n    optimizer.step()"
-        wrong.write_text(text.replace("optimizer.step()", changed))
-        report = audited(str(wrong), accept=accept)
-        assert report.same is False
-        assert report.findings == ()
-        assert "3.bias" in report.answer
-        assert [finding.name for finding in report.accepted] == accept
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("factor", [1.0001, 1.01])
+def test_a_wrong_gradient_beside_an_accepted_cause_is_found(tmp_path: Path, factor: float) -> None:
+    text = (Path(__file__).parent / "batch_norm_share.py").read_text()
+    wrong, accept = tmp_path / "wrong.py", ["batch_norm_of_share"]
+    factor_on_ranks = f"({factor} if dist.get_world_size() > 1 else 1)"
+    changed = f"model.module[3].bias.grad.mul_{factor_on_ranks}\n    optimizer.step()"
+    wrong.write_text(text.replace("optimizer.step()", changed))
+    report = audited(str(wrong), accept=accept)
+    assert report.same is False, report.answer
+    assert report.findings == ()
+    assert "3.bias" in report.answer
+    assert [finding.name for finding in report.accepted] == accept
 
 
 SKIPS_A_STEP = """
