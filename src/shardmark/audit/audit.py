@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,12 @@ class AuditReport:
     notes: tuple[str, ...]
     accepted: tuple[Finding, ...] = ()
     """Causes that were found and that the user accepts; everything else was compared."""
+
+    @property
+    def acceptable(self) -> str:
+        """Value of `--accept` that would accept all findings; empty if one has to be mended."""
+        names = [finding.name for finding in (*self.accepted, *self.findings)]
+        return ",".join(names) if self.findings and set(names) <= set(ACCEPTABLE) else ""
 
 
 class Started:
@@ -236,6 +243,12 @@ class _Runs:
                 run.end()
         return records
 
+    @cached_property
+    def with_shares(self) -> Record | None:
+        """A replay whose batch norm uses the statistics of each rank's rows; None if it fails."""
+        (record,) = self.replays([self.plan("shares", batch_norm="shares")])
+        return record
+
     def plan(self, name: str, **changes: Any) -> Plan:
         order = tuple(range(self.ranks))
         return replace(
@@ -301,16 +314,13 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
 
 
 def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditReport:
-    off_with_shares: list[float] = []
+    def off_from(other: Record) -> float:
+        return relative(*aligned(records.gradients(), records.replayed(other)))
 
     def gradients_equal_with_shares() -> bool:
-        if "batch_norm_of_share" in runs.accepted:
-            return False  # this replay takes them already
-        (other,) = runs.replays([runs.plan("shares", batch_norm="shares")])
-        if other is None:
-            return False
-        off_with_shares.append(relative(*aligned(records.gradients(), records.replayed(other))))
-        return off_with_shares[0] <= max(1e-4, 4 * records.floor)
+        if "batch_norm_of_share" in runs.accepted or runs.with_shares is None:
+            return False  # in the first case, `replay` is this replay
+        return off_from(runs.with_shares) <= max(1e-4, 4 * records.floor)
 
     gradient = _gradient_check(records, replay)
     rate = _rate_check(records, replay)
@@ -323,14 +333,11 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     explained = any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
-        if finding is None and off_with_shares and isinstance(gradient.found, float):
-            # Something else deviates, too: it is compared after what the user accepts.
-            shares = causes.of_shares(gradient.found, off_with_shares[0])
-            finding = shares if shares is not None and runs.accepts(shares) else None
-            if finding is not None:
-                return _against_what_is_accepted(runs, records, replay, finding)
-        if finding is not None and finding.name not in runs.accepted and runs.accepts(finding):
-            return _against_what_is_accepted(runs, records, replay, finding)
+        cause = finding
+        if cause is None and records.ranks[0].batch_norm and runs.with_shares is not None:
+            cause = causes.of_shares(off_from(replay), off_from(runs.with_shares))
+        if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
+            return _against_what_is_accepted(runs, records, replay, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
             return _against_own_gradients(runs, records)
         if finding is None and (replay.unmatched or _order_matters(records, replay)):
@@ -359,16 +366,12 @@ def _against_what_is_accepted(
 ) -> AuditReport:
     """Compare with one process that does what the user accepts, so that another fault is seen."""
     if finding.name == "batch_norm_of_share":
+        other = runs.with_shares
+        assert other is not None, "it showed the cause"
         backwards = tuple(reversed(range(runs.ranks)))
-        other, disturbed = runs.replays(
-            [
-                runs.plan("accepted", batch_norm="shares"),
-                runs.plan("accepted-disturbed", batch_norm="shares", order=backwards),
-            ]
+        (disturbed,) = runs.replays(
+            [runs.plan("shares-disturbed", batch_norm="shares", order=backwards)]
         )
-        if other is None:
-            reason = f"cannot be told: a replay fails ({runs.failures[-1]})"
-            return runs.report(None, reason, records.ranks)
         return _against_replay(runs, replace(records, replay=other, disturbed=disturbed), other)
     if finding.name == "precision":
         used, _ = aligned(records.gradients(), records.replayed(replay))

@@ -518,7 +518,7 @@ def of_gradient(
 
 def of_shares(off: float, off_with_shares: float) -> Finding | None:
     """Batch norm by shares, as a part of a deviation that has another part."""
-    if off_with_shares > off / 2:
+    if off_with_shares >= off / 2:  # not the larger part, or explained already
         return None
     return finding(
         "batch_norm_of_share",

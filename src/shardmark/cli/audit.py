@@ -10,7 +10,6 @@ import typer
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS
 from shardmark.cli.arguments import AcceptOption, TextOrJson, numbers_of_ranks, words_of
 from shardmark.core.errors import InputError
-from shardmark.core.recipe import ACCEPTABLE
 from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
@@ -101,9 +100,8 @@ def report_lines(report: AuditReport) -> list[str]:
         f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
     ]
     lines += [f"  accepted: {cause.name} ({cause.evidence})" for cause in report.accepted]
-    names = [cause.name for cause in (*report.accepted, *report.findings)]
-    if report.findings and set(names) <= set(ACCEPTABLE):
-        lines.append(f"  if it is on purpose: --accept {','.join(names)}")
+    if report.acceptable:
+        lines.append(f"  if it is on purpose: --accept {report.acceptable}")
     width = max((len(check.name) for check in report.checks), default=0)
     shown = [check for n, check in enumerate(report.checks) if n < 8 or not check.holds]
     for check in shown[:10]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from shardmark.audit.plan import LONGEST_SECONDS
 from shardmark.core.errors import InputError
-from shardmark.core.recipe import ACCEPTABLE
 from shardmark.launch.listener import ProgressListener
 from shardmark.launch.trial_queue import cell_of
 from shardmark.results.verification import NOT_TRIED, Cause, Verdict
@@ -38,9 +37,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
             equivalent=same,
             checks=() if isinstance(report, str) else report.checks,
             cause=None if same else _cause(report),
-            mathematics=()
-            if isinstance(report, str)
-            else tuple(finding.reason for finding in report.accepted),
+            mathematics=() if isinstance(report, str) else _accepted(report),
             accept=cell.measure.accept,
         )
 
@@ -62,6 +59,10 @@ def _audited(cell: Trial) -> AuditReport | str:
         return str(error)
 
 
+def _accepted(report: AuditReport) -> tuple[str, ...]:
+    return tuple(finding.reason for finding in report.accepted)
+
+
 def _cause(report: AuditReport | str) -> Cause:
     if isinstance(report, str):
         return Cause(text=NOT_TRIED, evidence=report, first_deviation="none")
@@ -70,7 +71,6 @@ def _cause(report: AuditReport | str) -> Cause:
     for finding in report.findings[:1]:
         text = finding.reason
         evidence = f"{finding.deviation}; {finding.evidence}; remedy: {finding.remedy}"
-        names = [cause.name for cause in (*report.accepted, *report.findings)]
-        if set(names) <= set(ACCEPTABLE):
-            text += f"; if it is on purpose: --accept {','.join(names)} (measure.accept)"
+        if report.acceptable:
+            text += f"; if it is on purpose: --accept {report.acceptable} (measure.accept)"
     return Cause(text=text, evidence=evidence, first_deviation=deviating)

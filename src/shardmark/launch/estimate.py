@@ -60,10 +60,8 @@ def _audit_lines(trials: Sequence[Trial]) -> list[str]:
     cells = {cell_of(t) for t in trials if t.workload.trains_itself and t.world_size > 1}
     if not cells:
         return []
-    which = "1 cell is audited" if len(cells) == 1 else f"{len(cells)} cells are audited"
-    return [
-        f"before it, {which}: each starts its script 3 times or more (--no-audit leaves it out)"
-    ]
+    count = "1 audit" if len(cells) == 1 else f"{len(cells)} audits"
+    return [f"{count} before the first trial; an audit starts its script at least 3 times"]
 
 
 def _readable_runs(folders: Iterable[Path]) -> Iterator[StoredRun]:

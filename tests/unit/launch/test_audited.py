@@ -13,6 +13,7 @@ from shardmark.audit.causes import Finding
 from shardmark.config.load import from_mapping
 from shardmark.core.errors import InputError
 from shardmark.launch.audited import audit_cells
+from shardmark.launch.estimate import time_lines
 from shardmark.launch.listener import NullListener
 from shardmark.launch.verification import cells_of, decides
 from shardmark.results.verification import Verdict, is_undecided, verdict_text
@@ -134,3 +135,15 @@ def test_only_scripts_have_accepted_causes() -> None:
                 "measure": {"accept": ["precision"]},
             }
         )
+
+
+def test_the_cost_of_audits_is_said_before_the_first_trial() -> None:
+    mapping = {
+        "name": "never-run",
+        "workload": {"name": "script", "command": "train.py"},
+        "matrix": {"variant": {"a": "a", "b": "b"}, "world_size": [1, 2]},
+    }
+    trials = expand(from_mapping(mapping)).trials
+    _, line = time_lines(trials, None, None, verify=True)
+    assert line.startswith("2 audits before the first trial")
+    assert len(time_lines(trials, None, None, verify=False)) == 1

@@ -113,7 +113,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if function.namespace in QUERY_NAMESPACES:
-            # Most calls of a trace: torch's own way to the answer takes ten times as long.
+            # Most calls of a trace ask this, and torch's own answer goes through all modes again.
             if function is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
                 mode, device = args[0].fake_mode, args[0].fake_device
                 return torch.device("meta") if mode.in_kernel_invocation else device
@@ -834,7 +834,7 @@ def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, flo
             tensor.grad = torch.ones(shape)
         optimizer.step()
         averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == elements]
-        state = sum(t.nbytes for t in averages) / (4 * elements) / count
+        state = sum(t.nbytes for t in averages) / sum(t.nbytes for t in tensors)
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         live = _Accesses(elements, (*tensors, *gradients, *averages))
         with live:

@@ -230,7 +230,7 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
         text += f"; {listed(by_design)} {'differ' if len(by_design) > 1 else 'differs'} by design"
     accepted = list(dict.fromkeys(row.label for row in verified if row.accepted))
     if accepted:
-        text += f"; {listed(accepted)} with what you accept"
+        text += f"; {listed(accepted)} apart from what you accept"
     by_definition = list(
         dict.fromkeys(row.label for row in verified if row.mathematics and not row.accepted)
     )

@@ -108,8 +108,10 @@ class Language(SampledTask[Samples, TokenBatch]):
             self._check_causal(model)
             self._causality_known = True
         chunks = self._options.loss_chunks
-        if chunks > 1:
-            (self._check_output_layer if on_meta else self._check_chunks)(model)
+        if chunks > 1 and on_meta:
+            self._check_output_layer(model)
+        elif chunks > 1:
+            self._check_chunks(model)
         if self._options.adapter is not None:
             from shardmark.workloads.adapters import add_adapter
 
