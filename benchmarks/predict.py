@@ -58,7 +58,7 @@ FITTED = (
         "convolution_share",
         "grouped_share",
     ),
-    *("depthwise_share", "depthwise_accesses", "tf32_factor", "winograd_factor", "memory_share"),
+    *("depthwise_share", "depthwise_accesses", "operand_rate", "winograd_factor", "memory_share"),
     *("transposed_accesses", "tile_seconds", "launch_seconds"),
 )
 """Constants of one GPU, which are fitted for each source to the other ones."""

@@ -15,13 +15,12 @@ from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.costs.base import FP32_BYTES, Cell, StepState, UnitState
-from shardmark.predict.hardware.catalogue import Card
+from shardmark.predict.hardware.catalogue import Card, GiB
 from shardmark.predict.profile import Amount, Profile, Unit, values_of
 from shardmark.strategies.base import Strategy
 
 Array = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Array)
-GiB = 2**30
 
 
 class Allowance(NamedTuple):
@@ -79,7 +78,7 @@ def needed_bytes(tensor_bytes: Bytes, device_type: str, allowance: Allowance = U
 
 def usable_bytes(card: Card) -> float:
     """Memory of a card for context and tensors."""
-    return card.memory_gib * GiB * (1.0 if card.device_type == "cpu" else USABLE)
+    return card.usable_bytes * (1.0 if card.device_type == "cpu" else USABLE)
 
 
 def fit_of(tensor_bytes: float, card: Card) -> Fit:

@@ -15,7 +15,7 @@ from shardmark.core.machine import Machine
 from shardmark.core.recipe import MAX_RANKS, Recipe
 from shardmark.core.text import as_text, with_options
 from shardmark.predict.anchor import Anchor, Anchors
-from shardmark.predict.hardware.catalogue import NodeType, joined_node, nodes_of
+from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.models import Models
@@ -32,7 +32,6 @@ from shardmark.strategies.base import Strategy
 from shardmark.trials.matrix import cells_of_any_size, unsupported_reason
 from shardmark.trials.trial import Trial, ranks_and_nodes
 
-GiB = 2**30
 HOUR_SECONDS = 3600.0
 EQUAL_WORK = 1.1
 """Factor up to which recipes train equally many samples: epochs drop a partial step."""
@@ -603,7 +602,7 @@ class _Planner:
             nodes=nodes,
             ranks=ranks,
             devices=ranks if layout is None else layout.devices,
-            card_bytes=self.node.card.memory_gib * GiB,
+            card_bytes=self.node.card.usable_bytes,
             samples=samples,
             tokens_per_sample=cell.workload.tokens_per_sample,
             own_mathematics=self._strategy.numerics(cell.recipe).descriptions,

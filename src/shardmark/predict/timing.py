@@ -29,20 +29,21 @@ class Constants:
     """Fraction of the peak that products reach without tensor cores."""
     core_convolution_share: float = 0.6
     """The same for dense convolutions."""
-    product_share: float = 0.78
-    """Fraction of the peak that products reach on tensor cores, in 16 bits."""
-    attention_share: float = 0.35
-    """Fraction of the peak that fused attention reaches on tensor cores, in 16 bits."""
-    convolution_share: float = 0.69
-    """Fraction of the peak that dense convolutions reach on tensor cores, in 16 bits."""
-    grouped_share: float = 0.26
+    product_share: float = 0.92
+    """Fraction of the peak that products reach on tensor cores whose operands wait for nothing."""
+    attention_share: float = 0.38
+    """The same for fused attention."""
+    convolution_share: float = 0.81
+    """The same for dense convolutions."""
+    grouped_share: float = 0.28
     """The same for convolutions with groups."""
     depthwise_share: float = 0.072
     """Fraction of the ordinary cores' peak that depthwise convolutions reach."""
     depthwise_accesses: float = 2.8
     """Accesses to each value of a depthwise convolution, whose kernels read values again."""
-    tf32_factor: float = 1.1
-    """Fraction of the peak that TF32 reaches, over that of 16 bits."""
+    operand_rate: float = 86.0
+    """FLOP/s of tensor cores that their operands arrive for, over the peak of ordinary cores: the
+    faster tensor cores are beside ordinary ones, the smaller is the fraction that they reach."""
     winograd_factor: float = 2.1
     """Products that Winograd's algorithm saves: direct ones over those that are left."""
     transposed_accesses: float = 3.5
@@ -97,7 +98,7 @@ def operation_seconds(
 
     Source: roofline (Williams et al., CACM 52 (2009), 65-76), with a rounded corner.
     """
-    bandwidth = constants.memory_share * card.memory_bytes_per_second
+    bandwidth = constants.memory_share * card.bandwidth
     on_cpu = card.device_type == "cpu"
     seconds = 0.0 * samples
     for operation in operations:
@@ -128,9 +129,10 @@ def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tu
             "attention": constants.attention_share,
             "grouped": constants.grouped_share,
         }
-        rounded = constants.tf32_factor if recipe.precision == "fp32" else 1.0
+        # Both times add up: that of the products, and that until their operands arrive.
+        slowdown = 1 / shares.get(kind, dense) + peak / cores / constants.operand_rate
         extra = constants.transposed_accesses if is_image and not recipe.channels_last else 0.0
-        return rounded * shares.get(kind, dense) * peak, 1.0 + extra
+        return peak / slowdown, 1.0 + extra
     if not is_image:
         return constants.core_share * cores, 1.0
     factors = {
@@ -158,7 +160,7 @@ def host_seconds_of_pass(
 
 def copy_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
     """Time to read and write so many bytes in the card's memory."""
-    return moved_bytes / (constants.memory_share * card.memory_bytes_per_second)
+    return moved_bytes / (constants.memory_share * card.bandwidth)
 
 
 def interference(node: NodeType, constants: Constants) -> float:

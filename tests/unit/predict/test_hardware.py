@@ -124,6 +124,16 @@ def test_published_figures(
     assert card.link_bytes_per_second == link
 
 
+@pytest.mark.parametrize(
+    ("name", "gib", "bandwidth"),
+    [("t4", 15, 256e9), ("a10g", 22.5, 480e9), ("k80", 11.25, 192e9), ("rtx-a6000", 48, 768e9)],
+)
+def test_check_bits_take_memory_and_bandwidth(name: str, gib: float, bandwidth: float) -> None:
+    """Drivers report 15,360 MiB for a T4 and 23,028 for an A10G, less what they hold."""
+    card = load_card(name)
+    assert (card.usable_bytes / 2**30, card.bandwidth) == (gib, bandwidth)
+
+
 def test_turing_has_no_bf16() -> None:
     assert load_card("rtx-8000").peak("fp16") == 130.5e12
     with pytest.raises(InputError, match="no bf16"):

@@ -33,7 +33,7 @@ PLAIN = Constants(
     grouped_share=1,
     depthwise_share=1,
     depthwise_accesses=1,
-    tf32_factor=1,
+    operand_rate=float("inf"),
     winograd_factor=1,
     transposed_accesses=0,
     memory_share=1,
@@ -289,8 +289,8 @@ KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "fp8_
     ("precision", "tf32", "expected_milliseconds"),
     [
         # The peaks are 1, 2 and 4 TFLOP/s: ordinary cores, TF32 and 16 bits.
-        ("fp16", False, (0.5, 1, 0.4, 0.4, 1.25, 10, 1.25)),
-        ("fp32", True, (1.25, 2.5, 1, 1, 3.125, 10, 1.25)),
+        ("fp16", False, (0.625, 1.125, 0.525, 0.525, 1.375, 10, 1.25)),
+        ("fp32", True, (1.125, 2.125, 0.925, 0.925, 2.625, 10, 1.25)),
         ("fp32", False, (1.25, 1.25, 2.5, 1.25, 7.8125, 10, 1.25)),
     ],
 )
@@ -306,7 +306,7 @@ def test_kinds_of_operations_reach_unlike_fractions_of_the_peak(
         convolution_share=0.625,
         grouped_share=0.2,
         depthwise_share=0.1,
-        tf32_factor=0.8,
+        operand_rate=8.0,
         winograd_factor=2.0,
     )
     card = CARD.model_copy(update={"peaks": {"fp32": 1e12, "tf32": 2e12, "fp16": 4e12}})

@@ -22,6 +22,7 @@ from shardmark.core.strict_yaml import parse_yaml
 Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
+GiB = 2**30
 _COUNTED = re.compile(r"(?P<count>\d+)x(?P<card>.+)|(?P<of_card>.+)(?<![rg]t)x(?P<of>\d+)", re.I)
 """A number of cards: `8xh100` or `h100x8`; the x of `rtx4090` belongs to the name."""
 
@@ -56,6 +57,10 @@ class Card(Model):
     """FLOP/s by type; by default those of `device`."""
     memory_gib: PositiveFloat
     memory_bytes_per_second: PositiveFloat
+    ecc: bool = False
+    """True for GDDR memory that corrects errors as delivered.  Its data sheet has the figures
+    without that: a sixteenth of the memory, and a fifth of the bandwidth, go into check bits.
+    Source: NVIDIA, CUDA C++ Best Practices Guide."""
     link_bytes_per_second: PositiveFloat | None = None
     """Bandwidth of all links to other cards of the node; None if they connect through the host."""
     host_bytes_per_second: PositiveFloat | None = None
@@ -70,6 +75,16 @@ class Card(Model):
     operation_seconds: PositiveFloat | None = None
     """Time between the starts of two operations; None for the usual one."""
     source: str
+
+    @property
+    def usable_bytes(self) -> float:
+        """Memory that the driver reports."""
+        return self.memory_gib * GiB * (15 / 16 if self.ecc else 1)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second of the memory beside check bits."""
+        return self.memory_bytes_per_second * (0.8 if self.ecc else 1)
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
