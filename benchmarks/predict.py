@@ -36,6 +36,7 @@ from shardmark.core.errors import InputError
 from shardmark.core.recipe import Recipe
 from shardmark.predict import memory
 from shardmark.predict.calibrate import calibrate_compute
+from shardmark.predict.hardware.catalogue import GiB
 from shardmark.predict.intervals import Kind, interval, residuals_of
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
@@ -366,7 +367,7 @@ def memory_numbers() -> dict[str, dict[str, float]]:
                 tensors if row["meaning"] == "tensors" else each.needed_bytes(tensors)
                 for each in (memory.LEAST, memory.USUAL, memory.MOST)
             )
-            found = float(row["gib"]) * memory.GiB
+            found = float(row["gib"]) * GiB
             kind = "language" if re.search("bert|gpt", row["profile"]) else "vision"
             errors[kind].append((abs(usual / found - 1), least <= found <= most))
     return {

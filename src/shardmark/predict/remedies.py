@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from shardmark.config.model_name import adapter_of, strategies_of
 from shardmark.core.errors import ShardmarkError
 from shardmark.core.machine import Machine
-from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.memory import Fit, GiB, fit_of, rank_memory
+from shardmark.predict.hardware.catalogue import GiB, NodeType
+from shardmark.predict.memory import Fit, fit_of, rank_memory
 from shardmark.predict.models import Models
 from shardmark.trials.matrix import unsupported_reason
 from shardmark.trials.trial import StrategySpec, Trial
