@@ -17,6 +17,9 @@ from shardmark.config.load import Override, from_mapping, preset_names
 from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
 from shardmark.workloads.configurations import (
+    CLASS,
+    LATENT_PIXELS,
+    LATENT_SIZE,
     PREFIX,
     shipped,
     span_corruption_targets,
@@ -32,6 +35,7 @@ from shardmark.workloads.models import (
 )
 from shardmark.workloads.options import Adapter
 
+DIFFUSERS_TASK = "shardmark.workloads.own.diffusers_model:DiffusersModel"
 TRANSFORMERS_TASK = "shardmark.workloads.own.transformers_model:TransformersModel"
 LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
@@ -213,6 +217,11 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
         raise InputError(
             name, "its sizes are not in the package", allowed + nearest(model, names, count=3)
         )
+    if CLASS in stored:
+        task = {"name": "own", "task": DIFFUSERS_TASK, "options": {"model": model}}
+        pixels = LATENT_PIXELS * stored.get("sample_size", LATENT_SIZE)
+        sample = f"picture of {pixels} x {pixels} as stored latents"
+        return NamedModel(workload=task, batch=4 if stored.get("sample_size") else 1, sample=sample)
     kind = stored.get("model_type", model.removeprefix(PREFIX))
     if kind in OTHER_TASKS:
         options: dict[str, Any] = {"model": model}

@@ -14,6 +14,7 @@ EXTRAS = {
     "transformers": "language",
     "tokenizers": "language",
     "peft": "lora",
+    "diffusers": "diffusion",
     "safetensors": "language",
     "pyarrow": "parquet",
     "timm": "timm",

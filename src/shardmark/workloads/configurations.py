@@ -1,4 +1,7 @@
-"""Sizes of well-known models of transformers, and configurations in files.  Imports no torch."""
+"""Sizes of well-known models of transformers and diffusers, and configurations in files.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,28 @@ from pathlib import Path
 from typing import Any
 
 PREFIX = "hf:"
+CLASS = "_class_name"
+"""Key of a configuration of diffusers: the class of the model."""
+NOISE_MODELS = {
+    "UNet2DConditionModel": 77,
+    "DiTTransformer2DModel": 0,
+    "PixArtTransformer2DModel": 120,
+    "SD3Transformer2DModel": 77 + 256,
+    "FluxTransformer2DModel": 512,
+}
+"""Classes of diffusers that predict the noise in a picture, and the tokens of text beside it, by
+CLIP, T5 or both."""
+LATENT_PIXELS = 8
+"""Pixels of a picture for each of its latents, along a side."""
+LATENT_SIZE = 128
+"""Latents along a side for a model that has no size: pictures of 1024 pixels."""
 
 
 @cache
 def shipped() -> Mapping[str, Mapping[str, Any]]:
     """Return `source`, `parameters` and `configuration` of each model in `configurations.json`.
 
-    `configuration` has sizes only: other keys have the defaults of transformers.  `parameters` is
+    `configuration` has sizes only: other keys have the defaults of the library.  `parameters` is
     the published number of different parameters.
     """
     content = files("shardmark.workloads").joinpath("configurations.json").read_bytes()

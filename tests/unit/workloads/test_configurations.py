@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from shardmark.core.errors import InputError
 from shardmark.workloads import build_workload, options
-from shardmark.workloads.configurations import shipped, stored_configuration
+from shardmark.workloads.configurations import CLASS, NOISE_MODELS, shipped, stored_configuration
 from shardmark.workloads.language.hugging_face import active_parameters
 from shardmark.workloads.language.options import ENCODERS, OTHER_TASKS
 from shardmark.workloads.language.tokens import token_data
+from shardmark.workloads.own.diffusers_model import DiffusersModel
 from shardmark.workloads.own.transformers_model import CLASSES, TransformersModel
 
 LLAMA = {
@@ -44,6 +46,36 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
+HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}
+BLOCKS = {
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    **{"block_out_channels": [8, 16], "norm_num_groups": 4, "attention_head_dim": 4},
+}
+SMALL_NOISE: dict[str, dict[str, Any]] = {
+    "UNet2DConditionModel": {
+        **BLOCKS,
+        **{"sample_size": 16, "cross_attention_dim": 16, "addition_embed_type": "text_time"},
+        **{"addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 32},
+    },
+    "DiTTransformer2DModel": {**HEADS, "num_layers": 2, "sample_size": 8},
+    "PixArtTransformer2DModel": {
+        **HEADS,
+        **{"num_layers": 2, "sample_size": 8, "caption_channels": 12, "cross_attention_dim": 16},
+    },
+    "SD3Transformer2DModel": {
+        **HEADS,
+        **{"num_layers": 2, "sample_size": 8, "joint_attention_dim": 12, "in_channels": 4},
+        **{"caption_projection_dim": 16, "pooled_projection_dim": 6, "out_channels": 4},
+    },
+    "FluxTransformer2DModel": {
+        **HEADS,
+        **{"num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 12, "in_channels": 4},
+        **{"pooled_projection_dim": 6, "guidance_embeds": True, "axes_dims_rope": [2, 2, 4]},
+    },
+}
+
+
 def file_of(content: dict[str, Any], tmp_path: Path) -> str:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(content))
@@ -54,8 +86,14 @@ def file_of(content: dict[str, Any], tmp_path: Path) -> str:
 def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     entry = shipped()[name]
-    assert entry["source"] == f"https://huggingface.co/{name}/blob/main/config.json"
     sizes = dict(entry["configuration"])
+    if CLASS in sizes:
+        diffusers = pytest.importorskip("diffusers")
+        with torch.device("meta"):
+            model = getattr(diffusers, sizes.pop(CLASS))(**sizes)
+        assert sum(parameter.numel() for parameter in model.parameters()) == entry["parameters"]
+        return
+    assert entry["source"] == f"https://huggingface.co/{name}/blob/main/config.json"
     kind = sizes.pop("model_type")
     causal = "AutoModelForMaskedLM" if kind in ENCODERS else "AutoModelForCausalLM"
     auto_class = getattr(transformers, CLASSES.get(kind, causal))
@@ -69,9 +107,11 @@ def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
 
 
 def test_there_are_at_least_60_with_every_family() -> None:
-    kinds = {entry["configuration"]["model_type"] for entry in shipped().values()}
+    configurations = [entry["configuration"] for entry in shipped().values()]
+    kinds = {configuration.get("model_type") for configuration in configurations}
     families = {"llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma", "phi", "gpt2", "gpt_neox"}
     assert families | set(ENCODERS) | set(OTHER_TASKS) <= kinds
+    assert {each[CLASS] for each in configurations if CLASS in each} == {*NOISE_MODELS}
     assert len(shipped()) >= 60
 
 
@@ -140,6 +180,25 @@ def test_models_of_other_tasks_train_on_random_inputs(kind: str, tmp_path: Path)
     assert all(p.grad is not None for layer in layers for p in layer.parameters())
     with pytest.raises(InputError, match="found the type llama"):
         TransformersModel(file_of(LLAMA, tmp_path))
+
+
+@pytest.mark.parametrize("kind", NOISE_MODELS)
+def test_models_that_predict_noise_train_on_random_latents(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    name = file_of({CLASS: kind, **SMALL_NOISE[kind]}, tmp_path)
+    task = DiffusersModel(name, image_size=64)
+    model = task.model()
+    total = task.loss(model, default_collate(task.train_data()[:2]))
+    total.backward()  # type: ignore[no-untyped-call]
+    blocks = task.blocks(model)
+    assert len(blocks) == {"UNet2DConditionModel": 18}.get(kind, 2)
+    assert all(p.grad is not None for block in blocks for p in block.parameters())
+    with pytest.raises(InputError, match="found 60; use a multiple of 16 pixels"):
+        DiffusersModel(name, image_size=60)
+    with pytest.raises(InputError, match="found the class AutoencoderKL; allowed are UNet2D"):
+        DiffusersModel(file_of({CLASS: "AutoencoderKL"}, tmp_path))
+    with pytest.raises(ValueError, match="neither a causal nor a masked language model"):
+        options({"name": "language", "model": "hf:black-forest-labs/FLUX.1-dev"})
 
 
 def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:

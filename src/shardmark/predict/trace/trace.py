@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 import weakref
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -426,11 +427,14 @@ def trace(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch from printing the traceback of an operation that fake tensors refuse."""
+    """Keep torch from printing the traceback of an operation that fake tensors refuse, and what
+    its kernels for this machine warn of."""
     torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, torch_logger.disabled = torch_logger.disabled, True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")
+            yield
     finally:
         torch_logger.disabled = before
 

@@ -10,7 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.core.errors import InputError
-from shardmark.workloads.configurations import shipped, stored_configuration
+from shardmark.workloads.configurations import (
+    CLASS,
+    NOISE_MODELS,
+    shipped,
+    stored_configuration,
+)
 from shardmark.workloads.models import check_model_name, is_user_function, looked_in
 from shardmark.workloads.options import Adapter, ModelOptions, modules_of
 
@@ -108,7 +113,7 @@ class LanguageOptions(ModelOptions):
                 )
             if is_path and not path.exists():
                 raise ValueError(f"model {name!r}: no such file{looked_in(path)}")
-            if not is_path and _type_of(name) in OTHER_TASKS:
+            if not is_path and _type_of(name) in (*OTHER_TASKS, *NOISE_MODELS):
                 raise ValueError(
                     f"{name} is neither a causal nor a masked language model; `shardmark plan"
                     f" {name}` predicts it, and a task of your own trains it"
@@ -264,6 +269,7 @@ class LanguageOptions(ModelOptions):
 def _type_of(name: str) -> str:
     """Model type of a family or of a shipped configuration."""
     configuration = shipped().get(name.removeprefix("hf:"), {}).get("configuration", {})
-    family: str = configuration.get("model_type", name.removeprefix("hf:"))
+    other: str = configuration.get(CLASS, name.removeprefix("hf:"))
+    family: str = configuration.get("model_type", other)
     # Text models of families with pictures are defined in the folder of the family.
     return family.removesuffix("_text")
