@@ -188,7 +188,7 @@ def test_models_that_predict_noise_train_on_random_latents(kind: str, tmp_path: 
     name = file_of({CLASS: kind, **SMALL_NOISE[kind]}, tmp_path)
     task = DiffusersModel(name, image_size=64)
     model = task.model()
-    total = task.loss(model, default_collate(task.train_data()[:2]))
+    total = task.loss(model, default_collate([*task.train_data()[:2]]))
     total.backward()  # type: ignore[no-untyped-call]
     blocks = task.blocks(model)
     assert len(blocks) == {"UNet2DConditionModel": 18}.get(kind, 2)

@@ -50,7 +50,7 @@ class DiffusersModel:
             stored["sample_size"] = image_size // LATENT_PIXELS
         self._model_class: Any = getattr(diffusers, self._class)
         defaults = signature(self._model_class.__init__).parameters.values()
-        self._config = {each.name: each.default for each in defaults if each.name != "self"}
+        self._config = {key.name: key.default for key in defaults if key.name != "self"}
         self._config |= {key: value for key, value in stored.items() if not key.startswith("_")}
         self._size = self._config.pop("sample_size", None) or LATENT_SIZE
 
@@ -87,10 +87,12 @@ class DiffusersModel:
     def blocks(self, model: nn.Module) -> list[nn.Module]:
         kinds = {*(getattr(model, "_no_split_modules", None) or ()), "BasicTransformerBlock"}
         lists = [one for one in model.modules() if isinstance(one, nn.ModuleList)]
-        found = [layer for layers in lists for layer in layers if type(layer).__name__ in kinds]
-        blocks = {*found}
+        layers_of_kinds = [
+            layer for layers in lists for layer in layers if type(layer).__name__ in kinds
+        ]
+        blocks = {*layers_of_kinds}
         # A U-Net's parts are blocks of blocks.
-        return [one for one in found if len(blocks.intersection(one.modules())) == 1]
+        return [one for one in layers_of_kinds if len(blocks.intersection(one.modules())) == 1]
 
     def _sample(self) -> dict[str, Tensor]:
         """Return latents, noise, its share of 1000, and what the model is told besides."""
@@ -117,9 +119,9 @@ class DiffusersModel:
             sample["guidance"] = torch.ones(())
         if config.get("addition_embed_type") == "text_time":
             ids = 6  # height and width before and after a cut, and where it was
-            known = ids * config["addition_time_embed_dim"]
+            id_width = ids * config["addition_time_embed_dim"]
             sample["text_embeds"] = torch.randn(
-                config["projection_class_embeddings_input_dim"] - known
+                config["projection_class_embeddings_input_dim"] - id_width
             )
             sample["time_ids"] = torch.ones(ids)
         return sample
