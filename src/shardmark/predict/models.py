@@ -71,7 +71,9 @@ class Models:
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         with _named_failures(options):
-            profile = trace(workload, recipe, device_type=device_type, activations=activations)
+            profile = trace(
+                workload, recipe, model=model, device_type=device_type, activations=activations
+            )
         if device_type == "cpu":
             native = profile.native and replace(profile.native, data_bytes=data_bytes)
             profile = replace(profile, data_bytes=data_bytes, native=native)

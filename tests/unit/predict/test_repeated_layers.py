@@ -6,7 +6,7 @@ import json
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,13 +14,16 @@ from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.core.recipe import Recipe
 from shardmark.costs import cost_model
 from shardmark.predict.profile import Profile
-from shardmark.predict.trace.repeated_layers import Repetition, shorten
+from shardmark.predict.trace.repeated_layers import Repetition, shortened_copy
 from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.workloads import build_workload, options
 from shardmark.workloads.base import Workload
 from shardmark.workloads.language.task import Language
 from shardmark.workloads.own.task import OwnTask
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LLAMA = {
     "num_hidden_layers": 7,
@@ -71,11 +74,12 @@ def both(
     logged: list[str] = []
     shortened: list[Repetition] = []
 
-    def recorded(*arguments: Any) -> list[Repetition]:
-        shortened.extend(done := shorten(*arguments))
-        return done
+    def recorded(*arguments: Any) -> tuple[nn.Module, list[Repetition]]:
+        copied, repetitions = shortened_copy(*arguments)
+        shortened.extend(repetitions)
+        return copied, repetitions
 
-    monkeypatch.setattr("shardmark.predict.trace.trace.shorten", recorded)
+    monkeypatch.setattr("shardmark.predict.trace.trace.shortened_copy", recorded)
     log = logging.getLogger("shardmark.predict.trace.trace")
     monkeypatch.setattr(log, "info", lambda *words: logged.append(str(words)))
     short = trace(workload, chosen, activations=activations)

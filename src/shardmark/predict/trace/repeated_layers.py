@@ -6,11 +6,12 @@ of equal structure do equal work, and each leaves as many saved bytes behind as 
 
 from __future__ import annotations
 
-from collections import defaultdict
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import nn
 
 if TYPE_CHECKING:
@@ -39,22 +40,37 @@ class Repetition:
     """Number of groups."""
 
 
-def shorten(model: nn.Module, blocks: Sequence[nn.Module] | None) -> list[Repetition]:
-    """Remove most of the equal layers of the model's lists in place.
+def shortened_copy(
+    model: nn.Module, blocks: Sequence[nn.Module] | None
+) -> tuple[nn.Module, list[Repetition]]:
+    """Copy the model without most of the equal layers of its lists.
 
-    The remaining layers get new names.
+    The remaining layers get new names.  The copy has the model's own parameters until these are
+    replaced, so that the copy of a large model takes no time and no memory.
     """
     members = {id(block) for block in blocks or ()}
-    repetitions = []
-    for name, layers in [*model.named_modules()]:
+    repetitions: list[Repetition] = []
+    removed: list[nn.Module] = []
+    for name, layers in model.named_modules():
         if not isinstance(layers, nn.ModuleList) or not {id(one) for one in layers} <= members:
             continue
         start, period = _groups([*map(_structure, layers)])
-        removed = (len(layers) - start) // period - TRACED
-        if removed > 0:
-            del layers[start + 2 * period : start + (2 + removed) * period]
-            repetitions.append(Repetition(layers=name, start=start, period=period, removed=removed))
-    return repetitions
+        count = (len(layers) - start) // period - TRACED
+        if count > 0:
+            repetition = Repetition(layers=name, start=start, period=period, removed=count)
+            repetitions.append(repetition)
+            removed += layers[_removed(repetition)]
+    shared = {id(one): one for one in model.parameters()}
+    copied = copy.deepcopy(model, {**shared, **{id(layer): nn.Identity() for layer in removed}})
+    for repetition in repetitions:
+        del copied.get_submodule(repetition.layers)[_removed(repetition)]  # type: ignore[operator]
+    return copied, repetitions
+
+
+def _removed(repetition: Repetition) -> slice:
+    """Return the places of the removed layers: all but the first two groups and the last two."""
+    first = repetition.start + 2 * repetition.period
+    return slice(first, first + repetition.removed * repetition.period)
 
 
 def _groups(structures: Sequence[object]) -> tuple[int, int]:
@@ -119,23 +135,20 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
 def _moved(unit: UnitTrace, forward: Total, backward: Total) -> UnitTrace:
     """Return the unit with more bytes alive at each moment of its forward and backward pass."""
     by_pass = {"forward": forward, "backward": backward, "gradient": backward}
-    moments = {
-        name: [(live.plus(*by_pass[name]), gradients) for live, gradients in of_pass]
-        for name, of_pass in unit.moments.items()
-    }
+    live = {name: moments + np.array([*by_pass[name], 0]) for name, moments in unit.live.items()}
     entered, reduced = unit.entered_bytes, unit.reduced_bytes
     return replace(
         unit,
         begun_bytes=unit.begun_bytes.plus(*forward),
         # Without an operation or a gradient in the backward pass these stay 0.
-        entered_bytes=entered.plus(*backward) if unit.moments.get("backward") else entered,
+        entered_bytes=entered.plus(*backward) if "backward" in live else entered,
         reduced_bytes=reduced.plus(*backward) if unit.gradient_bytes else reduced,
-        moments=defaultdict(list, moments),
+        live=live,
     )
 
 
 def _measured(unit: UnitTrace) -> tuple[object, ...]:
-    """Return all but the unit's name and place, without moments of a pass that has none."""
-    moments = {name: of_pass for name, of_pass in unit.moments.items() if of_pass}
+    """Return all but the unit's name and place."""
+    moments = {name: of_pass.tolist() for name, of_pass in unit.live.items()}
     live = (unit.begun_bytes, unit.entered_bytes, unit.reduced_bytes, unit.saved_bytes)
     return live, moments, unit.operations, unit.gradient_bytes, unit.replicated_fraction

@@ -37,12 +37,17 @@ from shardmark.core.traffic import (
     matrix_shapes,
     stored_element_bytes,
 )
-from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit, values_of
+from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
-from shardmark.predict.trace.repeated_layers import UnequalLayers, expand, shorten
+from shardmark.predict.trace.repeated_layers import (
+    Repetition,
+    UnequalLayers,
+    expand,
+    shortened_copy,
+)
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
-from shardmark.predict.trace.unit_trace import Pass, UnitTrace
+from shardmark.predict.trace.unit_trace import Moments, Pass, UnitTrace
 from shardmark.strategies.blocks import checkpointed_blocks, sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
@@ -246,6 +251,8 @@ class _StepTrace(_LiveBytes):
         loss.backward()  # type: ignore[no-untyped-call]  # torch's
         for hook in self._hooks:
             hook.remove()
+        for unit in self.units:
+            unit.collect_moments()
 
     def _begin_unit(self, name: str, *, block: bool) -> None:
         node: int = torch._C._autograd._get_sequence_nr()
@@ -403,15 +410,19 @@ def trace(
     workload: Workload,
     recipe: Recipe,
     *,
+    model: nn.Module | None = None,
     device_type: str = "cuda",
     activations: ActivationSharding = REPLICATED_ACTIVATIONS,
 ) -> Profile:
     """Trace two steps of few samples each, on fake tensors, or really on the CPU if these fail.
 
-    `device_type` chooses the kernels, `activations` the activations that tensor parallelism shards.
+    `model` is the workload's, if it is built already; it stays as it is.  `device_type` chooses the
+    kernels, `activations` the activations that tensor parallelism shards.
     Raises the errors that the model or its loss raises in a real step.
     """
-    traced = partial(_profile, workload, recipe, device_type, activations)
+    if model is None and workload.equal_blocks:
+        model = build_on_meta(workload)
+    traced = partial(_profile, workload, recipe, device_type, activations, built=model)
     with preserved_generators():
         profile = traced(None)
         if recipe.precision == "fp32":
@@ -445,6 +456,8 @@ def _profile(
     device_type: str,
     activations: ActivationSharding,
     casts: torch.dtype | None,
+    *,
+    built: nn.Module | None,
 ) -> Profile:
     """Profile the model under autocast, or with its parameters cast to a type."""
     sizes = [min(count, workload.training_samples) for count in SAMPLES]
@@ -462,7 +475,7 @@ def _profile(
     try:
         try:
             with _quiet():
-                shortened = workload.equal_blocks and not every_nth
+                shortened = built if workload.equal_blocks and not every_nth else None
                 full, first, second = trace_steps(fake=fake, shortened=shortened)
         except UnequalLayers as error:
             logger.info("all layers are traced, since two differ: %s", error)
@@ -481,7 +494,7 @@ def _profile(
         name = next(a or b for a, b in zip_longest(names, second_names) if a != b)
         message = f"two steps with the same seed use different parts of it: {name}"
         raise InputError("the model", message, "draw from torch's, numpy's or random's generators")
-    line = partial(_line, sizes[0], sizes[1])
+    line = _Line(*sizes)
     units = tuple(_unit(a, b, line) for a, b in zip(first.units, second.units, strict=True))
     state, temporary, accesses, together = _update_values(recipe.optimizer, device_type)
     return Profile(
@@ -516,10 +529,11 @@ def _steps(
     activations: ActivationSharding,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
-    shortened: bool = False,
+    shortened: nn.Module | None = None,
 ) -> tuple[_FullModel, _StepTrace, _StepTrace]:
+    """Trace a step of each size, of a new model or of the first and last layers of one."""
     eager = recipe.model_copy(update={"compile": "none"})
-    model = (build_on_meta(workload) if fake else None) or workload.build_model()
+    model = shortened or (build_on_meta(workload) if fake else None) or workload.build_model()
     full = _FullModel(
         trained_shapes=[p.shape for p in model.parameters() if p.requires_grad],
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
@@ -527,7 +541,9 @@ def _steps(
     )
     for parameter in model.parameters():  # which may be cast below
         setattr(parameter, ELEMENT_BYTES, stored_element_bytes(parameter))
-    repetitions = shorten(model, workload.blocks(model)) if shortened else []
+    repetitions: list[Repetition] = []
+    if shortened is not None:
+        model, repetitions = shortened_copy(model, workload.blocks(model))
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
@@ -669,18 +685,34 @@ def _tensors(values: Any) -> list[Tensor]:
     return [tensor for of_leaf in dense for tensor in of_leaf]
 
 
-def _line(first_samples: int, second_samples: int, first: Total, second: Total) -> Amount:
-    """Return the line through a total at two numbers of samples."""
-    more = second_samples - first_samples
-    slope = (second.total - first.total) / more if more else first.total / first_samples
-    return Amount(
-        fixed=first.total - slope * first_samples,
-        per_sample=slope,
-        replicated_fraction=second.replicated / second.total if second.total else 0.0,
-    )
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The line through a total at two numbers of samples."""
+
+    first_samples: int
+    second_samples: int
+
+    def __call__(self, first: Total, second: Total) -> Amount:
+        slope = self._slope(first.total, second.total)
+        return Amount(
+            fixed=first.total - slope * self.first_samples,
+            per_sample=slope,
+            replicated_fraction=second.replicated / second.total if second.total else 0.0,
+        )
+
+    def values(self, first: Moments, second: Moments) -> Moments:
+        """Return the numbers of the amounts for many totals, each with its replicated part."""
+        (one, _), (other, replicated) = first.T, second.T
+        slope = self._slope(one, other)
+        share = np.divide(replicated, other, out=np.zeros_like(other), where=other != 0)
+        return np.column_stack([one - slope * self.first_samples, slope, share])
+
+    def _slope(self, one: Any, other: Any) -> Any:
+        more = self.second_samples - self.first_samples
+        return (other - one) / more if more else one / self.first_samples
 
 
-def _unit(first: UnitTrace, second: UnitTrace, line: Callable[[Total, Total], Amount]) -> Unit:
+def _unit(first: UnitTrace, second: UnitTrace, line: _Line) -> Unit:
     trained = [parameter for parameter in first.parameters if parameter.requires_grad]
     return Unit(
         name=first.name,
@@ -725,7 +757,7 @@ def _mixed_parameters(units: Iterable[Unit]) -> int:
 
 
 def _operations(
-    first: UnitTrace, second: UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
+    first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line
 ) -> tuple[Operation, ...]:
     """Return the operations of a pass; those with the same numbers are one, with their sums.
 
@@ -757,29 +789,30 @@ def _sums(works: Iterable[Work]) -> list[Work]:
     return [*sums.values()]
 
 
-def _moments(
-    first: UnitTrace, second: UnitTrace, in_pass: Pass, line: Callable[[Total, Total], Amount]
-) -> tuple[Moment, ...]:
+def _moments(first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line) -> tuple[Moment, ...]:
     """Return the moments that can have the most live bytes at some number of samples.
 
     If the two steps ran unlike numbers of operations, it is the largest moment of each.
     """
-    pairs = [*zip_longest(first.moments[in_pass], second.moments[in_pass])]
-    if any(a is None or b is None for a, b in pairs):
-        one, other = first.moments[in_pass], second.moments[in_pass]
-        pairs = [(max(one or other), max(other or one))]
-    points = [(line(a[0], b[0]), b[1]) for a, b in pairs]
-    front = _largest([[*values_of(amount), gradient] for amount, gradient in points])
+    one, other = (step.live.get(in_pass, np.zeros((0, 3))) for step in (first, second))
+    if len(one) != len(other):
+        one, other = (
+            np.array([max(a.tolist() or b.tolist())]) for a, b in ((one, other), (other, one))
+        )
+    points = np.column_stack([line.values(one[:, :2], other[:, :2]), other[:, 2]])
+    moments = (points[at].tolist() for at in _largest(points))
     return tuple(
-        Moment(bytes=amount, gradient_bytes=gradient)
-        for amount, gradient in (points[at] for at in front)
+        Moment(
+            bytes=Amount(fixed=fixed, per_sample=per_sample, replicated_fraction=replicated),
+            gradient_bytes=gradients,
+        )
+        for fixed, per_sample, replicated, gradients in moments
     )
 
 
-def _largest(points: Sequence[Sequence[float]]) -> list[int]:
+def _largest(points: Moments) -> list[int]:
     """Return the positions of the points that no other point exceeds or equals in every number."""
-    left = np.array(points, dtype=np.float64)
-    positions = np.arange(len(points))
+    left, positions = points, np.arange(len(points))
     front = []
     while len(left):
         at = left.sum(axis=1).argmax()  # nothing exceeds it

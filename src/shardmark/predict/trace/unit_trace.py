@@ -6,10 +6,15 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from shardmark.predict.trace.chains import ZERO, Total, Work
 
 if TYPE_CHECKING:
     from torch import nn
+
+Moments = NDArray[np.float64]
 
 Pass = Literal["forward", "repeated", "backward", "gradient"]
 
@@ -35,3 +40,13 @@ class UnitTrace:
     operations: dict[Pass, list[Work]] = field(default_factory=lambda: defaultdict(list))
     moments: dict[Pass, list[tuple[Total, int]]] = field(default_factory=lambda: defaultdict(list))
     """Live bytes without complete gradients, and bytes of the unit's, after each operation."""
+    live: dict[Pass, Moments] = field(default_factory=dict)
+    """The moments of a pass after it: total and replicated live bytes, bytes of gradients."""
+
+    def collect_moments(self) -> None:
+        """Turn the moments, of which a step has many thousand, into arrays."""
+        for in_pass, of_pass in self.moments.items():
+            if of_pass:
+                rows = [(*live, gradients) for live, gradients in of_pass]
+                self.live[in_pass] = np.array(rows, dtype=np.float64)
+        self.moments.clear()
