@@ -41,6 +41,15 @@ COMMANDS = ("command", "arguments")
 """Keys whose value can begin with a script's file."""
 FILES = ("model", "tokenizer", "weights")
 """Keys, and last parts of axes, whose value can name a file, in addition to `data_dir`."""
+REPLACED = {
+    **{
+        ("recipe", key): ("recipe", excluded)
+        for pair in EXCLUSIVE
+        for key, excluded in (pair, pair[::-1])
+    },
+    ("measure", "seeds"): ("measure", "repeats"),
+}
+"""Path of an override -> path of the key that it removes, if no override sets that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +240,9 @@ def override_of(key: str, value: Any) -> Override:
 def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str, Any]:
     """Return a copy with the overrides applied in order.
 
-    An override removes a key that excludes it: `recipe.steps=10` removes `epochs`.  The name of
-    another engine removes the options of the file's engine.
+    An override removes a key that excludes it: `recipe.steps=10` removes `epochs`, and
+    `measure.seeds=4` removes `repeats`.  The name of another engine removes the options of the
+    file's engine.
     """
     for override in overrides:
         if override.path[0] == "engine" and "engine" not in data:
@@ -248,20 +258,19 @@ def _overridden(data: dict[str, Any], overrides: Sequence[Override]) -> dict[str
             if f"{key}.".startswith(f"{axis}."):
                 problem = f"{axis} is an axis of the matrix, which would hide this"
                 raise InputError(override.option, problem, f"set matrix.{axis} to a list instead")
-    recipe = data.get("recipe")
     values = {override.path: override.value for override in overrides}
-    if not isinstance(recipe, Mapping) or ("recipe",) in values:
-        return data
-    replaced = {
-        excluded: key
-        for pair in EXCLUSIVE
-        for key, excluded in (pair, pair[::-1])
-        if values.get(("recipe", key)) is not None and ("recipe", excluded) not in values
-    }
-    for excluded, key in replaced.items():
-        if recipe.get(excluded) is not None:
-            say(f"--set recipe.{key} replaces recipe.{excluded}: {recipe[excluded]}", error=True)
-    return {**data, "recipe": {k: v for k, v in recipe.items() if k not in replaced}}
+    for path, excluded in REPLACED.items():
+        section = data.get(path[0])
+        without_effect = values.get(path) is None or (path[1] == "seeds" and values[path] == 1)
+        if without_effect or excluded in values or path[:1] in values:
+            continue
+        if isinstance(section, Mapping) and excluded[1] in section:
+            data = {**data, path[0]: {k: v for k, v in section.items() if k != excluded[1]}}
+            value = section[excluded[1]]
+            if value is not None and not isinstance(value, Mapping):  # the default of repeats is
+                text = f"--set {dotted(path)} replaces {dotted(excluded)}: {show(value)}"
+                say(text, error=True)
+    return data
 
 
 def resolve(

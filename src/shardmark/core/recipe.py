@@ -336,7 +336,7 @@ class Measure(Model):
     seeds: Annotated[int, Field(ge=1, le=MAX_REPEATS)] = 1
     """Number of seeds.  Above 1, each repeat trains with another seed: the first with
     `recipe.seed`, the second with the next number, and so on, equally in all cells.  `repeats` is
-    then this number."""
+    then this number: `--set measure.seeds` replaces the `repeats` of a file or preset."""
     max_remeasure: Annotated[int, Field(ge=0, le=100)] = 2
     """Maximum number of new measurements of a trial that other work disturbed; after them it stays
     marked as disturbed."""

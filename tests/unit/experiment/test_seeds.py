@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from shardmark.config.experiment import Experiment
+from shardmark.config.load import load_experiment, resolve
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import Measure
 from shardmark.launch.fingerprint import check_same_run
@@ -52,6 +53,28 @@ def test_repeats_become_the_number_of_seeds(given: dict[str, Any], repeats: int)
     measure = Measure.model_validate({"seeds": 4, **given})
     assert measure.repeats.at_least == measure.repeats.at_most == repeats
     assert Measure.model_validate(measure.model_dump(mode="json")) == measure
+
+
+@pytest.mark.parametrize("preset", ["lamsal-2025", "asu-fsdp-2024", "ovi-2025", "quickstart"])
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_seeds_alone_replace_the_repeats_of_a_preset(preset: str, seeds: int) -> None:
+    for experiment in (
+        load_experiment(preset, [f"measure.seeds={seeds}"]),
+        resolve(preset, {"measure": {"seeds": seeds}}),
+    ):
+        repeats = [(trial.repeat, trial.recipe.seed) for trial in expand(experiment).trials]
+        assert set(repeats) == {(number, number) for number in range(seeds)}
+
+
+def test_replaced_repeats_are_named_and_two_stated_numbers_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    load_experiment("lamsal-2025", ["measure.seeds=2"])
+    assert capsys.readouterr().err == "--set measure.seeds replaces measure.repeats: 3\n"
+    repeats = load_experiment("lamsal-2025", ["measure.seeds=1"]).measure.repeats
+    assert repeats.at_most == 3, "one seed says nothing about the repeats"
+    with pytest.raises(InputError, match=r"found seeds 2 and repeats 3"):
+        load_experiment("lamsal-2025", ["measure.seeds=2", "measure.repeats=3"])
 
 
 @pytest.mark.parametrize(
