@@ -30,6 +30,12 @@ class Metric:
     unit: str
     """Base units: seconds, bytes, samples/s, FLOP/s, ratio, percent, watts, joules, ..."""
 
+    @property
+    def is_timed(self) -> bool:
+        """True for times, rates and readings of use, which other work on the machine changes."""
+        per_second = self.unit == "seconds" or self.unit.endswith("/s")
+        return per_second or self.group in ("rate", "processes", "device")
+
 
 _HOST, _COMPARED = "host clock", "comparison"
 FEW_STEPS = 10

@@ -421,6 +421,8 @@ class ZeroCosts(Costs[Zero]):
     def step_state(self, cell: Cell) -> StepState:
         """State as DeepSpeed 0.19 allocates it: fp32 copies of the rank's shard, and buckets.
 
+        Buckets of stages 1 and 2 have the type of the gradients, the bucket of stage 3 that of the
+        reduction, which is fp32.
         Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps
         parameters gathered that it uses soon.  Offloaded gradients of stages 1 and 2 leave by way
         of a buffer for the largest one.
@@ -432,7 +434,8 @@ class ZeroCosts(Costs[Zero]):
         parameter_bytes = sum(stored_bytes(unit, width) for unit in units)
         gradient_bytes = width * cell.all_trained_parameters
         fp32_shard = FP32_BYTES * part * cell.all_trained_parameters
-        bucket = self.strategy.bucket_mb * MiB * width / FP32_BYTES
+        bucket_elements = int(self.strategy.bucket_mb * MiB / FP32_BYTES)
+        bucket = float(bucket_elements * (FP32_BYTES if stage == 3 else width))
         overlaps = self.strategy.overlap_communication and cell.device_type == "cuda"
         buckets = bucket * (2 if overlaps else 1) if stage < 3 else 0.0
         offloads, on_device = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
@@ -449,7 +452,7 @@ class ZeroCosts(Costs[Zero]):
                 returned=part * parameter_bytes if stage < 3 else 0.0,
                 fused_update=True,  # DeepSpeedCPUAdam
             )
-        early_elements, bucket_states = self._reduced(cell, int(bucket / width))
+        early_elements, bucket_states = self._reduced(cell, bucket_elements)
         states = [
             UnitState(
                 forward=forward,

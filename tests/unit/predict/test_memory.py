@@ -192,6 +192,13 @@ def test_deepspeed_adds_masters_and_a_bucket(stage: int) -> None:
     assert found.gathered + found.buffers == gathered + buckets * 25 * 2**20
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_in_16_bits_the_bucket_of_stage_3_alone_is_in_fp32(stage: int) -> None:
+    found = held(f"zero-{stage}", profile=invented(per_sample=1e6), precision="bf16")
+    gathered, buckets = (WHOLE, 25.0) if stage == 3 else (0, 2 * 12.5)
+    assert found.gathered + found.buffers == gathered + buckets * 2**20
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp-grad-op", "fsdp-hybrid", "zero-2", "zero-3"])
 def test_more_ranks_never_hold_more(name: str) -> None:
     peaks = [held(name, ranks, invented(1e3)).peak_bytes for ranks in (4, 8, 16, 64)]

@@ -405,7 +405,8 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
     verified_equal = claim.value is not None and _train_alike(row, base)
     reason = ""
     if measured is None:
-        disturbed = row.disturbed or base.disturbed
+        timed = claim.metric in METRICS and METRICS[claim.metric].is_timed
+        disturbed = timed and (row.disturbed or base.disturbed)
         reason = f"disturbed: {disturbed}" if disturbed else "no value was measured"
     elif _is_quality(claim.metric) and (row.synthetic or base.synthetic):
         reason = "synthetic data"

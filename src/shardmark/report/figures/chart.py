@@ -42,7 +42,7 @@ class Series:
     places: Sequence[str] = ()
     """Names of the points, one for each value of `y`; empty if name and `x` identify them."""
     faint: Sequence[bool] = ()
-    """True for values that were disturbed by other work; one for each value or one for all."""
+    """True for times and rates that other work disturbed; one for each value or one for all."""
     rows: Sequence[int] = ()
     """Row numbers in the comparison, one for each value or one for all, for the page's filters."""
 
@@ -131,7 +131,7 @@ class Figure:
     def warning(self) -> str:
         """Return a warning if other work disturbed a part of the figure; else an empty text."""
         disturbed = any(any(series.faint) for panel in self.panels for series in panel.series)
-        text = "Warning: other work disturbed the faint measurements; do not compare their times."
+        text = "Warning: other work disturbed the faint times and rates; do not compare them."
         return text if disturbed else ""
 
     @property
@@ -285,13 +285,17 @@ def _without_divergent(panel: Panel) -> tuple[Series, ...]:
 
 
 def with_shared_axis(panels: Iterable[Panel]) -> list[Panel]:
-    """Give the panels one axis of values, so that they can be compared by eye."""
+    """Give the panels of the same quantity one axis of values, so that they compare by eye."""
     drawn = list(panels)
-    ranges = [panel.y_range for panel in drawn if panel.y_range is not None]
-    if not ranges or len({panel.y_logarithmic for panel in drawn}) > 1:
-        return drawn
-    bounds = min(low for low, _ in ranges), max(high for _, high in ranges)
-    return [replace(panel, y_bounds=bounds) for panel in drawn]
+    bounds: dict[tuple[str, bool], tuple[float, float]] = {}
+    for panel in drawn:
+        if panel.y_range is not None:
+            key = panel.y_label, panel.y_logarithmic
+            low, high = bounds.get(key, panel.y_range)
+            bounds[key] = min(low, panel.y_range[0]), max(high, panel.y_range[1])
+    return [
+        replace(panel, y_bounds=bounds.get((panel.y_label, panel.y_logarithmic))) for panel in drawn
+    ]
 
 
 def log_ticks(low: float, high: float) -> list[float]:

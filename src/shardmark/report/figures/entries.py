@@ -124,8 +124,13 @@ def estimates_series(
     x: Sequence[float] | Sequence[str],
     estimates: Sequence[Estimate],
     scale: float = 1,
+    *,
+    timed: bool,
 ) -> Series:
-    """Return the line, points or bars of entries of one name, with intervals."""
+    """Return the line, points or bars of entries of one name, with intervals.
+
+    Other work disturbs `timed` values only, not bytes or qualities.
+    """
     return replace(
         entries[0].line((), ()),
         x=tuple(x),  # type: ignore[arg-type]  # a tuple of one of the two kinds
@@ -133,12 +138,12 @@ def estimates_series(
         low=tuple(None if e.low is None else e.low * scale for e in estimates),
         high=tuple(None if e.high is None else e.high * scale for e in estimates),
         rows=tuple(entry.number for entry in entries),
-        faint=tuple(entry.row.disturbed is not None for entry in entries),
+        faint=tuple(timed and entry.row.disturbed is not None for entry in entries),
     )
 
 
 def reliability(entries: Sequence[Entry]) -> str:
-    """Return a sentence about the repeats, the whiskers and the faint marks."""
+    """Return a sentence about the repeats and the whiskers."""
     counts = sorted({len(entry.row.ok_trials) for entry in entries})
     if not counts:
         return ""
@@ -146,8 +151,7 @@ def reliability(entries: Sequence[Entry]) -> str:
     text = f"Means of {repeats} repeats; whiskers or bands are 95 % intervals of the mean."
     if counts == [1]:
         text = "One repeat each: there is no interval."
-    disturbed = any(entry.row.disturbed for entry in entries)
-    return f"{text} Faint: disturbed by other work." if disturbed else text
+    return text
 
 
 def rows_read(count: int) -> str:

@@ -65,7 +65,7 @@ def _trade_off(group: Group, unit: str, size: float) -> Panel:
     for entries in group.by_name():
         rates = estimates_of(entries, metric)
         peaks = [peak.value / size for peak in estimates_of(entries, _PEAK)]
-        points = estimates_series(entries, peaks, rates)
+        points = estimates_series(entries, peaks, rates, timed=True)
         texts = tuple(_text(entry, group) for entry in entries)
         places = tuple(entry.bar for entry in entries)
         cells.append(replace(points, text=texts, places=places))
@@ -151,7 +151,12 @@ def _throughput(group: Group) -> Panel:
         y_label=f"Throughput ({METRICS[rate].unit})",
         y_unit=METRICS[rate].unit,
         series=tuple(
-            estimates_series(entries, [entry.bar for entry in entries], estimates_of(entries, rate))
+            estimates_series(
+                entries,
+                [entry.bar for entry in entries],
+                estimates_of(entries, rate),
+                timed=True,
+            )
             for entries in group.by_name()
         ),
         category_order=tuple(entry.bar for entry in fastest),
@@ -204,7 +209,8 @@ def _scaling_panel(group: Group, metric: str) -> Panel:
         measured = [entry for entry in entries if entry.row.metrics[metric] is not None]
         if measured:
             x = [float(entry.row.world_size) for entry in measured]
-            lines.append(estimates_series(measured, x, estimates_of(measured, metric), scale))
+            estimates = estimates_of(measured, metric)
+            lines.append(estimates_series(measured, x, estimates, scale, timed=True))
     return Panel(
         title=group.title,
         kind="line",

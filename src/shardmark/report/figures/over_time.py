@@ -97,7 +97,8 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
         if not points:
             return []
         xs, estimates = zip(*points, strict=True)
-        return [estimates_series([entry], xs, estimates, scale)]
+        timed = is_time or x_of is _epoch_end
+        return [estimates_series([entry], xs, estimates, scale, timed=timed)]
 
     def panel(facet: Group, x_of: Callable[[Epoch], float | None]) -> Panel:
         by_epoch = x_of is _epoch_number
@@ -153,24 +154,26 @@ def step_loss_figures(groups: Sequence[Group]) -> list[Figure]:
     return figure(
         "loss-by-step",
         "Training loss by step",
-        readable(
-            Panel(
-                title=facet.title,
-                kind="line",
-                x_label=label,
-                y_label="Training loss",
-                series=tuple(
-                    entry.line(x, curves[entry].by_step.y)
-                    for entry in facet.entries
-                    if (x := x_of(curves[entry]))
-                ),
-                x_unit="s" if label.endswith("(s)") else "",
-                x_whole=label == "Step",
-                x_from_zero=label != "Step",
-                y_from_zero=False,
+        with_shared_axis(
+            readable(
+                Panel(
+                    title=facet.title,
+                    kind="line",
+                    x_label=label,
+                    y_label="Training loss",
+                    series=tuple(
+                        entry.line(x, curves[entry].by_step.y)
+                        for entry in facet.entries
+                        if (x := x_of(curves[entry]))
+                    ),
+                    x_unit="s" if label.endswith("(s)") else "",
+                    x_whole=label == "Step",
+                    x_from_zero=label != "Step",
+                    y_from_zero=False,
+                )
+                for facet in facets
+                for label, x_of in axes.items()
             )
-            for facet in facets
-            for label, x_of in axes.items()
         ),
         "Training loss by optimizer step, by tokens where there are any, and by time, in the first"
         " repeat: mean over the samples or tokens of all ranks. Long series are thinned to each"
@@ -194,7 +197,7 @@ def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
     return figure(
         "staleness",
         "Staleness of gradients",
-        [
+        with_shared_axis(
             Panel(
                 title=facet.title,
                 kind="line",
@@ -205,7 +208,7 @@ def staleness_figures(groups: Sequence[Group]) -> list[Figure]:
                 x_whole=True,
             )
             for facet in facets_of(having(groups, counts.__contains__))
-        ],
+        ),
         "How many updates a server took between handing out parameters and using the gradient that"
         " was computed from them; all repeats and servers together.",
     )
@@ -231,7 +234,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
 
     def panels(*quantities: tuple[str, str, str, float]) -> list[Panel]:
         """Draw a panel for each attribute of `Sampled`, given with label, unit and unit size."""
-        return [
+        return with_shared_axis(
             _panel(
                 facet.title,
                 f"{label} ({unit})",
@@ -245,7 +248,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
             )
             for facet in facets
             for name, label, unit, size in quantities
-        ]
+        )
 
     return [
         *figure(
@@ -309,7 +312,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
         figures += figure(
             "bandwidth",
             "Bandwidth over time by interface",
-            panels("Sent", unit, size, "sent"),
+            with_shared_axis(panels("Sent", unit, size, "sent")),
             _FIRST_REPEAT,
             "Sent, by the interfaces' own counters; lo is the loopback, which connects ranks of one"
             " node.",
@@ -366,7 +369,8 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
                 "What its processes wrote into sockets (gloo) and files; of a GPU, its NVLinks."
             )
         name = f"{field.removesuffix('_bytes')}-by-rank"
-        figures += figure(name, title, panels, _FIRST_REPEAT, caption, rows_read(len(pairs)))
+        shared = with_shared_axis(panels)
+        figures += figure(name, title, shared, _FIRST_REPEAT, caption, rows_read(len(pairs)))
     return figures
 
 

@@ -76,7 +76,11 @@ def _panel(
         if entries_with_value:
             predicted = [values[entry] / size for entry in entries_with_value]
             series = estimates_series(
-                entries_with_value, predicted, estimates_of(entries_with_value, metric), 1 / size
+                entries_with_value,
+                predicted,
+                estimates_of(entries_with_value, metric),
+                1 / size,
+                timed=METRICS[metric].is_timed,
             )
             places = tuple(entry.bar for entry in entries_with_value)
             points.append(

@@ -15,7 +15,8 @@ from shardmark.analysis.studies.against import (
     Pair,
     conditions_text,
 )
-from shardmark.analysis.studies.study import Figures
+from shardmark.analysis.studies.study import Claim, Figures
+from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, with_shared_axis
 from shardmark.report.figures.drawing import REFERENCE
 from shardmark.report.figures.entries import (
@@ -26,7 +27,7 @@ from shardmark.report.figures.entries import (
     reliability,
 )
 from shardmark.report.figures.over_time import BY_EPOCH
-from shardmark.report.views.against import range_text
+from shardmark.report.views.against import name_of, range_text
 from shardmark.trials.trial import ranks_and_nodes
 
 
@@ -67,7 +68,8 @@ def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]
         ]
         epochs, estimates = zip(*points, strict=True) if points else ((), ())
         name = _named(against, entry)
-        series = estimates_series([entry], epochs, estimates, scale)
+        timed = metric == "epoch_seconds"
+        series = estimates_series([entry], epochs, estimates, scale, timed=timed)
         return replace(series, name=name, style=styles[name])
 
     panels = [
@@ -123,17 +125,18 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
                 unnamed = f"{pair.world_size} GPUs with {entry.name}"
                 named = place if pair.figures.strategy else unnamed
                 name = f"{named}, {_source(against, entry) or 'meas.'}"
-                series[name] = estimates_series([entry], [name], [estimate])
+                timed = ratio != RELATIVE_PEAK
+                series[name] = estimates_series([entry], [name], [estimate], timed=timed)
         return tuple(series.values())
 
     return figure(
         "published-ratios",
         f"Ratios: {against.study.cited} and measured",
-        [
-            _bar_panel(", ".join(filter(None, (titles[name], conditions))), bars(name, conditions))
+        with_shared_axis(
+            _bar_panel(conditions, titles[name], bars(name, conditions))
             for conditions in dict.fromkeys(pair.conditions for pair in pairs)
             for name in against.ratios
-        ],
+        ),
         f"Grey: published, on {against.study.hardware}. Measured on {against.measured_on}.",
         reliability(entries),
     )
@@ -142,11 +145,11 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
 def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
     """Draw the claimed ratios as grey bars with their ranges, and the measured intervals."""
 
-    def bars(says: str) -> tuple[Series, ...]:
+    def bars(claim: Claim) -> tuple[Series, ...]:
         series: list[Series] = []
         for pair in against.claims:
             entry = _entry_of(entries, pair)
-            if pair.claim.says != says or entry is None or pair.measured is None:
+            if pair.claim != claim or entry is None or pair.measured is None:
                 continue
             if not series:
                 series.append(_claimed_bar(pair))
@@ -155,26 +158,28 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
             conditions = conditions_text(entry.row, against.rows)
             parts = (f"{entry.name}{base}", entry.ranks, conditions, _source(against, entry))
             place = ", ".join(filter(None, parts))
-            series.append(estimates_series([entry], [place], [pair.measured]))
+            timed = METRICS[claim.metric].is_timed
+            series.append(estimates_series([entry], [place], [pair.measured], timed=timed))
         return tuple(series)
 
-    claims = dict.fromkeys(
-        pair.claim.says
-        for pair in against.claims
-        if pair.claim.relation == "ratio" and not pair.claim.cannot_mean
-    )
+    # Panels of one claim on other numbers of ranks have one axis.
+    panels: dict[tuple[object, ...], list[Panel]] = {}
+    for claim in against.study.claims:
+        if claim.relation == "ratio" and not claim.cannot_mean:
+            panel = _bar_panel(claim.says, f"Ratio: {name_of(claim.metric)}", bars(claim))
+            panels.setdefault((claim.metric, claim.strategies, claim.over), []).append(panel)
     return figure(
         "claims",
         f"Claims of {against.study.cited}, as ratios",
-        [_bar_panel(says, bars(says)) for says in claims],
+        [panel for same in panels.values() for panel in with_shared_axis(same)],
         "Grey: the claimed ratio, or the end of the claimed range; whiskers are the range.",
         f"Measured on {against.measured_on}.",
         reliability(entries),
     )
 
 
-def _bar_panel(title: str, series: tuple[Series, ...]) -> Panel:
-    return Panel(title=title, kind="bars", y_label="Ratio", series=series)
+def _bar_panel(title: str, label: str, series: tuple[Series, ...]) -> Panel:
+    return Panel(title=title, kind="bars", y_label=label, series=series)
 
 
 def _published_bar(name: str, value: float, **ends: Any) -> Series:

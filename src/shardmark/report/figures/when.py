@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from shardmark.analysis.advise.crossings import AxisLine, axis_lines
 from shardmark.analysis.compare.comparison import ratio_between
 from shardmark.analysis.compare.rows import Row
+from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure
 from shardmark.report.figures.drawing import REFERENCE
 from shardmark.report.figures.entries import Entry, Group, entries_in, estimates_series
@@ -88,4 +89,6 @@ def _relative(
     if not ratios:
         return None
     drawn = [entries[id(by_value[value])] for value in ratios]
-    return estimates_series(drawn, list(ratios), list(ratios.values()), 100)
+    return estimates_series(
+        drawn, list(ratios), list(ratios.values()), 100, timed=METRICS[line.metric].is_timed
+    )

@@ -20,6 +20,7 @@ from shardmark.analysis.studies.against import (
     conditions_text,
 )
 from shardmark.analysis.studies.study import TOTAL, Claim
+from shardmark.core.metrics import METRICS
 from shardmark.report.table.notes import left_out
 from shardmark.report.table.table import (
     Column,
@@ -104,10 +105,42 @@ def _run_column(against: Against, row_of: Callable[[Any], Row | None]) -> Column
     return [(_name("run", "run"), run)] if len(against.sources) > 1 else []
 
 
-def _measured_of(pair: ClaimPair) -> str | None:
-    if pair.row is None or pair.base is None:
-        return None
+_NAMES = {
+    "epoch_seconds": "time for the same samples",
+    "samples_per_second": "throughput",
+    SPEEDUP: "throughput",
+    "memory_ratio": "peak memory",
+    "state_bytes": "parameters, gradients and optimizer state",
+    "parameter_bytes": "parameters",
+    "collective_bytes": "bytes of collectives",
+    "train_loss": "training loss",
+    "map": "mAP",
+    "accuracy_top1": "top-1 accuracy",
+}
+_UNITS = {SPEEDUP: "samples/s", "memory_ratio": "bytes", "state_bytes": "bytes"}
+
+
+def name_of(metric: str) -> str:
+    """Return the name of a claim's quantity in words."""
+    return _NAMES.get(metric, metric)
+
+
+def quantity_of(pair: ClaimPair) -> str:
+    """Return what the claim compares, with its unit: `peak memory (bytes), ratio`."""
+    claim = pair.claim
+    unit = _UNITS.get(claim.metric) or METRICS[claim.metric].unit
+    epoch = "" if claim.epoch is None else f" after epoch {claim.epoch}"
+    return f"{name_of(claim.metric)} ({unit}){epoch}, {claim.relation}"
+
+
+def _cells(pair: ClaimPair) -> str | None:
+    """Return the rows that were compared, or the strategies of the claim if none were."""
     sign = "minus" if pair.claim.relation == "difference" else "/"
+    if pair.row is None or pair.base is None:
+        claim = pair.claim
+        sides = (" or ".join(names) for names in (claim.strategies, claim.over) if names)
+        ranks = [] if claim.world_size is None else [f"on {claim.world_size} ranks"]
+        return " ".join((f" {sign} ".join(sides), *ranks))
     if pair.claim.over_ranks and not pair.claim.over:
         return f"{pair.row.label}, {pair.row.world_size} {sign} {pair.base.world_size} ranks"
     return f"{pair.row.label} {sign} {pair.base.label}"
@@ -135,7 +168,7 @@ def _claims(against: Against) -> Columns[ClaimPair]:
     return [
         (_name("claim", "claim"), attrgetter("claim.says")),
         *_run_column(against, attrgetter("row")),
-        (_name("measured of", "measured of"), _measured_of),
+        (_name("cells", "cells"), _cells),
         (
             text("conditions", "conditions", names_row=any(map(conditions, against.claims))),
             conditions,
@@ -145,6 +178,7 @@ def _claims(against: Against) -> Columns[ClaimPair]:
             lambda pair: pair.row.world_size if pair.row else None,
         ),
         (text("finding", "finding"), attrgetter("finding")),
+        (text("quantity", "quantity"), quantity_of),
         (text("published", "published"), lambda pair: range_text(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
