@@ -32,9 +32,12 @@ class Metric:
 
     @property
     def is_timed(self) -> bool:
-        """True for times, rates and readings of use, which other work on the machine changes."""
-        per_second = self.unit == "seconds" or self.unit.endswith("/s")
-        return per_second or self.group in ("rate", "processes", "device")
+        """True for what other work on the machine changes: times, rates and readings of use.
+
+        Memory, traffic and qualities do not depend on it.
+        """
+        timed_groups = ("time", "rate", "processes", "device", "servers")
+        return self.group in timed_groups or self.unit.endswith("/s")
 
 
 _HOST, _COMPARED = "host clock", "comparison"

@@ -116,7 +116,7 @@ def test_rounding_is_compared_with_the_seed_of_the_twin() -> None:
     assert rounding.distance == pytest.approx(0.02)
 
 
-def test_disturbed_trials_count_for_the_quality_and_not_for_the_speed() -> None:
+def test_disturbed_trials_count_for_quality_and_memory_and_not_for_the_speed() -> None:
     ddp = trials("ddp", DDP)
     noise = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.9)
     ddp[1] = ddp[1].model_copy(update={"stability": (noise,)})
@@ -125,3 +125,9 @@ def test_disturbed_trials_count_for_the_quality_and_not_for_the_speed() -> None:
     assert rate is not None
     assert quality is not None
     assert (rate.n, quality.n, row.seeds) == (3, 4, 4)
+    peak = row.metrics["peak_memory_bytes"]
+    assert peak is not None
+    assert peak.n == 4
+    last = epochs_of(row).epochs[-1].metrics
+    by_epoch = {name: last[name] for name in ("epoch_seconds", "elapsed_seconds", "train_loss")}
+    assert [e.n for e in by_epoch.values() if e is not None] == [3, 3, 4]

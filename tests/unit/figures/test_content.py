@@ -87,7 +87,8 @@ def test_memory_is_stacked_by_kind_for_the_fullest_worker_and_server(tmp_path: P
     run = [invented_trial("ddp", 2), invented_trial("ps-sync", 2, ranks=ranks)]
     panel = figures_by_name(store_and_compare(tmp_path, run))["memory"].panels[0]
     assert panel.kind == "stacked"
-    assert panel.categories == ("ddp, 2 ranks", "ps-sync, 2+1 ranks", "ps-sync, 2+1 ranks: server")
+    names = ("ddp, 2 ranks", "ps-sync, 2 ranks + 1 server", "ps-sync, server of 2 ranks")
+    assert panel.categories == names
     assert series_named(panel, "parameters").y == pytest.approx([44_700_000 / MEBIBYTE] * 3)
     assert series_named(panel, "optimizer state").y == pytest.approx([89_400_000 / MEBIBYTE] * 3)
     other = [(peak - 178_800_000) / MEBIBYTE for peak in (305e6, 400e6, 200e6)]

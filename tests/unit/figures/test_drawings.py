@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -85,6 +86,17 @@ def test_a_mark_says_value_unit_and_interval() -> None:
     (drawing,) = draw([figure_of(line_panel(series, kind="bars", y_unit="samples/s"))])
     labels = {mark["aria-label"] for mark in marks_in(drawing.panels[0])}
     assert labels == {"ddp, 2 ranks: 812 samples/s (790 to 830)"}
+
+
+def test_an_interval_outside_the_axis_does_not_move_the_panel() -> None:
+    inside = Series(name="a", style=0, x=(1.0, 2.0), y=(1.0, 2.0))
+    outside = Series(name="b", style=1, x=(1.0, 2.0), y=(9e4, 9e4))
+    interval = replace(outside, low=(8e4, 8e4), high=(1e5, 1e5))
+    origins = []
+    for series in (outside, interval):
+        (drawing,) = draw([figure_of(line_panel(inside, series, y_bounds=(0.0, 3.0)))])
+        origins.append(re.findall(r"translate\(([^)]*)\)", drawing.panels[0])[0])
+    assert origins[0] == origins[1]
 
 
 def test_a_panel_can_stand_in_any_page(drawings: list[Drawing]) -> None:

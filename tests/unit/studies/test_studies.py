@@ -17,11 +17,15 @@ from shardmark.analysis.studies.study import DERIVED, Batch, load_study, studies
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.core.metrics import METRICS
-from shardmark.report.views.against import against_tables
-from shardmark.results.schema import TrialResult
+from shardmark.report.views.against import against_tables, quantity_of
+from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from shardmark.results.store import StoredRun, load_run
 from tests.golden.invented import write_run
 from tests.runs import detection_trial
+
+OTHERS = StabilityFinding(
+    kind=StabilityKind.OTHER_PROCESSES, text="other programs used 80 % of the CPU", severity=0.8
+)
 
 
 def against(study: str, *trials: TrialResult) -> Against:
@@ -265,6 +269,37 @@ def test_a_claim_is_found_by_its_interval(factors: tuple[float, ...], finding: s
     (larger,) = claims_of(result, "fastest on 4")
     assert larger.finding is Finding.TOO_FEW
     assert "measured on at most 2" in larger.reason
+
+
+def test_a_claim_names_its_quantity_and_its_cells() -> None:
+    trials = [
+        detection_trial(name, ranks, metrics={"peak_memory_bytes": None})
+        for name in ("ddp", "fsdp")
+        for ranks in (2, 4)
+    ]
+    disturbed = [trial.model_copy(update={"stability": (OTHERS,)}) for trial in trials]
+    result = against("lamsal-2025", *disturbed)
+    (claims,) = (t for t in against_tables(result) if t.title == "Claims of lamsal-2025")
+    lines = dict(zip(claims.cells("claim"), zip(claims.cells("quantity"), claims.cells("cells"),
+                                                claims.cells("because"), strict=True),
+                     strict=True))  # fmt: skip
+    slower = "time for the same samples (seconds), ratio"
+    disturbance = "disturbed: other programs used 80 % of the CPU"
+    assert lines["FSDP is slower than DDP on 4 GPUs"] == (
+        slower, "fsdp / ddp on 4 ranks", disturbance)  # fmt: skip
+    assert lines["FSDP gains about 1.55 times from 2 to 4 GPUs"][:2] == (
+        "throughput (samples/s), ratio", "fsdp on 4 / 2 ranks")  # fmt: skip
+    assert lines["ZeRO-1 is fastest on 2 GPUs"][:2] == (
+        slower, "zero-1 / ddp or fsdp on 2 ranks")  # fmt: skip
+    assert lines["FSDP and ZeRO-1 take less memory than DDP"] == (
+        "peak memory (bytes), ratio", "fsdp / ddp on 4 ranks", "no value was measured")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_claim_has_a_quantity_in_words(name: str) -> None:
+    for claim in load_study(name).claims:
+        assert "_" not in quantity_of(claim)
+        assert claim.relation in quantity_of(claim)
 
 
 def test_sharding_on_few_ranks_cannot_reach_a_published_ratio() -> None:

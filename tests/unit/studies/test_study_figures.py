@@ -11,7 +11,7 @@ from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.studies.against import Against, set_against
 from shardmark.analysis.studies.study import load_study
 from shardmark.cli import main
-from shardmark.report.figures import Figure, figures_of
+from shardmark.report.figures import Figure, Panel, figures_of
 from shardmark.report.figures.drawing import draw, figure_svg, look_of
 from shardmark.report.views.against import against_tables
 from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
@@ -84,8 +84,8 @@ def test_claims_are_drawn_with_their_ranges(tmp_path: Path) -> None:
     _, figures = study_figures("ovi-2025", write_run(tmp_path / "a", made))
     panels = {panel.title: panel for panel in figures["claims"].panels}
     claimed, measured = panels["FSDP takes 4 to 6 times less peak memory"].series
-    assert (claimed.low, claimed.high) == ((0.1667,), (0.25,))
-    assert measured.x == ("fsdp, 4 ranks",)
+    assert (claimed.y, claimed.low, claimed.high) == ((0.25,), (0.1667,), (0.25,))
+    assert measured.x == ("fsdp, over ddp on 4 ranks",)
     assert measured.y == pytest.approx((1.0,))
 
 
@@ -101,6 +101,36 @@ def test_an_image_has_title_caption_and_warning(*, disturbed: bool, tmp_path: Pa
     assert "Time of an epoch: Lamsal (2025) and measured" in svg
     assert "4 x NVIDIA A6000" in svg
     assert ("Warning: other work disturbed" in svg) is disturbed
+
+
+def test_other_work_marks_times_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", trials(disturbed=True))
+    _, figures = study_figures("lamsal-2025", folder)
+
+    def marked(panel: Panel) -> bool:
+        return any(any(series.faint) for series in panel.series)
+
+    for time in ("epoch-seconds", "published-epoch-seconds", "throughput", "step-time"):
+        assert all(marked(panel) for panel in figures[time].panels[:1]), time
+    for value in ("published-map", "published-train-loss", "claims"):
+        assert not any(map(marked, figures[value].panels)), "times of claims are not known"
+    by_epoch, by_time = figures["map"].panels
+    assert (marked(by_epoch), marked(by_time)) == (False, True)
+    assert figures["published-map"].warning == ""
+
+
+def test_a_claim_on_two_and_on_four_ranks_has_one_axis(tmp_path: Path) -> None:
+    made = [
+        detection_trial(name, ranks, repeat, rate=rate + repeat)
+        for name, rate in (("ddp", 100.0), ("fsdp", 50.0))
+        for ranks in (2, 4)
+        for repeat in (0, 1)
+    ]
+    _, figures = study_figures("lamsal-2025", write_run(tmp_path / "a", made))
+    panels = {panel.title: panel for panel in figures["claims"].panels}
+    two, four = (panels[f"FSDP is slower than DDP on {n} GPUs"] for n in (2, 4))
+    assert two.y_range == four.y_range
+    assert two.y_label == "Ratio: time for the same samples"
 
 
 def test_the_page_has_the_study(tmp_path: Path) -> None:

@@ -6,7 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from shardmark.analysis.compare.rows import Row, over_seeds, seed_of
+from shardmark.analysis.compare.rows import (
+    Row,
+    can_be_disturbed,
+    over_seeds,
+    seed_of,
+    trained,
+)
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.trial.over_ranks import Value, derived
 from shardmark.analysis.trial.rank_metrics import train_loss, workers_of
@@ -38,18 +44,18 @@ class EpochsOfRow:
 
 
 def epochs_of(row: Row) -> EpochsOfRow:
-    """Return the row's epochs as means over the repeats."""
-    trials = row.ok_trials
+    """Return the row's epochs as means over the repeats; times without those of disturbed ones."""
+    trials = trained(row.trials)
     if not trials:
         return EpochsOfRow(row=row, reason="no trial ended ok")
     steps = trials[0].trial.get("recipe", {}).get("steps")
     if steps is not None:
         return EpochsOfRow(row=row, reason=f"the recipe counts {steps} steps and no epochs")
     numbers = sorted({epoch.epoch for trial in trials for epoch in workers_of(trial)[0].epochs})
-    windows = workers_of(trials[0])[0].windows
+    windows = workers_of(row.ok_trials[0])[0].windows
     return EpochsOfRow(
         row=row,
-        epochs=tuple(_epoch(trials, number) for number in numbers),
+        epochs=tuple(_epoch(trials, row.ok_trials, number) for number in numbers),
         warmup_steps=windows[0].first_step if windows else 0,
         reason=None if numbers else "no epoch was recorded",
     )
@@ -110,13 +116,15 @@ def _rank_seconds(rank: RankRecord, number: int) -> Value:
     return "some of its steps are warm-up, which is not timed"
 
 
-def _epoch(trials: Sequence[TrialResult], number: int) -> Epoch:
-    by_trial = [epoch_values(trial, number) for trial in trials]
+def _epoch(trials: Sequence[TrialResult], undisturbed: Sequence[TrialResult], number: int) -> Epoch:
+    by_trial = {trial.id: epoch_values(trial, number) for trial in trials}
     seeds = len(set(map(seed_of, trials)))
     metrics: dict[str, Estimate | None] = {}
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(name for values in by_trial for name in values):
-        values = [trial_values.get(name, "not recorded") for trial_values in by_trial]
+    for name in dict.fromkeys(name for values in by_trial.values() for name in values):
+        timed = name == "elapsed_seconds" or can_be_disturbed(name)
+        counted = undisturbed if timed else trials
+        values = [by_trial[trial.id].get(name, "not recorded") for trial in counted]
         numbers = [value for value in values if not isinstance(value, str)]
         metrics[name] = over_seeds(name, estimate_mean(numbers), seeds) if numbers else None
         if not numbers:

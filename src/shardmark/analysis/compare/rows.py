@@ -318,8 +318,13 @@ def seed_of(result: TrialResult) -> int | None:
 
 
 def trained(trials: Iterable[TrialResult]) -> tuple[TrialResult, ...]:
-    """Return the trials that ended ok; a disturbance changes their times, not their qualities."""
+    """Return the trials that ended ok, disturbed ones included: `can_be_disturbed`."""
     return tuple(result for result in trials if result.outcome is Outcome.OK)
+
+
+def can_be_disturbed(name: str) -> bool:
+    """Return whether a disturbed trial's value of the metric does not count: a time or a rate."""
+    return name in METRICS and METRICS[name].is_timed
 
 
 def is_quality(name: str) -> bool:
@@ -395,7 +400,7 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     first, ok = trials[0], _counted(trials)
     recorded = sorted({name for result in ok for name in result.metrics} - METRICS.keys())
     values = {
-        name: _values(trained(trials) if is_quality(name) else ok, name)
+        name: _values(ok if can_be_disturbed(name) else trained(trials), name)
         for name in (*TRIAL_METRICS, *recorded)
     }
     metrics: dict[str, Estimate | None] = dict.fromkeys((*METRICS, *recorded))

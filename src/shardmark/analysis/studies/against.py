@@ -11,7 +11,7 @@ from typing import Any
 
 from shardmark.analysis.compare.comparison import Comparison, difference_between, ratio_between
 from shardmark.analysis.compare.epochs import epoch_values, epochs_of
-from shardmark.analysis.compare.rows import STATE_METRICS, Row, plain
+from shardmark.analysis.compare.rows import STATE_METRICS, Row, can_be_disturbed, plain, trained
 from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
 from shardmark.analysis.studies.study import STATE, TOTAL, Batch, Claim, Figures, Study
 from shardmark.config.axes import title_of
@@ -384,7 +384,8 @@ def _measured(claim: Claim, row: Row, base: Row) -> Estimate | None:
 def _at_epoch(row: Row, metric: str, number: int) -> Row:
     """Return the row with the values that a metric has at the end of the epoch."""
     by_repeat = {
-        trial.repeat: epoch_values(trial, number - 1).get(metric) for trial in row.ok_trials
+        trial.repeat: epoch_values(trial, number - 1).get(metric)
+        for trial in (row.ok_trials if can_be_disturbed(metric) else trained(row.trials))
     }
     values = {repeat: value for repeat, value in by_repeat.items() if isinstance(value, float)}
     return replace(row, values={**row.values, metric: values})
@@ -405,8 +406,7 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
     verified_equal = claim.value is not None and _train_alike(row, base)
     reason = ""
     if measured is None:
-        timed = claim.metric in METRICS and METRICS[claim.metric].is_timed
-        disturbed = timed and (row.disturbed or base.disturbed)
+        disturbed = can_be_disturbed(claim.metric) and (row.disturbed or base.disturbed)
         reason = f"disturbed: {disturbed}" if disturbed else "no value was measured"
     elif _is_quality(claim.metric) and (row.synthetic or base.synthetic):
         reason = "synthetic data"

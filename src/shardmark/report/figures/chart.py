@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import exp, floor, isfinite, log, log10
 from typing import Literal
@@ -131,7 +131,9 @@ class Figure:
     def warning(self) -> str:
         """Return a warning if other work disturbed a part of the figure; else an empty text."""
         disturbed = any(any(series.faint) for panel in self.panels for series in panel.series)
-        text = "Warning: other work disturbed the faint times and rates; do not compare them."
+        text = (
+            "Warning: other work disturbed times and rates (faint or hollow); do not compare them."
+        )
         return text if disturbed else ""
 
     @property
@@ -222,8 +224,13 @@ def stacked_panel(
     y_unit: str,
     bars: Sequence[tuple[str, int, Mapping[str, float | None]]],
     unit_size: float,
+    *,
+    faint: Collection[int] = (),
 ) -> Panel:
-    """Return stacked bars; a bar has a name, a row, and values by part in base units."""
+    """Return stacked bars; a bar has a name, a row, and values by part in base units.
+
+    `faint` has the rows whose times other work disturbed.
+    """
     kinds = dict.fromkeys(kind for *_, parts in bars for kind, value in parts.items() if value)
     series = []
     for kind in kinds:
@@ -235,6 +242,7 @@ def stacked_panel(
                 x=tuple(name for name, *_ in bars_with_part),
                 y=tuple((parts[kind] or 0.0) / unit_size for *_, parts in bars_with_part),
                 rows=tuple(row for _, row, _ in bars_with_part),
+                faint=tuple(row in faint for _, row, _ in bars_with_part),
             )
         )
     return Panel(

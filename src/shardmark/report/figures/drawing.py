@@ -70,8 +70,11 @@ _CONFIG = {
 _BESIDE_POINTS = {
     "type": "label",
     "size": {"signal": "[width, height]"},
-    "anchor": ["top-left", "left", "top", "right", "bottom", "bottom-right"],
-    "offset": [3, 8, 8, 8, 8, 4],
+    "anchor": [
+        *("top-left", "left", "top", "right", "bottom", "bottom-right", "top-right", "bottom-left"),
+        *("top", "bottom", "top", "bottom"),
+    ],
+    "offset": [3, 8, 8, 8, 8, 4, 4, 4, 22, 22, 38, 38],
 }
 """Vega places a text so that it covers no point and no other text, or omits it."""
 _BROKEN_NAME = (
@@ -234,7 +237,8 @@ def _records(panel: Panel, series: Series) -> list[Spec]:
             "opacity": _FAINT if any(series.faint[index : index + 1] or series.faint[:1]) else 1,
         }
         if usable and low is not None and high is not None and isfinite(high - low):
-            record |= {"low": max(low, bottom), "high": min(high, top)}
+            ends = (min(max(end, bottom), top) for end in (low, high))
+            record |= dict(zip(("low", "high"), ends, strict=True))
         records.append(record)
     return records
 
@@ -308,7 +312,8 @@ def _bar_layers(panel: Panel) -> list[Spec]:
         stacked = [{**record, "order": places[record["name"]]} for record in drawn]
         order_by = {"field": "order", "type": "quantitative"}
         value["stack"] = "zero"
-        return [_layer(stacked, bar, y=category, x=value, color=_field("colour"), order=order_by)]
+        looks = {"color": _field("colour"), "fillOpacity": _OPACITY}
+        return [_layer(stacked, bar, y=category, x=value, order=order_by, **looks)]
     ends = [
         {**record, "end": max(record["y"], record.get("high", 0)), "text": _number(record["y"])}
         for record in drawn

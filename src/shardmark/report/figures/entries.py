@@ -11,7 +11,6 @@ from shardmark.analysis.compare.rows import Row, plain
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.report.figures.chart import Series
 from shardmark.report.figures.drawing import short
-from shardmark.report.table.table import ranks_of
 from shardmark.trials.trial import ranks_and_nodes
 
 LONGEST_NAME = 40
@@ -35,9 +34,10 @@ class Entry:
 
     @property
     def ranks(self) -> str:
-        """Return the number of workers, with servers behind a plus sign."""
-        count = ranks_of(self.row)
-        return "1 rank" if count == "1" else f"{count} ranks"
+        """Return the number of workers, and that of servers behind a plus sign."""
+        ranks = ranks_and_nodes(self.row.world_size, 1)
+        servers = self.row.servers
+        return f"{ranks} + {servers} server{'s' if servers > 1 else ''}" if servers else ranks
 
     @property
     def bar(self) -> str:
@@ -119,6 +119,12 @@ def estimates_of(entries: Iterable[Entry], metric: str) -> list[Estimate]:
     return [value for entry in entries if (value := entry.row.metrics[metric]) is not None]
 
 
+def epoch_estimates(entries: Iterable[Entry], metric: str) -> list[Estimate]:
+    """Return the estimates of a metric in all epochs of the entries."""
+    epochs = (epoch for entry in entries for epoch in entry.epochs.epochs)
+    return [estimate for epoch in epochs if (estimate := epoch.metrics.get(metric)) is not None]
+
+
 def estimates_series(
     entries: Sequence[Entry],
     x: Sequence[float] | Sequence[str],
@@ -142,9 +148,12 @@ def estimates_series(
     )
 
 
-def reliability(entries: Sequence[Entry]) -> str:
-    """Return a sentence about the repeats and the whiskers."""
-    counts = sorted({len(entry.row.ok_trials) for entry in entries})
+def reliability(entries: Sequence[Entry], estimates: Sequence[Estimate] = ()) -> str:
+    """Return a sentence about the repeats and the whiskers.
+
+    The repeats are those of the entries' times, or of the estimates that are drawn.
+    """
+    counts = sorted({e.n for e in estimates} or {len(entry.row.ok_trials) for entry in entries})
     if not counts:
         return ""
     repeats = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))

@@ -20,8 +20,9 @@ from shardmark.report.figures.entries import (
     having,
     reliability,
 )
-from shardmark.report.table.table import byte_unit
+from shardmark.report.table.table import byte_unit, ranks_of
 from shardmark.results.schema import RankRecord
+from shardmark.trials.trial import ranks_and_nodes
 
 _RATE, _PEAK, _EFFICIENCY = "samples_per_second", "peak_memory_bytes", "scaling_efficiency"
 _MOST_NAMED = 12
@@ -112,7 +113,7 @@ def trade_off_panel(
 
 
 def _text(entry: Entry, group: Group) -> str:
-    ranks = entry.ranks.partition(" ")[0]
+    ranks = ranks_of(entry.row)
     if len(group.entries) > _MOST_NAMED:
         return ranks
     several = sum(other.name == entry.name for other in group.entries) > 1
@@ -265,6 +266,7 @@ def memory_figures(groups: Sequence[Group]) -> list[Figure]:
 def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
     """Return name, row and bytes by kind for the fullest worker and the fullest server."""
     bars: list[tuple[str, int, Mapping[str, float]]] = []
+    size = ranks_and_nodes(entry.row.world_size, 1)
     for role in ("worker", "server"):
         fullest = []
         for trial in entry.row.ok_trials:
@@ -272,7 +274,7 @@ def _memory_bars(entry: Entry) -> list[tuple[str, int, Mapping[str, float]]]:
             if ranks:
                 fullest.append(max(ranks, key=lambda rank: peak_bytes(rank) or 0))
         if parts := _memory_parts(fullest):
-            name = entry.bar if role == "worker" else f"{entry.bar}: server"
+            name = entry.bar if role == "worker" else f"{entry.name}, server of {size}"
             bars.append((name, entry.number, parts))
     return bars
 
@@ -317,6 +319,7 @@ def step_figures(groups: Sequence[Group]) -> list[Figure]:
                 unit,
                 [(entry.bar, entry.number, parts[entry]) for entry in group.entries],
                 size,
+                faint=[entry.number for entry in group.entries if entry.row.disturbed],
             )
             for group in having(groups, parts.__contains__)
         ],

@@ -34,6 +34,7 @@ from shardmark.report.figures.entries import (
     Entry,
     Group,
     entries_in,
+    epoch_estimates,
     estimates_series,
     facets_of,
     having,
@@ -128,7 +129,7 @@ def _epoch_figure(groups: Sequence[Group], metric: str) -> list[Figure]:
         with_shared_axis(panels if rises else readable(panels)),
         "Time is that of training alone, on the slowest rank; evaluations are not in it.",
         "The first epoch includes the warm-up steps." if is_time else "",
-        reliability(entries_in(facets)),
+        reliability(entries_in(facets), epoch_estimates(entries_in(facets), metric)),
     )
 
 
@@ -242,7 +243,7 @@ def sampled_figures(groups: Sequence[Group]) -> list[Figure]:
                 [
                     line
                     for entry in facet.entries
-                    for line in _lines(entry, getattr(read[entry], name), size)
+                    for line in _lines(entry, getattr(read[entry], name), size, timed=True)
                     if not line.raw or len(facet.entries) <= _MOST_WITH_READINGS
                 ],
             )
@@ -299,6 +300,7 @@ def interface_figures(groups: Sequence[Group]) -> list[Figure]:
                         entry,
                         getattr(used, way).over_time,
                         size,
+                        timed=True,
                         name=name,
                         style=names.index(name),
                     )
@@ -357,7 +359,14 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
                 [
                     line
                     for rank, values in by_rank.items()
-                    for line in _lines(entry, values, size, name=f"rank {rank}", style=rank)
+                    for line in _lines(
+                        entry,
+                        values,
+                        size,
+                        timed=field == NETWORK,
+                        name=f"rank {rank}",
+                        style=rank,
+                    )
                 ],
             )
             for group, entry, by_rank in drawn
@@ -388,9 +397,12 @@ def _largest(values: Iterable[OverTime]) -> float:
     return max((y for over_time in values for y in over_time.y), default=0.0)
 
 
-def _lines(entry: Entry, values: OverTime, size: float, **changes: Any) -> list[Series]:
+def _lines(
+    entry: Entry, values: OverTime, size: float, *, timed: bool, **changes: Any
+) -> list[Series]:
     """Return the smoothed line and a faint one of the readings; of few readings, a line alone."""
-    readings = replace(entry.line(values.x, [y / size for y in values.y]), **changes)
+    line = entry.line(values.x, [y / size for y in values.y])
+    readings = replace(line, faint=(timed and entry.row.disturbed is not None,), **changes)
     if values.smooth is None:
         return [readings]
     x, y = values.smooth

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from shardmark.analysis.compare.rows import can_be_disturbed
 from shardmark.analysis.studies.against import (
     RELATIVE_PEAK,
     RELATIVE_TIME,
@@ -16,18 +17,18 @@ from shardmark.analysis.studies.against import (
     conditions_text,
 )
 from shardmark.analysis.studies.study import Claim, Figures
-from shardmark.core.metrics import METRICS
 from shardmark.report.figures.chart import Figure, Panel, Series, figure, readable, with_shared_axis
 from shardmark.report.figures.drawing import REFERENCE
 from shardmark.report.figures.entries import (
     Entry,
     entries_in,
+    epoch_estimates,
     estimates_series,
     groups_of,
     reliability,
 )
 from shardmark.report.figures.over_time import BY_EPOCH
-from shardmark.report.views.against import name_of, range_text
+from shardmark.report.views.against import cells_of, name_of, range_text
 from shardmark.trials.trial import ranks_and_nodes
 
 
@@ -98,7 +99,7 @@ def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]
         with_shared_axis(readable(panel for panel in panels if panel.series)),
         f"Dashed without marks: published, on {against.study.hardware}.",
         f"Measured on {against.measured_on}.",
-        reliability(entries),
+        reliability(entries, epoch_estimates(entries, metric)),
     )
 
 
@@ -153,12 +154,10 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
                 continue
             if not series:
                 series.append(_claimed_bar(pair))
-            several = pair.base is not None and len(pair.claim.over) > 1
-            base = f" / {pair.base.label}" if several and pair.base else ""
             conditions = conditions_text(entry.row, against.rows)
-            parts = (f"{entry.name}{base}", entry.ranks, conditions, _source(against, entry))
+            parts = (cells_of(pair, ", over "), conditions, _source(against, entry))
             place = ", ".join(filter(None, parts))
-            timed = METRICS[claim.metric].is_timed
+            timed = can_be_disturbed(claim.metric)
             series.append(estimates_series([entry], [place], [pair.measured], timed=timed))
         return tuple(series)
 
@@ -172,9 +171,9 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
         "claims",
         f"Claims of {against.study.cited}, as ratios",
         [panel for same in panels.values() for panel in with_shared_axis(same)],
-        "Grey: the claimed ratio, or the end of the claimed range; whiskers are the range.",
+        "Grey: the claimed ratio, or the end of the claimed range; its whisker is the range.",
         f"Measured on {against.measured_on}.",
-        reliability(entries),
+        reliability(entries, [pair.measured for pair in against.claims if pair.measured]),
     )
 
 
@@ -191,8 +190,7 @@ def _claimed_bar(pair: ClaimPair) -> Series:
     if claim.low is None or claim.high is None:
         end = next(end for end in (claim.value, claim.low, claim.high) if end is not None)
         return _published_bar(name, end)
-    middle = (claim.low + claim.high) / 2
-    return _published_bar(name, middle, low=(claim.low,), high=(claim.high,))
+    return _published_bar(name, claim.high, low=(claim.low,), high=(claim.high,))
 
 
 def _entry_of(entries: list[Entry], pair: Pair | ClaimPair) -> Entry | None:

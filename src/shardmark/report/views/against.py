@@ -31,6 +31,7 @@ from shardmark.report.table.table import (
     table_of,
 )
 from shardmark.report.views.paper_tables import paper_tables
+from shardmark.trials.trial import ranks_and_nodes
 
 _ONE_SIDED = 4
 """Largest number of trainings that a note names."""
@@ -121,29 +122,31 @@ _UNITS = {SPEEDUP: "samples/s", "memory_ratio": "bytes", "state_bytes": "bytes"}
 
 
 def name_of(metric: str) -> str:
-    """Return the name of a claim's quantity in words."""
+    """Return the name of a claim's metric in words."""
     return _NAMES.get(metric, metric)
 
 
-def quantity_of(pair: ClaimPair) -> str:
+def quantity_of(claim: Claim) -> str:
     """Return what the claim compares, with its unit: `peak memory (bytes), ratio`."""
-    claim = pair.claim
     unit = _UNITS.get(claim.metric) or METRICS[claim.metric].unit
     epoch = "" if claim.epoch is None else f" after epoch {claim.epoch}"
     return f"{name_of(claim.metric)} ({unit}){epoch}, {claim.relation}"
 
 
-def _cells(pair: ClaimPair) -> str | None:
+def cells_of(pair: ClaimPair, over: str = " / ") -> str:
     """Return the rows that were compared, or the strategies of the claim if none were."""
-    sign = "minus" if pair.claim.relation == "difference" else "/"
-    if pair.row is None or pair.base is None:
-        claim = pair.claim
+    claim, row, base = pair.claim, pair.row, pair.base
+    sign = " minus " if claim.relation == "difference" else over
+    if row is None or base is None:
         sides = (" or ".join(names) for names in (claim.strategies, claim.over) if names)
-        ranks = [] if claim.world_size is None else [f"on {claim.world_size} ranks"]
-        return " ".join((f" {sign} ".join(sides), *ranks))
-    if pair.claim.over_ranks and not pair.claim.over:
-        return f"{pair.row.label}, {pair.row.world_size} {sign} {pair.base.world_size} ranks"
-    return f"{pair.row.label} {sign} {pair.base.label}"
+        size = claim.world_size
+        return sign.join(sides) + ("" if size is None else f" on {ranks_and_nodes(size, 1)}")
+    if claim.over_ranks and not claim.over:
+        return f"{row.label} on {row.world_size}{sign}{base.world_size} ranks"
+    if base.world_size != row.world_size:
+        places = (f"{r.label} on {ranks_and_nodes(r.world_size, 1)}" for r in (row, base))
+        return sign.join(places)
+    return f"{row.label}{sign}{base.label} on {ranks_and_nodes(row.world_size, 1)}"
 
 
 def range_text(claim: Claim) -> str:
@@ -168,17 +171,14 @@ def _claims(against: Against) -> Columns[ClaimPair]:
     return [
         (_name("claim", "claim"), attrgetter("claim.says")),
         *_run_column(against, attrgetter("row")),
-        (_name("cells", "cells"), _cells),
+        (_name("cells", "cells"), cells_of),
         (
             text("conditions", "conditions", names_row=any(map(conditions, against.claims))),
             conditions,
         ),
-        (
-            Column("ranks", "ranks", names_row=True),
-            lambda pair: pair.row.world_size if pair.row else None,
-        ),
+        (for_programs("ranks"), lambda pair: pair.row.world_size if pair.row else None),
         (text("finding", "finding"), attrgetter("finding")),
-        (text("quantity", "quantity"), quantity_of),
+        (text("quantity", "quantity"), lambda pair: quantity_of(pair.claim)),
         (text("published", "published"), lambda pair: range_text(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
