@@ -1,10 +1,12 @@
 """Stores the comparison and the verdicts of a run, and on request the run.
 
     python benchmarks/results_table.py RUN NAME [--archive] [--epochs]
+    python benchmarks/results_table.py RUN NAME --against STUDY --command 'shardmark run ...'
 
 Writes `DATE-NAME.md`, `DATE-NAME.json` (every metric of every row) and, if the run was verified,
 `DATE-NAME-verification.json` to benchmarks/results/.  `--archive` adds `DATE-NAME.tar.xz`, from
 which `docs/images/draw.py` draws pictures.  `--epochs` adds losses and qualities by epoch.
+`--against` writes one page instead: the run beside a study, its bytes, effort and verdicts.
 """
 
 from __future__ import annotations
@@ -23,12 +25,22 @@ from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
 
 from shardmark.analysis.compare.comparison import Comparison, compare
 from shardmark.analysis.compare.epochs import epochs_of
+from shardmark.analysis.compare.rows import STATE_METRICS
+from shardmark.analysis.studies.against import set_against
+from shardmark.analysis.studies.study import load_study
 from shardmark.core.run_files import LOG_FILE
 from shardmark.report.table.comparison import comparison_json, comparison_table
 from shardmark.report.table.formats import Format, render_tables
+from shardmark.report.table.table import metric, table_by_row
+from shardmark.report.views.against import against_tables
+from shardmark.report.views.effort import effort_tables
 from shardmark.results.store import ENVIRONMENT_FILE, RunFolder, load_run
 from shardmark.results.verification import Verification
 
+BYTES = [
+    metric(name, unit="MB", scale=1e-6, decimals=2, title=name.removesuffix("_bytes"))
+    for name in (*STATE_METRICS, "peak_memory_bytes", "collective_bytes")
+]
 NOT_STORED = {"host": "machine", "python_executable": "python"}
 """Facts of the environment that belong to one machine alone, and what is stored in their place."""
 
@@ -68,6 +80,29 @@ def curves(comparison: Comparison) -> list[dict[str, object]]:
     ]
 
 
+def study_page(
+    name: str, comparison: Comparison, verification: Verification | None, place: str, command: str
+) -> str:
+    """The run beside the study, below the command that made the run."""
+    rows = [(row, row) for row in comparison.rows]
+    tables = [
+        *against_tables(set_against(comparison, load_study(name))),
+        table_by_row("Bytes of the fullest rank, and bytes of collectives in a step", rows, BYTES),
+        *effort_tables(comparison),
+    ]
+    return "\n".join(
+        (
+            f"# {name}: a small run against the study\n",
+            f"```bash\n{command.strip()}\nshardmark report RUN --against {name}\n```\n",
+            f"{place}\n",
+            render_tables(tables, Format.MARKDOWN),
+            "### Verification\n",
+            *verdict_lines(verification),
+            "",
+        )
+    )
+
+
 def archive(run: Path, file: Path) -> None:
     """Store the files of a run without names of this machine; sizes are recorded, so they stay."""
     places = sorted({sys.prefix, str(Path.home()), str(run.resolve().parent)}, key=len)
@@ -94,6 +129,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the files")
     parser.add_argument("--archive", action="store_true", help="also store the run")
     parser.add_argument("--epochs", action="store_true", help="also store values by epoch")
+    parser.add_argument("--against", metavar="STUDY", help="write a page beside this study")
+    parser.add_argument("--command", default="", help="the command that made the run")
     options = parser.parse_args()
     run = load_run(options.run)
     environment = RunFolder(options.run).read_environment()
@@ -101,8 +138,12 @@ def main() -> None:
     table = render_tables([comparison_table(comparison)], Format.MARKDOWN, headings=False).strip()
     place = surroundings_line(surroundings_in(environment))
     stem = f"{environment['date'][:10]}-{options.name}"
-    verdicts = "\n".join(verdict_lines(run.verification))
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.against:
+        verified, page = run.verification, options.out / f"{stem}.md"
+        page.write_text(study_page(options.against, comparison, verified, place, options.command))
+        return
+    verdicts = "\n".join(verdict_lines(run.verification))
     (options.out / f"{stem}.md").write_text(
         f"# {options.name}\n\n{place}\n\n{table}\n\n## Verification\n\n{verdicts}\n"
     )

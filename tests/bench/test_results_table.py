@@ -18,6 +18,21 @@ if TYPE_CHECKING:
     import pytest
 
 
+def test_a_run_is_stored_beside_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = [invented_trial(name, 2) for name in ("ddp", "fsdp")]
+    run = write_run(tmp_path / "run", trials, environment=ENVIRONMENT)
+    arguments = ["--against", "ovi-2025", "--command", "shardmark run ovi-2025"]
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["", str(run), "study", "--out", str(out), *arguments])
+    main()
+    (page,) = out.iterdir()
+    assert page.name == "2026-11-21-study.md"
+    text = page.read_text()
+    for part in ("shardmark run ovi-2025\n", "Claims of ovi-2025", "fsdp / ddp on 2 ranks",
+                 "optimizer_state MB", "Integration effort", "Not verified"):  # fmt: skip
+        assert part in text
+
+
 def test_a_run_is_stored_and_loads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trials = [invented_trial(name, size) for name, size in (("single", 1), ("ddp", 2), ("ddp", 4))]
     run = write_run(tmp_path / "run", trials, environment=ENVIRONMENT)

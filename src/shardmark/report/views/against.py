@@ -140,7 +140,8 @@ def cells_of(pair: ClaimPair, over: str = " / ") -> str:
     if row is None or base is None:
         sides = (" or ".join(names) for names in (claim.strategies, claim.over) if names)
         size = claim.world_size
-        return sign.join(sides) + ("" if size is None else f" on {ranks_and_nodes(size, 1)}")
+        where = "" if size is None else f" on {ranks_and_nodes(size, claim.nodes or 1)}"
+        return sign.join(sides) + where
     if claim.over_ranks and not claim.over:
         return f"{row.label} on {row.world_size}{sign}{base.world_size} ranks"
     if base.world_size != row.world_size:
