@@ -140,8 +140,8 @@ def cells_of(pair: ClaimPair, over: str = " / ") -> str:
     if row is None or base is None:
         sides = (" or ".join(names) for names in (claim.strategies, claim.over) if names)
         size = claim.world_size
-        where = "" if size is None else f" on {ranks_and_nodes(size, claim.nodes or 1)}"
-        return sign.join(sides) + where
+        ranks = "" if size is None else f" on {ranks_and_nodes(size, claim.nodes or 1)}"
+        return sign.join(sides) + ranks
     if claim.over_ranks and not claim.over:
         return f"{row.label} on {row.world_size}{sign}{base.world_size} ranks"
     if base.world_size != row.world_size:
