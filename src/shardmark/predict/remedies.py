@@ -56,7 +56,7 @@ class Change:
     setting: str
     applied: Callable[[Trial], Trial]
     trains_otherwise: bool = False
-    """True if other parameters are trained, so that it is not combined with other changes."""
+    """True if other parameters are trained, so that `all of these` leaves it out."""
 
 
 def _changed(cell: Trial, **changes: Any) -> Trial:
@@ -86,6 +86,11 @@ def _with_adapter(cell: Trial) -> Trial:
     return cell.changed(workload=cell.workload.model_copy(update={"adapter": adapter}))
 
 
+CHECKPOINTING = Change(
+    name="activation checkpointing",
+    setting="--set activation_checkpointing=true",
+    applied=partial(_changed, activation_checkpointing=True),
+)
 CHANGES = (
     Change(
         name="1 sample",
@@ -97,11 +102,7 @@ CHANGES = (
         setting="--set optimizer.implementation=fused",
         applied=_fused,
     ),
-    Change(
-        name="activation checkpointing",
-        setting="--set activation_checkpointing=true",
-        applied=partial(_changed, activation_checkpointing=True),
-    ),
+    CHECKPOINTING,
     Change(
         name="loss in 8 pieces",
         setting="--set loss_chunks=8",
@@ -201,15 +202,16 @@ def remedies_of(
                 helpful.append(change)
             fits[change.name] = least.fit
             yield _remedy(change.name, change.setting, ranks, least)
+            if change.trains_otherwise and least.fit != "yes":
+                both = _combined(f"{change.name} and {CHECKPOINTING.name}", [change, CHECKPOINTING])
+                less = sizes.least(ranks, nodes, both.applied)
+                if less is not None and less.device_bytes < HELPFUL * least.device_bytes:
+                    yield _remedy(both.name, both.setting, ranks, less)
 
-    def all_changes(cell: Trial) -> Trial:
-        for change in helpful:
-            cell = change.applied(cell)
-        return cell
-
-    if len(helpful) > 1 and (least := sizes.least(ranks, nodes, all_changes)) is not None:
-        settings = " ".join(change.setting for change in helpful)
-        yield _remedy("all of these", settings, ranks, least)
+    if len(helpful) > 1:
+        together = _combined("all of these", helpful)
+        if (least := sizes.least(ranks, nodes, together.applied)) is not None:
+            yield _remedy(together.name, together.setting, ranks, least)
     alone = [change for change in helpful if fits.get(change.name) == "yes"]
     if alone:
         yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
@@ -220,6 +222,18 @@ def remedies_of(
         if (remedy := _more_nodes(sizes, nodes, change)) is not None:
             yield remedy
             return
+
+
+def _combined(name: str, changes: Sequence[Change]) -> Change:
+    """Return the changes as one."""
+
+    def applied(cell: Trial) -> Trial:
+        for change in changes:
+            cell = change.applied(cell)
+        return cell
+
+    settings = " ".join(change.setting for change in changes)
+    return Change(name=name, setting=settings, applied=applied)
 
 
 def _compared(cell: Trial, devices: int) -> list[Trial]:

@@ -236,21 +236,29 @@ def test_a_model_that_does_not_fit_has_remedies(
     assert document["assumed"].startswith("1 sequence of 4096 tokens a GPU")
 
 
+class Adaptable(MadeModels):
+    """32 billion parameters, of which an adapter freezes nearly all.  Activation checkpointing
+    keeps a tenth of the activations."""
+
+    def __init__(self, activation_bytes: float = 100e6) -> None:
+        super().__init__()
+        self._activation_bytes = activation_bytes
+
+    def profile(self, options: Any, recipe: Any, **_: Any) -> Profile:
+        kept = self._activation_bytes * (0.1 if recipe.activation_checkpointing else 1)
+        full = made_profile(units=64, million_parameters=32_000.0, sample_bytes=kept)
+        if options.adapter is None:
+            return full
+        frozen = replace(full.units[0], trained_parameters=1000, frozen_element_bytes=2.0)
+        size = replace(full.size, trained_parameters=64_000, frozen_element_bytes=2.0)
+        return replace(full, units=(frozen,) * 64, size=size)
+
+
 def test_an_adapter_is_a_remedy_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It trains something else, so that it is no part of all changes together."""
-    full = made_profile(units=64, million_parameters=32_000.0)
-    frozen = replace(full.units[0], trained_parameters=1000, frozen_element_bytes=2.0)
-    size = replace(full.size, trained_parameters=64_000, frozen_element_bytes=2.0)
-    small = replace(full, units=(frozen,) * 64, size=size)
-
-    class Adaptable(MadeModels):
-        def profile(self, options: Any, recipe: Any, **others: Any) -> Profile:
-            adapted = options.adapter is not None
-            return small if adapted else super().profile(options, recipe, **others)
-
-    monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(full))
+    monkeypatch.setattr("shardmark.predict.models.Models", Adaptable)
     arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
     remedies = json.loads(printed(capsys, *arguments, code=1))["remedies"]
     by_change = {one["change"]: one for one in remedies}
@@ -259,6 +267,20 @@ def test_an_adapter_is_a_remedy_of_its_own(
     assert [one["change"] for one in remedies if "--adapter" in one["setting"]] == ["LoRA"]
     document = json.loads(printed(capsys, *arguments, "--adapter", "lora"))
     assert "LoRA of rank 8 beside bf16 weights" in document["assumed"]
+
+
+def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(100e9))
+    arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
+    remedies = json.loads(printed(capsys, *arguments, code=1))["remedies"]
+    fits = {one["change"]: one["fit"] for one in remedies}
+    assert fits["LoRA"] == "no"
+    assert fits["activation checkpointing"] == "no"
+    assert fits["LoRA and activation checkpointing"] == "yes"
+    setting = "--adapter lora --set activation_checkpointing=true"
+    assert setting in [one["setting"] for one in remedies]
 
 
 def test_one_gpu_that_is_too_small_is_answered_by_more(
