@@ -35,7 +35,14 @@ from shardmark.analysis.statistics.intervals import estimate_mean
 from shardmark.report.figures import over_time
 from shardmark.report.figures.drawing import _x_channel
 from shardmark.report.figures.entries import Entry, groups_of
-from shardmark.results.schema import Failure, Outcome, RankRecord, TrialResult
+from shardmark.results.schema import (
+    Failure,
+    Outcome,
+    RankRecord,
+    StabilityFinding,
+    StabilityKind,
+    TrialResult,
+)
 
 MEBIBYTE = 2**20
 
@@ -413,6 +420,22 @@ def test_each_rank_has_a_running_median_over_its_readings(tmp_path: Path) -> Non
     assert max(y for y in readings.y if y is not None) == 99.0
     assert smooth.x == readings.x == pytest.approx(seconds)
     assert "rss-by-rank" not in figures_by_name(run), "no sample has it"
+
+
+def test_a_server_among_the_ranks_is_named(tmp_path: Path) -> None:
+    """Rates of a disturbed trial are marked, threads are not."""
+    others = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.8)
+    ranks = (invented_rank(0), invented_rank(1), server_record(2, {"0": 1}))
+    trial = invented_trial("ps-sync", 2, ranks=ranks, stability=(others,))
+    samples = [
+        sample_line(second, sent=1e6 * second, cpu=dict.fromkeys(range(3), second), threads=7)
+        for second in (0.0, 1.0, 2.0)
+    ]
+    figures = figures_by_name(store_and_compare(tmp_path, [trial], samples=lambda _: samples))
+    (panel,) = figures["threads-by-rank"].panels
+    assert [series.name for series in panel.series] == ["rank 0", "rank 1", "rank 2 (server)"]
+    warned = {name: bool(figures[name].warning) for name in ("threads-by-rank", "network-and-cpu")}
+    assert warned == {"threads-by-rank": False, "network-and-cpu": True}
 
 
 def test_few_readings_have_no_median() -> None:

@@ -67,6 +67,8 @@ _CONFIG = {
         "offset": 8,
     },
 }
+_LONG_NUMBER = 1e6
+"""An axis that ends here has powers of ten."""
 _BESIDE_POINTS = {
     "type": "label",
     "size": {"signal": "[width, height]"},
@@ -417,7 +419,8 @@ def _y_channel(panel: Panel) -> Spec:
     if panel.y_logarithmic:
         scale |= {"type": "log", "zero": False}
         if panel.y_range is not None:
-            axis |= {"values": log_ticks(*panel.y_range), "format": "~r"}
+            form = "~e" if panel.y_range[1] >= _LONG_NUMBER else "~r"
+            axis |= {"values": log_ticks(*panel.y_range), "format": form}
     return {"field": "y", "type": "quantitative", "axis": axis, "scale": scale}
 
 

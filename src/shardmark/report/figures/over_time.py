@@ -364,7 +364,7 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
                         values,
                         size,
                         timed=field == NETWORK,
-                        name=f"rank {rank}",
+                        name=f"rank {rank} (server)" if rank in _servers(entry) else f"rank {rank}",
                         style=rank,
                     )
                 ],
@@ -381,6 +381,11 @@ def rank_figures(groups: Sequence[Group]) -> list[Figure]:
         shared = with_shared_axis(panels)
         figures += figure(name, title, shared, _FIRST_REPEAT, caption, rows_read(len(pairs)))
     return figures
+
+
+def _servers(entry: Entry) -> set[int]:
+    """Return the ranks that are parameter servers."""
+    return {rank.rank for rank in entry.row.ok_trials[0].ranks if rank.role == "server"}
 
 
 def _interfaces(entry: Entry) -> dict[str, Interface]:
