@@ -29,7 +29,14 @@ from shardmark.report.page.parts import (
     trials_table,
     verification_tables,
 )
-from shardmark.results.schema import Failure, Outcome, RankError, TrialResult
+from shardmark.results.schema import (
+    Failure,
+    Outcome,
+    RankError,
+    StabilityFinding,
+    StabilityKind,
+    TrialResult,
+)
 from shardmark.results.store import load_run
 from shardmark.results.verification import Cause, Check, Verification, write_verification
 from tests.golden.invented import invented_rank, invented_trial, invented_verdict, write_run
@@ -125,6 +132,17 @@ def test_failures_have_reason_remedy_and_log(tmp_path: Path) -> None:
         assert " ".join(fact.split()) in text
     assert text.count("[rank 0] invented") == 2
     assert len(page.scripts) == 4, "no text has ended a script"
+
+
+def test_a_disturbed_trial_has_not_failed(tmp_path: Path) -> None:
+    others = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.8)
+    trials = [
+        invented_trial("ddp", 2, 0),
+        invented_trial("ddp", 2, 1, stability=(others,)),
+        invented_trial("ddp", 2, 2, outcome=Outcome.FAILED, failure=Failure(reason="no")),
+    ]
+    page = page_of(write_run(tmp_path / "run", trials))
+    assert "1 of 3 trials did not end ok" in page.text
 
 
 def test_missing_and_damaged_trials_are_listed(run: Path) -> None:

@@ -15,7 +15,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row
+from shardmark.analysis.compare.rows import Row, trained
 from shardmark.analysis.diagnose.stability import warnings_of
 from shardmark.analysis.studies.against import Against
 from shardmark.core.errors import InputError
@@ -150,7 +150,7 @@ def render_page(
             network=network_tables(comparison) if several else [],
             verification=verification_tables(runs),
             failed_trials=failed_trials(rows),
-            failed=sum(len(row.trials) - len(row.ok_trials) for row in rows),
+            failed=sum(len(row.trials) - len(trained(row.trials)) for row in rows),
             damaged=[f"{file.path.parent.name}: {file.reason}" for file in comparison.damaged],
             all_metrics=metrics_tables(comparison)[0],
             effort=effort_tables(comparison)[0],

@@ -179,12 +179,12 @@ def _claims(against: Against) -> Columns[ClaimPair]:
         ),
         (for_programs("ranks"), lambda pair: pair.row.world_size if pair.row else None),
         (text("finding", "finding"), attrgetter("finding")),
-        (text("quantity", "quantity"), lambda pair: quantity_of(pair.claim)),
         (text("published", "published"), lambda pair: range_text(pair.claim)),
         (
             Column("measured", "meas.", decimals=3, interval="to", estimated=True),
             attrgetter("measured"),
         ),
+        (text("quantity", "quantity"), lambda pair: quantity_of(pair.claim)),
         (text("because", "because"), attrgetter("reason")),
         (text("place", "place"), attrgetter("claim.place")),
         (for_programs("metric"), attrgetter("claim.metric")),
