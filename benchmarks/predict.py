@@ -43,6 +43,8 @@ from shardmark.predict.timing import Constants
 from shardmark.strategies import build_strategy
 
 CASES = Path(__file__).with_name("data") / "published.csv"
+UNSEEN = CASES.with_name("unseen.csv")
+"""Rows that no constant and no interval was chosen from, and none may be."""
 MEMORY_CASES = CASES.with_name("memory.csv")
 SERIES = (
     *("source", "model", "params_b", "task", "seq_len_or_image", "precision"),

@@ -30,6 +30,7 @@ COLUMNS = (
     *("gpus_per_node", "interconnect", "throughput_value", "throughput_unit", "notes"),
 )
 CARDS = (
+    (r"a100.*80.*pcie", "a100-pcie-80"), (r"a100.*pcie", "a100-pcie-40"),
     (r"a100.*80", "a100-80"), (r"a100", "a100-40"), (r"v100.*pcie", "v100-pcie"),
     (r"v100.*32", "v100-32"), (r"v100", "v100-16"), (r"h100.*pcie", "h100-pcie"),
     (r"h100|h800", "h100"), (r"h200", "h200"), (r"b200", "b200"), (r"a10g", "a10g"),
@@ -37,7 +38,8 @@ CARDS = (
     (r"a10\b", "a10"), (r"l40s", "l40s"), (r"l40\b", "l40"), (r"\bl4\b", "l4"),
     (r"6000 ada", "rtx-6000-ada"), (r"5090", "rtx-5090"), (r"4090", "rtx-4090"),
     (r"4070 ti", "rtx-4070-ti"), (r"3090", "rtx-3090"), (r"3080", "rtx-3080"),
-    (r"2080 ti", "rtx-2080-ti"), (r"1080 ti", "gtx-1080-ti"), (r"titan rtx", "titan-rtx"),
+    (r"rtx 8000", "rtx-8000"), (r"2080 ti", "rtx-2080-ti"), (r"1080 ti", "gtx-1080-ti"),
+    (r"titan rtx", "titan-rtx"),
     (r"\bt4\b", "t4"), (r"p100", "p100"), (r"p40\b", "p40"), (r"k80", "k80"),
     (r"mi250", "mi250x"), (r"mi300", "mi300x"),
 )  # fmt: skip
