@@ -52,11 +52,18 @@ ADAM = Optimizer(name="adamw", lr=1e-3, weight_decay=0.1)
 ADAMW = {"optimizer": ADAM}
 CLIPPED = {"gradient_clipping": 0.1}
 SGD = {"optimizer": Optimizer(name="sgd", lr=0.05, momentum=0.9)}
+FULL_TENSORS = ("adafactor", "lamb", "muon")
+"""Optimizers whose updates depend on full tensors."""
 ACCUMULATED = {"gradient_accumulation": 2}
 SELECTIVE = {"activation_checkpointing": "selective"}
 EVERY_SECOND = {"activation_checkpointing": 2}
 AGAIN = ACCUMULATED | {"activation_checkpointing": True}
 BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
+
+
+def of_name(name: str) -> Optimizer:
+    return Optimizer.model_validate({"name": name, "lr": 1e-3, "weight_decay": 0.1})
+
 
 # Models
 
@@ -376,6 +383,16 @@ ROWS: dict[Group, dict[str, Row]] = {
         **{f"{name}, chunked loss": Row({"name": name}, AGAIN, CHUNKED) for name in SHIPPED},
         "fsdp, chunked loss of Qwen3, bf16": Row(FSDP, BF16, TIED_QWEN3 | CHUNKED),
         "ddp, chunked loss of BERT, uneven": Row(DDP, {}, BERT | UNEVEN | CHUNKED),
+        **{
+            f"{options['name']}, {name}": Row(options, {"optimizer": of_name(name)}, GPT)
+            for names, strategies in (
+                (FULL_TENSORS, (DDP, ZRO)),
+                (("muon",), (PP, ULYSSES, {"name": "zero-0"})),
+            )
+            for name in names
+            for options in strategies
+        },
+        "local-sgd, muon": Row(LOCAL_SGD, ROUNDS | {"optimizer": of_name("muon")}, GPT),
         "ddp, partly unused": Row(
             DDP | {"find_unused_parameters": True}, {}, picture_model("PartlyUsed")
         ),

@@ -182,15 +182,14 @@ def axis_keys() -> tuple[str, ...]:
 
 
 def full_key(key: str) -> str:
-    """Return the full key of an unambiguous short key, such as `recipe.precision`."""
-    if "." in key:
-        return key
+    """Return the full key of an unambiguous short key: `recipe.optimizer.lr` of `optimizer.lr`."""
+    first, dot, rest = key.partition(".")
     meanings = [
         full
         for full in axis_keys()
-        if full.partition(".")[0] in SHORTENED and full.rpartition(".")[2] == key
+        if full.partition(".")[0] in SHORTENED and full.rpartition(".")[2] == first
     ]
-    return meanings[0] if len(meanings) == 1 else key
+    return f"{meanings[0]}{dot}{rest}" if len(meanings) == 1 else key
 
 
 def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> None:

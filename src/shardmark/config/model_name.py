@@ -16,6 +16,7 @@ from shardmark.config.experiment import Experiment
 from shardmark.config.load import Override, from_mapping, preset_names
 from shardmark.config.messages import nearest
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Optimizer
 from shardmark.workloads.configurations import (
     CLASS,
     LATENT_PIXELS,
@@ -111,12 +112,18 @@ def experiment_of(
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
         *(["loaders that keep up"] if pictures else []),
         *(["no channels_last"] if pictures and not recipe.channels_last else []),
-        {"adamw": "AdamW", "sgd": "SGD"}.get(recipe.optimizer.name, recipe.optimizer.name),
+        _optimizer(recipe.optimizer),
         _recomputation(recipe.activation_checkpointing),
     ]
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
+
+
+def _optimizer(optimizer: Optimizer) -> str:
+    names = {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}
+    name = names.get(optimizer.name, optimizer.name.capitalize())
+    return name if optimizer.state_bits == 32 else f"{name} of {optimizer.state_bits}-bit state"
 
 
 def _recomputation(checkpointing: bool | str | int) -> str:

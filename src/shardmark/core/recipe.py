@@ -12,6 +12,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     PositiveFloat,
     PositiveInt,
+    SerializationInfo,
     SerializerFunctionWrapHandler,
     ValidationError,
     model_serializer,
@@ -75,6 +76,8 @@ class Choice(Model):
 
     KEYS: ClassVar[dict[str, tuple[str, ...]]]
     """Keys that are specific to a choice, by name."""
+    DEFAULTS: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Defaults of a choice that differ from those of the fields, by name."""
     name: str
 
     @classmethod
@@ -82,6 +85,13 @@ class Choice(Model):
         """Return the keys that belong only to other choices than this name."""
         specific = {key for keys in cls.KEYS.values() for key in keys}
         return [key for key in cls.model_fields if key in specific.difference(cls.KEYS[name])]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_defaults_of_choice(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {**cls.DEFAULTS.get(str(data.get("name")), {}), **data}
 
     @model_validator(mode="after")
     def _only_own_keys(self) -> Self:
@@ -98,9 +108,15 @@ class Choice(Model):
         return self
 
     @model_serializer(mode="wrap")
-    def _without_foreign_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        foreign = self.foreign_keys(self.name)
-        return {key: value for key, value in handler(self).items() if key not in foreign}
+    def _without_foreign_keys(
+        self, handler: SerializerFunctionWrapHandler, info: SerializationInfo
+    ) -> dict[str, Any]:
+        left_out = {*self.foreign_keys(self.name)}
+        defaults = self.DEFAULTS.get(self.name, {}) if info.exclude_defaults else {}
+        changed = {key: getattr(self, key) for key in defaults}
+        values: dict[str, Any] = handler(self) | changed
+        left_out |= {key for key, default in defaults.items() if values[key] == default}
+        return {key: value for key, value in values.items() if key not in left_out}
 
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -113,35 +129,54 @@ class Optimizer(Choice):
 
     KEYS = {
         "sgd": ("momentum", "dampening", "nesterov", "weight_decay", "implementation"),
-        "adam": _ADAM_KEYS,
-        "adamw": _ADAM_KEYS,
+        "adam": (*_ADAM_KEYS, "state_bits"),
+        "adamw": (*_ADAM_KEYS, "state_bits"),
+        "adafactor": ("weight_decay",),
+        "muon": ("momentum", "nesterov", *_ADAM_KEYS, "adamw_lr", "adjust_lr_fn"),
+        "lamb": ("betas", "eps", "weight_decay"),
         "own": _OWN_KEYS,
     }
-    name: Literal["sgd", "adam", "adamw", "own"] = "sgd"
-    """`own`: a subclass of `torch.optim.Optimizer`, by `path`.  Sharded strategies pass it shards
-    of tensors, so it must work element by element; `verify` detects one that does not."""
+    DEFAULTS = {"muon": {"momentum": 0.95, "nesterov": True}, "lamb": {"eps": 1e-6}}
+    name: Literal["sgd", "adam", "adamw", "adafactor", "muon", "lamb", "own"] = "sgd"
+    """`muon`: Muon for the matrices of the blocks, AdamW for embeddings, output layers, vectors
+    and convolutions.  `own`: a subclass of `torch.optim.Optimizer`, by `path`.  Sharded strategies
+    pass it shards of tensors, so it must work element by element; `verify` detects one that does
+    not.  They refuse `adafactor`, `muon` and `lamb`."""
     lr: PositiveFloat = 0.01
     momentum: Decay = 0.0
-    """SGD only."""
+    """SGD and Muon only; 0.95 for Muon."""
     dampening: Decay = 0.0
     """SGD only."""
     nesterov: bool = False
-    """SGD only."""
+    """SGD and Muon only; true for Muon."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    """Adam and AdamW only."""
+    """Adam, AdamW, also that of Muon, and LAMB only."""
     eps: PositiveFloat = 1e-8
-    """Adam and AdamW only."""
+    """Adam, AdamW, also that of Muon, and LAMB only; 1e-6 for LAMB."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Applies to every parameter, biases and norms included, unless the user's task defines
     `parameter_groups`."""
     implementation: Literal["default", "foreach", "fused"] = "default"
-    """Implementation of `sgd`, `adam` and `adamw`: a few operators for all parameters (`foreach`),
-    one kernel (`fused`), or torch's choice.  The result is the same up to rounding.  Optimizers by
-    `path` take it among their options."""
+    """Implementation of `sgd`, `adam`, `adamw` and Muon's AdamW: a few operators for all parameters
+    (`foreach`), one kernel (`fused`), or torch's choice.  The result is the same up to rounding.
+    Optimizers by `path` take it among their options."""
+    state_bits: Literal[32, 8] = 32
+    """Adam and AdamW only.  8: both averages in 8 bits, with a scale for each block of 256 values,
+    as bitsandbytes stores them.  Only `plan` knows it."""
+    adamw_lr: PositiveFloat | None = None
+    """Muon only: learning rate of its AdamW; null: `lr`.  The schedule applies to both."""
+    adjust_lr_fn: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    """Muon only: factor of the learning rate of a matrix, as in `torch.optim.Muon`.
+    `match_rms_adamw` makes updates as large as those of AdamW, so that one `lr` suits both."""
     path: UserPath | None = None
     """`own` only: `torch.optim:RMSprop`, `package.module:Class` or `folder/file.py:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """`own` only: keyword arguments in addition to `lr`."""
+
+    @property
+    def needs_full_tensors(self) -> bool:
+        """True if an update of a part of a tensor differs from that part of the tensor's update."""
+        return self.name in ("adafactor", "muon", "lamb")
 
     @model_validator(mode="after")
     def _nesterov_has_momentum(self) -> Optimizer:

@@ -88,12 +88,17 @@ def training_samples(trials: Iterable[Trial]) -> Iterator[tuple[Trial, int | Non
     samples: list[tuple[object, int | None]] = []
     checked: set[str | None] = {None}
     for trial in trials:
-        if getattr(getattr(trial.workload, "adapter", None), "base", None) == "nf4":
-            raise InputError(
-                f"{trial.experiment}: workload.adapter.base",
-                "found nf4, which needs bitsandbytes and a GPU; only `plan` knows it",
-                "set it to bf16 or fp32",
-            )
+        adapter = getattr(trial.workload, "adapter", None)
+        for key, value, alone, remedy in (
+            ("workload.adapter.base", getattr(adapter, "base", None), "nf4", "bf16 or fp32"),
+            ("recipe.optimizer.state_bits", trial.recipe.optimizer.state_bits, 8, "32"),
+        ):
+            if value == alone:
+                raise InputError(
+                    f"{trial.experiment}: {key}",
+                    f"found {value}, which needs bitsandbytes and a GPU; only `plan` knows it",
+                    f"set it to {remedy}",
+                )
         for key in ("optimizer", "schedule"):
             path = getattr(trial.recipe, key).path
             if path not in checked and (problem := user_function_problem(path)):

@@ -122,8 +122,10 @@ class Profile:
     data_bytes: float = 0.0
     """Bytes of the data set's tensors, if they are in the same memory as the model."""
     batch_bytes: Amount = Amount()
+    trained_shapes: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
+    """Shapes of the trained parameters, whether it is a matrix of a block, and their number."""
     state_values: float = 0.0
-    """Number of optimizer state values for each trained parameter."""
+    """Mean number of optimizer state values, of 32 bits, for each trained parameter."""
     update_values: float = 0.0
     """Number of temporary values for each element that is updated at once."""
     update_accesses: float | None = None
@@ -131,6 +133,8 @@ class Profile:
     other; None if it was not counted."""
     updates_together: bool = False
     """True if the optimizer updates all parameters at once, false if one after the other."""
+    update_products: Operation = Operation(kind="product", calls=0.0)
+    """Products, in bf16, of an update of all parameters."""
     host_prepares_samples: bool = False
     """True if no workers of a loader prepare the samples, but the process that trains."""
     unused: tuple[str, ...] = ()

@@ -65,7 +65,7 @@ def _changed(cell: Trial, **changes: Any) -> Trial:
 
 def _fused(cell: Trial) -> Trial:
     optimizer = cell.recipe.optimizer
-    if optimizer.name == "own":
+    if "implementation" not in optimizer.KEYS[optimizer.name]:
         return cell
     return _changed(cell, optimizer=optimizer.model_copy(update={"implementation": "fused"}))
 

@@ -28,6 +28,7 @@ from shardmark.predict.timing import (
     host_seconds_of_pass,
     interference,
     operation_seconds,
+    update_products_seconds,
     update_seconds,
 )
 from shardmark.strategies.base import Strategy
@@ -370,6 +371,9 @@ def layout_column(
             node,
             constants,
             sharing=None if host is None else per_node,
+        )
+        + update_products_seconds(
+            profile.update_products, optimizer_fraction, node.card, cell.recipe, constants
         ),
         library_seconds=library_seconds(costs, cell, node.card),
         driven_devices=costs.driven_devices(cell),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, log2
 from typing import Any, TypeAlias
@@ -176,6 +177,20 @@ def host_seconds(moved_bytes: float, card: Card, constants: Constants) -> float:
         allowed = "give host_bytes_per_second in its file, or leave recipe.cpu_offload out"
         raise InputError("--on", "the bandwidth from the card to its host is not known", allowed)
     return moved_bytes / (constants.link_share * card.host_bytes_per_second)
+
+
+def update_products_seconds(
+    products: Operation, fraction: float, card: Card, recipe: Recipe, constants: Constants
+) -> float:
+    """Time of a fraction of an update's products: in bf16, or fp32 if the card has no bf16."""
+    if not products.calls:
+        return 0.0
+    part = replace(products, flops=products.flops.times(fraction), calls=fraction * products.calls)
+    for precision in ("bf16", "fp32"):
+        typed = recipe.model_copy(update={"precision": precision})
+        with suppress(InputError):
+            return float(np.sum(operation_seconds([part], 1.0, card, typed, constants)))
+    return 0.0
 
 
 def update_seconds(

@@ -402,8 +402,19 @@ def check_machine(
         )
 
 
-def refuse_fused_sgd(strategy: str, recipe: Recipe) -> None:
-    """Raise `StrategyUnavailable` for an optimizer that torch does not have for sharded tensors."""
+def refuse_full_tensor_optimizers(strategy: str, recipe: Recipe) -> None:
+    """Raise `StrategyUnavailable` for an optimizer that needs the tensors that are sharded."""
+    if recipe.optimizer.needs_full_tensors:
+        raise StrategyUnavailable(
+            strategy,
+            f"{recipe.optimizer.name} needs full tensors, and this strategy updates parts of them",
+            "use ddp or zro, or recipe.optimizer.name: adamw, adam or sgd",
+        )
+
+
+def refuse_for_distributed_tensors(strategy: str, recipe: Recipe) -> None:
+    """Raise `StrategyUnavailable` for an optimizer that cannot update torch's sharded tensors."""
+    refuse_full_tensor_optimizers(strategy, recipe)
     if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
         raise StrategyUnavailable(
             strategy,

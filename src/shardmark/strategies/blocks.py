@@ -54,6 +54,26 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return parts
 
 
+def hidden_matrices(
+    model: nn.Module, user_blocks: Iterable[nn.Module] | None = None
+) -> list[nn.Parameter]:
+    """Return the trained matrices in the repeated parts of a model, without embeddings.
+
+    A block that is a single layer may be an embedding or an output layer, and does not count.
+    """
+    parts = blocks(model) if user_blocks is None else user_blocks
+    matrices = {
+        parameter: None
+        for block in parts
+        if any(block.children())
+        for module in block.modules()
+        if not isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+        if parameter.requires_grad and parameter.ndim == 2
+    }
+    return [*matrices]
+
+
 Checkpointing = bool | str | int
 """Values of `recipe.activation_checkpointing`."""
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.batch_norm import synchronise_batch_norms
-from shardmark.strategies.blocks import blocks, checkpoint_blocks
+from shardmark.strategies.blocks import blocks, checkpoint_blocks, hidden_matrices
+from shardmark.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.workloads.base import Workload
 
 MAX_COMPILE_THREADS = 32
@@ -56,8 +57,13 @@ def prepare(
     """Apply the recipe's execution options in place, before the model is moved or sharded.
 
     Names and values of parameters stay.  With `keeps_strides` the library supports weights whose
-    strides are not in the order of their axes.
+    strides are not in the order of their axes.  Matrices that Muon updates are marked.
     """
+    if recipe.optimizer.name == "muon":
+        matrices = hidden_matrices(model, workload.blocks(model))
+        check_hidden_matrices(matrices)
+        for parameter in matrices:
+            setattr(parameter, HIDDEN_MATRIX, True)
     if recipe.channels_last:
         _use_channels_last(model, weights=keeps_strides)
     if recipe.compile != "none":

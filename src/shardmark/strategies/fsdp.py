@@ -20,7 +20,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     is_native,
-    refuse_fused_sgd,
+    refuse_for_distributed_tensors,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class FSDP(Strategy):
         return world_size
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        refuse_fused_sgd(self.name, recipe)
+        refuse_for_distributed_tensors(self.name, recipe)
         gathers_inside = {"none": (), "blocks": ("layers",), "model": ("blocks", "layers")}
         if self.wrap in gathers_inside[recipe.compile]:
             raise StrategyUnavailable(

@@ -18,6 +18,7 @@ from shardmark.core.recipe import Optimizer, Recipe
 from shardmark.measure.step.recorder import Spans
 from shardmark.strategies.base import LOSS_SCALE, HeldState, Worker
 from shardmark.strategies.casting import lossless_copy, refuse_unsupported_types
+from shardmark.strategies.optimizers import HIDDEN_MATRIX, Lamb, MuonWithAdamW
 from shardmark.strategies.replicas import DistributedReplicas
 from shardmark.strategies.sharded_calls import equal_calls, refusal_of
 from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
@@ -27,6 +28,14 @@ AUTOCAST_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 RATE_FACTOR = "rate_factor"
 """Key of an optimizer group for the ratio of its learning rate to the recipe's."""
+
+KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "adafactor": torch.optim.Adafactor,
+    "lamb": Lamb,
+}
 
 WEIGHT_TOLERANCE = 1e-5
 """Relative tolerance of a sum of many weights in fp32."""
@@ -411,6 +420,8 @@ def build_optimizer(
     chosen = groups or [ParameterGroup(names=frozenset(named), options={})]
     parts = [([p for name, p in named.items() if name in g.names], g.options) for g in chosen]
     filled = [{"params": group, **options} for part, options in parts for group in by_mesh(part)]
+    if recipe.optimizer.name == "muon":
+        filled = by_hidden_matrices(filled, recipe.optimizer)
     optimizer = (made or create_optimizer)(filled, recipe.optimizer)
     unknown = {key for group in groups for key in group.options} - optimizer.defaults.keys()
     if unknown:
@@ -433,6 +444,18 @@ def by_mesh(tensors: Iterable[AnyTensor]) -> list[list[AnyTensor]]:
     for tensor in tensors:
         by_device_mesh.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
     return [*by_device_mesh.values()]
+
+
+def by_hidden_matrices(groups: Iterable[dict[str, Any]], spec: Optimizer) -> list[dict[str, Any]]:
+    """Divide groups into those of Muon and those of its AdamW, with its learning rate."""
+    return [
+        ({} if hidden or spec.adamw_lr is None else {"lr": spec.adamw_lr})
+        | group
+        | {HIDDEN_MATRIX: hidden, "params": parameters}
+        for group in groups
+        for hidden in (True, False)
+        if (parameters := [p for p in group["params"] if hasattr(p, HIDDEN_MATRIX) == hidden])
+    ]
 
 
 def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -> None:
@@ -460,11 +483,14 @@ def create_optimizer(
             reason = f"{spec.path} made a {type(optimizer).__name__}"
             raise InputError("recipe.optimizer.path", reason, "a torch.optim.Optimizer")
         return optimizer
-    settings = spec.model_dump(exclude={"name", "implementation"})  # of its kind, as torch's
-    if spec.implementation != "default":
-        settings[spec.implementation] = True
-    kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    built: torch.optim.Optimizer = kinds[spec.name](parameters, **settings)
+    not_torch = {"name", "implementation", "state_bits", "adamw_lr"}
+    settings = spec.model_dump(exclude=not_torch)  # of its kind, as torch's
+    chosen = {} if spec.implementation == "default" else {spec.implementation: True}
+    if spec.name == "muon":
+        adamw = {key: settings.pop(key) for key in ("betas", "eps")} | chosen
+        of_both = {key: settings.pop(key) for key in ("lr", "weight_decay")}
+        return MuonWithAdamW(parameters, **of_both, muon=settings, adamw=adamw)
+    built: torch.optim.Optimizer = KINDS[spec.name](parameters, **settings, **chosen)
     return built
 
 

@@ -237,6 +237,7 @@ def test_short_keys_reach_axes_and_the_workload(make: Make) -> None:
     assert experiment.matrix["world_size"] == [2, 4]
     assert experiment.matrix["workload.dataset"] == ["random"]
     assert experiment.workload.model_dump()["model"] == "resnet50"
+    assert make("optimizer.lr=0.5").recipe.optimizer.lr == 0.5
 
 
 def test_engine_is_a_name_or_a_mapping(make: Make) -> None:

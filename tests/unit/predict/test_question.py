@@ -10,6 +10,8 @@ import pytest
 
 from shardmark.core.errors import InputError
 from shardmark.predict.question import Question, question_about
+from shardmark.predict.remedies import CHANGES, Change
+from shardmark.trials.matrix import cells_of_any_size
 
 TASK = """
 class Task:
@@ -122,6 +124,41 @@ def test_options_of_a_question() -> None:
     preset = about("llama-1b", batch=3)
     assert preset.experiment.recipe.per_rank_batch == 3
     assert preset.assumed is None
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.name)
+def test_settings_that_a_plan_proposes_can_be_given(change: Change) -> None:
+    option, value = change.setting.split()
+    name = option.lstrip("-")
+    options: dict[str, Any] = {
+        "set": {"overrides": [value]},
+        "adapter": {"adapter": value},
+        "batch": {"batch": int(value) if value.isdigit() else None},
+    }
+    (cell, *_), _ = cells_of_any_size(about("hf:Qwen/Qwen3-8B", **options[name]).experiment)
+    changed = change.applied(cell)
+    assert (changed.recipe, changed.workload) == (cell.recipe, cell.workload)
+
+
+def test_only_optimizers_that_have_one_are_fused() -> None:
+    (fused,) = (change for change in CHANGES if change.name == "fused optimizer")
+    for name, implementation in (("muon", "fused"), ("adafactor", "default")):
+        question = about("hf:gpt2", overrides=[f"recipe.optimizer={{name: {name}}}"])
+        (cell, *_), _ = cells_of_any_size(question.experiment)
+        assert fused.applied(cell).recipe.optimizer.implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [
+        ("{name: adamw, state_bits: 8}", "AdamW of 8-bit state"),
+        ("{name: muon}", "Muon"),
+        ("{name: lamb}", "LAMB"),
+    ],
+)
+def test_the_assumed_optimizer_is_named(optimizer: str, name: str) -> None:
+    question = about("hf:gpt2", overrides=[f"recipe.optimizer={optimizer}"])
+    assert f", {name}, " in str(question.assumed)
 
 
 def test_adapters_of_a_question() -> None:

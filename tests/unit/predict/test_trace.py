@@ -14,6 +14,7 @@ from tests.unit.training.toy import ALONE, ToyWorkload, recipe
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
 
 from shardmark.core.errors import InputError
 from shardmark.core.layout import ActivationSharding
@@ -22,7 +23,7 @@ from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
-from shardmark.predict.trace.trace import trace
+from shardmark.predict.trace.trace import trace, with_optimizer
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import Server
 from shardmark.workloads.adapters import NF4_BYTES, add_adapter
@@ -42,6 +43,12 @@ class Block(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         outputs: Tensor = inputs + self.layers(inputs)
         return outputs
+
+
+def convolutional() -> nn.Module:
+    """A kernel of four axes beside matrices."""
+    image = (nn.Linear(4, 64), nn.Unflatten(1, (4, 4, 4)), nn.Conv2d(4, 8, 3), nn.Flatten())
+    return nn.Sequential(*image, nn.Linear(32, WIDTH), Block(), nn.Linear(WIDTH, 2))
 
 
 def blocks() -> nn.Module:
@@ -180,14 +187,70 @@ def test_frozen_parameters_have_no_part_in_an_optimizer() -> None:
     ("path", "values"),
     [
         ("torch.optim:AdamW", 2),
-        ("torch.optim:Adafactor", 0),  # sums of rows and columns alone
-        ("torch.optim:Muon", 1),
         ("tests.unit.predict.test_trace:InOneByte", 0.25),
     ],
 )
 def test_optimizers_by_path_have_their_own_state(path: str, values: float) -> None:
     optimizer = {"name": "own", "path": path}
     assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).state_values == values
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "adafactor": {"name": "adafactor"},
+    "adafactor by path": {"name": "own", "path": "torch.optim:Adafactor"},
+    "adamw": {"name": "adamw"},
+    "lamb": {"name": "lamb"},
+    "muon": {"name": "muon"},
+}
+
+
+@pytest.mark.parametrize("model", [blocks, convolutional])
+@pytest.mark.parametrize("optimizer", STATES.values(), ids=STATES)
+def test_state_of_each_shape_is_what_an_optimizer_allocates(
+    optimizer: dict[str, Any], model: Callable[[], nn.Module]
+) -> None:
+    workload, asked = ToyWorkload(model), recipe(optimizer=optimizer)
+    worker = build_strategy("single", {}).start(workload, asked, ALONE)
+    assert not isinstance(worker, Server)
+    worker.step(workload.batch(range(8)), NoSpans())
+    counters = worker.full_optimizer_state().values()
+    held = sum(t.nbytes for t in worker.held_state().optimizer_state)
+    held -= sum(4 for state in counters if "step" in state)
+    found = trace(workload, asked)
+    assert 4 * found.state_values * found.size.trained_parameters == pytest.approx(held)
+    other = with_optimizer(trace(workload, recipe()), asked.optimizer, "cpu")
+    assert other.state_values == found.state_values
+
+
+def test_8_bits_have_scales_of_blocks_and_small_tensors_have_32() -> None:
+    found = trace(ToyWorkload(blocks), recipe(optimizer={"name": "adamw", "state_bits": 8}))
+    matrices = 4 * 2 * (WIDTH * WIDTH + 4 * 352)  # 351.6 blocks
+    others = found.size.trained_parameters - 4 * WIDTH * WIDTH
+    state = 4 * found.state_values * found.size.trained_parameters
+    assert state == pytest.approx(matrices + 8 * others, rel=1e-12)
+    assert found.update_values == 0
+
+
+def test_muon_multiplies_in_its_update() -> None:
+    model = Block()
+    shapes = [p.shape for p in model.parameters() if p.ndim == 2]
+    optimizer = torch.optim.Muon([nn.Parameter(torch.ones(shape)) for shape in shapes])
+    for parameter in optimizer.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    with FlopCounterMode(display=False) as counted:
+        optimizer.step()  # type: ignore[no-untyped-call]  # torch's
+    found = trace(ToyWorkload(blocks), recipe(optimizer={"name": "muon"}))
+    assert found.update_products.flops.fixed == 2 * counted.get_total_flops()  # of two blocks
+    adam = trace(ToyWorkload(blocks), recipe(optimizer={"name": "adam"}))
+    assert adam.update_products.flops.fixed == 0
+
+
+def test_muon_needs_matrices_in_blocks() -> None:
+    muon = recipe(optimizer={"name": "muon"})
+    with pytest.raises(InputError, match="no trained matrix in repeated blocks"):
+        trace(ToyWorkload(), muon)
+    with pytest.raises(InputError, match="no trained matrix in repeated blocks"):
+        with_optimizer(trace(ToyWorkload(), recipe()), muon.optimizer, "cuda")
 
 
 class InOneByte(torch.optim.Optimizer):

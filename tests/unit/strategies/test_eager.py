@@ -246,7 +246,7 @@ def test_groups_follow_the_schedule_in_proportion() -> None:
 def test_optimizer_has_the_recipe_s_settings(spec: dict[str, Any], kind: type) -> None:
     built = build_optimizer({"w": nn.Parameter(torch.ones(2))}, recipe(optimizer=spec))
     asked = recipe(optimizer=spec).optimizer
-    beside = {"name", "path", "options", "implementation"}
+    beside = {"name", "path", "options", "implementation", "state_bits"}
     settings = asked.model_dump(exclude=beside) | spec.get("options", {})
     settings |= {name: asked.implementation == name or None for name in ("foreach", "fused")}
     assert type(built) is kind

@@ -125,10 +125,17 @@ def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         adapted()
 
 
-def test_only_a_plan_takes_weights_in_four_bits() -> None:
-    adapter = "workload.adapter={name: lora, base: nf4}"
-    with pytest.raises(InputError, match="needs bitsandbytes and a GPU; only `plan` knows it"):
-        check_plan(expand(load_experiment("language-quickstart", [adapter])))
+@pytest.mark.parametrize(
+    ("setting", "found"),
+    [
+        ("workload.adapter={name: lora, base: nf4}", "nf4"),
+        ("recipe.optimizer={name: adamw, state_bits: 8}", "8"),
+    ],
+)
+def test_only_a_plan_takes_bitsandbytes(setting: str, found: str) -> None:
+    message = f"found {found}, which needs bitsandbytes and a GPU; only `plan` knows it"
+    with pytest.raises(InputError, match=message):
+        check_plan(expand(load_experiment("language-quickstart", [setting])))
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"name": "other"}, {"base": "int8"}])

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from math import prod
+from math import ceil, prod
 from typing import Any, get_args
 
 import numpy as np
@@ -37,6 +37,7 @@ from shardmark.core.traffic import (
     matrix_shapes,
     stored_element_bytes,
 )
+from shardmark.costs.base import FP32_BYTES
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
@@ -48,11 +49,12 @@ from shardmark.predict.trace.repeated_layers import (
 )
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
 from shardmark.predict.trace.unit_trace import Moments, Pass, UnitTrace
-from shardmark.strategies.blocks import checkpointed_blocks, sharding_units
+from shardmark.strategies.blocks import checkpointed_blocks, hidden_matrices, sharding_units
 from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
 from shardmark.strategies.execution import prepare
 from shardmark.strategies.initial_weights import build_on_meta
 from shardmark.strategies.layers.divided import styled_modules
+from shardmark.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, create_optimizer, share_of_step
 from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
 from shardmark.workloads.flops import UNKNOWN_TO_TORCH
@@ -66,6 +68,8 @@ SAMPLES = (4, 8)
 """Samples of the two traced steps.  Other sizes are extrapolated linearly."""
 REAL_SAMPLES = (1, 2)
 """The same of steps that really compute, which take the time and memory of a step on the CPU."""
+ELEMENTS = 2**12
+"""Elements of the tensors on which an optimizer is measured.  Optimizers in 8 bits need so many."""
 aten = torch.ops.aten
 FLOPS: Mapping[Any, Callable[..., int]] = {
     **flop_registry,
@@ -496,13 +500,12 @@ def _profile(
         raise InputError("the model", message, "draw from torch's, numpy's or random's generators")
     line = _Line(*sizes)
     units = tuple(_unit(a, b, line) for a, b in zip(first.units, second.units, strict=True))
-    state, temporary, accesses, together = _update_values(recipe.optimizer, device_type)
-    return Profile(
+    profile = Profile(
         units=units,
         size=ModelSize(
             parameters=sum(unit.parameters for unit in units),
             trained_parameters=sum(unit.trained_parameters for unit in units),
-            trained_matrices=matrix_shapes(full.trained_shapes),
+            trained_matrices=matrix_shapes(shape for shape, _ in full.trained_shapes),
             frozen_element_bytes=_mean_of_frozen(units),
             mixed_parameters=_mixed_parameters(units),
             units=max(
@@ -511,13 +514,11 @@ def _profile(
         ),
         buffer_bytes=full.buffer_bytes,
         batch_bytes=line(first.batch_bytes, second.batch_bytes),
-        state_values=state,
-        update_values=temporary,
-        update_accesses=accesses,
-        updates_together=together,
+        trained_shapes=tuple((*key, count) for key, count in Counter(full.trained_shapes).items()),
         unused=tuple(dict.fromkeys(first.block_names) - dict.fromkeys(names).keys()),
         limited=full.limited,
     )
+    return with_optimizer(profile, recipe.optimizer, device_type)
 
 
 def _steps(
@@ -532,10 +533,14 @@ def _steps(
     shortened: nn.Module | None = None,
 ) -> tuple[_FullModel, _StepTrace, _StepTrace]:
     """Trace a step of each size, of a new model or of the first and last layers of one."""
-    eager = recipe.model_copy(update={"compile": "none"})
+    # The update is measured apart from the step.
+    eager = recipe.model_copy(update={"compile": "none", "optimizer": Optimizer()})
     model = shortened or (build_on_meta(workload) if fake else None) or workload.build_model()
+    hidden = {*hidden_matrices(model, workload.blocks(model))}
     full = _FullModel(
-        trained_shapes=[p.shape for p in model.parameters() if p.requires_grad],
+        trained_shapes=[
+            (tuple(p.shape), p in hidden) for p in model.parameters() if p.requires_grad
+        ],
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         limited=tuple(limited_heads(model)),
     )
@@ -586,7 +591,8 @@ def _steps(
 class _FullModel:
     """Sizes of the model before layers were removed."""
 
-    trained_shapes: Sequence[torch.Size]
+    trained_shapes: Sequence[tuple[tuple[int, ...], bool]]
+    """Shape of each trained parameter, and whether it is a matrix of a block."""
     buffer_bytes: int
     limited: tuple[str, ...]
 
@@ -824,16 +830,9 @@ def _largest(points: Moments) -> list[int]:
 
 def with_optimizer(profile: Profile, spec: Optimizer, device_type: str) -> Profile:
     """Return the profile of a model that is trained by another optimizer."""
-    state, temporary, accesses, together = _update_values(spec, device_type)
     native = profile.native and with_optimizer(profile.native, spec, device_type)
-    return replace(
-        profile,
-        state_values=state,
-        update_values=temporary,
-        update_accesses=accesses,
-        updates_together=together,
-        native=native,
-    )
+    update = _update_values(profile.trained_shapes, spec, device_type)
+    return replace(profile, **update, native=native)
 
 
 class _Accesses(_LiveBytes):  # type: ignore[no-untyped-call]  # torch's
@@ -854,27 +853,121 @@ class _Accesses(_LiveBytes):  # type: ignore[no-untyped-call]  # torch's
             self.count += len(stored)
 
 
-def _update_values(spec: Optimizer, device_type: str) -> tuple[float, float, float, bool]:
-    """Measure an optimizer step on small tensors.
+def _update_values(
+    shapes: Iterable[tuple[tuple[int, ...], bool, int]], spec: Optimizer, device_type: str
+) -> dict[str, Any]:
+    """Return the fields of a profile about an update of parameters of these shapes.
 
-    Returns values of state for each element, temporary values for each element, reads and writes
-    of each element, and whether all parameters are updated together.
+    An optimizer is measured on small tensors: its state by the number of axes, since some store
+    sums of rows and columns, and the rest on a matrix, as nearly all parameters are.
     """
-    if device_type == "cuda" and spec.name != "own" and spec.implementation == "default":
-        spec = spec.model_copy(update={"implementation": "foreach"})  # torch's default on CUDA
-    shape = (64, 64)  # a matrix, as nearly all parameters are: some optimizers store its sums alone
-    elements, peaks, state = prod(shape), [], 0.0
+    sized = [(shape, spec.name == "muon" and hidden, count) for shape, hidden, count in shapes]
+    if spec.name == "muon":
+        check_hidden_matrices(hidden for _, hidden, _ in sized if hidden)
+    total = sum(count * prod(shape) for shape, _, count in sized)
+    if not total:
+        return {}
+    if spec.state_bits == 8:
+        in_8_bits = sum(count * bytes_in_8_bits(prod(shape)) for shape, _, count in sized)
+        values = in_8_bits / (FP32_BYTES * total)
+        one_kernel = {"update_values": 0.0, "updates_together": False, "update_accesses": None}
+        return {"state_values": values, **one_kernel}
+    chooses = spec.implementation == "default" and "implementation" in spec.KEYS[spec.name]
+    if device_type == "cuda" and chooses:
+        spec = spec.model_copy(update={"implementation": "foreach"})  # torch's choice on CUDA
+    kinds = {(len(shape), hidden) for shape, hidden, _ in sized}
+    stored = {kind: _State(spec, *kind) for kind in kinds}
+    state = sum(
+        count * stored[len(shape), hidden].stored_bytes(shape) for shape, hidden, count in sized
+    )
+    live = accesses = 0.0
+    any_together = False
+    for hidden in {hidden for _, hidden in kinds}:
+        sizes = [(prod(shape), count) for shape, group, count in sized if group == hidden]
+        elements = sum(size * count for size, count in sizes)
+        temporary, accesses_of_each, together = _measured_update(spec, hidden)
+        live = max(live, temporary * (elements if together else max(sizes)[0]))
+        accesses += accesses_of_each * elements
+        any_together |= together
+    return {
+        "state_values": state / (FP32_BYTES * total),
+        "update_values": live / (total if any_together else max(prod(s) for s, *_ in sized)),
+        "update_accesses": accesses / total,
+        "updates_together": any_together,
+        "update_products": _orthogonalised(sized),
+    }
+
+
+def _orthogonalised(shapes: Iterable[tuple[tuple[int, ...], bool, int]]) -> Operation:
+    """Return the products of the Newton-Schulz iterations of `torch.optim.Muon`."""
+    iterations, flops, calls = 5, 0.0, 0
+    for shape, hidden, count in shapes:
+        if hidden:
+            short, long = sorted(shape)
+            # X X^T, its square, and the sum of both times X.
+            flops += count * iterations * 2 * (2 * short * short * long + short**3)
+            calls += count * iterations * 3
+    return Operation(kind="product", flops=Amount(fixed=flops), calls=calls)
+
+
+def bytes_in_8_bits(elements: int) -> int:
+    """Bytes of both averages of a parameter in AdamW of 8 bits.
+
+    Source: bitsandbytes, `optim/optimizer.py`: small tensors in fp32; others with a scale in fp32
+    for each block of 256 values (2048 in old versions).
+    """
+    if elements < 4096:
+        return 2 * FP32_BYTES * elements
+    return 2 * (elements + FP32_BYTES * ceil(elements / 256))
+
+
+def _stepped(
+    spec: Optimizer, shape: tuple[int, ...], hidden: bool, count: int
+) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    """Return parameters and their optimizer after its first step."""
+    parameters = [nn.Parameter(torch.ones(shape)) for _ in range(count)]
+    optimizer = create_optimizer([{"params": parameters, HIDDEN_MATRIX: hidden}], spec)
+    for parameter in parameters:
+        parameter.grad = torch.ones(shape)
+    optimizer.step()
+    return parameters, optimizer
+
+
+class _State:
+    """State of an optimizer for parameters with so many axes."""
+
+    def __init__(self, spec: Optimizer, axes: int, hidden: bool) -> None:
+        bits = ELEMENTS.bit_length() - 1
+        self._shape = tuple(2 ** (bits // axes + (at < bits % axes)) for at in range(axes))
+        self._tensors = _tensors(dict(_stepped(spec, self._shape, hidden, 1)[1].state))
+
+    def stored_bytes(self, shape: tuple[int, ...]) -> float:
+        """Bytes for a parameter of this shape, without counters and tables."""
+        return sum(
+            tensor.nbytes / tensor.numel() * self._elements(tensor, shape)
+            for tensor in self._tensors
+        )
+
+    def _elements(self, tensor: Tensor, shape: tuple[int, ...]) -> int:
+        axes = [*zip(tensor.shape, self._shape, shape, strict=False)]
+        if tensor.ndim == len(shape) and all(size in (1, full) for size, full, _ in axes):
+            return prod(1 if size == 1 else elements for size, _, elements in axes)
+        return prod(shape) if tensor.numel() == ELEMENTS else 0
+
+
+def _measured_update(spec: Optimizer, hidden: bool) -> tuple[float, float, bool]:
+    """Measure an optimizer step on small matrices.
+
+    Returns temporary values for each element, reads and writes of each element, and whether all
+    parameters are updated together.
+    """
+    peaks = []
     for count in (1, 2):
-        tensors = [nn.Parameter(torch.ones(shape)) for _ in range(count)]
-        optimizer = create_optimizer(tensors, spec)
-        for tensor in tensors:
-            tensor.grad = torch.ones(shape)
-        optimizer.step()
-        averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == elements]
-        state = sum(t.nbytes for t in averages) / sum(t.nbytes for t in tensors)
-        gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        live = _Accesses(elements, (*tensors, *gradients, *averages))
+        parameters, optimizer = _stepped(spec, (64, ELEMENTS // 64), hidden, count)
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == ELEMENTS]
+        live = _Accesses(ELEMENTS, (*parameters, *gradients, *averages))
         with live:
             optimizer.step()
-        peaks.append(live.peak / (4 * elements))
-    return state, peaks[0], live.count / count, peaks[1] > 1.8 * peaks[0]
+        peaks.append(live.peak / (FP32_BYTES * ELEMENTS))
+    return peaks[0], live.count / count, peaks[1] > 1.8 * peaks[0]

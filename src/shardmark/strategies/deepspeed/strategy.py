@@ -24,6 +24,7 @@ from shardmark.strategies.base import (
     common_settings,
     is_native,
     refuse_after_step,
+    refuse_full_tensor_optimizers,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ class Zero(Strategy):
                 self.name, "DeepSpeed is not installed", install_command("deepspeed")
             )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
+        if self.stage:
+            refuse_full_tensor_optimizers(self.name, recipe)
         on_cpu = machine.device_type == "cpu"
         if self.stage == 0 and self.is_native(recipe):
             raise StrategyUnavailable(

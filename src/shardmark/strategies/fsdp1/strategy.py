@@ -15,6 +15,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     refuse_after_step,
+    refuse_full_tensor_optimizers,
 )
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class FullyShardedFirst(Strategy):
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_machine(self.name, world_size, machine, recipe)
+        refuse_full_tensor_optimizers(self.name, recipe)
         if recipe.compile != "none":
             raise StrategyUnavailable(
                 self.name,

@@ -22,7 +22,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     refuse_after_step,
-    refuse_fused_sgd,
+    refuse_for_distributed_tensors,
     samples_of_share,
 )
 from shardmark.strategies.ddp import DDP
@@ -129,7 +129,7 @@ class Layered(Strategy):
             "set recipe.compile to none",
         )
         if factors.tensor > 1 or self.is_sharded(factors):
-            refuse_fused_sgd(self.name, recipe)
+            refuse_for_distributed_tensors(self.name, recipe)
         if ranks == 1:
             return
         unless(

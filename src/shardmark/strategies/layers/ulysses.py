@@ -15,7 +15,7 @@ from shardmark.strategies.base import (
     RankContext,
     Strategy,
     check_machine,
-    refuse_fused_sgd,
+    refuse_for_distributed_tensors,
 )
 from shardmark.strategies.ddp import DDP
 from shardmark.strategies.fsdp import HybridFSDP
@@ -79,7 +79,7 @@ class Ulysses(Strategy):
                 "set recipe.compile to none",
             )
         if self.sharded:
-            refuse_fused_sgd(self.name, recipe)
+            refuse_for_distributed_tensors(self.name, recipe)
 
     def reduction(self, factors: Mesh) -> DDP | HybridFSDP:
         """Strategy that reduces gradients over all ranks, as if each had its own samples."""

@@ -19,6 +19,7 @@ from shardmark.strategies.base import (
     check_machine,
     common_settings,
     refuse_after_step,
+    refuse_full_tensor_optimizers,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class ParameterServer(Strategy):
                 "fp16 needs one loss scale for all workers, which pushes gradients too late",
                 "set recipe.precision to bf16 or fp32",
             )
+        refuse_full_tensor_optimizers(self.name, recipe)
         on_device = self.servers if self.server_device == "cuda" else 0
         check_machine(
             self.name,
