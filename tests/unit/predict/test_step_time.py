@@ -224,6 +224,25 @@ def test_other_micro_batches_hide_messages_between_stages(
     assert step.time(PLAIN).waiting_seconds == pytest.approx(shown_seconds)
 
 
+@pytest.mark.parametrize("has_bf16", [True, False])
+@pytest.mark.parametrize(("name", "fraction"), [("ddp", 1), ("zro", 1 / 4)])
+def test_products_of_an_update_take_time_on_the_ranks_that_hold_its_state(
+    name: str, fraction: float, has_bf16: bool
+) -> None:
+    """In bf16, also in a recipe of fp32, where the card computes so."""
+    peaks = {"fp32": 1e12, **({"bf16": 4e12} if has_bf16 else {})}
+    node = NODE.model_copy(update={"card": CARD.model_copy(update={"peaks": peaks})})
+    products = Operation(kind="product", flops=Amount(fixed=8e12))
+    recipe = Recipe(steps=1, per_rank_batch=2)
+    strategy = build_strategy(name, {})
+    seconds = [
+        plan_step(model, strategy, recipe, 4, node, constants=PLAIN).columns.update_seconds
+        for model in (profile(), replace(profile(), update_products=products))
+    ]
+    of_peak = fraction * 8e12 / peaks["bf16" if has_bf16 else "fp32"]
+    assert seconds[1] - seconds[0] == pytest.approx(of_peak)
+
+
 @pytest.mark.parametrize(("name", "accesses"), [("fsdp", 8), ("zero-3", 5)])
 def test_the_host_updates_for_all_of_its_ranks(name: str, accesses: int) -> None:
     """By the optimizer's operators, or by DeepSpeed's one kernel."""
