@@ -343,7 +343,7 @@ def adapted_blocks() -> nn.Module:
 
 
 @pytest.mark.parametrize("model", [blocks, LooksAtValues, adapted_blocks])
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "adafactor"])
 def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> None:
     """By the allocator's events, gradients and temporaries of the update included."""
     workload = ToyWorkload(model)
@@ -367,7 +367,9 @@ def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> 
     parameters = [*model().parameters()]
     trained = 4 * sum(p.numel() for p in parameters if p.requires_grad)
     assert found.parameters == 4 * sum(p.numel() for p in parameters)
-    assert found.optimizer_state == (2 * trained if optimizer == "adamw" else 0)
+    values = {"sgd": 0, "adamw": 2, "lamb": 2}
+    if optimizer in values:
+        assert found.optimizer_state == values[optimizer] * trained
     still = found.parameters + found.optimizer_state
     assert found.peak_bytes - still == pytest.approx(rise, rel=0.01)
 
