@@ -869,9 +869,13 @@ def _update_values(
         return {}
     if spec.state_bits == 8:
         in_8_bits = sum(count * bytes_in_8_bits(prod(shape)) for shape, _, count in sized)
-        values = in_8_bits / (FP32_BYTES * total)
-        one_kernel = {"update_values": 0.0, "updates_together": False, "update_accesses": None}
-        return {"state_values": values, **one_kernel}
+        return {
+            "state_values": in_8_bits / (FP32_BYTES * total),
+            "update_values": 0.0,  # one kernel
+            "update_accesses": None,
+            "updates_together": False,
+            "update_products": _orthogonalised(sized),
+        }
     chooses = spec.implementation == "default" and "implementation" in spec.KEYS[spec.name]
     if device_type == "cuda" and chooses:
         spec = spec.model_copy(update={"implementation": "foreach"})  # torch's choice on CUDA
@@ -939,7 +943,8 @@ class _State:
     def __init__(self, spec: Optimizer, axes: int, hidden: bool) -> None:
         bits = ELEMENTS.bit_length() - 1
         self._shape = tuple(2 ** (bits // axes + (at < bits % axes)) for at in range(axes))
-        self._tensors = _tensors(dict(_stepped(spec, self._shape, hidden, 1)[1].state))
+        stored = _tensors(dict(_stepped(spec, self._shape, hidden, 1)[1].state))
+        self._tensors = [tensor for tensor in stored if tensor.numel()]
 
     def stored_bytes(self, shape: tuple[int, ...]) -> float:
         """Bytes for a parameter of this shape, without counters and tables."""
