@@ -106,7 +106,7 @@ def test_nothing_is_decided_from_disturbed_trials(
 def test_a_disturbed_trial_does_not_count_beside_others(tmp_path: Path) -> None:
     comparison = compared(tmp_path, [SINGLE, replace(DDP, rates=(180, 20, 181), disturbed=(1,))])
     caution, fastest, *_ = answers(comparison)
-    assert caution.text == "1 disturbed trial does not count."
+    assert caution.text == "The times of 1 disturbed trial do not count."
     assert (fastest.decided, fastest.strategy) == (True, "ddp")
     assert fastest.text.startswith("ddp, 180 samples/s")
     (command,) = next_commands(comparison)

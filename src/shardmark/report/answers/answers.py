@@ -119,7 +119,8 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
         )
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
-        texts.append(f"{left_out} disturbed trial{'s do' if left_out > 1 else ' does'} not count.")
+        trials = f"{left_out} disturbed trial{'s' if left_out > 1 else ''}"
+        texts.append(f"The times of {trials} do not count.")
     if (
         groups
         and len(disturbed) < len(measured)
