@@ -59,6 +59,7 @@ SELECTIVE = {"activation_checkpointing": "selective"}
 EVERY_SECOND = {"activation_checkpointing": 2}
 AGAIN = ACCUMULATED | {"activation_checkpointing": True}
 BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
+BF16_WEIGHTS = {"weights": "bf16"}
 
 
 def of_name(name: str) -> Optimizer:
@@ -224,6 +225,7 @@ OWN_OPTIMIZER = {
         name="own", path="torch.optim.lr_scheduler:ExponentialLR", options={"gamma": 0.5}
     ),
 }
+WITH_BF16_WEIGHTS = ("zero-1", "zero-2", "zero-3", "ddp", "zro", "fsdp", "fsdp-grad-op", "fsdp1")
 MEAN_OF_MEANS = (
     "each rank divides its loss by its own weight (a mean of means), not by the whole step's"
 )
@@ -257,6 +259,15 @@ CAST: dict[str, Row] = {
 }
 RECIPE_ROWS: dict[str, Row] = {
     **CAST,
+    **{
+        f"{name}, bf16 weights": Row({"name": name}, BF16_WEIGHTS | ACCUMULATED | CLIPPED)
+        for name in WITH_BF16_WEIGHTS
+    },
+    "ddp, bf16 weights, synchronised": Row(DDP, BF16_WEIGHTS | SYNCHRONISED),
+    "summed, bf16 weights": Row(
+        *(DDP, BF16_WEIGHTS, WORKLOAD, faults.scaled(2.0)),
+        "gradients are summed over the 2 ranks, not averaged",
+    ),
     **{
         f"{name}, {label}": Row(autocast(name, changes), changes)
         for name in SHIPPED
@@ -344,12 +355,23 @@ ROWS: dict[Group, dict[str, Row]] = {
     1: {
         "single, GPT": Row({"name": "single"}, ACCUMULATED, DROPOUT | UNEVEN),
         "single, averaged": Row({"name": "single"}, {}, AVERAGED),
+        "single, bf16 weights": Row({"name": "single"}, BF16_WEIGHTS | AGAIN, DROPOUT),
     },
     2: {
         **{
             f"{name}, GPT, bf16": Row({"name": name}, BF16, DROPOUT)
             for name in (*IN_BF16_PARAMETERS, "ddp")
         },
+        **{
+            f"{name}, GPT, bf16 weights": Row({"name": name}, BF16_WEIGHTS | AGAIN, DROPOUT)
+            for name in WITH_BF16_WEIGHTS
+        },
+        **{
+            f"{name}, LoRA, bf16 weights": Row({"name": name}, BF16_WEIGHTS, adapter | DEEP)
+            for name, adapter in (("zero-3", LORA), ("fsdp1", LORA), ("fsdp", LORA_OF_BF16))
+        },
+        "zero-1, averaged, bf16 weights": Row({"name": "zero-1"}, BF16_WEIGHTS, AVERAGED),
+        "ddp, Qwen3, bf16 weights": Row(DDP, BF16_WEIGHTS | ACCUMULATED, QWEN3 | CHUNKED),
         **{
             f"{name}, {model}": Row({"name": name}, AGAIN, LANGUAGE_MODELS[model])
             for name, models in WITH_LANGUAGE_MODELS.items()
@@ -423,6 +445,8 @@ ROWS: dict[Group, dict[str, Row]] = {
             f"local-sgd, {label}": Row(LOCAL_SGD, ROUNDS | RECIPES[label])
             for label in ("sgd", "clipped", "accumulated, checkpointed")
         },
+        "local-sgd, bf16 weights": Row(LOCAL_SGD, ROUNDS | BF16_WEIGHTS),
+        "diloco, bf16 weights": Row(DILOCO, ROUNDS | BF16_WEIGHTS | ADAMW),
         "local-sgd, fp16": Row(LOCAL_SGD, FP16 | {"steps": 8}, LOUD),
         "local-sgd, groups": Row(LOCAL_SGD, ROUNDS | ACCUMULATED, GROUPED),
         "diloco, sgd": Row(DILOCO, ROUNDS),
@@ -439,6 +463,9 @@ ROWS: dict[Group, dict[str, Row]] = {
         "tp, learned positions, uneven": Row(TP, SGD, LEARNED | UNEVEN),
         "tp, untied, sequence, loss": Row(TP | BY_POSITION, AGAIN, UNTIED),
         "tp, bf16": Row(TP, BF16, GPT),
+        "tp, bf16 weights": Row(TP, BF16_WEIGHTS | AGAIN, GPT),
+        "tp, bf16 weights, sequence, loss": Row(TP | BY_POSITION, BF16_WEIGHTS, UNTIED),
+        "tp, bf16 weights, vision transformer": Row(TP, BF16_WEIGHTS | ADAMW, VISION),
         "tp, fp16": Row(TP, FP16, GPT),
         "tp, tied Qwen3": Row(TP, {}, TIED_QWEN3),
         "tp, GPT-NeoX": Row(TP, {}, NEOX),
@@ -474,6 +501,10 @@ ROWS: dict[Group, dict[str, Row]] = {
     4: {
         "fsdp-hybrid": Row(HYBRID, CLIPPED),
         "fsdp-hybrid, bf16": Row(HYBRID, BF16),
+        "fsdp-hybrid, bf16 weights": Row(HYBRID, BF16_WEIGHTS),
+        "fsdp-tp, bf16 weights": Row(FSDP_TP, BF16_WEIGHTS, GPT),
+        "ulysses, bf16 weights": Row(ULYSSES, BF16_WEIGHTS, GPT),
+        "fsdp-ulysses, bf16 weights": Row(SHARDED_ULYSSES, BF16_WEIGHTS, GPT),
         "fsdp-hybrid, fp16": Row(HYBRID, FP16 | CLIPPED, LOUD),
         **{f"ps-sync, {label}": Row(PS_SYNC, RECIPES[label]) for label in RECIPES},
         **{
@@ -548,15 +579,22 @@ PROBES: dict[Group, dict[str, Row]] = {
             for name in ("fsdp", "zero-1", "zero-3")
         },
         **{name: Row({"name": name}, {}, WIDE) for name in SHIPPED},
+        **{
+            f"{name}, bf16 weights": Row({"name": name}, BF16_WEIGHTS, WIDE)
+            for name in WITH_BF16_WEIGHTS
+        },
         "ddp, compress bf16": Row(DDP | IN_BF16, {}, WIDE),
         "ddp, compress fp16": Row(DDP | {"compress": "fp16"}, {}, WIDE),
         "ddp, powersgd": Row(DDP | POWERSGD | {"powersgd_rank": 2, "bucket_mb": 0.5}, {}, WIDE),
         "local-sgd": Row(LOCAL_SGD | {"period_steps": 4}, {}, WIDE),
         "diloco": Row(DILOCO | {"period_steps": 4, "fragments": 3}, {}, WIDE),
+        "diloco, bf16 weights": Row(DILOCO | {"period_steps": 4}, BF16_WEIGHTS, WIDE),
         "ddp, language": Row(DDP, UNCLIPPED, LARGE_GPT | UNTIED),
         "tp, again": Row(TP, REPEATED, LARGE_GPT),
         "tp, sequence": Row(TP | {"sequence_parallel": True}, REPEATED, LARGE_GPT),
         "tp, bf16, loss": Row(TP | {"loss_parallel": True}, UNCLIPPED | BF16, LARGE_GPT),
+        "tp, bf16 weights": Row(TP, REPEATED | BF16_WEIGHTS, LARGE_GPT),
+        "tp, bf16 weights, sequence": Row(TP | BY_POSITION, REPEATED | BF16_WEIGHTS, LARGE_GPT),
         "pp, tied": Row(PP, UNCLIPPED, LARGE_GPT),
         "pp, untied": Row(PP, REPEATED, LARGE_GPT | UNTIED),
         "pp, zero bubble": Row(PP | ZERO_BUBBLE, UNCLIPPED, LARGE_GPT | DEEP),
@@ -603,6 +641,14 @@ HELD: dict[Group, dict[str, Fractions]] = {
         "tp, again": (0.44, 0.44, 0.44),
         "tp, sequence": (0.44, 0.44, 0.44),
         "tp, bf16, loss": (0.44, 0.44, 0.44),
+        "tp, bf16 weights": (0.22, 0.22, 0.22),
+        "ddp, bf16 weights": (0.5, 0.5, 0.5),
+        "fsdp-grad-op, bf16 weights": (0.75, 0.25, 0.25),
+        # DeepSpeed copies the part that a rank updates, in bf16 as well.
+        "zero-1, bf16 weights": (0.5, 0.372, 0.5),
+        "zero-2, bf16 weights": (0.5, 0.372, 0.5),
+        "zero-3, bf16 weights": (0.75, None, 0.5),
+        "diloco, bf16 weights": (1, 0.5, 1),
         "pp, untied": (0.5, 0.5, 0.5),
     },
     4: {

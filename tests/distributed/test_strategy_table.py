@@ -11,6 +11,8 @@ import pytest
 
 from shardmark.core.shares import Shard
 from shardmark.measure.memory.tensors import live_tensor_bytes, storage_bytes
+from shardmark.predict.memory import rank_memory
+from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.strategies.base import RankContext, Server
 from shardmark.train.probe import HeldSpans
@@ -36,6 +38,7 @@ from tests.distributed.strategy_table import (
     ROWS,
     UNCOUNTED,
     WIDE,
+    WITH_BF16_WEIGHTS,
     Group,
     Probed,
     case_of,
@@ -189,6 +192,33 @@ def test_a_rank_holds_its_fraction_of_the_state(groups: Groups, group: Group, na
     largest = [max(of) for of in zip(*(rank[name].held for rank in probes), strict=True)]
     for held, of, fraction in zip(largest, probes[0][full].held, HELD[group][name], strict=True):
         assert fraction is None or held / of == pytest.approx(fraction, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-2"])
+@pytest.mark.parametrize("weights", ["", ", bf16 weights"])
+def test_the_state_is_that_of_the_cost_model(
+    groups: Groups, folder: Path, name: str, weights: str
+) -> None:
+    """Parameters and optimizer state of the largest rank; DeepSpeed pads them."""
+    _, probes, _ = groups(2)
+    trial = case_of(folder, PROBES[2][name + weights], 2).trial
+    profile = trace(build_workload(WIDE, seed=3), trial.recipe, device_type="cpu")
+    needed = rank_memory(profile, trial.built_strategy, trial.recipe, 2, device_type="cpu")
+    held = [max(of) for of in zip(*(rank[name + weights].held for rank in probes), strict=True)]
+    assert held[0] == pytest.approx(needed.parameters, rel=1e-4)
+    assert held[2] == pytest.approx(needed.optimizer_state, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", WITH_BF16_WEIGHTS)
+def test_bf16_weights_halve_every_message(groups: Groups, name: str) -> None:
+    """DeepSpeed's as well, which the cost model counts as they are on a GPU."""
+    _, probes, _ = groups(2)
+    for rank in probes:
+        wide, narrow = (
+            sum(record.payload_bytes for record in rank[row].collectives.values())
+            for row in (name, f"{name}, bf16 weights")
+        )
+        assert narrow / wide == pytest.approx(0.5, rel=1e-3)
 
 
 @names_of(

@@ -223,6 +223,7 @@ class Schedule(Choice):
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
+Weights = Literal["fp32", "bf16"]
 
 
 EXCLUSIVE = (("global_batch", "per_rank_batch"), ("epochs", "steps"))
@@ -245,6 +246,10 @@ class Recipe(Model):
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     precision: Precision = "fp32"
+    weights: Weights = "fp32"
+    """Type of the parameters, and so of gradients, optimizer state and messages of both.  With
+    `bf16` there is no fp32 copy of the weights, and the model computes in bf16 without autocast:
+    `precision: fp32` becomes `bf16`.  Buffers, losses and evaluations stay in fp32."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     gradient_accumulation: PositiveInt = 1
     """Micro-batches per optimizer step and rank; `global_batch` includes all of them."""
@@ -268,6 +273,16 @@ class Recipe(Model):
     """Allow TensorFloat-32 in CUDA matrix products and convolutions."""
     threads_per_rank: PositiveInt | None = None
     """CPU threads for the operators of each rank; null divides the machine's cores evenly."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _computes_in_type_of_weights(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("weights") != "bf16":
+            return data
+        if data.get("precision") == "fp16":
+            problem = "weights are bf16 and precision is fp16, whose loss scale needs fp32 weights"
+            raise ValueError(f"{problem}; set precision: bf16, or weights: fp32")
+        return {**data, "precision": "bf16"} if data.get("precision") in ("fp32", None) else data
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Recipe:

@@ -135,9 +135,14 @@ class Cell:
         return samples_of_share(self.recipe, shares)
 
     @property
+    def weight_bytes(self) -> int:
+        """Bytes of an element of the trained parameters, of their gradients, and in messages."""
+        return PRECISION_BYTES[self.recipe.weights]
+
+    @property
     def stored_bytes(self) -> float:
         """Bytes of all units' parameters."""
-        return sum(stored_bytes(unit) for unit in self.units)
+        return sum(stored_bytes(unit, self.weight_bytes) for unit in self.units)
 
     @property
     def all_trained_parameters(self) -> int:
@@ -180,7 +185,8 @@ class Costs(ABC, Generic[S]):
     def step_state(self, cell: Cell) -> StepState:
         """Bytes of model state in a step; by default the fractions that the layout gives."""
         holds = self.strategy.holds(cell.world_size, cell.nodes)
-        gradients = [holds.gradients * FP32_BYTES * unit.trained_parameters for unit in cell.units]
+        width = holds.gradients * cell.weight_bytes
+        gradients = [width * unit.trained_parameters for unit in cell.units]
         accumulates = cell.recipe.gradient_accumulation * self.num_microbatches(cell) > 1
         return StepState(
             parameters=holds.parameters * cell.stored_bytes,
@@ -234,10 +240,10 @@ def updated_tensor(recipe: Recipe) -> str:
 
 
 def all_reduced(
-    size: ModelSize, world_size: int, *, bucket_mb: float = BUCKET_MB
+    size: ModelSize, world_size: int, width: int, *, bucket_mb: float = BUCKET_MB
 ) -> RequiredTraffic:
-    """Traffic of all-reduces of all gradients in fp32, one for each bucket."""
-    payload = size.trained_parameters * FP32_BYTES
+    """Traffic of all-reduces of all gradients, of `width` bytes each, one for each bucket."""
+    payload = size.trained_parameters * width
     calls = buckets(payload, bucket_mb)
     return RequiredTraffic(
         traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size, calls=calls),),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shardmark.core.layout import ActivationSharding, Mesh
 from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.costs.base import (
-    FP32_BYTES,
     PRECISION_BYTES,
     Cell,
     Costs,
@@ -105,13 +104,13 @@ class LayeredCosts(Costs[Layered]):
         )
 
     def _between_tensor_ranks(self, cell: Cell, factors: Mesh) -> RequiredTraffic:
-        """Activations are sent in the layer's precision, gradients into a layer in fp32."""
+        """Activations are sent in the layer's precision, gradients into a layer in the weights'."""
         size, ranks, stages = cell.size, factors.tensor, factors.pipeline
         samples = cell.samples(factors.data * factors.shard)
         activation_bytes = PRECISION_BYTES[cell.recipe.precision]
         widths = {
-            "in": FP32_BYTES,
-            "rows": FP32_BYTES,
+            "in": cell.weight_bytes,
+            "rows": cell.weight_bytes,
             "out": activation_bytes,
             "logits": activation_bytes,
         }
@@ -167,7 +166,7 @@ class LayeredCosts(Costs[Layered]):
         formula = "activations to the next stage, their gradients back: A/p"
         if size.tied_parameters:
             parts = ranks * factors.shard * factors.tensor
-            tied = 2 * size.tied_parameters * FP32_BYTES / parts
+            tied = 2 * size.tied_parameters * cell.weight_bytes / parts
             traffic.append(Traffic(kind="all_reduce", payload_bytes=tied, ranks=2))
             formula += ", all-reduce of tied gradients: 2 T/p"
         return RequiredTraffic(
@@ -209,7 +208,7 @@ class LayeredCosts(Costs[Layered]):
             )
             shared = FSDPCosts(sharding).required_traffic(rank_cell)
         else:
-            shared = all_reduced(rank_cell.size, factors.data)
+            shared = all_reduced(rank_cell.size, factors.data, cell.weight_bytes)
         return RequiredTraffic(
             traffic=tuple(
                 replace(

@@ -89,7 +89,8 @@ class DDPCosts(Costs[D]):
         return replace(required, note=UNUSED_NOTE) if unused else required
 
     def _reduction(self, cell: Cell) -> RequiredTraffic:
-        required = all_reduced(cell.size, cell.world_size, bucket_mb=self.strategy.bucket_mb)
+        bucket_mb = self.strategy.bucket_mb
+        required = all_reduced(cell.size, cell.world_size, cell.weight_bytes, bucket_mb=bucket_mb)
         power_sgd = self.strategy.numerics(cell.recipe).power_sgd
         (full,) = required.traffic
         if power_sgd is not None:
@@ -128,7 +129,7 @@ class DDPCosts(Costs[D]):
 
         Gradients of passes before the last are tensors of their own until they are reduced.
         """
-        sizes = [FP32_BYTES * unit.trained_parameters for unit in cell.units]
+        sizes = [cell.weight_bytes * unit.trained_parameters for unit in cell.units]
         total, separate = sum(sizes), 1 if cell.recipe.gradient_accumulation > 1 else 0
         return StepState(
             parameters=cell.stored_bytes,
@@ -158,7 +159,7 @@ class ZeroRedundancyCosts(DDPCosts[ZeroRedundancy]):
         gradients = super().required_traffic(cell)
         broadcasts = Traffic(
             kind="broadcast",
-            payload_bytes=cell.size.trained_parameters * FP32_BYTES,
+            payload_bytes=cell.size.trained_parameters * cell.weight_bytes,
             ranks=cell.world_size,
             waited_for=True,
             calls=cell.world_size,  # one from each rank, also if it updates nothing
@@ -201,7 +202,7 @@ class LocalStepsCosts(Costs[LocalStepsStrategy]):
         period = self.strategy.period_steps
         synchronisation = Traffic(
             kind="all_reduce",
-            payload_bytes=cell.size.trained_parameters * FP32_BYTES / period,
+            payload_bytes=cell.size.trained_parameters * cell.weight_bytes / period,
             ranks=cell.world_size,
             waited_for=True,
             every_steps=period / self.strategy.local_steps().fragments,
@@ -226,7 +227,7 @@ class LocalStepsCosts(Costs[LocalStepsStrategy]):
         An outer optimizer has gradients of its own during a synchronisation, and its momentum all
         the time.
         """
-        total = FP32_BYTES * cell.all_trained_parameters
+        total = cell.weight_bytes * cell.all_trained_parameters
         local_steps = self.strategy.local_steps()
         outer = local_steps.outer
         synchronising = (1 if outer is None else 2) * total / local_steps.fragments

@@ -75,7 +75,7 @@ class FSDPCosts(Costs[FSDP]):
     def _gathered_bytes(self, recipe: Recipe) -> int:
         """Bytes of one gathered element."""
         native = is_native(self.strategy.mixed_precision, recipe)
-        return PRECISION_BYTES[recipe.precision] if native else FP32_BYTES
+        return PRECISION_BYTES[recipe.precision if native else recipe.weights]
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """Micro-batches before the last one reduce nothing, and gather like the last one."""
@@ -83,7 +83,7 @@ class FSDPCosts(Costs[FSDP]):
         group = self.strategy.group(world_size, cell.nodes)
         gathers, units = self._gathers(cell.recipe), self._units(size)
         parameter_bytes = stored_bytes(size, self._gathered_bytes(cell.recipe))
-        gradient_bytes = size.trained_parameters * FP32_BYTES
+        gradient_bytes = size.trained_parameters * cell.weight_bytes
         sharded = (
             Traffic(
                 kind="all_gather",
@@ -150,7 +150,7 @@ class FSDPCosts(Costs[FSDP]):
         group = self.strategy.group(cell.world_size, cell.nodes)
         width = self._gathered_bytes(recipe)
         padding = Padding.create(cell.size, group, width)
-        gradient_width, part = padding.gradients * FP32_BYTES, padding.gradients / group
+        gradient_width, part = padding.gradients * cell.weight_bytes, padding.gradients / group
         blocks = [unit.block and self.strategy.wrap != "root" for unit in units]
         unit_bytes = [padding.parameters * stored_bytes(unit, width) for unit in units]
         gathered = [size if block else 0.0 for size, block in zip(unit_bytes, blocks, strict=True)]
@@ -161,9 +161,9 @@ class FSDPCosts(Costs[FSDP]):
         ]
         trained = cell.all_trained_parameters
         accumulates = recipe.gradient_accumulation > 1
-        early_gradients = FP32_BYTES * trained if accumulates else 0.0
+        early_gradients = cell.weight_bytes * trained if accumulates else 0.0
         shard = padding.parameters / group * cell.stored_bytes
-        gradient_shard = part * FP32_BYTES * trained
+        gradient_shard = part * cell.weight_bytes * trained
         offloads = recipe.cpu_offload
         host = HostState(
             resident=shard + gradient_shard,
@@ -172,7 +172,7 @@ class FSDPCosts(Costs[FSDP]):
         )
         on_device = 0.0 if offloads else part
         retained = [
-            FP32_BYTES
+            cell.weight_bytes
             * unit.trained_parameters
             * ((on_device if block else 1.0) - bool(early_gradients))
             for unit, block in zip(units, blocks, strict=True)
@@ -217,7 +217,7 @@ class FSDPCosts(Costs[FSDP]):
     ) -> list[dict[str, float]]:
         """Fields of `UnitState` about the backward pass of each unit.
 
-        `messages` are the bytes of each unit's gradients in fp32.
+        `messages` are the bytes of each unit's gradients as they are sent.
         """
         keeps = not self.strategy.reshard_after_forward
         states: list[dict[str, float]] = []
@@ -272,12 +272,13 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """Without resharding, micro-batches before the last one leave parameters gathered."""
         gathers, units = self._gathers(cell.recipe), self._units(cell.size)
-        gradient_bytes = cell.size.trained_parameters * FP32_BYTES
+        gradient_bytes = cell.size.trained_parameters * cell.weight_bytes
+        parameter_bytes = stored_bytes(cell.size, cell.weight_bytes)
         return RequiredTraffic(
             traffic=(
                 Traffic(
                     kind="all_gather",
-                    payload_bytes=gathers * stored_bytes(cell.size) / cell.world_size,
+                    payload_bytes=gathers * parameter_bytes / cell.world_size,
                     ranks=cell.world_size,
                     calls=gathers * units,
                 ),
@@ -327,7 +328,8 @@ class ZeroCosts(Costs[Zero]):
 
     def _element_bytes(self, recipe: Recipe) -> int:
         """Bytes of one parameter as DeepSpeed computes with it."""
-        return PRECISION_BYTES[recipe.precision] if self.strategy.is_native(recipe) else FP32_BYTES
+        native = self.strategy.is_native(recipe)
+        return PRECISION_BYTES[recipe.precision if native else recipe.weights]
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         """From stage 2 on each micro-batch is reduced.
@@ -336,13 +338,14 @@ class ZeroCosts(Costs[Zero]):
         """
         size, recipe, stage = cell.size, cell.recipe, self.strategy.stage
         if stage == 0:
-            return all_reduced(size, cell.world_size, bucket_mb=self.strategy.bucket_mb)
+            bucket_mb = self.strategy.bucket_mb
+            return all_reduced(size, cell.world_size, cell.weight_bytes, bucket_mb=bucket_mb)
         micro_batches = recipe.gradient_accumulation if stage > 1 else 1
         gathers = 2 * micro_batches if stage == 3 else 1
         width = self._element_bytes(recipe)
         trained_bytes = width * size.trained_parameters
         gathered_bytes = gathers * (stored_bytes(size, width) if stage == 3 else trained_bytes)
-        reduced_bytes = micro_batches * size.trained_parameters * FP32_BYTES
+        reduced_bytes = micro_batches * size.trained_parameters * cell.weight_bytes
         return RequiredTraffic(
             traffic=(
                 Traffic(
@@ -419,10 +422,10 @@ class ZeroCosts(Costs[Zero]):
         return 2 * elements <= self.strategy.max_reuse_distance
 
     def step_state(self, cell: Cell) -> StepState:
-        """State as DeepSpeed 0.19 allocates it: fp32 copies of the rank's shard, and buckets.
+        """State as DeepSpeed 0.19 allocates it: copies of the rank's shard, and buckets.
 
         Buckets of stages 1 and 2 have the type of the gradients, the bucket of stage 3 that of the
-        reduction, which is fp32.
+        reduction, which is the type of the weights.
         Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps
         parameters gathered that it uses soon.  Offloaded gradients of stages 1 and 2 leave by way
         of a buffer for the largest one.
@@ -433,9 +436,9 @@ class ZeroCosts(Costs[Zero]):
         width, part = self._element_bytes(recipe), 1 / cell.world_size
         parameter_bytes = sum(stored_bytes(unit, width) for unit in units)
         gradient_bytes = width * cell.all_trained_parameters
-        fp32_shard = FP32_BYTES * part * cell.all_trained_parameters
+        updated_shard = cell.weight_bytes * part * cell.all_trained_parameters
         bucket_elements = int(self.strategy.bucket_mb * MiB / FP32_BYTES)
-        bucket = float(bucket_elements * (FP32_BYTES if stage == 3 else width))
+        bucket = float(bucket_elements * (cell.weight_bytes if stage == 3 else width))
         overlaps = self.strategy.overlap_communication and cell.device_type == "cuda"
         buckets = bucket * (2 if overlaps else 1) if stage < 3 else 0.0
         offloads, on_device = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
@@ -446,7 +449,7 @@ class ZeroCosts(Costs[Zero]):
             gathers = 2 * recipe.gradient_accumulation if stage == 3 else 0
             host = HostState(
                 # fp32 parameters and gradients, and the parameters that are computed with
-                resident=2 * fp32_shard + part * parameter_bytes,
+                resident=2 * updated_shard + part * parameter_bytes,
                 fetched=gathers * part * parameter_bytes,
                 handed_back=part * gradient_bytes,
                 returned=part * parameter_bytes if stage < 3 else 0.0,
@@ -468,12 +471,12 @@ class ZeroCosts(Costs[Zero]):
             host=host,
             parameters=parameter_bytes * (on_device * part if stage == 3 else 1.0)
             + self._small_bytes(units, width),
-            optimizer_state=on_device * fp32_shard,
+            optimizer_state=on_device * updated_shard,
             optimizer_share=part,
             gradients=width * early_elements,
             fresh_gradients=1.0 if stage == 1 and not early_elements else 0.0,
             buffers=buffers,
-            updating=on_device * fp32_shard,  # the rest is freed before
+            updating=on_device * updated_shard,  # the rest is freed before
             flat_update=True,
             units=tuple(states),
         )

@@ -250,7 +250,8 @@ def _update_hypotheses(capture: Capture, expected: Capture, recipe: Recipe) -> I
         for text, decays in DECAYS.items():
             yield Hypothesis(text=text, setting="weight_decay", decays=decays)
     for name, dtype in TYPES.items():
-        if _representable(capture.tensors["parameters after the first update"].values(), dtype):
+        parameters = capture.tensors["parameters after the first update"].values()
+        if recipe.weights != name and _representable(parameters, dtype):
             yield Hypothesis(
                 text=f"master weights are kept in a lower precision ({name})",
                 setting="the strategy's precision of master weights",

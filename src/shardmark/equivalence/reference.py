@@ -540,7 +540,7 @@ class Reference:
 
     def _disturbed(self, tensor: Tensor, size: float) -> Tensor:
         draws = torch.randn(tensor.shape, generator=self._noise_draws).to(tensor.device)
-        return tensor * (1 + size * draws)
+        return (tensor * (1 + size * draws)).to(tensor.dtype)
 
     def full_parameters(self) -> dict[str, Tensor]:
         return {name: p.detach().cpu().clone() for name, p in self.model.named_parameters()}
@@ -551,11 +551,16 @@ class Reference:
 
     def quality(self) -> Mapping[str, float | None]:
         """Evaluate the full validation set once, with the buffers of the evaluated rank."""
-        put_buffers(self.model, self._buffers[self.hypothesis.evaluated_rank])
-        self.model.eval()
+        model = self.model
+        if self.recipe.weights != "fp32":  # evaluations compute in fp32
+            model = self.workload.build_model()
+            model.load_state_dict(self.full_parameters(), strict=False)
+            model.to(self.device)
+        put_buffers(model, self._buffers[self.hypothesis.evaluated_rank])
+        model.eval()
         with one_rank():
-            part = self.workload.evaluate(self.model, Shard(index=0, count=1), self.device)
-        self.model.train()
+            part = self.workload.evaluate(model, Shard(index=0, count=1), self.device)
+        model.train()
         return self.workload.quality([part])
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -717,7 +722,7 @@ class ReferenceRuns:
             compute += UNIT_ROUNDOFF[recipe.precision]
         if recipe.tf32 and self.trial.device_type == "cuda":
             compute += UNIT_ROUNDOFF["tf32"]
-        reduction = math.sqrt(terms) * UNIT_ROUNDOFF["fp32"]
+        reduction = math.sqrt(terms) * UNIT_ROUNDOFF[recipe.weights]
         numerics = self.trial.built_strategy.numerics(recipe)
         if numerics.reduction_precision != "fp32":
             reduction += math.sqrt(self.shares) * UNIT_ROUNDOFF[numerics.reduction_precision]

@@ -102,7 +102,7 @@ def _gradients(
 ) -> list[tuple[Gradients, Gradients]] | str:
     """Gradients of each batch, in parts and at once, or the reason why these may differ."""
     workload, device = runs.workload, runs.device
-    recipe = runs.trial.recipe.model_copy(update={"precision": "fp32"})
+    recipe = runs.trial.recipe.model_copy(update={"precision": "fp32", "weights": "fp32"})
     reference = Reference(
         workload,
         recipe,

@@ -137,9 +137,14 @@ def rank_memory(
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
-    """Return the profile with cast parameters if the strategy casts them, else the profile."""
+    """Return the profile with 16-bit parameters if the strategy computes with them, else it."""
     native = profile.native
-    return native if native is not None and strategy.numerics(recipe).casts else profile
+    return native if native is not None and computes_natively(strategy, recipe) else profile
+
+
+def computes_natively(strategy: Strategy, recipe: Recipe) -> bool:
+    """True if forward and backward passes use 16-bit parameters without autocast."""
+    return recipe.weights != "fp32" or strategy.numerics(recipe).casts is not None
 
 
 def memory_column(cell: Cell, layout: Layout, state: StepState, in_flight: float) -> MemoryColumn:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardmark.core.errors import DataError, InputError, ShardmarkError
 from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Optimizer, Recipe
+from shardmark.core.recipe import Optimizer, Recipe, Weights
 from shardmark.costs import cost_model
 from shardmark.costs.base import Cell
 from shardmark.predict.profile import Profile
@@ -37,7 +37,7 @@ class Models:
     def __init__(self) -> None:
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
-        self._profiles: list[tuple[tuple[object, ...], Optimizer, Profile]] = []
+        self._profiles: list[tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile]] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
         self._checked: set[tuple[int, str, int, int]] = set()
 
@@ -58,15 +58,16 @@ class Models:
 
         settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile)
         key = (options, *settings, device_type, activations)
+        update = (recipe.optimizer, recipe.weights)
         others = None
-        for cached_key, optimizer, profile in self._profiles:
+        for cached_key, cached_update, profile in self._profiles:
             if cached_key == key:
-                if optimizer == recipe.optimizer:
+                if cached_update == update:
                     return profile
                 others = profile
         if others is not None:
-            profile = with_optimizer(others, recipe.optimizer, device_type)
-            self._profiles.append((key, recipe.optimizer, profile))
+            profile = with_optimizer(others, recipe.optimizer, device_type, recipe.weights)
+            self._profiles.append((key, update, profile))
             return profile
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
@@ -91,7 +92,7 @@ class Models:
         for name in profile.limited:
             note = f"{name} is traced with as many positive proposals as it samples at most."
             self.notes[note] = None
-        self._profiles.append((key, recipe.optimizer, profile))
+        self._profiles.append((key, update, profile))
         return profile
 
     def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:

@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Literal
 
 from shardmark.core.traffic import FROZEN_ELEMENT_BYTES, ModelSize
+from shardmark.costs.base import FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,8 @@ class Profile:
     trained_shapes: tuple[tuple[tuple[int, ...], bool, int], ...] = ()
     """Shapes of the trained parameters, whether it is a matrix of a block, and their number."""
     state_values: float = 0.0
-    """Mean number of optimizer state values, of 32 bits, for each trained parameter."""
+    """Mean number of optimizer state values, of 32 bits like the next two, for each trained
+    parameter."""
     update_values: float = 0.0
     """Number of temporary values for each element that is updated at once."""
     update_accesses: float | None = None
@@ -145,7 +147,6 @@ class Profile:
     """Profile with 16-bit parameters, for strategies whose library casts them; None in fp32, or if
     the model does not compute so.  The outer profile is under autocast."""
 
-    @property
-    def fused_update_accesses(self) -> float:
+    def fused_update_accesses(self, weight_bytes: int) -> float:
         """Accesses of one kernel, which reads all once and writes all but the gradient."""
-        return 3 + 2 * self.state_values
+        return 3 * weight_bytes / FP32_BYTES + 2 * self.state_values

@@ -56,7 +56,7 @@ class Change:
     setting: str
     applied: Callable[[Trial], Trial]
     trains_otherwise: bool = False
-    """True if other parameters are trained, so that `all of these` leaves it out."""
+    """True if the training is not the same, so that `all of these` leaves it out."""
 
 
 def _changed(cell: Trial, **changes: Any) -> Trial:
@@ -76,6 +76,12 @@ def _with_chunks(cell: Trial) -> Trial:
     if not isinstance(options, LanguageOptions) or is_user_function(options.model):
         return cell
     return cell.changed(workload=options.model_copy(update={"loss_chunks": 8}))
+
+
+def _with_bf16_weights(cell: Trial) -> Trial:
+    """Keep no fp32 weights, where the cards compute in bf16."""
+    fits = cell.recipe.precision == "bf16" and cell.workload.casts_parameters
+    return _changed(cell, weights="bf16") if fits else cell
 
 
 def _with_adapter(cell: Trial) -> Trial:
@@ -112,6 +118,12 @@ CHANGES = (
         name="CPU offload",
         setting="--set cpu_offload=true",
         applied=partial(_changed, cpu_offload=True),
+    ),
+    Change(
+        name="bf16 weights",
+        setting="--set recipe.weights=bf16",
+        applied=_with_bf16_weights,
+        trains_otherwise=True,
     ),
     Change(name="LoRA", setting="--adapter lora", applied=_with_adapter, trains_otherwise=True),
 )

@@ -14,7 +14,7 @@ from shardmark.core.layout import Layout
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import Traffic
 from shardmark.costs import cost_model
-from shardmark.costs.base import FP32_BYTES, Cell, Costs, HostState
+from shardmark.costs.base import Cell, Costs, HostState
 from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
@@ -331,7 +331,7 @@ def layout_column(
     microbatches = costs.num_microbatches(cell)
     traffic = costs.library_traffic(cell)
     parts = layout.tensor * layout.pipeline
-    gradient_bytes = FP32_BYTES * max(1, size.trained_parameters) / parts
+    gradient_bytes = cell.weight_bytes * max(1, size.trained_parameters) / parts
     reduced = [
         part.payload_bytes / gradient_bytes
         for part in traffic
@@ -352,7 +352,7 @@ def layout_column(
     moved_bytes = (
         (0.0,) * STREAMS if host is None else (host.fetched, host.handed_back, host.returned, 0.0)
     )
-    accesses = profile.fused_update_accesses
+    accesses = profile.fused_update_accesses(cell.weight_bytes)
     if host is not None and not host.fused_update:
         accesses = profile.update_accesses or accesses
     return Column(

@@ -67,6 +67,7 @@ PLUGINS = "shardmark.strategies"
 
 SHARED_OPTIONS = (
     "precision",
+    "weights",
     "activation_checkpointing",
     "gradient_accumulation",
     "cpu_offload",

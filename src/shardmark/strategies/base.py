@@ -317,11 +317,11 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
     """Settings of a step that are common to all strategies."""
     return {
         "gradient_reduction": "sum over the step divided by its whole weight",
-        "gradient_reduction_precision": "fp32",
+        "gradient_reduction_precision": recipe.weights,
         "gradient_clipping": recipe.gradient_clipping,
-        "master_weights_precision": "fp32",
+        "master_weights_precision": recipe.weights,
         "compute_precision": recipe.precision,
-        "mixed_precision": "none" if recipe.precision == "fp32" else "autocast",
+        "mixed_precision": "none" if recipe.precision == recipe.weights else "autocast",
         "loss_scaling": {"kind": "dynamic", **LOSS_SCALE} if recipe.precision == "fp16" else None,
         "parameter_groups": "one group, every parameter",
         "batch_norm": (
@@ -338,7 +338,12 @@ def common_settings(recipe: Recipe) -> dict[str, object]:
 
 
 def is_native(mixed_precision: MixedPrecision | None, recipe: Recipe) -> bool:
-    """True if the library casts parameters; by default in bf16, as its documentation recommends."""
+    """True if the library casts parameters; by default in bf16, as its documentation recommends.
+
+    It has nothing to cast if the weights are bf16 themselves.
+    """
+    if recipe.weights != "fp32":
+        return False
     default = "native" if recipe.precision == "bf16" else "autocast"
     return recipe.precision != "fp32" and (mixed_precision or default) == "native"
 
@@ -351,12 +356,13 @@ def check_machine(
     *,
     offload_instead: str | None = "fsdp or zero-2",
     no_sync_batch_norm: str | None = None,
+    no_bf16_weights: str | None = None,
 ) -> None:
     """Raise `StrategyUnavailable` for missing devices, and for a recipe that needs CUDA devices.
 
     Ranks share the cores of a CPU.  `offload_instead` names strategies that can offload to the
     CPU; None if this one can.  `no_sync_batch_norm` is the reason why it cannot synchronise batch
-    norms; None if it can.
+    norms, `no_bf16_weights` why it cannot train them; None if it can.
     """
     on_cpu = machine.device_type != "cuda"
     if not on_cpu and devices > machine.device_count:
@@ -393,6 +399,10 @@ def check_machine(
     if recipe.sync_batch_norm and no_sync_batch_norm is not None:
         raise StrategyUnavailable(
             strategy, no_sync_batch_norm, "set recipe.sync_batch_norm to false, or use ddp"
+        )
+    if recipe.weights != "fp32" and no_bf16_weights is not None:
+        raise StrategyUnavailable(
+            strategy, no_bf16_weights, "set recipe.weights to fp32, or use ddp or fsdp"
         )
     if recipe.cpu_offload and on_cpu:
         raise StrategyUnavailable(

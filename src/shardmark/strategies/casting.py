@@ -1,4 +1,4 @@
-"""Casts for computation with 16-bit copies of fp32 parameters that libraries leave to the model."""
+"""Casts for computation with 16-bit parameters that libraries leave to the model."""
 
 from __future__ import annotations
 
@@ -58,6 +58,20 @@ def widen_outputs(module: nn.Module) -> RemovableHandle:
     return module.register_forward_hook(lambda _, __, returned: cast_floats(returned, torch.float))
 
 
+def narrow_weights(model: nn.Module) -> None:
+    """Cast every parameter of 32 bits to bf16, in place; types of fewer bits stay."""
+    for parameter in model.parameters():
+        if parameter.dtype is torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def compute_in_bf16(model: nn.Module) -> None:
+    """Have a model of bf16 weights take inputs and return outputs in fp32, with fp32 buffers."""
+    cast_inputs(model, torch.bfloat16)
+    allow_mixed_dtype_batch_norm(model)
+    widen_outputs(model)
+
+
 def allow_mixed_dtype_batch_norm(model: nn.Module) -> None:
     """Let batch norms with 16-bit weights compute with fp32 statistics, which torch refuses.
 
@@ -105,7 +119,7 @@ def cast_parameters(
 
 
 @contextmanager
-def refuse_unsupported_types(strategy: str, precision: str) -> Iterator[None]:
+def refuse_unsupported_types(subject: str, precision: str, remedy: str) -> Iterator[None]:
     """Raise `StrategyUnavailable` if the model cannot compute with 16-bit parameters."""
     try:
         yield
@@ -113,7 +127,7 @@ def refuse_unsupported_types(strategy: str, precision: str) -> Iterator[None]:
         if not ABOUT_TYPES.search(str(error)):
             raise
         raise StrategyUnavailable(
-            strategy,
+            subject,
             f"this model does not compute with {precision} parameters here ({error})",
-            "set the strategy's mixed_precision to autocast",
+            remedy,
         ) from error

@@ -43,6 +43,7 @@ class DataParallel(Strategy):
         for key, is_set, unset in (
             ("activation_checkpointing", recipe.activation_checkpointing, "false"),
             ("compile", recipe.compile != "none", "none"),
+            ("weights", recipe.weights != "fp32", "fp32"),
         ):
             if is_set:
                 raise StrategyUnavailable(

@@ -66,6 +66,11 @@ class DDP(Strategy):
                 "leave it out, or compress: powersgd",
             ),
             (
+                self.compress != "none" and recipe.weights != "fp32",
+                "gradients of bf16 weights are sent in bf16 already",
+                "set compress to none, or recipe.weights to fp32",
+            ),
+            (
                 powersgd and recipe.channels_last,
                 "torch's PowerSGD takes gradients for matrices in the order of their axes",
                 "set recipe.channels_last to false, or compress: bf16",
@@ -102,10 +107,11 @@ class DDP(Strategy):
         return ("torch.nn.parallel", *compressing)
 
     def settings(self, recipe: Recipe) -> Mapping[str, object]:
-        compression: dict[str, object] = {"powersgd": self.powersgd_options()}
-        if self.compress != "powersgd":
-            precision = self.numerics(recipe).reduction_precision
-            compression = {"gradient_reduction_precision": precision}
+        compression: dict[str, object] = {}
+        if self.compress == "powersgd":
+            compression = {"powersgd": self.powersgd_options()}
+        elif self.compress != "none":
+            compression = {"gradient_reduction_precision": self.compress}
         common = common_settings(recipe) | {"broadcast_buffers": False}
         return common | {"gradient_compression": self.compress, **compression}
 

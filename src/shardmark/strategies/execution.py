@@ -1,6 +1,4 @@
-"""Execution of a model's steps without a change of their results: memory format, compiler,
-checkpointing.
-"""
+"""Execution of a model's steps: type of the weights, memory format, compiler, checkpointing."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from shardmark.core.errors import InputError, StrategyUnavailable
 from shardmark.core.recipe import Recipe
 from shardmark.strategies.batch_norm import synchronise_batch_norms
 from shardmark.strategies.blocks import blocks, checkpoint_blocks, hidden_matrices
+from shardmark.strategies.casting import compute_in_bf16, narrow_weights
 from shardmark.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
 from shardmark.workloads.base import Workload
 
@@ -56,9 +55,13 @@ def prepare(
 ) -> None:
     """Apply the recipe's execution options in place, before the model is moved or sharded.
 
-    Names and values of parameters stay.  With `keeps_strides` the library supports weights whose
-    strides are not in the order of their axes.  Matrices that Muon updates are marked.
+    Names of parameters stay, and their values unless weights are bf16.  With `keeps_strides` the
+    library supports weights whose strides are not in the order of their axes.  Matrices that Muon
+    updates are marked.
     """
+    if recipe.weights == "bf16":
+        narrow_weights(model)
+        compute_in_bf16(model)
     if recipe.optimizer.name == "muon":
         matrices = hidden_matrices(model, workload.blocks(model))
         check_hidden_matrices(matrices)

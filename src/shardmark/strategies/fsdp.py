@@ -149,7 +149,7 @@ class FSDP(Strategy):
         native = is_native(self.mixed_precision, recipe)
         policy = MixedPrecisionPolicy(
             param_dtype=AUTOCAST_DTYPES[recipe.precision] if native else None,
-            reduce_dtype=torch.float32,
+            reduce_dtype=torch.float32 if recipe.weights == "fp32" else None,
         )
         mesh = init_device_mesh(context.device.type, sizes, mesh_dim_names=names)
         model, large = build_in_parts(

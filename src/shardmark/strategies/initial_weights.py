@@ -210,11 +210,14 @@ class WeightsFile:
         """Raises `ShardmarkError` if the file is that of another model."""
         self._file = file
         self._offsets: dict[int, int] = {}
+        self._types: dict[int, torch.dtype] = {}
+        """Types in the file; the model's may be narrowed later."""
         self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
         """Modules and attribute names by id of the meta parameter; tied parameters have several."""
         offset = 0
         for _, tensor in _tensors(model):
             self._offsets[id(tensor)] = offset
+            self._types[id(tensor)] = tensor.dtype
             offset += tensor.nbytes
         if offset != os.fstat(file.fileno()).st_size:
             raise ShardmarkError("the model differs when it is built without weights")
@@ -233,8 +236,9 @@ class WeightsFile:
             buffer.copy_(self._read(buffer))
 
     def _read(self, tensor: Tensor) -> Tensor:
-        data = np.empty(tensor.nbytes, dtype=np.uint8)
+        dtype = self._types[id(tensor)]
+        data = np.empty(tensor.numel() * dtype.itemsize, dtype=np.uint8)
         self._file.seek(self._offsets[id(tensor)])
-        if self._file.readinto(data.data) != tensor.nbytes:
+        if self._file.readinto(data.data) != data.nbytes:
             raise ShardmarkError("the file of initial weights ends early")
-        return torch.from_numpy(data).view(tensor.dtype).reshape(tensor.shape)
+        return torch.from_numpy(data).view(dtype).reshape(tensor.shape).to(tensor.dtype)

@@ -251,9 +251,13 @@ class StepWorker(Worker):
         return nullcontext() if self.casts_of else autocast(self.recipe, self.device)
 
     def _blaming_casts(self) -> AbstractContextManager[object]:
-        if self.casts_of is None:
-            return nullcontext()
-        return refuse_unsupported_types(self.casts_of, self.recipe.precision)
+        precision, weights = self.recipe.precision, self.recipe.weights
+        if self.casts_of is not None:
+            remedy = "set the strategy's mixed_precision to autocast"
+            return refuse_unsupported_types(self.casts_of, precision, remedy)
+        if weights != "fp32":
+            return refuse_unsupported_types(f"weights: {weights}", weights, "set weights: fp32")
+        return nullcontext()
 
     def _backward(self, share: Tensor, last: bool) -> None:
         share.backward()  # type: ignore[no-untyped-call]  # torch's
@@ -496,7 +500,7 @@ def create_optimizer(
 
 def autocast(recipe: Recipe, device: torch.device) -> AbstractContextManager[object]:
     """Context of computation in the recipe's precision with fp32 parameters."""
-    if recipe.precision == "fp32":
+    if recipe.precision == recipe.weights:
         return nullcontext()
     return torch.autocast(device.type, dtype=AUTOCAST_DTYPES[recipe.precision])
 

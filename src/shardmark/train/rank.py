@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,8 +109,9 @@ def workload_of(trial: Trial) -> Workload:
     """Build the trial's task; a twin's initial weights differ by one rounding."""
     workload = build_workload(trial.workload, trial.recipe.seed)
     if trial.twin:
-        build, seed = workload.build_model, trial.recipe.seed
-        workload.build_model = lambda: perturb_by_rounding(build(), seed)  # type: ignore[method-assign]
+        build, recipe = workload.build_model, trial.recipe
+        perturb = partial(perturb_by_rounding, seed=recipe.seed, weights=recipe.weights)
+        workload.build_model = lambda: perturb(build())  # type: ignore[method-assign]
     return workload
 
 

@@ -456,6 +456,12 @@ def _check_each(cells: Sequence[Trial]) -> None:
                 f"true, and {cell.workload.name} has no pictures",
                 "false: it is for convolutions on pictures",
             )
+        if cell.recipe.weights != "fp32" and not cell.workload.casts_parameters:
+            raise InputError(
+                f"{cell.experiment}: recipe.weights",
+                f"{cell.recipe.weights}, and {cell.workload.name} computes parts in fp32 alone",
+                "fp32; recipe.precision: bf16 computes in bf16 where possible",
+            )
         least = sum(cell.least_seconds)
         if cell.limits.trial_seconds <= least:
             raise InputError(

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shardmark.core.errors import InputError
+from shardmark.core.recipe import Weights
 from shardmark.workloads.models import is_user_function, registered_names
 
 _WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
@@ -76,10 +77,11 @@ def preserved_generators() -> Iterator[None]:
 
 
 @torch.no_grad()
-def perturb_by_rounding(model: nn.Module, seed: int) -> nn.Module:
+def perturb_by_rounding(model: nn.Module, seed: int, weights: Weights = "fp32") -> nn.Module:
     """Change each element of the trained parameters by one rounding step up, down or not at all.
 
-    The seed decides.  Parameters on the meta device are unchanged.
+    The seed decides.  With `weights: bf16` the step is that of bf16, in which fp32 parameters then
+    have their values.  Parameters on the meta device are unchanged.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
@@ -87,8 +89,11 @@ def perturb_by_rounding(model: nn.Module, seed: int) -> nn.Module:
             continue
         numbers = torch.view_as_real(parameter) if parameter.is_complex() else parameter
         directions = torch.randint(-1, 2, numbers.shape, generator=generator)
-        target = torch.where(directions == 0, numbers, directions * torch.inf)
-        numbers.copy_(torch.nextafter(numbers, target.to(numbers.dtype)))
+        rounded = numbers
+        if weights == "bf16" and numbers.dtype is torch.float32:
+            rounded = numbers.to(torch.bfloat16)
+        target = torch.where(directions == 0, rounded, directions * torch.inf)
+        numbers.copy_(torch.nextafter(rounded, target.to(rounded.dtype)))
     return model
 
 

@@ -107,6 +107,8 @@ def test_memory_format_and_implementation_are_axes_where_they_make_sense(make: M
     trials = expand(make("matrix.strategy=[ddp]", *axes)).trials
     found = {(t.recipe.channels_last, t.recipe.optimizer.implementation) for t in trials}
     assert found == {(last, how) for last in (False, True) for how in ("default", "fused")}
+    said = _refused(load_experiment("detection-quickstart", ["recipe.weights=bf16"]))
+    assert "recipe.weights: bf16, and detection computes parts in fp32 alone; fp32" in said
     said = _refused(load_experiment("language-quickstart", ["recipe.channels_last=true"]))
     assert "recipe.channels_last: true, and language has no pictures; false" in said
 

@@ -76,6 +76,17 @@ def held(
     return rank_memory(profile or invented(), strategy, recipe(**changes), ranks)
 
 
+@pytest.mark.parametrize("name", ["single", "ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-3"])
+def test_bf16_weights_have_half_the_state(name: str) -> None:
+    """Of weights, gradients and copies; the trace counts the optimizer's own state."""
+    own = replace(invented(), state_values=0)
+    of_fp32 = held(name, 2, own)
+    of_bf16 = held(name, 2, own, weights="bf16")
+    for part in ("parameters", "gradients", "optimizer_state"):
+        assert getattr(of_bf16, part) == getattr(of_fp32, part) / 2
+    assert of_bf16.parameters > 0
+
+
 def test_gradients_and_activations_are_not_added_up_where_they_do_not_meet() -> None:
     """At the first gradient all activations are there; at the last one all gradients."""
     many = held("single", 1, invented(per_sample=1e6))

@@ -82,6 +82,27 @@ def profile(gigaflops: float = 250) -> Profile:
     return Profile(units=(unit,) * UNITS, size=size, state_values=1, update_accesses=8)
 
 
+def test_bf16_weights_send_half_and_update_from_half() -> None:
+    """The trace counts the optimizer's own state, here 4 bytes: 3 of 5 accesses are halved."""
+    card = CARD.model_copy(update={"peaks": {"fp32": 1e12, "bf16": 4e12}})
+    wide, narrow = (
+        plan_step(
+            profile(),
+            build_strategy("ddp", {}),
+            Recipe.model_validate(
+                {"steps": 1, "per_rank_batch": 2, "precision": "bf16", **weights}
+            ),
+            4,
+            NODE.model_copy(update={"card": card}),
+            constants=PLAIN,
+        )
+        for weights in ({}, {"weights": "bf16"})
+    )
+    assert narrow.columns.update_seconds == pytest.approx(0.7 * wide.columns.update_seconds)
+    sent = [sum(step.columns.communication_seconds) for step in (wide, narrow)]
+    assert sent[1] == pytest.approx(sent[0] / 2)
+
+
 def offloaded(name: str) -> tuple[Step, Step]:
     """On 4 ranks, without and with offload; the host has a tenth of the link's bandwidth."""
     card = CARD.model_copy(update={"host_bytes_per_second": 10e9})

@@ -195,6 +195,26 @@ def test_optimizers_by_path_have_their_own_state(path: str, values: float) -> No
     assert trace(ToyWorkload(blocks), recipe(optimizer=optimizer)).state_values == values
 
 
+@pytest.mark.parametrize(
+    ("path", "values"),
+    [("torch.optim:AdamW", 1), ("tests.unit.predict.test_trace:InOneByte", 0.25)],
+)
+def test_optimizers_store_bf16_for_bf16_weights_unless_they_store_less(
+    path: str, values: float
+) -> None:
+    asked = recipe(optimizer={"name": "own", "path": path}, weights="bf16")
+    found = trace(ToyWorkload(blocks), asked)
+    assert found.native is not None
+    assert found.native.state_values == values
+    of_fp32 = trace(ToyWorkload(blocks), asked.model_copy(update={"weights": "fp32"}))
+    assert of_fp32.native is not None
+    assert of_fp32.native.units == found.native.units
+    accesses = found.native.update_accesses, of_fp32.native.update_accesses
+    assert accesses[0] is not None
+    assert accesses[1] is not None
+    assert accesses[0] <= accesses[1] / 2
+
+
 STATES: dict[str, dict[str, Any]] = {
     "adafactor": {"name": "adafactor"},
     "adafactor by path": {"name": "own", "path": "torch.optim:Adafactor"},

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from shardmark.core.errors import ShardmarkError
+from shardmark.strategies.casting import narrow_weights
 from shardmark.strategies.initial_weights import WeightsFile, build_on_meta, write_weights
 from shardmark.workloads.model_building import seeded
 
@@ -53,6 +54,21 @@ def test_parts_are_filled_from_the_weights_file(tmp_path: Path) -> None:
     trained = [[p.requires_grad for p in model.parameters()] for model in (meta_model, built)]
     assert trained[0] == trained[1]
     assert meta_model.get_parameter("head.weight") is meta_model.get_parameter("words.weight")
+
+
+def test_a_file_in_fp32_fills_a_model_of_bf16_weights(tmp_path: Path) -> None:
+    workload: Any = Workload(Tied)
+    built, meta_model = workload.build_model(), build_on_meta(workload)
+    assert meta_model is not None
+    write_weights(built, tmp_path / "weights")
+    with (tmp_path / "weights").open("rb") as file:
+        weights = WeightsFile(file, meta_model)
+        narrow_weights(meta_model)
+        weights.fill(meta_model)
+    narrow_weights(built)
+    torch.testing.assert_close(meta_model.state_dict(), built.state_dict(), rtol=0, atol=0)
+    assert {p.dtype for p in meta_model.parameters()} == {torch.bfloat16}
+    assert meta_model.get_buffer("drawn").dtype == torch.float32
 
 
 def test_another_model_and_a_short_file_are_refused(tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ NO_SYNC_BATCH_NORM = (
     *("dp", "local-sgd", "diloco", "tp", "fsdp-tp", "pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp"),
     *("ulysses", "fsdp-ulysses"),
 )
+OFFLOADED_BF16 = {"weights": "bf16", "cpu_offload": True}
+PIPELINES = ("pp", "ddp-pp", "fsdp-pp", "fsdp-tp-pp")
 REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list[str]]] = [
     (ZEROS, CPU, {"mixed_precision": "native"}, {"precision": "fp16"}, ["to autocast"]),
     (("zero-0",), GPUS, {"mixed_precision": "native"}, {"precision": "bf16"}, ["to autocast"]),
@@ -137,6 +139,13 @@ REFUSED: list[tuple[Iterable[str], Machine, dict[str, Any], dict[str, Any], list
     (SERVED, CPU, {"server_device": "cuda"}, {}, ["the workers are on the CPU"]),
     (SERVED, GPUS, {"server_device": "cuda"}, {}, ["needs 5 CUDA devices", "offers 4"]),
     (NAMES, OLD_GPUS, {}, {"precision": "bf16"}, ["no bf16 in hardware", "precision: fp16"]),
+    (("ddp", "fsdp"), OLD_GPUS, {}, {"weights": "bf16"}, ["no bf16 in hardware"]),
+    (SERVED, CPU, {}, {"weights": "bf16"}, ["its servers", "recipe.weights to fp32, or use ddp"]),
+    (PIPELINES, CPU, {}, {"weights": "bf16"}, ["a stage", "recipe.weights to fp32"]),
+    (("dp",), GPUS, {}, {"weights": "bf16"}, ["recipe.weights to fp32, or use ddp"]),
+    (("zero-0",), GPUS, {}, {"weights": "bf16"}, ["stage 0", "recipe.weights to fp32"]),
+    (("zero-2",), GPUS, {}, OFFLOADED_BF16, ["offloads fp32", "use ddp or fsdp"]),
+    (("ddp",), CPU, {"compress": "powersgd"}, {"weights": "bf16"}, ["set compress to none"]),
 ]
 
 

@@ -218,6 +218,16 @@ def test_a_twin_starts_one_rounding_beside(dtype: torch.dtype) -> None:
     assert min(counts) > before.numel() // 4
 
 
+def test_a_twin_of_bf16_weights_starts_one_rounding_of_bf16_beside() -> None:
+    weights = torch.randn(1000)
+    model = nn.Module()
+    model.trained = nn.Parameter(weights.clone())
+    model_building.perturb_by_rounding(model, 7, "bf16")
+    moved, before = model.trained.detach(), weights.bfloat16()
+    assert torch.equal(moved, moved.bfloat16().float())
+    assert 500 < int((moved.bfloat16() != before).sum()) < 800
+
+
 def test_a_twins_ranks_build_the_rounded_model() -> None:
     changes = ["workload.dataset=random", "workload.training_samples=64", "measure.verify=true"]
     plan = expand(experiment(*changes))

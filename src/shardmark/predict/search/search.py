@@ -19,6 +19,7 @@ from shardmark.costs.base import Cell, StepState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import (
     MemoryColumn,
+    computes_natively,
     largest_moments,
     memory_column,
     needed_bytes,
@@ -248,7 +249,7 @@ class Searcher:
             host=state.host,
         )
         memory = memory_column(cell, layout, state, costs.in_flight(cell))
-        return strategy.numerics(recipe).casts is not None, column, memory
+        return computes_natively(strategy, recipe), column, memory
 
 
 def _reshards(mesh: Mesh) -> tuple[bool, ...]:

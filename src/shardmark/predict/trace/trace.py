@@ -27,7 +27,7 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from shardmark.core.errors import InputError
 from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Optimizer, Recipe
+from shardmark.core.recipe import Optimizer, Recipe, Weights
 from shardmark.core.shares import Shard
 from shardmark.core.traffic import (
     ELEMENT_BYTES,
@@ -424,6 +424,12 @@ def trace(
     kernels, `activations` the activations that tensor parallelism shards.
     Raises the errors that the model or its loss raises in a real step.
     """
+    if recipe.weights != "fp32":  # the step with cast parameters is traced anyway
+        of_fp32 = recipe.model_copy(update={"weights": "fp32"})
+        profile = trace(
+            workload, of_fp32, model=model, device_type=device_type, activations=activations
+        )
+        return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
     traced = partial(_profile, workload, recipe, device_type, activations, built=model)
@@ -828,10 +834,13 @@ def _largest(points: Moments) -> list[int]:
     return sorted(front)
 
 
-def with_optimizer(profile: Profile, spec: Optimizer, device_type: str) -> Profile:
-    """Return the profile of a model that is trained by another optimizer."""
-    native = profile.native and with_optimizer(profile.native, spec, device_type)
-    update = _update_values(profile.trained_shapes, spec, device_type)
+def with_optimizer(
+    profile: Profile, spec: Optimizer, device_type: str, weights: Weights = "fp32"
+) -> Profile:
+    """Return the profile of a model that is trained by another optimizer, or in another type."""
+    native = profile.native and with_optimizer(profile.native, spec, device_type, weights)
+    dtype = torch.bfloat16 if weights == "bf16" else torch.float32
+    update = _update_values(profile.trained_shapes, spec, device_type, dtype)
     return replace(profile, **update, native=native)
 
 
@@ -854,9 +863,12 @@ class _Accesses(_LiveBytes):  # type: ignore[no-untyped-call]  # torch's
 
 
 def _update_values(
-    shapes: Iterable[tuple[tuple[int, ...], bool, int]], spec: Optimizer, device_type: str
+    shapes: Iterable[tuple[tuple[int, ...], bool, int]],
+    spec: Optimizer,
+    device_type: str,
+    dtype: torch.dtype,
 ) -> dict[str, Any]:
-    """Return the fields of a profile about an update of parameters of these shapes.
+    """Return the fields of a profile about an update of parameters of these shapes and the type.
 
     An optimizer is measured on small tensors: its state by the number of axes, since some store
     sums of rows and columns, and the rest on a matrix, as nearly all parameters are.
@@ -880,7 +892,7 @@ def _update_values(
     if device_type == "cuda" and chooses:
         spec = spec.model_copy(update={"implementation": "foreach"})  # torch's choice on CUDA
     kinds = {(len(shape), hidden) for shape, hidden, _ in sized}
-    stored = {kind: _State(spec, *kind) for kind in kinds}
+    stored = {kind: _State(spec, *kind, dtype) for kind in kinds}
     state = sum(
         count * stored[len(shape), hidden].stored_bytes(shape) for shape, hidden, count in sized
     )
@@ -889,7 +901,7 @@ def _update_values(
     for hidden in {hidden for _, hidden in kinds}:
         sizes = [(prod(shape), count) for shape, group, count in sized if group == hidden]
         elements = sum(size * count for size, count in sizes)
-        temporary, accesses_of_each, together = _measured_update(spec, hidden)
+        temporary, accesses_of_each, together = _measured_update(spec, hidden, dtype)
         live = max(live, temporary * (elements if together else max(sizes)[0]))
         accesses += accesses_of_each * elements
         any_together |= together
@@ -926,13 +938,13 @@ def bytes_in_8_bits(elements: int) -> int:
 
 
 def _stepped(
-    spec: Optimizer, shape: tuple[int, ...], hidden: bool, count: int
+    spec: Optimizer, shape: tuple[int, ...], hidden: bool, count: int, dtype: torch.dtype
 ) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
     """Return parameters and their optimizer after its first step."""
-    parameters = [nn.Parameter(torch.ones(shape)) for _ in range(count)]
+    parameters = [nn.Parameter(torch.ones(shape, dtype=dtype)) for _ in range(count)]
     optimizer = create_optimizer([{"params": parameters, HIDDEN_MATRIX: hidden}], spec)
     for parameter in parameters:
-        parameter.grad = torch.ones(shape)
+        parameter.grad = torch.ones(shape, dtype=dtype)
     optimizer.step()
     return parameters, optimizer
 
@@ -940,10 +952,10 @@ def _stepped(
 class _State:
     """State of an optimizer for parameters with so many axes."""
 
-    def __init__(self, spec: Optimizer, axes: int, hidden: bool) -> None:
+    def __init__(self, spec: Optimizer, axes: int, hidden: bool, dtype: torch.dtype) -> None:
         bits = ELEMENTS.bit_length() - 1
         self._shape = tuple(2 ** (bits // axes + (at < bits % axes)) for at in range(axes))
-        stored = _tensors(dict(_stepped(spec, self._shape, hidden, 1)[1].state))
+        stored = _tensors(dict(_stepped(spec, self._shape, hidden, 1, dtype)[1].state))
         self._tensors = [tensor for tensor in stored if tensor.numel()]
 
     def stored_bytes(self, shape: tuple[int, ...]) -> float:
@@ -960,15 +972,17 @@ class _State:
         return prod(shape) if tensor.numel() == ELEMENTS else 0
 
 
-def _measured_update(spec: Optimizer, hidden: bool) -> tuple[float, float, bool]:
+def _measured_update(
+    spec: Optimizer, hidden: bool, dtype: torch.dtype
+) -> tuple[float, float, bool]:
     """Measure an optimizer step on small matrices.
 
-    Returns temporary values for each element, reads and writes of each element, and whether all
-    parameters are updated together.
+    Returns temporary values for each element, reads and writes of each element, both in values of
+    32 bits, and whether all parameters are updated together.
     """
     peaks = []
     for count in (1, 2, 3):
-        parameters, optimizer = _stepped(spec, (64, ELEMENTS // 64), hidden, count)
+        parameters, optimizer = _stepped(spec, (64, ELEMENTS // 64), hidden, count, dtype)
         gradients = [p.grad for p in parameters if p.grad is not None]
         averages = [t for t in _tensors(dict(optimizer.state)) if t.numel() == ELEMENTS]
         live = _Accesses(ELEMENTS, (*parameters, *gradients, *averages))
@@ -976,4 +990,5 @@ def _measured_update(spec: Optimizer, hidden: bool) -> tuple[float, float, bool]
             optimizer.step()
         peaks.append(live.peak / (FP32_BYTES * ELEMENTS))
     # Not the second peak over the first: a loop over parameters holds a temporary of the last one.
-    return peaks[0], live.count / count, peaks[2] > 1.25 * peaks[1]
+    accesses = live.count / count * dtype.itemsize / FP32_BYTES
+    return peaks[0], accesses, peaks[2] > 1.25 * peaks[1]

@@ -85,7 +85,19 @@ class Zero(Strategy):
             raise StrategyUnavailable(
                 self.name, "DeepSpeed is not installed", install_command("deepspeed")
             )
-        check_machine(self.name, world_size, machine, recipe, offload_instead=None)
+        no_bf16_weights = None
+        if self.stage == 0:
+            no_bf16_weights = "stage 0 of DeepSpeed's bf16 engine updates fp32 copies"
+        elif recipe.cpu_offload:
+            no_bf16_weights = "DeepSpeed offloads fp32 parameters and gradients"
+        check_machine(
+            self.name,
+            world_size,
+            machine,
+            recipe,
+            offload_instead=None,
+            no_bf16_weights=no_bf16_weights,
+        )
         if self.stage:
             refuse_full_tensor_optimizers(self.name, recipe)
         on_cpu = machine.device_type == "cpu"
@@ -240,7 +252,7 @@ class Zero(Strategy):
             "gradient_predivide_factor": 1.0,
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
-            "communication_data_type": "fp32",
+            "communication_data_type": recipe.weights,
             "zero_optimization": zero,
             "steps_per_print": 2**31,
             "wall_clock_breakdown": False,
@@ -279,6 +291,13 @@ class Zero(Strategy):
     def _precision(self, recipe: Recipe) -> dict[str, Any]:
         if recipe.precision == "fp32":
             return {}
+        # Its default, written out: gradients are added in the type of the parameters.
+        types = {"data_types": {"grad_accum_dtype": recipe.precision}}
+        # A step that is not finite is skipped in fp16 alone, as everywhere.
+        bf16 = {"enabled": True, "check_grad_overflow": False}
+        if recipe.weights == "bf16":
+            states = dict.fromkeys(("bf16_master_weights_and_grads", "bf16_optimizer_states"), True)
+            return types | {"bf16": bf16 | states}
         if not self.is_native(recipe):
             dtype = {"bf16": "bfloat16", "fp16": "float16"}[recipe.precision]
             # An empty list keeps DeepSpeed from reducing gradients of linear and convolution
@@ -290,11 +309,8 @@ class Zero(Strategy):
                     "lower_precision_safe_modules": [],
                 }
             }
-        # Its default, written out: gradients are added in the type of the parameters.
-        types = {"data_types": {"grad_accum_dtype": recipe.precision}}
         if recipe.precision == "bf16":
-            # A step that is not finite is skipped in fp16 alone, as everywhere.
-            return types | {"bf16": {"enabled": True, "check_grad_overflow": False}}
+            return types | {"bf16": bf16}
         return types | {
             "fp16": {
                 "enabled": True,

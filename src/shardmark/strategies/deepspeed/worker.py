@@ -30,7 +30,7 @@ from shardmark.strategies.casting import (
     lossless_copy,
     widen_outputs,
 )
-from shardmark.strategies.execution import build_on
+from shardmark.strategies.execution import prepared_on
 from shardmark.strategies.initial_weights import build_in_parts
 from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
@@ -107,8 +107,9 @@ def start_engine(
             shards_small=False,
         )
     else:
-        model = build_on(context.device, workload, recipe, keeps_strides=False)
+        model = workload.build_model()
         check(model)
+        model = prepared_on(context.device, model, workload, recipe, keeps_strides=False)
         large = False
     if casts and not large:
         first = {p: p.detach().to("cpu", copy=True) for p in model.parameters()}

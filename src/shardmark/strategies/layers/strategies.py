@@ -31,6 +31,7 @@ from shardmark.strategies.fsdp import DEFAULT_GROUP
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy
 
     from shardmark.core.recipe import Recipe
     from shardmark.strategies.layers.divided import DividedWorker
@@ -122,7 +123,16 @@ class Layered(Strategy):
         factors = self.factors(world_size)
         ranks, schedule = factors.pipeline, self.schedule
         reason = "ranks that share layers have the same samples, or other norms"
-        check_machine(self.name, world_size, machine, recipe, no_sync_batch_norm=reason)
+        check_machine(
+            self.name,
+            world_size,
+            machine,
+            recipe,
+            no_sync_batch_norm=reason,
+            no_bf16_weights=None
+            if ranks == 1
+            else "what goes into a stage is cast for the full model alone",
+        )
         unless(
             recipe.compile == "none",
             "layers communicate inside of what would be compiled, and schedules take it apart",
@@ -249,9 +259,12 @@ class Layered(Strategy):
 
     def start(self, workload: Workload, recipe: Recipe, context: RankContext) -> DividedWorker:
         """Build the full model on every rank, and keep the rank's part."""
+        import torch
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy
 
         from shardmark.strategies.blocks import sharding_units
+        from shardmark.strategies.casting import narrow_weights
         from shardmark.strategies.execution import prepare
         from shardmark.strategies.layers.divided import DividedWorker, divide
         from shardmark.strategies.layers.stages import MetaStages, PipelineWorker
@@ -259,6 +272,8 @@ class Layered(Strategy):
         factors = self.factors(context.world_size, context.nodes)
         model = workload.build_model()
         plan, stages = self.partition(workload, model, factors)
+        if recipe.weights == "bf16":
+            narrow_weights(model)  # before they become parts of sharded tensors
         shared = self.is_sharded(factors)
         names = [n for n in AXES if getattr(factors, n) > 1 or (n == "shard" and shared)]
         sizes = tuple(getattr(factors, name) for name in names)
@@ -269,7 +284,13 @@ class Layered(Strategy):
             parts = list(chain.from_iterable(stages))
             divide(model, plan, mesh["tensor"], parts=parts, **self.plan_options())
         prepare(model, workload, recipe, keeps_strides=False)
-        share = self._share(mesh, factors, gathered=bool(stages) or not self.reshard_after_forward)
+        reduce_dtype = torch.float32 if recipe.weights == "fp32" else None
+        share = self._share(
+            mesh,
+            factors,
+            policy=MixedPrecisionPolicy(reduce_dtype=reduce_dtype),
+            gathered=bool(stages) or not self.reshard_after_forward,
+        )
         common: dict[str, Any] = {
             "workload": workload,
             "recipe": recipe,
@@ -303,15 +324,13 @@ class Layered(Strategy):
         )
 
     def _share(
-        self, mesh: DeviceMesh, factors: Mesh, *, gathered: bool
+        self, mesh: DeviceMesh, factors: Mesh, *, policy: MixedPrecisionPolicy, gathered: bool
     ) -> Callable[[nn.Module, list[nn.Module]], nn.Module]:
         """Return a function that wraps a module by FSDP2 or DDP over ranks with other samples."""
-        import torch
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import fully_shard
 
         from shardmark.strategies.replicas import DistributedReplicas
 
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
         axes = ("data", "shard") if factors.data > 1 else ("shard",)
 
         def share(module: nn.Module, parts: list[nn.Module]) -> nn.Module:

@@ -84,6 +84,7 @@ class ParameterServer(Strategy):
             recipe,
             offload_instead="server_device: cpu, which is the default",
             no_sync_batch_norm="its workers exchange nothing, statistics of batch norm included",
+            no_bf16_weights="its servers add gradients up, and update parameters, in fp32",
         )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
