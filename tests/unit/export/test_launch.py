@@ -123,6 +123,7 @@ AUTOCAST = "matrix.strategy=[{name: fsdp, mixed_precision: autocast}]"
             },
         ),
         ("fsdp", ["recipe.precision=bf16"], {"mixed_precision": "bf16"}),
+        ("fsdp", ["recipe.weights=bf16"], {"mixed_precision": "no"}),
         (
             "fsdp-hybrid",
             [],
@@ -144,6 +145,14 @@ def test_accelerate_gets_a_configuration_file(
     assert expected.items() <= content.items()
     assert content.keys() <= CLUSTER_KEYS
     assert '--config_file "$folder/accelerate.yaml" "$@"' in files["launch.sh"]
+
+
+def test_bf16_weights_are_cast_by_the_users_code(tmp_path: Path) -> None:
+    files = exported(tmp_path, "torchrun", "fsdp", "recipe.weights=bf16")
+    assert "cast the parameters of your model" in files["launch.sh"]
+    settings = files["settings.json"]
+    assert (settings["precision"], settings["weights"]) == ("bf16", "bf16")
+    assert settings["arguments"]["mp_policy"] == {"param_dtype": None, "reduce_dtype": "bf16"}
 
 
 def test_accelerate_recomputes_every_block(tmp_path: Path) -> None:

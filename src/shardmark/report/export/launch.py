@@ -39,9 +39,9 @@ SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
 WRAP, BLOCKS, LOOP = "wrap.py", "wrap_blocks.py", "loop.py"
 LAUNCHERS = ("torchrun", "accelerate", "deepspeed")
-RECIPE = ("optimizer", "schedule", "precision", "gradient_accumulation", "gradient_clipping",
-          "sync_batch_norm", "activation_checkpointing", "cpu_offload", "compile", "channels_last",
-          "tf32", "seed")  # fmt: skip
+RECIPE = ("optimizer", "schedule", "precision", "weights", "gradient_accumulation",
+          "gradient_clipping", "sync_batch_norm", "activation_checkpointing", "cpu_offload",
+          "compile", "channels_last", "tf32", "seed")  # fmt: skip
 """Fields of the recipe that the user's own code has to set."""
 MACHINE_VARIABLES = re.compile(
     r"(CUDA_(CACHE|DEVICE_ORDER|HOME|PATH|VISIBLE)|DS_|GLOO_|GOMP_|MKL_|NVIDIA_VISIBLE|OMP_|OPENBLAS_"
@@ -277,10 +277,9 @@ def _accelerate(exported: ExportedTrial, folder: Path) -> dict[str, Any]:
         file = str((folder / DEEPSPEED).resolve())
         launcher_options["deepspeed_config"] |= {"deepspeed_config_file": file}
         return content | launcher_options
-    precision = trial.recipe.precision
-    return (
-        content | {"mixed_precision": "no" if precision == "fp32" else precision} | launcher_options
-    )
+    precision, weights = trial.recipe.precision, trial.recipe.weights
+    mixed = "no" if precision == weights else precision
+    return content | {"mixed_precision": mixed} | launcher_options
 
 
 def _script(to: str, exported: ExportedTrial, run: StoredRun) -> str:

@@ -47,6 +47,10 @@ FSDP_CASTS_NOTE = (
 FSDP_AUTOCAST_NOTE = (
     "Measured with fp32 parameters under torch.autocast: call it around your forward pass."
 )
+BF16_WEIGHTS_NOTE = (
+    "Measured with bf16 weights: cast the parameters of your model, and its inputs, to bf16, and"
+    " what it returns to fp32. Buffers, such as batch norm's statistics, stayed in fp32."
+)
 FSDP1_WRAP_NOTE = (
     "Wrap each repeated block by auto_wrap_policy; it is measured without mixed_precision."
 )
@@ -91,7 +95,12 @@ def launch_configuration(
     configure = next(
         (CONFIGURATIONS[base] for base in type(strategy).__mro__ if base in CONFIGURATIONS), None
     )
-    return None if configure is None else configure(strategy, recipe, layout, device_type)
+    if configure is None:
+        return None
+    configuration = configure(strategy, recipe, layout, device_type)
+    if recipe.weights == "fp32":
+        return configuration
+    return replace(configuration, notes=(*configuration.notes, BF16_WEIGHTS_NOTE))
 
 
 def _single(_: Single, *__: object) -> LaunchConfiguration:
@@ -190,7 +199,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
         notes = (FSDP_CASTS_NOTE,)
         reduced = f"Accelerate reduces gradients in {recipe.precision}; measured was fp32."
         accelerate_notes = (*accelerate_notes, reduced)
-    elif recipe.precision != "fp32":
+    elif recipe.precision != recipe.weights:
         notes = (FSDP_AUTOCAST_NOTE,)
         accelerate["mixed_precision"] = "no"  # Accelerate's would also cast parameters
     return LaunchConfiguration(
@@ -201,7 +210,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
             "offload_policy": "CPUOffloadPolicy" if recipe.cpu_offload else "OffloadPolicy",
             "mp_policy": {
                 "param_dtype": recipe.precision if native else None,
-                "reduce_dtype": "fp32",
+                "reduce_dtype": recipe.weights,
             },
         },
         accelerate=_except_on_cpu(accelerate, device_type),
