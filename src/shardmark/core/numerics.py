@@ -93,7 +93,8 @@ class Numerics:
 
     casts: Casts | None = None
     reduction_precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Precision to which each rank's gradient is cast, and in which gradients are averaged."""
+    """Precision to which each rank's gradient is cast, and in which gradients are averaged.  With
+    fp32 they keep the type of the weights."""
     message_precision: Literal["fp32", "bf16"] = "fp32"
     """Precision to which a rank's gradients are rounded before their mean is computed in fp32, and
     the parameters after each update before a pass uses them.  Updates change fp32 parameters."""
