@@ -12,7 +12,7 @@ from shardmark.analysis.studies.against import Against, set_against
 from shardmark.analysis.studies.study import load_study
 from shardmark.cli import main
 from shardmark.report.figures import Figure, Panel, figures_of
-from shardmark.report.figures.drawing import draw, figure_svg, look_of
+from shardmark.report.figures.drawing import draw, figure_svg, look_of, panel_spec
 from shardmark.report.views.against import against_tables
 from shardmark.results.schema import StabilityFinding, StabilityKind, TrialResult
 from shardmark.results.store import load_run
@@ -117,19 +117,28 @@ def test_other_work_marks_times_alone(tmp_path: Path) -> None:
     by_epoch, by_time = figures["map"].panels
     assert (marked(by_epoch), marked(by_time)) == (False, True)
     assert figures["published-map"].warning == ""
+    assert "times that other work disturbed are left out" in figures["claims"].caption
 
 
 def test_a_claim_on_two_and_on_four_ranks_has_one_axis(tmp_path: Path) -> None:
     made = [
         detection_trial(name, ranks, repeat, rate=rate + repeat)
-        for name, rate in (("ddp", 100.0), ("fsdp", 50.0))
-        for ranks in (2, 4)
+        for name, ranks, rate in (
+            ("ddp", 2, 100.0),
+            ("ddp", 4, 100.0),
+            ("fsdp", 2, 50.0),
+            ("fsdp", 4, 20.0),
+        )
         for repeat in (0, 1)
     ]
     _, figures = study_figures("lamsal-2025", write_run(tmp_path / "a", made))
     panels = {panel.title: panel for panel in figures["claims"].panels}
     two, four = (panels[f"FSDP is slower than DDP on {n} GPUs"] for n in (2, 4))
     assert two.y_range == four.y_range
+    ends = [
+        panel_spec(panel)["layer"][0]["encoding"]["x"]["scale"]["domain"] for panel in (two, four)
+    ]
+    assert ends[0] == ends[1]
     assert two.y_label == "Ratio: time for the same samples"
 
 

@@ -69,6 +69,8 @@ _CONFIG = {
 }
 _LONG_NUMBER = 1e6
 """An axis that ends here has powers of ten."""
+_NUMBER_LETTERS = 6
+"""Length of most numbers, so that the ends of a shared axis do not depend on them."""
 _BESIDE_POINTS = {
     "type": "label",
     "size": {"signal": "[width, height]"},
@@ -320,8 +322,10 @@ def _bar_layers(panel: Panel) -> list[Spec]:
         {**record, "end": max(record["y"], record.get("high", 0)), "text": _number(record["y"])}
         for record in drawn
     ]
-    largest = max((record["end"] for record in ends), default=1.0)
-    room = max((len(record["text"]) for record in ends), default=1) * _LETTER_PIXELS + 12
+    shared = panel.y_bounds[1:] if panel.y_bounds else ()
+    largest = max((*(record["end"] for record in ends), *shared), default=1.0)
+    letters = max((len(record["text"]) for record in ends), default=1)
+    room = max(letters, _NUMBER_LETTERS if shared else 1) * _LETTER_PIXELS + 12
     value["scale"] = {
         "domain": [0, largest * (1 + room / max(60.0, WIDTH - names_pixels - 30 - room))]
     }

@@ -139,6 +139,7 @@ def _values(against: Against, entries: list[Entry]) -> list[Figure]:
             for name in against.ratios
         ),
         f"Grey: published, on {against.study.hardware}. Measured on {against.measured_on}.",
+        _left_out(entries),
         reliability(entries),
     )
 
@@ -155,8 +156,9 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
             if not series:
                 series.append(_claimed_bar(pair))
             conditions = conditions_text(entry.row, against.rows)
-            parts = (cells_of(pair, ", over "), conditions, _source(against, entry))
-            place = ", ".join(filter(None, parts))
+            details = "; ".join(filter(None, (conditions, _source(against, entry))))
+            # A long name breaks at its last comma.
+            place = cells_of(pair, ", over ") + (f" ({details})" if details else "")
             timed = can_be_disturbed(claim.metric)
             series.append(estimates_series([entry], [place], [pair.measured], timed=timed))
         return tuple(series)
@@ -173,8 +175,14 @@ def _claims(against: Against, entries: list[Entry]) -> list[Figure]:
         [panel for same in panels.values() for panel in with_shared_axis(same)],
         "Grey: the claimed ratio, or the end of the claimed range; its whisker is the range.",
         f"Measured on {against.measured_on}.",
+        _left_out(entries),
         reliability(entries, [pair.measured for pair in against.claims if pair.measured]),
     )
+
+
+def _left_out(entries: list[Entry]) -> str:
+    disturbed = any(entry.row.disturbed for entry in entries)
+    return "Ratios of times that other work disturbed are left out." if disturbed else ""
 
 
 def _bar_panel(title: str, label: str, series: tuple[Series, ...]) -> Panel:

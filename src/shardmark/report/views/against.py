@@ -31,7 +31,7 @@ from shardmark.report.table.table import (
     table_of,
 )
 from shardmark.report.views.paper_tables import paper_tables
-from shardmark.trials.trial import ranks_and_nodes
+from shardmark.trials.trial import DEFAULT_BASELINE, ranks_and_nodes
 
 _ONE_SIDED = 4
 """Largest number of trainings that a note names."""
@@ -144,6 +144,8 @@ def cells_of(pair: ClaimPair, over: str = " / ") -> str:
         return sign.join(sides) + ranks
     if claim.over_ranks and not claim.over:
         return f"{row.label} on {row.world_size}{sign}{base.world_size} ranks"
+    if base.strategy == DEFAULT_BASELINE:
+        return f"{row.label} on {ranks_and_nodes(row.world_size, 1)}{sign}{base.label}"
     if base.world_size != row.world_size:
         places = (f"{r.label} on {ranks_and_nodes(r.world_size, 1)}" for r in (row, base))
         return sign.join(places)
