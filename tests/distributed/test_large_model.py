@@ -11,19 +11,26 @@ from shardmark.config.load import from_mapping
 from shardmark.launch.controller import run_experiment
 from shardmark.results.schema import Outcome, TrialResult
 from shardmark.results.store import load_run
+from shardmark.strategies.casting import lossless_copy, narrow_weights
 from shardmark.train.record import weights_sha256
 from shardmark.workloads import build_workload
 from tests.kept_engine import KeptEngine
 
 ZERO_3: dict[str, Any] = {"name": "zero-3", "max_live_parameters": 0, "max_reuse_distance": 0}
-IN_BF16 = {"name": "fsdp", "precision": "bf16"}
+IN_BF16 = {"precision": "bf16"}
+BF16_WEIGHTS = {"weights": "bf16"}
+FSDP: dict[str, Any] = {"name": "fsdp"}
+CHANGES: dict[str, dict[str, Any]] = {"fp32": {}, "bf16": IN_BF16, "bf16 weights": BF16_WEIGHTS}
 EXPERIMENT = {
     "name": "large",
     "workload": {"name": "own", "task": "tests.distributed.large_task:Task"},
     "recipe": {"global_batch": 8, "steps": 1, "threads_per_rank": 1, "seed": 2}
     | {"optimizer": {"name": "adamw", "lr": 0.001}},
     "matrix": {
-        "strategy": ["ddp", "fsdp", ZERO_3, IN_BF16, ZERO_3 | IN_BF16 | {"name": "zero-3"}],
+        "strategy": [
+            "ddp",
+            *(strategy | changes for strategy in (FSDP, ZERO_3) for changes in CHANGES.values()),
+        ],
         "world_size": [4],
     },
     "measure": {
@@ -35,6 +42,10 @@ EXPERIMENT = {
     },
     "device": "cpu",
 }
+
+
+def change_of(trial: TrialResult) -> str:
+    return "bf16 weights" if trial.varied["recipe.weights"] == "bf16" else trial.precision
 
 
 def validation_loss(result: TrialResult) -> float:
@@ -50,13 +61,17 @@ def test_sharding_trains_a_model_that_exceeds_a_ranks_memory(
     """What can train it begins with the weights that the model has where there is room for it."""
     experiment = from_mapping(EXPERIMENT)
     run = load_run(run_experiment(experiment, tmp_path / "run", engine=kept_engine))
-    ended = {(trial.strategy, trial.precision): trial for trial in run.trials}
+    ended = {(trial.strategy, change_of(trial)): trial for trial in run.trials}
     told = {name: (trial.outcome, trial.failure) for name, trial in ended.items()}
     assert ended.pop(("ddp", "fp32")).outcome is Outcome.OUT_OF_MEMORY, told
     assert {trial.outcome for trial in ended.values()} == {Outcome.OK}, told
     whole = build_workload(experiment.workload, experiment.recipe.seed).build_model()
-    first = {trial.ranks[0].initial_weights_sha256 for trial in ended.values()}
-    assert first == {weights_sha256(sorted(whole.named_parameters()))}
-    for precision, tolerance in (("fp32", 1e-5), ("bf16", 1e-2)):
-        quality = [validation_loss(ended[name, precision]) for name in ("fsdp", "zero-3")]
+    expected = dict.fromkeys(CHANGES, weights_sha256(sorted(whole.named_parameters())))
+    narrow_weights(whole)
+    named = ((name, lossless_copy(p)) for name, p in sorted(whole.named_parameters()))
+    expected["bf16 weights"] = weights_sha256(named)
+    for (_, change), trial in ended.items():
+        assert trial.ranks[0].initial_weights_sha256 == expected[change]
+    for change, tolerance in (("fp32", 1e-5), ("bf16", 1e-2), ("bf16 weights", 1e-2)):
+        quality = [validation_loss(ended[name, change]) for name in ("fsdp", "zero-3")]
         assert quality[0] == pytest.approx(quality[1], rel=tolerance)
