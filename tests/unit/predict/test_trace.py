@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from shardmark.core.errors import InputError
 from shardmark.core.layout import ActivationSharding
+from shardmark.core.recipe import Weights
 from shardmark.measure.memory.tensors import allocator_rise_bytes
 from shardmark.measure.step.recorder import NoSpans
 from shardmark.predict.memory import rank_memory
@@ -225,11 +226,12 @@ STATES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model", [blocks, convolutional])
+@pytest.mark.parametrize("weights", ["fp32", "bf16"])
 @pytest.mark.parametrize("optimizer", STATES.values(), ids=STATES)
 def test_state_of_each_shape_is_what_an_optimizer_allocates(
-    optimizer: dict[str, Any], model: Callable[[], nn.Module]
+    optimizer: dict[str, Any], weights: Weights, model: Callable[[], nn.Module]
 ) -> None:
-    workload, asked = ToyWorkload(model), recipe(optimizer=optimizer)
+    workload, asked = ToyWorkload(model), recipe(optimizer=optimizer, weights=weights)
     worker = build_strategy("single", {}).start(workload, asked, ALONE)
     assert not isinstance(worker, Server)
     worker.step(workload.batch(range(8)), NoSpans())
@@ -238,7 +240,7 @@ def test_state_of_each_shape_is_what_an_optimizer_allocates(
     held -= sum(4 for state in counters if "step" in state)
     found = trace(workload, asked)
     assert 4 * found.state_values * found.size.trained_parameters == pytest.approx(held)
-    other = with_optimizer(trace(workload, recipe()), asked.optimizer, "cpu")
+    other = with_optimizer(trace(workload, recipe()), asked.optimizer, "cpu", weights)
     assert other.state_values == found.state_values
 
 

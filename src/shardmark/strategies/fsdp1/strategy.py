@@ -87,11 +87,12 @@ class FullyShardedFirst(Strategy):
         from torch.distributed.fsdp.wrap import CustomPolicy
 
         from shardmark.strategies.blocks import sharding_units
-        from shardmark.strategies.execution import build_on
+        from shardmark.strategies.execution import prepared_on
         from shardmark.strategies.fsdp1.worker import FullyShardedWorker, without_shared_parameters
 
-        model = build_on(context.device, workload, recipe, keeps_strides=False)
+        model = workload.build_model()
         self.check_model(workload, model, context.world_size, context.nodes)
+        model = prepared_on(context.device, model, workload, recipe, keeps_strides=False)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         units = without_shared_parameters(
             model, sharding_units(model, self.wrap, workload.blocks(model))
