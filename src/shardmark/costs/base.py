@@ -239,16 +239,16 @@ def updated_tensor(recipe: Recipe) -> str:
     return "sgd tensor" if recipe.optimizer.name == "sgd" else "adam tensor"
 
 
-def all_reduced(
-    size: ModelSize, world_size: int, width: int, *, bucket_mb: float = BUCKET_MB
-) -> RequiredTraffic:
-    """Traffic of all-reduces of all gradients, of `width` bytes each, one for each bucket."""
-    payload = size.trained_parameters * width
-    calls = buckets(payload, bucket_mb)
-    return RequiredTraffic(
-        traffic=(Traffic(kind="all_reduce", payload_bytes=payload, ranks=world_size, calls=calls),),
-        formula="all-reduce: 2 (n-1)/n G",
+def all_reduced(cell: Cell, *, bucket_mb: float = BUCKET_MB) -> RequiredTraffic:
+    """Traffic of all-reduces of all gradients in the type of the weights, one for each bucket."""
+    payload = cell.size.trained_parameters * cell.weight_bytes
+    traffic = Traffic(
+        kind="all_reduce",
+        payload_bytes=payload,
+        ranks=cell.world_size,
+        calls=buckets(payload, bucket_mb),
     )
+    return RequiredTraffic(traffic=(traffic,), formula="all-reduce: 2 (n-1)/n G")
 
 
 def buckets(payload_bytes: float, bucket_mb: float = BUCKET_MB) -> int:

@@ -208,7 +208,7 @@ class LayeredCosts(Costs[Layered]):
             )
             shared = FSDPCosts(sharding).required_traffic(rank_cell)
         else:
-            shared = all_reduced(rank_cell.size, factors.data, cell.weight_bytes)
+            shared = all_reduced(replace(rank_cell, world_size=factors.data))
         return RequiredTraffic(
             traffic=tuple(
                 replace(

@@ -89,8 +89,7 @@ class DDPCosts(Costs[D]):
         return replace(required, note=UNUSED_NOTE) if unused else required
 
     def _reduction(self, cell: Cell) -> RequiredTraffic:
-        bucket_mb = self.strategy.bucket_mb
-        required = all_reduced(cell.size, cell.world_size, cell.weight_bytes, bucket_mb=bucket_mb)
+        required = all_reduced(cell, bucket_mb=self.strategy.bucket_mb)
         power_sgd = self.strategy.numerics(cell.recipe).power_sgd
         (full,) = required.traffic
         if power_sgd is not None:

@@ -338,8 +338,7 @@ class ZeroCosts(Costs[Zero]):
         """
         size, recipe, stage = cell.size, cell.recipe, self.strategy.stage
         if stage == 0:
-            bucket_mb = self.strategy.bucket_mb
-            return all_reduced(size, cell.world_size, cell.weight_bytes, bucket_mb=bucket_mb)
+            return all_reduced(cell, bucket_mb=self.strategy.bucket_mb)
         micro_batches = recipe.gradient_accumulation if stage > 1 else 1
         gathers = 2 * micro_batches if stage == 3 else 1
         width = self._element_bytes(recipe)
