@@ -100,12 +100,14 @@ def surroundings_in(recorded: Mapping[str, Any]) -> dict[str, Any]:
 def surroundings_line(around: Mapping[str, Any]) -> str:
     """Date, machine, versions and commit on one line."""
     machine, versions, git = around["machine"], around["versions"], around["git"]
-    commit = "no commit" if git is None else git["commit"][:10] + ("+" if git["dirty"] else "")
+    commit = "run outside of a repository"
+    if git is not None:
+        commit = f"commit {git['commit'][:10]}{'+' if git['dirty'] else ''}"
     libraries = ", ".join(f"{name} {version}" for name, version in versions.items())
     devices = "".join(f", {name}" for name in machine["cuda_devices"])
     return (
         f"{around['date'][:10]}; {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_bytes'] / 2**30:.0f} GiB{devices}; {libraries}; commit {commit}"
+        f"{machine['memory_bytes'] / 2**30:.0f} GiB{devices}; {libraries}; {commit}"
     )
 
 

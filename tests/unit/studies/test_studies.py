@@ -271,6 +271,23 @@ def test_a_claim_is_found_by_its_interval(factors: tuple[float, ...], finding: s
     assert "measured on at most 2" in larger.reason
 
 
+@pytest.mark.parametrize(
+    ("cores", "finding", "reason"),
+    [(2, Finding.OPEN, "4 ranks share 2 CPU cores"), (4, Finding.FAILS, "")],
+)
+def test_ranks_that_share_cores_show_nothing_about_more_devices(
+    tmp_path: Path, cores: int, finding: Finding, reason: str
+) -> None:
+    """The study's DDP gains 1.6 times from 2 to 4 GPUs, and this one twice."""
+    environment = {"cpu": {"usable_cores": cores}}
+    run = load_run(write_run(tmp_path / "run", scaled(), environment=environment))
+    result = set_against(compare([run]), load_study("lamsal-2025"))
+    (gain,) = claims_of(result, "DDP gains")
+    assert (gain.finding, gain.reason) == (finding, reason)
+    (same_ranks,) = claims_of(result, "ZeRO-1 is fastest on 4")
+    assert same_ranks.finding is Finding.FAILS
+
+
 def test_a_claim_names_its_quantity_and_its_cells() -> None:
     trials = [
         detection_trial(name, ranks, metrics={"peak_memory_bytes": None})

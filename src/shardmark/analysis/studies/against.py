@@ -412,6 +412,8 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
         reason = "synthetic data"
     elif _is_quality(claim.metric) and max(row.seeds, base.seeds) == 1 and not verified_equal:
         reason = "one seed: another one may reverse it"
+    elif can_be_disturbed(claim.metric) and (sharing := _shared_cores(row, base)):
+        reason = sharing
     elif claim.metric in COUNTED:
         return _by_interval(claim, measured.value, measured.value)
     elif measured.low is None or measured.high is None:
@@ -421,6 +423,23 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
     else:
         return _by_interval(claim, measured.low, measured.high)
     return Finding.OPEN, reason
+
+
+def _shared_cores(row: Row, base: Row) -> str:
+    """Return why more ranks cannot be faster as more devices are; empty if they can."""
+    ranks = max(row.world_size, base.world_size)
+    cores = _cpu_of(row).get("usable_cores")
+    if row.world_size == base.world_size or cores is None or ranks <= cores * row.nodes:
+        return ""
+    return f"{ranks} ranks share {cores} CPU core{'' if cores == 1 else 's'}"
+
+
+def _cpu_of(row: Row) -> Mapping[str, Any]:
+    """Return what the run's environment says about the CPU on which the row trained; else {}."""
+    on_cpu = any(rank.device == "cpu" for trial in row.ok_trials for rank in trial.ranks)
+    if not on_cpu or row.folder is None:
+        return {}
+    return RunFolder(row.folder).read_environment().get("cpu") or {}
 
 
 def _by_interval(claim: Claim, low: float, high: float) -> tuple[Finding, str]:
@@ -454,7 +473,7 @@ def _device_text(device: str, row: Row) -> str:
     """Return the name of the device; of a CPU, its cores and model."""
     if device != "cpu" or row.folder is None:
         return device
-    cpu = RunFolder(row.folder).read_environment().get("cpu") or {}
+    cpu = _cpu_of(row)
     cores, model = cpu.get("usable_cores"), cpu.get("model")
     text = "a CPU" if cores is None else f"{cores} CPU core{'' if cores == 1 else 's'}"
     return f"{text} ({model})" if model else text
