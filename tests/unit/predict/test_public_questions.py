@@ -113,6 +113,7 @@ def test_32_billion_parameters_need_sixteen_h100(on: str, tokens: int, fits: boo
     [
         ({}, "no"),
         ({"weights": "bf16"}, "no"),
+        ({"optimizer.state_bits": 8}, "no"),
         ({"weights": "bf16", "optimizer.state_bits": 8}, "yes"),
     ],
 )
