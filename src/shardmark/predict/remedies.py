@@ -19,8 +19,8 @@ from shardmark.workloads.language.options import LanguageOptions
 from shardmark.workloads.models import is_user_function
 from shardmark.workloads.options import Adapter
 
-MOST_RANKS = 4096
-"""Largest number of ranks that a remedy names."""
+MOST_TIMES, MOST_RANKS = 16, 64
+"""A remedy names at most so many times the ranks that the question has, or so many ranks."""
 HELPFUL = 0.99
 """A change helps if it needs less than this fraction of the memory."""
 
@@ -266,8 +266,9 @@ def _fewer_ranks(sizes: _Sizes, ranks: int, nodes: int, change: Change) -> Itera
 
 
 def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:
-    """Return the fewest nodes on which a strategy fits, up to `MOST_RANKS` ranks."""
+    """Return the fewest nodes on which a strategy fits, if they are not far more than asked."""
     devices, before, count = sizes.node.node.devices, nodes, 2 * nodes
+    most = max(MOST_RANKS, MOST_TIMES * devices * nodes)
 
     def least_on(count: int) -> _Need | None:
         least = sizes.least(devices * count, count, change.applied)
@@ -275,7 +276,7 @@ def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:
 
     while least_on(count) is None:
         before, count = count, 2 * count
-        if devices * count > MOST_RANKS:
+        if devices * count > most:
             return None
     while count - before > 1:
         middle = (before + count) // 2

@@ -296,6 +296,17 @@ def test_one_gpu_that_is_too_small_is_answered_by_more(
     assert last["change"] == f"{last['ranks']} GPUs"
 
 
+@pytest.mark.parametrize(("on", "named"), [("8xh100", True), ("1xh100", False)])
+def test_more_gpus_are_named_where_they_are_not_far_more(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on: str, named: bool
+) -> None:
+    """400 billion parameters need about 100 cards."""
+    made = made_profile(units=64, million_parameters=400_000.0)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", on, "--format", "json", code=1)
+    assert any(" GPUs" in one["change"] for one in json.loads(text)["remedies"]) is named
+
+
 def test_changes_that_are_not_enough_are_called_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
