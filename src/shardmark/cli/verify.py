@@ -36,7 +36,7 @@ def verify(
     """Compare a few steps of every strategy with one process that plays all ranks.
 
     Exit code 0 if every strategy that can run here is equivalent; 1 if one is not, or fails; 2 if
-    none is worse than undecided.
+    none is worse than undecided, or no strategy can run here.
     """
     from shardmark.config.load import load_experiment
     from shardmark.launch.controller import verify_experiment
@@ -65,6 +65,8 @@ def verify(
     doubtful = [verdict for verdict in verification.verdicts if not is_accepted(verdict)]
     if doubtful:
         raise typer.Exit(UNDECIDED if all(map(is_undecided, doubtful)) else NOT_EQUIVALENT)
+    if all(verdict.equivalent is None for verdict in verification.verdicts):
+        raise typer.Exit(UNDECIDED)  # no strategy can run here
 
 
 def _text(verification: Verification) -> list[str]:

@@ -83,6 +83,8 @@ def _problem_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, s
             if elsewhere:
                 problem = f"no such {noun} here"
                 allowed = f"nearest: {', '.join(map(repr, elsewhere))}"
+                if dotted(location) in elsewhere:
+                    allowed = f"another kind of {location[0]} has it; leave it out"
             elif len(location) == 1:
                 allowed += "; keys of your own, for anchors, begin with x-"
         case "union_tag_not_found":
@@ -103,7 +105,9 @@ def _allowed(item: ErrorDetails, location: Location) -> str:
     error_type, value = item["type"], item["input"]
     expected = _EXPECTED.get(error_type)
     if error_type == "literal_error":
-        allowed = choices(value, _quoted(item["ctx"]["expected"]))
+        expected_values = str(item["ctx"]["expected"])
+        numbers = re.findall(r"[\d.]+", expected_values)
+        allowed = choices(value, _quoted(expected_values) or numbers)
     elif error_type == "string_pattern_mismatch":
         allowed = "allowed are letters, digits, '.', '_' and '-', a letter or digit first"
         allowed += f", e.g. {re.sub('[^A-Za-z0-9]+', '-', str(value)).strip('-') or 'mine'}"

@@ -55,8 +55,6 @@ class Change:
     name: str
     setting: str
     applied: Callable[[Trial], Trial]
-    trains_otherwise: bool = False
-    """True if the training is not the same, so that `all of these` leaves it out."""
 
 
 def _changed(cell: Trial, **changes: Any) -> Trial:
@@ -84,11 +82,11 @@ def _with_bf16_weights(cell: Trial) -> Trial:
     return _changed(cell, weights="bf16") if fits else cell
 
 
-def _with_adapter(cell: Trial) -> Trial:
+def _with_adapter(name: str, cell: Trial) -> Trial:
     """Train an adapter, where the workload has one and trains none."""
     if getattr(cell.workload, "adapter", Adapter()) is not None:
         return cell
-    adapter = adapter_of("lora", cell.recipe.precision)
+    adapter = adapter_of(name, cell.recipe.precision)
     return cell.changed(workload=cell.workload.model_copy(update={"adapter": adapter}))
 
 
@@ -119,14 +117,20 @@ CHANGES = (
         setting="--set cpu_offload=true",
         applied=partial(_changed, cpu_offload=True),
     ),
+)
+"""Changes under which the same is trained."""
+LORA = Change(name="LoRA", setting="--adapter lora", applied=partial(_with_adapter, "lora"))
+QLORA = Change(name="QLoRA", setting="--adapter qlora", applied=partial(_with_adapter, "qlora"))
+OTHER_TRAININGS = (
     Change(
         name="bf16 weights",
         setting="--set recipe.weights=bf16",
         applied=_with_bf16_weights,
-        trains_otherwise=True,
     ),
-    Change(name="LoRA", setting="--adapter lora", applied=_with_adapter, trains_otherwise=True),
+    LORA,
+    QLORA,
 )
+"""Changes under which something else is trained, so that `all of these` leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,27 +207,32 @@ def remedies_of(
     before = sizes.least(ranks, nodes)
     helpful: list[Change] = []
     fits: dict[str, Fit] = {}
-    for change in CHANGES:
-        least = sizes.least(ranks, nodes, change.applied)
-        if (
-            least is not None
-            and before is not None
-            and least.device_bytes < HELPFUL * before.device_bytes
-        ):
-            if not change.trains_otherwise:
-                helpful.append(change)
-            fits[change.name] = least.fit
-            yield _remedy(change.name, change.setting, ranks, least)
-            if change.trains_otherwise and least.fit != "yes":
-                both = _combined(f"{change.name} and {CHECKPOINTING.name}", [change, CHECKPOINTING])
-                less = sizes.least(ranks, nodes, both.applied)
-                if less is not None and less.device_bytes < HELPFUL * least.device_bytes:
-                    yield _remedy(both.name, both.setting, ranks, less)
 
+    def helps(change: Change, than: _Need | None) -> _Need | None:
+        """Return what the change needs, if that is less."""
+        least = sizes.least(ranks, nodes, change.applied)
+        if least is None or than is None or least.device_bytes >= HELPFUL * than.device_bytes:
+            return None
+        fits[change.name] = least.fit
+        return least
+
+    for change in CHANGES:
+        if (least := helps(change, before)) is not None:
+            helpful.append(change)
+            yield _remedy(change.name, change.setting, ranks, least)
     if len(helpful) > 1:
         together = _combined("all of these", helpful)
         if (least := sizes.least(ranks, nodes, together.applied)) is not None:
             yield _remedy(together.name, together.setting, ranks, least)
+    for change in OTHER_TRAININGS:
+        if change is QLORA and "yes" in (fits.get(LORA.name), fits.get(_recomputed(LORA).name)):
+            continue
+        if (least := helps(change, before)) is None:
+            continue
+        yield _remedy(change.name, change.setting, ranks, least)
+        both = _recomputed(change)
+        if least.fit != "yes" and (less := helps(both, least)) is not None:
+            yield _remedy(both.name, both.setting, ranks, less)
     alone = [change for change in helpful if fits.get(change.name) == "yes"]
     if alone:
         yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
@@ -234,6 +243,11 @@ def remedies_of(
         if (remedy := _more_nodes(sizes, nodes, change)) is not None:
             yield remedy
             return
+
+
+def _recomputed(change: Change) -> Change:
+    """Return the change together with activation checkpointing."""
+    return _combined(f"{change.name} and {CHECKPOINTING.name}", [change, CHECKPOINTING])
 
 
 def _combined(name: str, changes: Sequence[Change]) -> Change:

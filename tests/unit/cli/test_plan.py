@@ -279,6 +279,8 @@ def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
     assert fits["LoRA"] == "no"
     assert fits["activation checkpointing"] == "no"
     assert fits["LoRA and activation checkpointing"] == "yes"
+    assert "QLoRA" not in fits
+    assert [*fits].index("all of these") < [*fits].index("LoRA"), "of those above it"
     setting = "--adapter lora --set activation_checkpointing=true"
     assert setting in [one["setting"] for one in remedies]
 

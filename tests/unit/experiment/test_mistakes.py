@@ -51,6 +51,8 @@ IN_THE_BASE = [
     ("recipe.gradient_accumulation_steps=2", "(nearest: 'gradient_accumulation')"),
     ("recipe.batch_size=8", "(nearest: 'global_batch')"),
     ("recipe.max_grad_norm=1", "(nearest: 'gradient_clipping')"),
+    ("recipe.optimizer={name: adamw, state_bits: 4}", "found 4; allowed are 32, 8"),
+    ("workload.loss_chunks=8", "no such key here; another kind of workload has it; leave it out"),
     ("recipe.lr=0.1", "no such key here; nearest: 'recipe.optimizer.lr'"),
     ("recipe.compile=true", "found true; allowed are none, blocks, model"),
     (

@@ -76,6 +76,7 @@ def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]
         ([GOOD, BAD], 1),
         ([GOOD, FAILED], 1),
         ([GOOD, UNDECIDED], 2),
+        ([UNAVAILABLE], 2),
         ([BAD, UNDECIDED], 1),
         ([GOOD, DIVERGING], 1),
     ],

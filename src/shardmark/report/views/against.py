@@ -198,7 +198,11 @@ def _notes(against: Against) -> tuple[str, ...]:
     study = against.study
     task = "; ".join(text for key, text in against.differences if key in TASK_KEYS)
     other = "; ".join(text for key, text in against.differences if key not in TASK_KEYS)
-    unmeasured = [f"{p.title} on {p.world_size}" for p in against.pairs if p.row is None]
+    unmeasured = [
+        ", ".join(filter(None, (f"{p.title} on {p.world_size}", p.conditions)))
+        for p in against.pairs
+        if p.row is None
+    ]
     only_measured = [p.row.place for p in against.pairs if p.figures is None and p.row]
     disturbed = [row.place for row in against.rows if row.disturbed]
     if len(disturbed) == len(against.rows):
