@@ -30,6 +30,10 @@ _EXPECTED = {
     "string_type": "text",
     "too_short": "at least one value",
 }
+_MEMBER = re.compile(
+    r"(bool|int|float|str|list|tuple)$|(constrained|function)-|(literal|list|tuple)\["
+)
+"""Names that pydantic gives to the members of a union of simple types."""
 
 
 def explain(
@@ -40,13 +44,19 @@ def explain(
     `place_of` returns the file and key, or the option, of a location.  `prefix` is the location of
     the validated value.
     """
-    lines: dict[str, InputError] = {}
+    allowed_by_problem: dict[tuple[str, str], dict[str, None]] = {}
     for item in error.errors(include_url=False):
         item["loc"] = (*prefix, *item["loc"])
         location = _in_file(item)
-        line = InputError(place_of(location), *_problem_and_allowed(item, location))
-        lines.setdefault(str(line), line)
-    return join(list(lines.values()))
+        problem, allowed = _problem_and_allowed(item, location)
+        allowed_by_problem.setdefault((place_of(location), problem), {})[allowed] = None
+    return join([InputError(*at, _any_of([*all_of])) for at, all_of in allowed_by_problem.items()])
+
+
+def _any_of(allowed: list[str]) -> str:
+    """Join what the members of a union allow."""
+    first, *others = allowed
+    return " or ".join([first, *(re.sub(r"^allowed (is|are) ", "", text) for text in others)])
 
 
 def _in_file(item: ErrorDetails) -> Location:
@@ -57,6 +67,8 @@ def _in_file(item: ErrorDetails) -> Location:
         del location[tag]
     if item["type"].startswith("union_tag"):
         location.append("name")
+    if isinstance(location[-1], str) and _MEMBER.match(location[-1]):
+        del location[-1]
     return tuple(location)
 
 

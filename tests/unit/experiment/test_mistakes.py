@@ -53,6 +53,11 @@ IN_THE_BASE = [
     ("recipe.max_grad_norm=1", "(nearest: 'gradient_clipping')"),
     ("recipe.optimizer={name: adamw, state_bits: 4}", "found 4; allowed are 32, 8"),
     ("workload.loss_chunks=8", "no such key here; another kind of workload has it; leave it out"),
+    (
+        "recipe.activation_checkpointing=selektive",
+        "--set recipe.activation_checkpointing: found 'selektive'; allowed is true or false or "
+        "selective (nearest: 'selective') or a whole number",
+    ),
     ("recipe.lr=0.1", "no such key here; nearest: 'recipe.optimizer.lr'"),
     ("recipe.compile=true", "found true; allowed are none, blocks, model"),
     (
