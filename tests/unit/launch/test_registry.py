@@ -22,7 +22,7 @@ from shardmark.launch.nodes.protocol import (
     run_key,
 )
 from shardmark.launch.nodes.registry import POLL_SECONDS, NodeRegistry
-from tests.unit.launch.nodes import FakeNode, connected, hello, listening, until
+from tests.unit.launch.nodes import PORT, FakeNode, connected, hello, listening, until
 
 PATIENCE_SECONDS = 1.0
 Come = Callable[..., FakeNode]
@@ -118,6 +118,20 @@ def test_closed_connection_loses_the_node_until_it_returns(
         registry.ask([0, 1], {"do": "machine"})
     assert come(1).greeting["welcome"] == 1
     until(lambda: registry.lost([1]) is None)
+
+
+def test_a_late_answer_is_not_that_to_the_next_request(registry: NodeRegistry, come: Come) -> None:
+    """One node of two is lost while the other one has still to answer."""
+    slow = come(0)
+    come(1).close()
+    until(lambda: registry.lost([1]))
+    del slow.answers["load"]
+    later = threading.Timer(0.3, lambda: slow.channel.send({"to": "load"}))
+    later.start()
+    with pytest.raises(ShardmarkError, match=r"node 1 .* was lost"):
+        registry.ask([0, 1], {"do": "load"})
+    later.join()
+    assert registry.ask([0], {"do": "port"}) == {0: {"port": PORT}}
 
 
 def test_silence_loses_the_node_after_the_stated_time() -> None:

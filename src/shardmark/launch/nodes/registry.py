@@ -162,9 +162,14 @@ class NodeRegistry:
             self.lose(number, str(ended))
 
     def ask(self, numbers: Iterable[int], message: Message) -> dict[int, Message]:
-        """Send a request to the nodes and return their answers.  Raises `NodeLostError`."""
-        waiting = set(numbers)
-        for number in waiting:
+        """Send a request to the nodes and return their answers.  Raises `NodeLostError`.
+
+        If a node is lost, the answers of the others are awaited all the same: a late one would look
+        like that to the next request.
+        """
+        asked = set(numbers)
+        waiting = set(asked)
+        for number in asked:
             self.send(number, message)
         answers: dict[int, Message] = {}
         deadline = time.monotonic() + ANSWER_SECONDS
@@ -176,9 +181,9 @@ class NodeRegistry:
             if time.monotonic() > deadline:
                 for number in waiting:
                     self.lose(number, f"it did not answer within {ANSWER_SECONDS:g} s")
-            lost = self.lost(waiting)
-            if lost is not None:
-                raise NodeLostError(str(lost))
+            waiting -= {number for number in waiting if self.lost([number])}
+        if missing := asked - answers.keys():
+            raise NodeLostError(str(self.lost(missing)))
         return dict(sorted(answers.items()))
 
     def lose(self, number: int, reason: str) -> None:
