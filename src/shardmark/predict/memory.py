@@ -137,7 +137,7 @@ def rank_memory(
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:
-    """Return the profile with 16-bit parameters if the strategy computes with them, else it."""
+    """Return the profile of 16-bit parameters if the strategy computes with them."""
     native = profile.native
     return native if native is not None and computes_natively(strategy, recipe) else profile
 

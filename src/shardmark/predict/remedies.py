@@ -20,7 +20,7 @@ from shardmark.workloads.models import is_user_function
 from shardmark.workloads.options import Adapter
 
 MOST_TIMES, MOST_RANKS = 16, 64
-"""A remedy names at most so many times the ranks that the question has, or so many ranks."""
+"""A remedy names at most 16 times the ranks of the question; for few ranks, at most 64."""
 HELPFUL = 0.99
 """A change helps if it needs less than this fraction of the memory."""
 
@@ -280,7 +280,7 @@ def _fewer_ranks(sizes: _Sizes, ranks: int, nodes: int, change: Change) -> Itera
 
 
 def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:
-    """Return the fewest nodes on which a strategy fits, if they are not far more than asked."""
+    """Return the fewest nodes on which a strategy fits; None if they are too many."""
     devices, before, count = sizes.node.node.devices, nodes, 2 * nodes
     most = max(MOST_RANKS, MOST_TIMES * devices * nodes)
 

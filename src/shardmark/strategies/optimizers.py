@@ -72,6 +72,7 @@ class Lamb(torch.optim.Optimizer):
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon for groups with a true `HIDDEN_MATRIX`, AdamW for the other groups.
 
+    Both complete the groups of this optimizer when they are made, and change its state in a step.
     Source: Jordan et al., kellerjordan.github.io/posts/muon (2024).
     """
 
@@ -88,8 +89,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults | {HIDDEN_MATRIX: False})
         self._muon = torch.optim.Muon(self._groups(True), **defaults, **muon)
         self._adamw = torch.optim.AdamW(self._groups(False), **defaults, **adamw)
-        # They change the state, and complete the groups, of this optimizer.
-        self._muon.state = self._adamw.state = self.state
 
     def _groups(self, hidden: bool) -> list[dict[str, Any]]:
         groups = [group for group in self.param_groups if group[HIDDEN_MATRIX] == hidden]
@@ -99,7 +98,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         for optimizer, hidden in ((self._muon, True), (self._adamw, False)):
-            optimizer.param_groups = self._groups(hidden)  # groups may have been added
+            # Groups may have been added, and the state may have been loaded.
+            optimizer.param_groups, optimizer.state = self._groups(hidden), self.state
             if any(group["params"] for group in optimizer.param_groups):
                 optimizer.step()  # type: ignore[no-untyped-call]  # torch's
         return loss

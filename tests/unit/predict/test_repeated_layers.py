@@ -19,6 +19,7 @@ from shardmark.predict.trace.trace import trace
 from shardmark.strategies import build_strategy
 from shardmark.workloads import build_workload, options
 from shardmark.workloads.base import Workload
+from shardmark.workloads.language.gpt import GPT
 from shardmark.workloads.language.task import Language
 from shardmark.workloads.own.task import OwnTask
 
@@ -87,6 +88,22 @@ def both(
     assert shortened
     monkeypatch.setattr(task, "equal_blocks", False)
     return [trace(workload, chosen, activations=activations), short]
+
+
+def test_the_model_that_is_shortened_does_not_change() -> None:
+    sizes = {"vocabulary": 300, "sequence_length": 32, "dataset": "random", "tied": True}
+    workload = build_workload(options({"name": "language", **MODELS["gpt"], **sizes}), 0)
+    model = workload.build_model()
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    short, _ = shortened_copy(model, workload.blocks(model))
+    assert isinstance(short, GPT)
+    assert short.head.weight is short.embedding.weight, "tied ones stay tied"
+    assert short.head.weight.data_ptr() in before.values(), "no memory of its own"
+    for parameter in short.parameters():
+        parameter.data = parameter.data.double()
+    after = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    assert after == before
+    assert len(short.blocks) < len(workload.blocks(model) or ())
 
 
 def test_encoder_and_decoder_repeat_their_layers(

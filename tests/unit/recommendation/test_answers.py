@@ -279,6 +279,37 @@ def test_what_rounding_alone_does_makes_verified_rows_the_same(tmp_path: Path) -
     assert " ".join(overview(comparison).split()).count("rounding alone") == 1
 
 
+@pytest.mark.parametrize(
+    ("others", "batch_norms", "twin", "told"),
+    [
+        (DDP, 20, None, True),
+        (DDP, 0, None, False),
+        (replace(DDP, world_size=1), 20, None, False),
+        (DDP, 20, 0.95, False),  # rounding alone does as much
+    ],
+)
+def test_verified_rows_whose_batch_norms_see_other_shares_are_told_beside_the_answer(
+    tmp_path: Path, others: Cell, batch_norms: int, twin: float | None, told: bool
+) -> None:
+    cells = [replace(SINGLE, qualities=(0.80,), twin=twin), replace(others, qualities=(0.70,))]
+    comparison = compared(tmp_path, cells)
+
+    def normed(trial: TrialResult) -> TrialResult:
+        ranks = [
+            rank.model_copy(
+                update={"probe": rank.probe.model_copy(update={"batch_norms": batch_norms})}
+            )
+            for rank in trial.ranks
+            if rank.probe is not None
+        ]
+        return trial.model_copy(update={"ranks": tuple(ranks)})
+
+    rows = [replace(row, trials=tuple(map(normed, row.trials))) for row in comparison.rows]
+    said = one_of(replace(comparison, rows=tuple(rows)), "equivalent").text
+    assert said.startswith("yes, 2 of 2")
+    assert ("batch norm sees one rank's share" in said) is told
+
+
 def test_nothing_is_said_of_rounding_without_a_quality_of_the_twin(tmp_path: Path) -> None:
     cells = [replace(SINGLE, qualities=(0.80,), twin=0.82), replace(DDP, qualities=(0.79,))]
     assert (

@@ -311,6 +311,19 @@ def main_quality(rows: Sequence[Row]) -> str | None:
     return best if counts[best] else None
 
 
+def batch_norms_differ(rows: Iterable[Row]) -> bool:
+    """Return whether batch norms of the rows saw unlike parts of a batch, and qualities show it."""
+    measured = [row for row in rows if not row.weak_scaling]
+    shares = {
+        trial.layout.shares
+        for row in measured
+        for trial in row.ok_trials
+        for rank in trial.ranks
+        if rank.probe and rank.probe.batch_norms
+    }
+    return len(shares) > 1 and main_quality(measured) is not None
+
+
 def seed_of(result: TrialResult) -> int | None:
     """Return the seed with which the trial trained."""
     seed = result.trial.get("recipe", {}).get("seed")

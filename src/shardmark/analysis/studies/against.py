@@ -426,7 +426,7 @@ def _finding(claim: Claim, row: Row, base: Row, measured: Estimate | None) -> tu
 
 
 def _shared_cores(row: Row, base: Row) -> str:
-    """Return why more ranks cannot be faster as more devices are; empty if they can."""
+    """Return the reason why more ranks are no more devices: they share CPU cores; else nothing."""
     ranks = max(row.world_size, base.world_size)
     cores = _cpu_of(row).get("usable_cores")
     if row.world_size == base.world_size or cores is None or ranks <= cores * row.nodes:

@@ -45,8 +45,8 @@ def shortened_copy(
 ) -> tuple[nn.Module, list[Repetition]]:
     """Copy the model without most of the equal layers of its lists.
 
-    The remaining layers get new names.  The copy has the model's own parameters until these are
-    replaced, so that the copy of a large model takes no time and no memory.
+    The remaining layers get new names.  Parameters of the copy share the memory of the model's, so
+    that a large model is copied at once; the model itself does not change.
     """
     members = {id(block) for block in blocks or ()}
     repetitions: list[Repetition] = []
@@ -60,11 +60,18 @@ def shortened_copy(
             repetition = Repetition(layers=name, start=start, period=period, removed=count)
             repetitions.append(repetition)
             removed += layers[_removed(repetition)]
-    shared = {id(one): one for one in model.parameters()}
+    shared = {id(parameter): _alias(parameter) for parameter in model.parameters()}
     copied = copy.deepcopy(model, {**shared, **{id(layer): nn.Identity() for layer in removed}})
     for repetition in repetitions:
         del copied.get_submodule(repetition.layers)[_removed(repetition)]  # type: ignore[operator]
     return copied, repetitions
+
+
+def _alias(parameter: nn.Parameter) -> nn.Parameter:
+    """Return another parameter with the same memory and attributes."""
+    alias = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    vars(alias).update(vars(parameter))
+    return alias
 
 
 def _removed(repetition: Repetition) -> slice:
@@ -135,20 +142,23 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
 def _moved(unit: UnitTrace, forward: Total, backward: Total) -> UnitTrace:
     """Return the unit with more bytes alive at each moment of its forward and backward pass."""
     by_pass = {"forward": forward, "backward": backward, "gradient": backward}
-    live = {name: moments + np.array([*by_pass[name], 0]) for name, moments in unit.live.items()}
+    arrays = {
+        name: moments + np.array([*by_pass[name], 0])
+        for name, moments in unit.moment_arrays.items()
+    }
     entered, reduced = unit.entered_bytes, unit.reduced_bytes
     return replace(
         unit,
         begun_bytes=unit.begun_bytes.plus(*forward),
         # Without an operation or a gradient in the backward pass these stay 0.
-        entered_bytes=entered.plus(*backward) if "backward" in live else entered,
+        entered_bytes=entered.plus(*backward) if "backward" in arrays else entered,
         reduced_bytes=reduced.plus(*backward) if unit.gradient_bytes else reduced,
-        live=live,
+        moment_arrays=arrays,
     )
 
 
 def _measured(unit: UnitTrace) -> tuple[object, ...]:
     """Return all but the unit's name and place."""
-    moments = {name: of_pass.tolist() for name, of_pass in unit.live.items()}
+    moments = {name: of_pass.tolist() for name, of_pass in unit.moment_arrays.items()}
     live = (unit.begun_bytes, unit.entered_bytes, unit.reduced_bytes, unit.saved_bytes)
     return live, moments, unit.operations, unit.gradient_bytes, unit.replicated_fraction

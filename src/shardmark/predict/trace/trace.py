@@ -550,11 +550,11 @@ def _steps(
         buffer_bytes=sum(buffer.nbytes for buffer in model.buffers()),
         limited=tuple(limited_heads(model)),
     )
-    for parameter in model.parameters():  # which may be cast below
-        setattr(parameter, ELEMENT_BYTES, stored_element_bytes(parameter))
     repetitions: list[Repetition] = []
     if shortened is not None:
         model, repetitions = shortened_copy(model, workload.blocks(model))
+    for parameter in model.parameters():  # which may be cast below
+        setattr(parameter, ELEMENT_BYTES, stored_element_bytes(parameter))
     plan = workload.tensor_plan(model)  # it refers to the names of modules before they are wrapped
     styled = [*styled_modules(model, plan).values()] if isinstance(plan, TensorPlan) else None
     prepare(model, workload, eager)
@@ -806,7 +806,7 @@ def _moments(first: UnitTrace, second: UnitTrace, in_pass: Pass, line: _Line) ->
 
     If the two steps ran unlike numbers of operations, it is the largest moment of each.
     """
-    one, other = (step.live.get(in_pass, np.zeros((0, 3))) for step in (first, second))
+    one, other = (step.moment_arrays.get(in_pass, np.zeros((0, 3))) for step in (first, second))
     if len(one) != len(other):
         one, other = (
             np.array([max(a.tolist() or b.tolist())]) for a, b in ((one, other), (other, one))

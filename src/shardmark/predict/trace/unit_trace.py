@@ -39,14 +39,16 @@ class UnitTrace:
     """Live bytes after the last of its gradients was complete."""
     operations: dict[Pass, list[Work]] = field(default_factory=lambda: defaultdict(list))
     moments: dict[Pass, list[tuple[Total, int]]] = field(default_factory=lambda: defaultdict(list))
-    """Live bytes without complete gradients, and bytes of the unit's, after each operation."""
-    live: dict[Pass, Moments] = field(default_factory=dict)
-    """The moments of a pass after it: total and replicated live bytes, bytes of gradients."""
+    """Live bytes without complete gradients, and bytes of the unit's, after each operation; empty
+    after the step."""
+    moment_arrays: dict[Pass, Moments] = field(default_factory=dict)
+    """The same after the step, a row for each operation: total and replicated live bytes, bytes of
+    gradients."""
 
     def collect_moments(self) -> None:
-        """Turn the moments, of which a step has many thousand, into arrays."""
+        """Turn the moments into arrays: a step has many thousand."""
         for in_pass, of_pass in self.moments.items():
             if of_pass:
                 rows = [(*live, gradients) for live, gradients in of_pass]
-                self.live[in_pass] = np.array(rows, dtype=np.float64)
+                self.moment_arrays[in_pass] = np.array(rows, dtype=np.float64)
         self.moments.clear()

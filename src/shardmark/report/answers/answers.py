@@ -14,7 +14,7 @@ from shardmark.analysis.advise.groups import ComparableGroup, groups_of, is_by_d
 from shardmark.analysis.advise.selection import Selection, select, times_better
 from shardmark.analysis.compare.comparison import Comparison
 from shardmark.analysis.compare.rounding import Rounding
-from shardmark.analysis.compare.rows import Row, main_rate, plain
+from shardmark.analysis.compare.rows import Row, batch_norms_differ, main_rate, plain
 from shardmark.analysis.compare.verdicts import MIN_GAIN, common_repeats
 from shardmark.analysis.statistics.intervals import Estimate
 from shardmark.core.metrics import METRICS
@@ -239,6 +239,9 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
         their = "their" if len(by_definition) > 1 else "its"
         text += f"; {listed(by_definition)} by {their} own definition"
     text += "".join(f"; {rounding_text(twin)}" for twin in rounding[:1])
+    within = sum(1 + len(twin.same) for twin in rounding[:1])
+    if within < len(measured) and batch_norms_differ(measured):
+        text += "; qualities depend on the ranks, since batch norm sees one rank's share of a batch"
     return Answer(question="equivalent", decided=decided, text=text)
 
 

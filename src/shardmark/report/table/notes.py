@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from shardmark.analysis.compare.comparison import Comparison
-from shardmark.analysis.compare.rows import Row, main_quality
+from shardmark.analysis.compare.rows import Row, batch_norms_differ
 from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE, quality_of
 from shardmark.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.analysis.statistics.intervals import ROBUST_FROM
@@ -226,21 +226,10 @@ def _labels(rows: Sequence[Row]) -> list[str]:
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
     if any(row.weak_scaling for row in rows):
         notes.append("Weak scaling: each rank keeps its batch, so more ranks train something else.")
-    shares = {count for row in rows for count in _shares_of_batch_norm(row)}
-    if main_quality(rows) and len(shares) > 1:
+    if batch_norms_differ(rows):
         seen = "Batch norm sees one rank's share of a batch"
         notes.append(f"{seen}: quality depends on the ranks.")
     return notes
-
-
-def _shares_of_batch_norm(row: Row) -> set[int]:
-    """Return the numbers of parts of a batch over which batch norm computes its statistics."""
-    return {
-        trial.layout.shares
-        for trial in row.ok_trials
-        for rank in trial.ranks
-        if rank.probe and rank.probe.batch_norms and not row.weak_scaling
-    }
 
 
 def _relations(comparison: Comparison) -> list[str]:
