@@ -36,6 +36,8 @@ CASES = tuple(
             "dropped_data": "data_divided_twice",
             "different_start": "different_start",
             "unreduced_parameter": "not_reduced",
+            "average_on_one_rank": "weights_changed_by_rank",
+            "local_steps": "local_steps",
             "local_clip": "clipped_locally",
             "clip_before_unscale": "clipped_before_unscaling",
             "scaled_learning_rate": "learning_rate_scaled",

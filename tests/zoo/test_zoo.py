@@ -127,6 +127,68 @@ def test_a_step_that_the_scaler_skips_is_no_step(tmp_path: Path) -> None:
     assert [finding.name for finding in report.findings] == ["uneven_weights"], report.answer
 
 
+HABITS = {
+    "two losses of one batch": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    nn.functional.mse_loss(model(inputs)[:, 0], targets[:, 0]).backward()
+    nn.functional.mse_loss(model(inputs)[:, 1], targets[:, 1]).backward()
+    optimizer.step()
+""",
+    "an optimizer that reduces": """
+class Reducing(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self):
+        for parameter in self.param_groups[0]["params"]:
+            mean = parameter.grad.clone()
+            torch.distributed.all_reduce(mean)
+            parameter -= 0.1 * mean / torch.distributed.get_world_size()
+
+model = nn.Linear(8, 2)
+optimizer = Reducing(model.parameters(), {"lr": 0.1})
+
+def step(inputs, targets):
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+""",
+    "two optimizers of one model": """
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2)))
+second = torch.optim.AdamW(model.module[1].parameters(), lr=0.1)
+optimizer = torch.optim.SGD(model.module[0].parameters(), lr=0.1)
+
+def step(inputs, targets):
+    second.zero_grad()
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+    second.step()
+""",
+}
+LOOP = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+x = torch.randn(64, 8)
+data = TensorDataset(x, x[:, :2].sin())
+{parts}
+for inputs, targets in DataLoader(data, 4, sampler=DistributedSampler(data)):
+    optimizer.zero_grad()
+    step(inputs, targets)
+"""
+
+
+@pytest.mark.parametrize("habit", HABITS)
+def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(LOOP.format(parts=HABITS[habit]))
+    report = audited(str(path))
+    assert report.same is True, report.answer
+
+
 @pytest.mark.zoo
 @pytest.mark.timeout(1800)
 def test_no_generated_right_script_is_blamed(tmp_path: Path) -> None:

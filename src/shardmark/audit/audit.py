@@ -19,6 +19,7 @@ import torch
 from shardmark.audit import causes
 from shardmark.audit.causes import Finding, percent
 from shardmark.audit.comparison import (
+    LATER,
     Records,
     agreement_check,
     aligned,
@@ -31,6 +32,7 @@ from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import ACCEPTABLE
 from shardmark.core.scratch import scratch_folder
+from shardmark.core.text import counted
 from shardmark.equivalence.compare import BLIND, MARGIN
 from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand, hooked_environment
@@ -42,11 +44,11 @@ ERROR = re.compile(
     r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
 )
 """Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
+BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")
+"""Progress bars."""
 POLL_SECONDS = 0.05
 
-LATER = 0.01
-"""Relative difference that counts as equal in later steps, where training amplifies rounding."""
-
+NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
 
@@ -117,7 +119,7 @@ class Started:
             for line in self.log.read_text(errors="replace").splitlines()
             if line.strip()
         ]
-        lines = [line for line in lines if re.search(r"\w", line)]
+        lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
         named = [line for line in lines if ERROR.match(line)]
         return (named or lines[-1:] or ["nothing"])[0]
 
@@ -162,13 +164,14 @@ def audit_script(
         recorded = runs.record()
         refusal = next((record.refusal for record in recorded if record.refusal), "")
         if refusal:
-            return runs.report(None, f"cannot be told: {refusal}", recorded)
+            return runs.report(None, f"cannot be told: {refusal}", recorded, method=NO_REPLAY)
         if any(record.names != recorded[0].names for record in recorded):
             return runs.report(
                 None,
                 "cannot be told: the ranks train different parameters (pipeline or expert "
                 "parallel)",
                 recorded,
+                method=NO_REPLAY,
             )
         return _judged(runs, recorded)
 
@@ -193,6 +196,9 @@ class _Runs:
         self._folder = Path(plan.directory).parent
         self.failures: list[str] = []
 
+    def may_accept(self, name: str) -> bool:
+        return name in self._accept
+
     def accepts(self, finding: Finding) -> bool:
         """Note a cause that the user accepts; False for others."""
         if finding.name in self._accept:
@@ -206,7 +212,8 @@ class _Runs:
         if code is None:
             raise InputError(
                 "command",
-                f"its {self.ranks} ranks did not take {self.steps} steps in {self._seconds:g} s",
+                f"its {self.ranks} ranks did not take {counted(self.steps, 'step')} in "
+                f"{self._seconds:g} s",
                 "give --timeout SECONDS if they need longer; its output ends with: "
                 + started.error(),
             )
@@ -300,6 +307,18 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
             ]
         )
     records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
+    if records.reduces_in_step:
+        records = records.after_reduction()
+    weights = causes.of_weights(records)
+    local = weights is not None and weights.name == "local_steps" and runs.accepts(weights)
+    records = replace(records, local_steps=local)
+    if not local and records.different_gradients and runs.may_accept("local_steps"):
+        return runs.report(
+            None,
+            f"cannot be told: the ranks use different gradients, and do not make their weights "
+            f"equal within {records.steps} steps; record more by --steps N",
+            recorded,
+        )
     nonfinite = [name for name, g in records.gradients().items() if not np.isfinite(g).all()]
     if nonfinite:
         return runs.report(
@@ -324,13 +343,20 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
 
     gradient = _gradient_check(records, replay)
     rate = _rate_check(records, replay)
-    checks = [*_rank_checks(records), *_clipping_checks(records, replay), gradient, rate]
-    if gradient.holds and rate.holds and not causes.scales_rates(records, replay):
+    by_updates = records.reduces_in_step
+    checks = [*_rank_checks(records)]
+    checks += [] if by_updates else [*_clipping_checks(records, replay), gradient]
+    checks += [rate]
+    comparable = (gradient.holds or by_updates) and not records.local_steps
+    if comparable and rate.holds and not causes.scales_rates(records, replay):
         updated = any(records.ranks[0].steps[0].rates or [1.0])  # a warm-up may begin with 0
         checks += [update_check(records, replay)] if updated else []
-        checks += _later_checks(records, replay)
+        if by_updates and records.steps > 1:
+            checks += [update_check(records, replay, steps=records.steps)]
+        else:
+            checks += _later_checks(records, replay)
     findings = _findings_without_replay(runs, records)
-    explained = any(finding.explains_gradient for finding in findings)
+    explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
         cause = finding
@@ -392,7 +418,16 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     expected = (causes.mean_of_ranks if plain_mean else causes.weighted_by_targets)(records)
     findings = _findings_without_replay(runs, records)
     checks = list(_rank_checks(records))
-    if expected:
+    if records.reduces_in_step and not findings:
+        return runs.report(
+            None,
+            "cannot be told: the optimizer reduces the gradients in its step, and one process does "
+            "not get the ranks' samples, so that it has no update to compare with",
+            records.ranks,
+            checks=checks,
+            notes=runs.failures[:1],
+        )
+    if expected and not records.reduces_in_step:
         used = records.clipped() or records.gradients()
         comparable = {name: used[name] for name in used if name in expected}
         checks.append(
@@ -433,11 +468,14 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
 
 
 def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
+    weights = causes.of_weights(records)
+    local = weights is not None and weights.name == "local_steps"
     possible = (
         causes.of_start(records),
         causes.of_data(records),
         causes.of_optimizer(records),
-        causes.of_disagreement(records),
+        weights,
+        None if local else causes.of_disagreement(records),
         causes.of_ties(records),
         causes.of_scaler(records),
         causes.of_accumulation(records),
@@ -473,7 +511,7 @@ def _reported(
             "could be shown"
         )
     else:
-        steps = f"{records.steps} steps" if method == REPLAY else "the first step"
+        steps = counted(records.steps, "step") if method == REPLAY else "the first step"
         answer = f"{ranks} train what one process trains, in {steps}"
         if runs.accepted:
             causes_found = runs.accepted.values()
@@ -501,9 +539,11 @@ def _rank_checks(records: Records) -> Iterator[Check]:
         return
     names = records.ranks[0].names
     yield agreement_check("weights at the start", [rank.before for rank in records.ranks], names)
+    if records.local_steps:
+        return
     last = records.steps - 1
     yield agreement_check(
-        f"weights after {records.steps} steps",
+        f"weights after {counted(records.steps, 'step')}",
         [rank.steps[last].after for rank in records.ranks],
         names,
     )
@@ -585,7 +625,11 @@ def _notes(records: Records, replay: Record) -> list[str]:
             "updates and later steps are not compared"
         )
     if any(record.ended_early for record in records.ranks):
-        notes.append(f"the script ended after {records.steps} steps")
+        notes.append(f"the script ended after {counted(records.steps, 'step')}")
+    if records.reduces_in_step:
+        notes.append("the optimizer reduces gradients in its step: its updates are compared")
+    if records.local_steps:
+        notes.append("only the mean of the ranks' first gradients is compared")
     if records.epsilon > 1e-4:
         notes.append(
             f"the forward pass rounds to 16 bits: gradients that differ by less than "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmark.audit.comparison import Records, Vectors, aligned, relative, stacked
+from shardmark.audit.batches import checksum
+from shardmark.audit.comparison import EQUAL, Records, Vectors, aligned, relative, stacked
 from shardmark.audit.record import Loader, Micro, Record
 from shardmark.equivalence.capture import Array
 
@@ -40,6 +41,7 @@ class Finding:
         return self.name in {
             "different_start",
             "accumulation_not_synchronised",
+            "local_steps",
             "not_reduced",
             "ranks_disagree",
             "untied_weights",
@@ -101,8 +103,18 @@ CAUSES = {
         "divide once: the library may do it already",
     ),
     "accumulation_not_synchronised": Cause(
-        "the last micro-batch of a step runs under no_sync, so that nothing is reduced",
-        "leave no_sync for the last micro-batch of each step",
+        "the forward pass of the last micro-batch of a step runs under no_sync, or with "
+        "require_backward_grad_sync = False, so that nothing is reduced",
+        "synchronise the last micro-batch of each step, from before its forward pass",
+    ),
+    "local_steps": Cause(
+        "each rank takes steps with the gradient of its own samples before the weights are made "
+        "equal, as in local SGD",
+        "reduce the gradients of each step",
+    ),
+    "weights_changed_by_rank": Cause(
+        "{which} changes them between two steps, outside of the optimizer",
+        "make the same change on all ranks, or send the changed weights to the others",
     ),
     "not_reduced": Cause(
         "{which} reduced over the ranks",
@@ -355,7 +367,7 @@ def of_accumulation(records: Records) -> Finding | None:
     count = len(records.ranks[0].steps[0].micros)
     loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
     gradient_factor = _gradient_factor(records)
-    if count < 2 or loss_factor is None or gradient_factor is None:
+    if loss_factor is None or gradient_factor is None or not _accumulates(records.ranks[0]):
         return None
     times = loss_factor * gradient_factor * count  # 1 if a step uses the mean of its micro-batches
     evidence = (
@@ -376,6 +388,27 @@ def of_accumulation(records: Records) -> Finding | None:
             evidence,
         )
     return None
+
+
+def _accumulates(record: Record) -> bool:
+    """True if the backward passes of the first step have other samples, and all the same loss."""
+    micros = record.steps[0].micros
+    samples = [
+        Counter(
+            row for f in record.forwards if (f.step, f.micro) == (0, number) for row in f.samples
+        )
+        for number in range(len(micros))
+    ]
+    repeated = any(a == b for n, a in enumerate(samples) for b in samples[:n])
+    losses = {tuple(call.function for call in micro.losses) for micro in micros}
+    loaders = [set(micro.loaders) for micro in micros if micro.loaders]
+    places = {micro.place for micro in micros}
+    if len(micros) < 2 or (repeated and any(samples)) or len(losses) > 1:
+        return False
+    if loaders and not set.intersection(*loaders):
+        return False
+    # Backward passes in different lines may be of several losses of one batch.
+    return len(places) < len(micros) or len(loaders) == len(micros)
 
 
 def _loss_factor(micros: Sequence[Micro]) -> float | None:
@@ -439,20 +472,10 @@ def mean_of_ranks(records: Records) -> Vectors:
 
 def of_disagreement(records: Records) -> Finding | None:
     """Gradients that are not reduced: each rank uses another."""
-    if records.ranks[0].flat_slices:
+    different = records.different_gradients
+    if not different or records.reduces_in_step or records.local_steps:
         return None
     gradients = records.gradients_by_rank()
-    different = [
-        name
-        for name in records.ranks[0].names
-        if any(
-            (name in g) != (name in gradients[0])
-            or (name in g and relative(g[name], gradients[0][name]) > 1e-5)
-            for g in gradients[1:]
-        )
-    ]
-    if not different:
-        return None
     local = records.local_gradients()
     unreduced = [name for name in different if _uses_local(name, gradients, local)]
     flags = [micro.synchronised for micro in records.ranks[0].steps[0].micros]
@@ -474,6 +497,44 @@ def of_disagreement(records: Records) -> Finding | None:
     return finding(
         "ranks_disagree", f"the ranks use different gradients of {some(different)}", evidence
     )
+
+
+def of_weights(records: Records) -> Finding | None:
+    """Weights that change outside of the optimizer: to be equal, or on some ranks only."""
+    names = records.ranks[0].names
+    if records.ranks[0].flat_slices:
+        return None
+    for step in range(1, records.steps):
+        moved = [rank.steps[step].moved for rank in records.ranks]
+        converging: list[str] = []
+        diverging: list[str] = []
+        for number in sorted(set().union(*moved)):
+            left = [checksum(rank.steps[step - 1].after[number]) for rank in records.ranks]
+            now = [by_number.get(number, old) for by_number, old in zip(moved, left, strict=True)]
+            if _equal(left) != _equal(now):
+                (diverging if _equal(left) else converging).append(names[number])
+        if converging and all(moved) and records.different_gradients:
+            return finding(
+                "local_steps",
+                "the ranks use different gradients",
+                f"{some(converging)} of the ranks differ after step {step}, and are equal "
+                f"before step {step + 1}",
+            )
+        if diverging:
+            ranks = [str(rank) for rank, by_number in enumerate(moved) if by_number]
+            alone = len(ranks) < records.count
+            return finding(
+                "weights_changed_by_rank",
+                f"the weights of the ranks differ from step {step + 1} on",
+                f"{some(diverging)} of rank {ranks[0]} are not the weights that step {step} left"
+                + ("; those of other ranks are" if alone else ""),
+                which=f"rank {', '.join(ranks)} alone" if alone else "each rank",
+            )
+    return None
+
+
+def _equal(checksums: Sequence[float]) -> bool:
+    return max(checksums) - min(checksums) <= EQUAL * max(map(abs, checksums))
 
 
 def _uses_local(name: str, gradients: list[Vectors], local: list[list[Vectors]]) -> bool:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # documented, but ha
 
 from shardmark.audit.full_tensors import is_distributed_tensor
 
+AUDIT = str(Path(__file__).parent)
 TORCH = str(Path(torch.__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
 FROM_A_MODEL = ("multinomial",)
@@ -78,7 +79,7 @@ def user_place() -> str | None:
         file = frame.f_code.co_filename
         if file.startswith(DATA):
             return None
-        if not file.startswith(TORCH) and file != __file__:
+        if not file.startswith((TORCH, AUDIT)):
             places.append(f"{Path(file).name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(places[:12])

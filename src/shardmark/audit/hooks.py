@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,6 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
 from shardmark.audit.draws import WatchDraws
-from shardmark.audit.full_tensors import is_a
 from shardmark.audit.plan import Plan
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 
@@ -68,6 +67,7 @@ def install() -> None:
     _watch_gathers(observer)
     _set_devices_of_lightning()
     _refuse_spawn(observer)
+    watch_exit(observer)
     WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
 
 
@@ -305,8 +305,13 @@ def _refuse_spawn(observer: Observer) -> None:
     module.spawn = spawn
 
 
-def is_synchronised(root: nn.Module | None) -> bool | None:
-    """True if DDP reduces the gradients of the next backward pass; None without DDP."""
-    if root is None or not is_a(root, "DistributedDataParallel"):
-        return None
-    return bool(root.require_backward_grad_sync)
+def watch_exit(observer: Observer) -> None:
+    """Write the record before the script ends its process by `os._exit`."""
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def exit_after_writing(status: int) -> NoReturn:
+        observer.write()
+        leave(status)
+
+    os._exit = exit_after_writing

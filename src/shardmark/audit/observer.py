@@ -16,12 +16,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, is_tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from shardmark.audit import hooks
-from shardmark.audit.batches import leaves, row_checksums
+from shardmark.audit.batches import checksum, leaves, row_checksums
 from shardmark.audit.draws import user_place
 from shardmark.audit.full_tensors import (
     frameworks_of,
@@ -61,9 +62,20 @@ class Observer:
         self._micro = Micro()
         self._locals_of_micros: list[dict[tuple[int, str], Tensor]] = []
         self._step = Step()
-        self._stepping: Any = None
         self._in_step: Any = None
+        self._stepping: list[weakref.ref[Any]] = []
+        """Optimizers that together take a step."""
+        self._slices: list[slice] = []
+        """Each optimizer's part of the parameters."""
+        self._stepped: set[int] = set()
+        """Optimizers that have taken this step."""
+        self._settings: dict[int, list[dict[str, float]]] = {}
         self._parameters: list[Tensor] = []
+        self._with_gradient: dict[int, str] = {}
+        self._model_buffers = False
+        self._buffers_of_losses: dict[int, dict[str, Tensor]] = {}
+        self._process = os.getpid()
+        self._written = False
         self._clipped: list[dict[int, Tensor | None]] = []
         self._drawn_bytes = 0
         self._draws_in_forward = 0
@@ -81,14 +93,20 @@ class Observer:
         self._stack.append(module)
         if not torch.is_grad_enabled():
             return
+        if outermost:
+            self._end_step()
         if outermost and _has_parameters(module):
             self.before_root(module)
-        if not self._step.buffers and _keeps_buffers(self._stack):
-            self._step.buffers = {
-                plain_name(name): full_copy(buffer)
-                for name, buffer in module.named_buffers()
-                if buffer.is_floating_point()
-            }
+        if not self._model_buffers and _keeps_buffers(self._stack):
+            self._step.buffers |= _buffers(module)
+            self._model_buffers = next(module.buffers(), None) is not None
+        elif outermost and not _has_parameters(module):
+            kind = type(module).__name__
+            buffers = {f"{kind}.{name}": value for name, value in _buffers(module).items()}
+            if any(f.step == len(self.record.steps) for f in self.record.forwards[-1:]):
+                self._buffers_of_losses[id(module)] = buffers
+            else:
+                self._step.buffers = buffers | self._step.buffers
 
     def before_root(self, module: nn.Module) -> None:
         """Called before every forward pass of an outermost module that computes gradients."""
@@ -126,6 +144,11 @@ class Observer:
                 )
             elif parameter.is_leaf:
                 self._watch_gradient(module, name, parameter)
+        if is_a(module, "DistributedDataParallel"):  # its forward pass decides
+            self._micro.synchronised = bool(module.require_backward_grad_sync)
+        buffers = self._buffers_of_losses.pop(id(module), {})
+        if any(leaf.requires_grad for leaf in pytree.tree_leaves(outputs) if is_tensor(leaf)):
+            self._step.buffers = buffers | self._step.buffers
         if isinstance(module, _BatchNorm) and module.training:
             self.record.batch_norm |= not is_a(module, "SyncBatchNorm")
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
@@ -142,6 +165,7 @@ class Observer:
                 outputs=[row_checksums(tensor) for tensor in leaves(outputs)],
                 rows=len(tensors[0]) if tensors else 0,
                 step=len(self.record.steps),
+                micro=len(self._step.micros),
             )
         )
 
@@ -162,12 +186,13 @@ class Observer:
             self._local[key] = self._local[key] + value if key in self._local else value
 
     def before_backward(self, tensors: Any) -> None:
+        self._end_step()
         self.in_backward = True
         self._local = {}
         value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(value, Tensor) and value.numel() == 1:
             self._micro.loss = float(value.detach()) / self.scale
-        self._micro.synchronised = hooks.is_synchronised(next(iter(self._roots), None))
+        self._micro.place = user_place() or ""
 
     def after_backward(self) -> None:
         self.in_backward = False
@@ -210,52 +235,121 @@ class Observer:
             self._step.clips.append(Clip(norm=value, limit=limit, scaled=scaled, scale=self.scale))
 
     def before_step(self, optimizer: Any) -> None:
-        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
         if self._skips(optimizer):
             return
+        again = self._in_step is optimizer  # a closure that computes the gradient
         self._in_step = optimizer
         with self._recording():
-            if self._stepping is None:
-                self._begin(optimizer, deepspeed=deepspeed)
-            elif self._stepping() is not optimizer:
-                self.record.refusal = (
-                    "two optimizers take steps: their updates depend on each other"
-                )
-                self.finish()
-            self._step.gradients = full_gradients(self._parameters, deepspeed=deepspeed)
+            number = self._number_of(optimizer)
+            if number in self._stepped and not again:
+                self._end_step()
+            deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
+            if number is None:
+                if self._changes_only(optimizer):
+                    return
+                number = self._add(optimizer, deepspeed=deepspeed)
+            step, chosen = self._step, self._slices[number]
+            parameters = self._parameters[chosen]
+            step.gradients += [None] * (len(self._parameters) - len(step.gradients))
+            step.gradients[chosen] = full_gradients(parameters, deepspeed=deepspeed)
+            step.evaluations += again or not number
             inner = optimizer.optimizer if deepspeed else optimizer
-            self._step.evaluations += 1
-            self._step.settings = [_settings(inner, group) for group in inner.param_groups]
+            self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
+            step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
+            if self.record.steps and not again:
+                values = full_parameters(parameters, deepspeed=deepspeed)
+                for n, value in enumerate(values, chosen.start):
+                    if not torch.equal(value, self.record.steps[-1].after[n]):
+                        step.moved[n] = checksum(value)
             numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
-            for micro, gradients in zip(self._step.micros, self._locals_of_micros, strict=True):
+            for micro, gradients in zip(step.micros, self._locals_of_micros, strict=True):
                 for key, gradient in gradients.items():
                     parameter = self._places[key]._parameters.get(key[1])
-                    number = numbers.get(id(parameter))
-                    if number is not None:
-                        micro.gradients[number] = gradient
-            for clip, gradients_by_id in zip(self._step.clips, self._clipped, strict=False):
+                    position = numbers.get(id(parameter))
+                    if position is not None:
+                        micro.gradients[position] = gradient
+            for clip, gradients_by_id in zip(step.clips, self._clipped, strict=False):
                 clip.gradients = [
                     gradients_by_id.get(id(parameter)) for parameter in self._parameters
                 ]
-            if not self.record.steps:
-                self._find_orphans(numbers)
 
     def after_step(self, optimizer: Any) -> None:
-        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
         if self._skips(optimizer):
             return
         self._in_step = None
+        number = self._number_of(optimizer)
+        if number is None:
+            return
+        step, chosen = self._step, self._slices[number]
+        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
         with self._recording():
-            self._step.after = full_parameters(self._parameters, deepspeed=deepspeed)
-        self.record.steps.append(self._step)
-        self.begin_step()
+            parameters = self._parameters[chosen]
+            step.after += [torch.empty(0)] * (len(self._parameters) - len(step.after))
+            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed)
+            gradients = [] if deepspeed else full_gradients(parameters, deepspeed=False)
+            pairs = zip(step.gradients[chosen], gradients, strict=False)
+            if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
+                step.reduced = step.reduced or list(step.gradients)
+                step.reduced[chosen] = gradients
+        self._stepped.add(number)
+        alone = bool(self.record.steps) or sum(ref() is not None for ref in self.optimizers) <= 1
+        if alone and len(self._stepped) == len(self._stepping):
+            self._end_step()
+
+    def begin_step(self) -> None:
+        """Forget the backward passes and clips since the last step: a scaler skipped a step."""
+        self._end_step()
+        self._step, self._locals_of_micros, self._clipped = Step(), [], []
+        self._stepped, self._settings = set(), {}
+        self._model_buffers, self._buffers_of_losses = False, {}
+        self.unscaled = False
+
+    def _end_step(self) -> None:
+        """End the step of all optimizers that have stepped since the last backward pass."""
+        self._close_step()
         if len(self.record.steps) >= self.plan.steps or self.record.refusal:
             self.finish()
 
-    def begin_step(self) -> None:
-        """Forget the backward passes and clips so far: they belong to the step that has ended."""
-        self._step, self._locals_of_micros, self._clipped = Step(), [], []
-        self.unscaled = False
+    def _close_step(self) -> None:
+        if not self._stepped:
+            return
+        if not self.record.steps:
+            self._find_twins()
+            numbered = set(map(id, self._parameters))
+            self.record.orphans = [
+                name for key, name in self._with_gradient.items() if key not in numbered
+            ]
+        elif len(self._stepped) < len(self._stepping):
+            self.record.refusal = "of several optimizers, one takes a step less often than another"
+        self.record.steps.append(self._step)
+        self._stepped = set()
+        self.begin_step()
+
+    def _number_of(self, optimizer: Any) -> int | None:
+        return next((n for n, ref in enumerate(self._stepping) if ref() is optimizer), None)
+
+    def _changes_only(self, optimizer: Any) -> bool:
+        """True for an optimizer whose steps are changes of the weights between two steps.
+
+        An outer optimizer of local SGD, or one of another model, needs no backward pass.
+        """
+        numbered = set(map(id, self._parameters))
+        updated = set(map(id, trained_parameters(optimizer)))
+        of_models = {id(parameter) for root in self._roots for parameter in root.parameters()}
+        after_a_step = self._stepping and (self._stepped or not self._step.micros)
+        unseen = self.record.steps and not updated & of_models
+        if after_a_step and (updated <= numbered or unseen):
+            return True
+        if updated & numbered:
+            self.record.refusal = "two optimizers take steps with the same parameters"
+        elif self.record.steps:
+            self.record.refusal = (
+                "two optimizers take steps, each after its own backward pass, as those of a GAN "
+                "do: their updates depend on each other"
+            )
+        if self.record.refusal:
+            self.finish()
+        return False
 
     def _skips(self, optimizer: Any) -> bool:
         """True for an optimizer inside of another one, or of DeepSpeed's engine."""
@@ -263,32 +357,35 @@ class Observer:
         engine = is_a(type(optimizer), "DeepSpeedEngine")
         return inside or ("DeepSpeed" in self.record.frameworks and not engine)
 
-    def _begin(self, optimizer: Any, *, deepspeed: bool) -> None:
-        self._stepping = weakref.ref(optimizer)
-        self._parameters = trained_parameters(optimizer)
+    def _add(self, optimizer: Any, *, deepspeed: bool) -> int:
+        """Add an optimizer to those that take the first step together; returns its number."""
+        parameters = trained_parameters(optimizer)
+        first = len(self._parameters)
+        self._stepping.append(weakref.ref(optimizer))
+        self._slices.append(slice(first, first + len(parameters)))
+        self._parameters += parameters
         names = {
             id(parameter): plain_name(name)
             for root in reversed(self._roots)
             for name, parameter in root.named_parameters()
         }
-        self.record.names = [
+        living = [created for ref in self.optimizers if (created := ref()) is not None]
+        self.record.optimizers += [n for n, o in enumerate(living) if o is optimizer]
+        self.record.names += [
             names.get(id(p), f"parameter {n} of the optimizer")
-            for n, p in enumerate(self._parameters)
+            for n, p in enumerate(parameters, first)
         ]
         self.record.flat_slices = "FSDP1" in self.record.frameworks
-        self.record.strangers = sum(id(p) not in names for p in self._parameters)
-        self.record.before = full_parameters(self._parameters, deepspeed=deepspeed)
-        self._find_twins()
-
-    def _find_orphans(self, numbers: dict[int, int]) -> None:
-        if self.record.flat_slices or "DeepSpeed" in self.record.frameworks:
-            return
-        self.record.orphans = [
-            plain_name(name)
-            for root in self._roots[:1]
-            for name, parameter in root.named_parameters()
-            if parameter.grad is not None and id(parameter) not in numbers
-        ]
+        self.record.strangers += sum(id(p) not in names for p in parameters)
+        self.record.before += full_parameters(parameters, deepspeed=deepspeed)
+        if not self._with_gradient and not self.record.flat_slices and not deepspeed:
+            self._with_gradient = {
+                id(parameter): plain_name(name)
+                for root in self._roots[:1]
+                for name, parameter in root.named_parameters()
+                if parameter.grad is not None
+            }
+        return len(self._stepping) - 1
 
     def _find_twins(self) -> None:
         """Find equal matrices of modules of different classes, as those of tied weights are."""
@@ -305,8 +402,7 @@ class Observer:
         ):
             if value.dim() < 2 or id(parameter) not in owners:
                 continue
-            checksum = float(row_checksums(value).sum())
-            other = first.setdefault((tuple(value.shape), checksum), number)
+            other = first.setdefault((tuple(value.shape), checksum(value)), number)
             differs = owners[id(parameter)] is not owners[id(self._parameters[other])]
             if differs and torch.equal(value, self.record.before[other]) and value.std() > 0:
                 self.record.twins.append((self.record.names[other], self.record.names[number]))
@@ -323,6 +419,7 @@ class Observer:
         self._batches.append(stored)
         described.number = number
         for batch in iterate():
+            self._micro.loaders.append(number)
             stored.append(_copied(batch))
             described.batches += 1
             yield batch
@@ -361,11 +458,14 @@ class Observer:
             self._busy = False
 
     def write(self) -> None:
-        """Write the record, at the latest when the interpreter ends."""
+        """Write the record, at the latest when the process ends."""
         atexit.unregister(self.write)
+        if self._written or os.getpid() != self._process:  # the script may fork
+            return
+        self._close_step()
         if not self.record.steps and not self.record.refusal and not self._roots:
             return  # a launcher, or a worker of a data loader
-        self._busy = True
+        self._busy = self._written = True
         joined = dist.is_available() and dist.is_initialized()
         self.record.rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
         self.record.ranks = (
@@ -411,6 +511,14 @@ def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
             if scalar or (isinstance(number, int | float) and not isinstance(number, bool)):
                 settings[key] = float(number)
     return settings
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        plain_name(name): full_copy(buffer)
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point()
+    }
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -35,6 +35,8 @@ class Forward:
     """Size of the first dimension of the first input tensor; 0 without one."""
     step: int
     """Number of optimizer steps before the call."""
+    micro: int = 0
+    """Number of backward passes of this step before the call."""
 
     @property
     def samples(self) -> list[float]:
@@ -54,7 +56,12 @@ class Micro:
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """Gradients of this process's rows alone, before any communication, by parameter."""
     synchronised: bool | None = None
-    """True if DDP reduces the gradients of this micro-batch; None without DDP."""
+    """True if DDP reduces the gradients of this micro-batch, as its forward pass decides; None
+    without DDP."""
+    place: str = ""
+    """Lines of the script that call `backward`."""
+    loaders: list[int] = field(default_factory=list)
+    """Numbers of the loaders that gave a batch since the last call of `backward`."""
     gathers: list[str] = field(default_factory=list)
     """Places where the script gathers tensors that need gradients by a call that returns none."""
 
@@ -78,8 +85,12 @@ class Step:
 
     gradients: list[Tensor | None] = field(default_factory=list)
     """Gradients that the optimizer uses, by parameter."""
+    reduced: list[Tensor | None] = field(default_factory=list)
+    """Gradients after the step, if the optimizer changed them, as one does that reduces them."""
     after: list[Tensor] = field(default_factory=list)
     """Parameters after the step."""
+    moved: dict[int, float] = field(default_factory=dict)
+    """Checksums of the parameters that the script has changed since the previous step."""
     settings: list[dict[str, float]] = field(default_factory=list)
     """Numbers of each parameter group of the optimizer, such as `lr` and `weight_decay`."""
     evaluations: int = 0
@@ -87,7 +98,8 @@ class Step:
     micros: list[Micro] = field(default_factory=list)
     clips: list[Clip] = field(default_factory=list)
     buffers: dict[str, Tensor] = field(default_factory=dict)
-    """Floating-point buffers of the model when its first forward pass of this step began."""
+    """Floating-point buffers when the first forward pass of this step began: of the model, and of
+    modules without parameters that are called before it or whose results have gradients."""
 
     @property
     def rates(self) -> list[float]:
@@ -130,7 +142,9 @@ class Record:
     rank: int
     ranks: int
     names: list[str] = field(default_factory=list)
-    """Names of the optimizer's parameters, in its order."""
+    """Names of the optimizers' parameters, in their order."""
+    optimizers: list[int] = field(default_factory=list)
+    """Optimizers of a step in the order of their steps: numbers among the living ones."""
     flat_slices: bool = False
     """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
     before: list[Tensor] = field(default_factory=list)

@@ -80,9 +80,11 @@ class ReplayObserver(Observer):
         self._started = True
         with self._recording():
             engine = module if is_a(module, "DeepSpeedEngine") else None
-            living = [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
-            for optimizer in [engine] if engine is not None else living:
-                parameters = trained_parameters(optimizer)
+            created = [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
+            numbers = [n for n in self._first.optimizers if n < len(created)]
+            candidates = [[created[n] for n in numbers], *([optimizer] for optimizer in created)]
+            for optimizers in [[engine]] if engine is not None else candidates:
+                parameters = [p for optimizer in optimizers for p in trained_parameters(optimizer)]
                 if len(parameters) == len(self._start):
                     set_parameters(parameters, self._start, deepspeed=engine is not None)
                     return

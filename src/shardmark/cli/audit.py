@@ -10,7 +10,7 @@ import typer
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS
 from shardmark.cli.arguments import AcceptOption, TextOrJson, numbers_of_ranks, words_of
 from shardmark.core.errors import InputError
-from shardmark.core.text import say, say_text
+from shardmark.core.text import counted, say, say_text
 
 if TYPE_CHECKING:
     from shardmark.audit.audit import AuditReport
@@ -113,7 +113,8 @@ def report_lines(report: AuditReport) -> list[str]:
         lines.append(f"  {check.name:{width}}  {word:7}  {value}{location}")
     lines += [f"  note: {note}" for note in report.notes[:2]]
     wrapped = ", ".join(report.frameworks)
-    lines.append(f"  {report.ranks} ranks of {wrapped}, {report.steps} steps; {report.method}")
+    steps = counted(report.steps, "step")
+    lines.append(f"  {report.ranks} ranks of {wrapped}, {steps}; {report.method}")
     return lines
 
 

@@ -363,7 +363,12 @@ GPU_WINDOW_SECONDS = 15.0
 
 
 AcceptableCause = Literal[
-    "batch_norm_of_share", "buffers_differ", "precision", "uneven_weights", "whole_batch_loss"
+    "batch_norm_of_share",
+    "buffers_differ",
+    "local_steps",
+    "precision",
+    "uneven_weights",
+    "whole_batch_loss",
 ]
 """Deviations of N ranks from one process that a script may have on purpose."""
 

@@ -45,6 +45,11 @@ def with_options(name: str, options: Mapping[str, object]) -> str:
     return f"{name} ({text})" if text else name
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things, such as `1 step` or `3 steps`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def say(*lines: str, error: bool = False) -> None:
     """Print each text on one line, without control characters, to standard output or error."""
     _write("".join(f"{one_line(line)}\n" for line in lines), error=error)

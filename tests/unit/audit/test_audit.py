@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from shardmark.audit import causes
 from shardmark.audit.audit import AuditReport, Started, audit_script
+from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import Records
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Record, Step
+from shardmark.audit.record import Forward, LossCall, Micro, Record, Step
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.scripts.command import ScriptCommand, parse_command
@@ -149,3 +152,126 @@ def test_the_guide_lists_every_cause() -> None:
     columns = [row.split("|")[1] for row in rows if row.startswith("| `")]
     listed = re.findall(r"`(\w+)`", " ".join(columns))
     assert sorted(listed) == sorted(causes.CAUSES)
+
+
+def two_backward_passes(samples: list[list[float]], **micros: list[Any]) -> Records:
+    """Two ranks whose gradients are the sum of those of two backward passes."""
+    calls = [LossCall(function="mse_loss", reduction="mean", weight=2.0, value=0.5)]
+    passes = [
+        Micro(loss=0.5, losses=calls, gradients={0: torch.ones(2)}, place="train.py:7")
+        for _ in samples
+    ]
+    for name, values in micros.items():
+        for micro, value in zip(passes, values, strict=True):
+            setattr(micro, name, value)
+    both = records(*(Step(gradients=[2 * torch.ones(2)], micros=passes) for _ in range(2)),
+                   replay=step())  # fmt: skip
+    for rank in both.ranks:
+        rank.forwards = [
+            Forward(module="Linear", inputs=[torch.tensor(rows, dtype=torch.float64)], outputs=[],
+                    rows=len(rows), step=0, micro=number)
+            for number, rows in enumerate(samples)
+        ]  # fmt: skip
+    return both
+
+
+@pytest.mark.parametrize(
+    ("samples", "micros", "adds"),
+    [
+        ([[1.0, 2.0], [3.0, 4.0]], {}, True),
+        ([[1.0, 2.0], [1.0, 2.0]], {}, False),
+        ([[1.0, 2.0], [3.0, 4.0]], {"loaders": [[0], [1]]}, False),
+        ([[1.0, 2.0], [3.0, 4.0]], {"place": ["train.py:7", "train.py:9"]}, False),
+        (
+            [[1.0, 2.0], [3.0, 4.0]],
+            {"place": ["train.py:7", "train.py:9"], "loaders": [[0], [0]]},
+            True,
+        ),
+    ],
+    ids=["micro-batches", "one batch", "two loaders", "two losses", "two branches"],
+)
+def test_several_losses_of_one_step_are_no_accumulation(
+    samples: list[list[float]], micros: dict[str, list[Any]], adds: bool
+) -> None:
+    finding = causes.of_accumulation(two_backward_passes(samples, **micros))
+    assert (finding is not None and finding.name == "accumulation_not_divided") == adds
+
+
+def updated(*, gradients: Sequence[float], after: Sequence[float], **more: Any) -> list[Step]:
+    """A step of each rank."""
+    return [
+        Step(gradients=[torch.full((2,), g)], after=[torch.full((2,), w)], **more)
+        for g, w in zip(gradients, after, strict=True)
+    ]
+
+
+def started(*steps: Step) -> Records:
+    both = records(*steps, replay=Step(gradients=[torch.full((2,), 2.0)]))
+    for rank in both.ranks:
+        rank.before = [torch.ones(2)]
+    return both
+
+
+@pytest.mark.parametrize(("after", "reduced"), [((0.8, 0.8), True), ((0.9, 0.7), False)])
+def test_equal_updates_by_different_gradients_are_reduced_in_the_step(
+    after: tuple[float, float], reduced: bool
+) -> None:
+    both = started(*updated(gradients=(1.0, 3.0), after=after))
+    assert both.reduces_in_step == reduced
+    assert (causes.of_disagreement(both) is None) == reduced
+
+
+def test_gradients_that_the_optimizer_reduces_are_read_after_its_step() -> None:
+    both = started(
+        *updated(gradients=(1.0, 3.0), after=(0.8, 0.8), reduced=[torch.full((2,), 2.0)])
+    )
+    assert both.after_reduction().gradients()["weight"].tolist() == [2.0, 2.0]
+    unchanged = started(*updated(gradients=(1.0, 3.0), after=(0.8, 0.8)))
+    assert unchanged.after_reduction() is unchanged
+
+
+@pytest.mark.parametrize(
+    ("after", "moved", "name"),
+    [
+        ((0.9, 0.7), (0.8, 0.8), "local_steps"),
+        ((0.9, 0.7), (0.9, None), None),
+        ((0.8, 0.8), (0.5, None), "weights_changed_by_rank"),
+        ((0.8, 0.8), (0.5, 0.5), None),
+    ],
+)
+def test_weights_that_change_outside_of_the_optimizer(
+    after: tuple[float, float], moved: tuple[float | None, ...], name: str | None
+) -> None:
+    first = updated(gradients=(1.0, 3.0), after=after)
+    both = started(*first)
+    for rank, value in zip(both.ranks, moved, strict=True):
+        change = {} if value is None else {0: checksum(torch.full((2,), value))}
+        rank.steps.append(replace(rank.steps[0], moved=change))
+    assert both.replay is not None
+    both.replay.steps.append(both.replay.steps[0])
+    finding = causes.of_weights(both)
+    assert (None if finding is None else finding.name) == name
+    if name == "weights_changed_by_rank":
+        assert finding is not None
+        assert "rank 0 alone" in finding.reason
+
+
+@pytest.mark.parametrize(("factor", "matched"), [(1 + 1e-7, True), (1.001, False)])
+def test_rows_match_up_to_rounding(factor: float, matched: bool) -> None:
+    both = two_backward_passes([[1.0, 2.0], [-3.0, 1e-9]])
+    assert both.replay is not None
+    both.replay.forwards = [
+        replace(forward, inputs=[factor * forward.inputs[0]])
+        for rank in both.ranks
+        for forward in rank.forwards
+    ]
+    assert both.matched == matched
+
+
+@pytest.mark.parametrize(
+    "bar", ["Loading weights: 100%", " 30%|###   | 3/10 [00:01<00:02,  2.5it/s]", "3/10 [00:01"]
+)
+def test_a_progress_bar_is_no_error(bar: str, tmp_path: Path) -> None:
+    run = Ended(tmp_path / "log.txt")
+    run.log.write_text(f"the model is too small\n{bar}\n")
+    assert run.error() == "the model is too small"

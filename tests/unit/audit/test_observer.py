@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import os
 import random
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
+from shardmark.audit import hooks
 from shardmark.audit.observer import Observer
-from shardmark.audit.plan import Plan
+from shardmark.audit.plan import Plan, rank_file
+from shardmark.audit.record import Record
 
 
 @pytest.fixture
@@ -68,3 +73,144 @@ def test_a_look_at_a_data_set_changes_no_random_numbers(observer: Observer) -> N
     seen = first(lambda: observer.batches(loader, 0, lambda: iter(loader)))
     assert torch.equal(seen, first(lambda: iter(loader)))
     assert observer.record.draws == []
+
+
+class Trainer:
+    """Trains linear layers with the observer's calls that the hooks make."""
+
+    def __init__(self, observer: Observer, *layers: nn.Linear) -> None:
+        self.observer, self.layers = observer, layers
+        self.optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+        observer.optimizers += map(weakref.ref, self.optimizers)
+
+    def backward(self, layer: nn.Linear) -> None:
+        self.observer.before_module(layer)
+        loss = layer(torch.ones(2, layer.in_features)).sum()
+        self.observer.after_module(layer, (torch.ones(2, layer.in_features),), loss)
+        self.observer.before_backward(loss)
+        loss.backward()
+        self.observer.after_backward()
+
+    def update(self, number: int) -> None:
+        self.observer.before_step(self.optimizers[number])
+        self.optimizers[number].step()
+        self.observer.after_step(self.optimizers[number])
+
+
+def test_optimizers_that_step_together_take_one_step(observer: Observer) -> None:
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
+    for _ in range(2):
+        for layer in trainer.layers:
+            trainer.backward(layer)
+        trainer.update(1)
+        trainer.update(0)
+    first, second = observer.record.steps
+    assert [tensor.shape for tensor in first.after] == [(1, 3), (1,), (2, 3), (2,)]
+    assert all(gradient is not None for gradient in (*first.gradients, *second.gradients))
+    assert [len(step.settings) for step in (first, second)] == [2, 2]
+    assert observer.record.optimizers == [1, 0]
+    assert observer.record.refusal == ""
+
+
+def test_optimizers_with_a_backward_pass_each_are_refused(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(observer, "finish", end)
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    trainer.backward(trainer.layers[1])
+    with pytest.raises(SystemExit):
+        trainer.update(1)
+    assert "each after its own backward pass" in observer.record.refusal
+
+
+def test_weights_that_change_between_two_steps_are_recorded(observer: Observer) -> None:
+    layer = nn.Linear(3, 2)
+    trainer = Trainer(observer, layer)
+    for changed in (False, False, True):
+        if changed:
+            with torch.no_grad():
+                layer.bias.fill_(1.0)
+        trainer.backward(layer)
+        trainer.update(0)
+    assert [list(step.moved) for step in observer.record.steps] == [[], [], [1]]
+
+
+def test_the_flag_of_ddp_counts_in_its_forward_pass(observer: Observer) -> None:
+    class DistributedDataParallel(nn.Linear):
+        require_backward_grad_sync = False
+
+    layer = DistributedDataParallel(3, 2)
+    trainer = Trainer(observer, layer)
+    observer.before_module(layer)
+    observer.after_module(layer, (), layer(torch.ones(2, 3)))
+    layer.require_backward_grad_sync = True
+    observer.before_backward(torch.ones(1))
+    observer.after_backward()
+    trainer.update(0)
+    assert [micro.synchronised for micro in observer.record.steps[0].micros] == [False]
+
+
+class Normalizer(nn.Module):
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((3,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.mean
+
+
+def test_buffers_of_modules_without_parameters_are_recorded(observer: Observer) -> None:
+    """A module after the model counts if the gradient flows through it: a meter does not."""
+    normalizer, layer = Normalizer(), nn.Linear(3, 3)
+    trainer = Trainer(observer, layer)
+
+    def call(outputs: torch.Tensor) -> None:
+        observer.before_module(normalizer)
+        observer.after_module(normalizer, (), outputs)
+
+    def buffers(before: torch.Tensor | None, after: torch.Tensor | None) -> set[str]:
+        if before is not None:
+            call(before)
+        trainer.backward(layer)
+        if after is not None:
+            call(after)
+        trainer.update(0)
+        return set(observer.record.steps[-1].buffers)
+
+    data = torch.ones(2, 3)
+    assert buffers(data, None) == {"Normalizer.mean"}
+    assert buffers(None, data) == set()
+    assert buffers(None, layer(data)) == {"Normalizer.mean"}
+
+
+def test_a_fork_of_the_script_writes_no_record(observer: Observer, tmp_path: Path) -> None:
+    trainer = Trainer(observer, nn.Linear(3, 2))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    observer._process += 1
+    observer.write()
+    assert not rank_file(str(tmp_path), 0).exists()
+    observer._process -= 1
+    observer.write()
+    assert len(Record.load(rank_file(str(tmp_path), 0)).steps) == 1
+
+
+def test_steps_before_os_exit_are_written(
+    observer: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    hooks.watch_exit(observer)
+    trainer = Trainer(observer, nn.Linear(3, 2))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    os._exit(3)
+    assert codes == [3]
+    assert len(Record.load(rank_file(str(tmp_path), 0)).steps) == 1
