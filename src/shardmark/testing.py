@@ -6,16 +6,23 @@ import shlex
 from collections.abc import Sequence
 
 from shardmark.audit.plan import STEPS
+from shardmark.core.recipe import USUAL
 
 
 def same_training(
-    command: str | Sequence[str], *, ranks: int = 2, steps: int = STEPS, accept: Sequence[str] = ()
+    command: str | Sequence[str],
+    *,
+    ranks: int = 2,
+    steps: int = STEPS,
+    accept: Sequence[str] = (),
+    strict: bool = False,
 ) -> None:
     """Fail unless a training script on several ranks trains what one process trains.
 
     `command` is the training command as it is typed, such as `"torchrun train.py --epochs 1"`; it
     runs on this machine, unchanged, for the first steps.  `accept` names causes that are no fault
-    here, such as `"batch_norm_of_share"`: everything else is still compared.  Raises
+    here, such as `"local_steps"`: everything else is still compared.  Batch norm of each rank's
+    samples is accepted unless `strict`.  Raises
     `AssertionError` with the answer of `shardmark audit` if the training deviates or if that cannot
     be told, and `InputError` if the script does not run.
     """
@@ -23,6 +30,7 @@ def same_training(
     from shardmark.scripts.command import parse_command
 
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    report = audit_script(parse_command(words), ranks=ranks, steps=steps, accept=accept)
+    chosen = [*accept, *([] if strict else USUAL)]
+    report = audit_script(parse_command(words), ranks=ranks, steps=steps, accept=chosen)
     if not report.same:
         raise AssertionError(report.answer)

@@ -34,6 +34,7 @@ PARAMETERS = [
 
 
 def audited(*words: str, accept: Sequence[str] = ()) -> AuditReport:
+    """Audit with batch norm of each rank's samples as a fault, unless it is accepted."""
     return audit_script(
         parse_command(words),
         ranks=2,
@@ -77,7 +78,7 @@ def test_a_fault_beside_an_accepted_cause_is_found(tmp_path: Path) -> None:
     accept = ["batch_norm_of_share"]
     report = audited(str(right), accept=accept)
     assert report.same is True, report.answer
-    assert "apart from what you accept" in report.answer
+    assert "as is usual" in report.answer
     assert "batch norm takes its statistics from the samples of one rank" in report.answer
     assert {"first update", "gradient, step 3"} <= {check.name for check in report.checks}
     report = audited(str(wrong), accept=accept)

@@ -30,7 +30,7 @@ from shardmark.audit.comparison import (
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS, Plan, rank_file
 from shardmark.audit.record import Record
 from shardmark.core.errors import InputError
-from shardmark.core.recipe import ACCEPTABLE
+from shardmark.core.recipe import ACCEPTABLE, USUAL
 from shardmark.core.scratch import scratch_folder
 from shardmark.core.text import counted
 from shardmark.equivalence.compare import BLIND, MARGIN
@@ -79,7 +79,8 @@ class AuditReport:
     @property
     def acceptable(self) -> str:
         """Value of `--accept` that would accept all findings; empty if one has to be mended."""
-        names = [finding.name for finding in (*self.accepted, *self.findings)]
+        chosen = [finding for finding in self.accepted if finding.name not in USUAL]
+        names = [finding.name for finding in (*chosen, *self.findings)]
         return ",".join(names) if self.findings and set(names) <= set(ACCEPTABLE) else ""
 
 
@@ -143,7 +144,7 @@ def audit_script(
     ranks: int,
     steps: int = STEPS,
     deterministic: bool = False,
-    accept: Collection[str] = (),
+    accept: Collection[str] = USUAL,
     longest_seconds: float = LONGEST_SECONDS,
     start: Start = start_command,
 ) -> AuditReport:
@@ -226,7 +227,7 @@ class _Runs:
             raise InputError(
                 "command",
                 f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
-                f"every one of {self.ranks} ranks must train",
+                _remedy_for_idle_ranks(records, self.ranks),
             )
         return records
 
@@ -295,6 +296,18 @@ class _Runs:
         )
 
 
+def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int) -> str:
+    if any(record.accelerate_alone for record in records):
+        return causes.ON_A_CPU
+    passes = max((record.backward_passes for record in records if not record.steps), default=0)
+    if passes:
+        return (
+            f"backward was called {counted(passes, 'time')}: the class of the optimizer must "
+            "derive from torch.optim.Optimizer"
+        )
+    return f"every one of {ranks} ranks must train"
+
+
 def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
     backwards = tuple(reversed(range(runs.ranks)))
     replay, disturbed = runs.replays([runs.plan("replay"), runs.plan("disturbed", order=backwards)])
@@ -319,11 +332,22 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
             f"equal within {records.steps} steps; record more by --steps N",
             recorded,
         )
-    nonfinite = [name for name, g in records.gradients().items() if not np.isfinite(g).all()]
-    if nonfinite:
+    for quantity, vectors in (
+        ("the weights at the start are", records.weights_at_start()),
+        ("the gradient of step 1 is", records.gradients()),
+    ):
+        if nonfinite := [name for name, values in vectors.items() if not np.isfinite(values).all()]:
+            return runs.report(
+                None,
+                f"cannot be told: {quantity} not finite ({causes.some(nonfinite)})",
+                recorded,
+            )
+    if replay is not None and replay.resumed_at != recorded[0].resumed_at:
         return runs.report(
             None,
-            f"cannot be told: the gradient of step 1 is not finite ({causes.some(nonfinite)})",
+            f"cannot be told: the script resumes: its optimizer has taken "
+            f"{counted(recorded[0].resumed_at, 'step')} on the ranks and "
+            f"{counted(replay.resumed_at, 'step')} in one process before the first one",
             recorded,
         )
     if records.matched:
@@ -471,6 +495,7 @@ def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
     weights = causes.of_weights(records)
     local = weights is not None and weights.name == "local_steps"
     possible = (
+        causes.of_distribution(records),
         causes.of_start(records),
         causes.of_data(records),
         causes.of_optimizer(records),
@@ -513,10 +538,19 @@ def _reported(
     else:
         steps = counted(records.steps, "step") if method == REPLAY else "the first step"
         answer = f"{ranks} train what one process trains, in {steps}"
-        if runs.accepted:
-            causes_found = runs.accepted.values()
-            allowed = "; ".join(f"{f.deviation}, because {f.reason}" for f in causes_found)
-            answer += f", apart from what you accept: {allowed}"
+        for finding in runs.accepted.values():
+            if finding.name in USUAL:
+                answer += (
+                    f", as is usual: {finding.reason} (compared with all samples, "
+                    f"{finding.deviation}; --strict makes it count)"
+                )
+        allowed = [
+            f"{finding.deviation}, because {finding.reason}"
+            for finding in runs.accepted.values()
+            if finding.name not in USUAL
+        ]
+        if allowed:
+            answer += f", apart from what you accept: {'; '.join(allowed)}"
     return runs.report(
         not findings and not failing,
         answer,

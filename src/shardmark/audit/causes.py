@@ -11,12 +11,18 @@ import numpy as np
 from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import EQUAL, Records, Vectors, aligned, relative, stacked
 from shardmark.audit.record import Loader, Micro, Record
+from shardmark.core.text import counted
 from shardmark.equivalence.capture import Array
 
 EXPLAINED = 0.02
 """Part of a deviation that a cause may leave unexplained."""
 
 MOST_NAMES = 3
+GUIDE = "docs/guides/is-my-script-right.md#from-one-process-to-n-ranks"
+ON_A_CPU = (
+    "without a GPU, Accelerate and the Trainer of transformers use several processes only on "
+    "request: accelerate launch --cpu, Accelerator(cpu=True), TrainingArguments(use_cpu=True)"
+)
 
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""
@@ -40,6 +46,7 @@ class Finding:
         """True if a deviating gradient needs no other cause."""
         return self.name in {
             "different_start",
+            "not_distributed",
             "accumulation_not_synchronised",
             "local_steps",
             "not_reduced",
@@ -57,6 +64,10 @@ class Cause:
 
 
 CAUSES = {
+    "not_distributed": Cause(
+        "{which}",
+        "{remedy}",
+    ),
     "different_start": Cause(
         "each rank draws its own initial weights and none are sent to the others",
         "broadcast rank 0's weights before the first step (DDP does), or seed all ranks alike "
@@ -154,7 +165,7 @@ CAUSES = {
     "batch_norm_of_share": Cause(
         "batch norm takes its statistics from the samples of one rank",
         "convert the model by SyncBatchNorm.convert_sync_batchnorm (GPUs only), use a norm that "
-        "does not depend on the batch, or accept it: many recipes for pictures train so",
+        "does not depend on the batch, or leave --strict out: many recipes for images train so",
     ),
     "gathered_without_gradients": Cause(
         "the loss uses other ranks' outputs, and no gradient flows back through the gather",
@@ -208,6 +219,23 @@ def percent(value: float) -> str:
 
 
 # Causes that need no replay
+
+
+def of_distribution(records: Records) -> Finding | None:
+    """Ranks that exchange nothing: a script for one process."""
+    first = records.ranks[0]
+    joined = any(rank.joined for rank in records.ranks)
+    exchanges = joined and (first.frameworks or any(rank.collectives for rank in records.ranks))
+    if not first.accelerate_alone and (exchanges or (joined and not records.different_gradients)):
+        return None
+    return finding(
+        "not_distributed",
+        f"each of the {records.count} ranks trains a model of its own",
+        f"in {counted(records.steps, 'step')}, no model is wrapped and no collective is called",
+        which="the script is not distributed: it "
+        + ("calls no collective" if joined else "joins no process group"),
+        remedy=ON_A_CPU if first.accelerate_alone else f"add the lines of {GUIDE}",
+    )
 
 
 def of_start(records: Records) -> Finding | None:

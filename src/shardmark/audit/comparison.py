@@ -153,6 +153,9 @@ class Records:
         )
         return self if later.different_gradients else later
 
+    def weights_at_start(self) -> Vectors:
+        return self._joined([rank.before for rank in self.ranks])
+
     def replayed(self, record: Record, step: int = 0) -> Vectors:
         return self._named(record.steps[step].gradients)
 
@@ -193,7 +196,7 @@ class Records:
         if record is not None:
             before, after = self._named(record.before), self._named(record.steps[steps - 1].after)
         else:
-            before = self._joined([rank.before for rank in self.ranks])
+            before = self.weights_at_start()
             after = self._joined([rank.steps[steps - 1].after for rank in self.ranks])
         return {name: after[name] - before[name] for name in after}
 

@@ -37,7 +37,11 @@ LOSS_FUNCTIONS = (
     "kl_div",
 )
 
-GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all"),
+    *("all_to_all_single", "broadcast", "broadcast_object_list", "isend", "reduce"),
+    *("reduce_scatter", "reduce_scatter_tensor", "send"),
+)
 
 LIGHTNING = {
     "lightning.pytorch.trainer.connectors.accelerator_connector": "_AcceleratorConnector",
@@ -64,7 +68,7 @@ def install() -> None:
     _watch_clipping(observer)
     _watch_scalers(observer)
     _watch_loaders(observer)
-    _watch_gathers(observer)
+    _watch_collectives(observer)
     _set_devices_of_lightning()
     _refuse_spawn(observer)
     watch_exit(observer)
@@ -251,16 +255,16 @@ def _watch_loaders(observer: Observer) -> None:
     DataLoader.__len__ = count  # type: ignore[method-assign]
 
 
-def _watch_gathers(observer: Observer) -> None:
+def _watch_collectives(observer: Observer) -> None:
     import torch.distributed as dist
 
-    for name in GATHERS:
+    for name in COLLECTIVES:
         original = getattr(dist, name, None)
         if original is None:
             continue
 
         def watched(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
-            observer.gathered(_name, args)
+            observer.collective(_name, (*args, *kwargs.values()))
             return _original(*args, **kwargs)
 
         setattr(dist, name, functools.wraps(original)(watched))

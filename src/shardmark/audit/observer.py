@@ -38,6 +38,7 @@ from shardmark.audit.record import Clip, Draw, Forward, Loader, LossCall, Micro,
 
 MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 MOST_INDICES = 10**6
 LONGEST_WAIT_SECONDS = 30.0
 """Time that a rank waits for the others before it ends."""
@@ -188,6 +189,7 @@ class Observer:
     def before_backward(self, tensors: Any) -> None:
         self._end_step()
         self.in_backward = True
+        self.record.backward_passes += 1
         self._local = {}
         value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
         if isinstance(value, Tensor) and value.numel() == 1:
@@ -212,13 +214,21 @@ class Observer:
             LossCall(function=name, reduction=reduction, weight=weight, value=number)
         )
 
-    def gathered(self, name: str, values: Sequence[Any]) -> None:
-        """Note a gather after a forward pass: torch.distributed's functions return no gradient."""
-        if self._busy or self.in_backward or not self.record.forwards:
+    def collective(self, name: str, values: Sequence[Any]) -> None:
+        """Note a gather of results of the model: torch.distributed's functions return no gradient.
+
+        Inside of the model, a gather of parameters is none.
+        """
+        if self._busy:
+            return
+        self.record.collectives += 1
+        if name not in GATHERS or self.in_backward or not (self._stack or self.record.forwards):
             return
         flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
-        floating = any(isinstance(v, Tensor) and v.is_floating_point() and v.dim() for v in flat)
-        if floating and not _inside_autograd_function():
+        tensors = [v for v in flat if isinstance(v, Tensor) and v.is_floating_point() and v.dim()]
+        if self._stack:
+            tensors = [v for v in tensors if v.requires_grad and not v.is_leaf]
+        if tensors and not _inside_autograd_function():
             self._micro.gathers.append(f"{name} at {user_place()}")
 
     # Clipping and optimizer steps
@@ -240,6 +250,7 @@ class Observer:
         again = self._in_step is optimizer  # a closure that computes the gradient
         self._in_step = optimizer
         with self._recording():
+            self.record.joined |= dist.is_available() and dist.is_initialized()
             number = self._number_of(optimizer)
             if number in self._stepped and not again:
                 self._end_step()
@@ -378,6 +389,9 @@ class Observer:
         self.record.flat_slices = "FSDP1" in self.record.frameworks
         self.record.strangers += sum(id(p) not in names for p in parameters)
         self.record.before += full_parameters(parameters, deepspeed=deepspeed)
+        states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
+        steps = [int(state.get("step", 1)) for state in states if state]
+        self.record.resumed_at = max([self.record.resumed_at, *steps])
         if not self._with_gradient and not self.record.flat_slices and not deepspeed:
             self._with_gradient = {
                 id(parameter): plain_name(name)
@@ -471,6 +485,10 @@ class Observer:
         self.record.ranks = (
             dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
         )
+        states = sys.modules.get("accelerate.state")
+        state = {} if states is None else states.PartialState._shared_state
+        alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
+        self.record.accelerate_alone = alone and not torch.cuda.is_available()
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -173,6 +173,15 @@ class Record:
     """Parameters with a gradient that the optimizer does not have."""
     strangers: int = 0
     """Number of parameters of the optimizer that the model does not have."""
+    joined: bool = False
+    """True if the process was in a process group when it took a step."""
+    accelerate_alone: bool = False
+    """True if Accelerate (or the Trainer, which uses it) knows one process alone, without a GPU."""
+    collectives: int = 0
+    """Number of calls of torch.distributed's functions that exchange tensors."""
+    resumed_at: int = 0
+    """Number of steps in the optimizer's state before the first recorded one."""
+    backward_passes: int = 0
     refusal: str = ""
     """Reason why the script cannot be audited."""
     ended_early: bool = False

@@ -43,6 +43,13 @@ def words_of(text: str | None) -> list[str]:
     return (text or "").replace(",", " ").split()
 
 
+def causes_of(accept: str | None, *, strict: bool) -> list[str]:
+    """Return the causes to accept: those that the user names, and usual ones unless `strict`."""
+    from shardmark.core.recipe import USUAL  # imports pydantic
+
+    return [*dict.fromkeys([*([] if strict else USUAL), *words_of(accept)])]
+
+
 class TextOrJson(StrEnum):
     """Output formats of a verb."""
 
@@ -75,7 +82,14 @@ AcceptOption = Annotated[
     typer.Option(
         "--accept",
         metavar="CAUSE,...",
-        help="Causes that are no fault here, such as batch_norm_of_share; all else is compared.",
+        help="Causes that are no fault here, such as local_steps; all else is compared.",
+    ),
+]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict",
+        help="Let batch norm of each rank's samples count, which is accepted by default.",
     ),
 ]
 Runs = Annotated[

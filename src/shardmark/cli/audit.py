@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.audit.plan import LONGEST_SECONDS, STEPS
-from shardmark.cli.arguments import AcceptOption, TextOrJson, numbers_of_ranks, words_of
+from shardmark.cli.arguments import (
+    AcceptOption,
+    StrictOption,
+    TextOrJson,
+    causes_of,
+    numbers_of_ranks,
+)
 from shardmark.core.errors import InputError
 from shardmark.core.text import counted, say, say_text
 
@@ -43,6 +49,7 @@ def audit(
         bool, typer.Option("--deterministic", help="Seed all ranks, and switch dropout off.")
     ] = False,
     accept: AcceptOption = None,
+    strict: StrictOption = False,
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of each start.")
     ] = LONGEST_SECONDS,
@@ -68,7 +75,7 @@ def audit(
                 ranks=count,
                 steps=steps,
                 deterministic=deterministic,
-                accept=words_of(accept),
+                accept=causes_of(accept, strict=strict),
                 longest_seconds=timeout,
             )
             reports.append(report)

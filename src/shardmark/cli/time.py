@@ -14,11 +14,12 @@ from shardmark.cli.arguments import (
     AcceptOption,
     EngineOption,
     Overrides,
+    StrictOption,
     TextOrJson,
+    causes_of,
     numbers_of_ranks,
     path_of,
     with_engine,
-    words_of,
 )
 from shardmark.cli.run import RunFormat, run_and_print
 from shardmark.core.errors import InputError
@@ -59,6 +60,7 @@ def time(
         typer.Option("--no-audit", help="Do not check that N ranks train what one process does."),
     ] = False,
     accept: AcceptOption = None,
+    strict: StrictOption = False,
     overrides: Overrides = None,
     engine: EngineOption = None,
     out: Annotated[
@@ -90,7 +92,7 @@ def time(
     mapping["workload"]["until_exit"] = until_exit
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
     mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
-    mapping["measure"]["accept"] = words_of(accept)
+    mapping["measure"]["accept"] = causes_of(accept, strict=strict)
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")

@@ -373,6 +373,8 @@ AcceptableCause = Literal[
 """Deviations of N ranks from one process that a script may have on purpose."""
 
 ACCEPTABLE: tuple[AcceptableCause, ...] = get_args(AcceptableCause)
+USUAL: tuple[AcceptableCause, ...] = ("batch_norm_of_share",)
+"""Deviations that most scripts with such a model have: they are accepted by default."""
 
 
 class Measure(Model):
@@ -401,8 +403,9 @@ class Measure(Model):
     """After the training, take untimed steps that count memory, collectives and communication."""
     verify: bool = True
     """Before the first trial, verify with a few steps that all strategies train the same model."""
-    accept: tuple[AcceptableCause, ...] = ()
-    """Causes of a script's deviation that are no fault here; everything else is still compared."""
+    accept: tuple[AcceptableCause, ...] | None = None
+    """Causes of a script's deviation that are no fault here; everything else is still compared.
+    null: batch_norm_of_share.  []: none."""
     twin: bool = True
     """Train the baseline's cell once more from initial weights that differ by one rounding, to
     measure the effect of rounding on the quality.  Requires verification and evaluation."""
@@ -411,6 +414,10 @@ class Measure(Model):
     link_seconds: Annotated[float, Field(ge=0, le=600)] | None = None
     """Time for measuring the links between the ranks before the first trial; 0 skips it.
     null: 8 for trials with several nodes, otherwise 0."""
+
+    @property
+    def accepted(self) -> tuple[AcceptableCause, ...]:
+        return USUAL if self.accept is None else self.accept
 
     @model_validator(mode="before")
     @classmethod

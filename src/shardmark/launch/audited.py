@@ -38,7 +38,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
             checks=() if isinstance(report, str) else report.checks,
             cause=None if same else _cause(report),
             mathematics=() if isinstance(report, str) else _accepted(report),
-            accept=cell.measure.accept,
+            accept=cell.measure.accepted,
         )
 
 
@@ -52,7 +52,7 @@ def _audited(cell: Trial) -> AuditReport | str:
         return audit_script(
             cell.workload.parsed(),
             ranks=cell.world_size,
-            accept=cell.measure.accept,
+            accept=cell.measure.accepted,
             longest_seconds=longest_seconds,
         )
     except InputError as error:

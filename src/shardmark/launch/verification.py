@@ -202,7 +202,7 @@ def is_decided(verdict: Verdict) -> bool:
 def decides(verdict: Verdict, cell: Trial) -> bool:
     """Return whether a stored verdict answers for the cell, with what the user accepts now."""
     equal_to_one_process = verdict.equivalent is True and not verdict.mathematics
-    same_question = set(verdict.accept) == set(cell.measure.accept)
+    same_question = set(verdict.accept) == set(cell.measure.accepted)
     return is_decided(verdict) and (equal_to_one_process or same_question)
 
 

@@ -35,9 +35,9 @@ class Ended(Started):
         return 0
 
 
-def audited(*records: Record) -> AuditReport:
+def audited(*records: Record, replay: Record | None = None) -> AuditReport:
     def start(_command: ScriptCommand, _ranks: int, plan: Plan, log: Path) -> Started:
-        for record in records:
+        for record in [replay] if plan.replays and replay is not None else records:
             record.save(rank_file(plan.directory, record.rank))
         return Ended(log)
 
@@ -254,6 +254,77 @@ def test_weights_that_change_outside_of_the_optimizer(
     if name == "weights_changed_by_rank":
         assert finding is not None
         assert "rank 0 alone" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, ("joins no process group", "#from-one-process-to-n-ranks")),
+        ({"joined": True}, ("calls no collective", "#from-one-process-to-n-ranks")),
+        ({"joined": True, "accelerate_alone": True}, ("calls no collective", "use_cpu=True")),
+        ({"joined": True, "collectives": 1}, None),
+        ({"joined": True, "frameworks": ["DDP"]}, None),
+    ],
+)
+def test_a_script_that_is_not_distributed(
+    facts: dict[str, Any], words: tuple[str, str] | None
+) -> None:
+    both = started(*updated(gradients=(1.0, 3.0), after=(0.9, 0.7)))
+    finding = causes.of_distribution(replace(both, ranks=[replace(r, **facts) for r in both.ranks]))
+    assert (finding is None) == (words is None)
+    if finding is not None and words is not None:
+        assert words[0] in finding.reason
+        assert words[1] in finding.remedy
+
+
+def test_an_optimizer_that_torch_does_not_know_is_explained() -> None:
+    with pytest.raises(InputError, match=r"called 4 times.* derive from torch.optim.Optimizer"):
+        audited(*(Record(rank=rank, ranks=2, backward_passes=4) for rank in range(2)))
+
+
+def test_accelerate_on_a_cpu_has_its_own_remedy() -> None:
+    with pytest.raises(InputError, match=r"rank 1 takes no .*accelerate launch --cpu"):
+        audited(Record(rank=0, ranks=1, steps=[Step()], accelerate_alone=True))
+
+
+def test_weights_that_are_not_finite_at_the_start_are_named() -> None:
+    both = started(*updated(gradients=(float("nan"),) * 2, after=(1.0, 1.0)))
+    for rank in both.ranks:
+        rank.before = [torch.tensor([1.0, float("nan")])]
+    report = audited(*both.ranks, replay=both.replay)
+    assert report.same is None
+    assert "the weights at the start are not finite (weight)" in report.answer
+
+
+def test_an_optimizer_that_resumes_in_one_process_only_is_no_reference() -> None:
+    both = started(*updated(gradients=(1.0, 1.0), after=(0.9, 0.9)))
+    assert both.replay is not None
+    report = audited(*both.ranks, replay=replace(both.replay, resumed_at=3))
+    assert report.same is None
+    assert "0 steps on the ranks and 3 steps in one process" in report.answer
+
+
+@pytest.mark.parametrize(
+    ("options", "accepted"),
+    [
+        ([], ["batch_norm_of_share"]),
+        (["--accept", "precision"], ["batch_norm_of_share", "precision"]),
+        (["--strict"], []),
+        (["--strict", "--accept", "batch_norm_of_share"], ["batch_norm_of_share"]),
+    ],
+)
+def test_batch_norm_of_each_rank_is_accepted_unless_strict(
+    options: list[str], accepted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def audit(_command: ScriptCommand, *, accept: list[str], **_: Any) -> AuditReport:
+        seen.append(accept)
+        raise InputError("command", "it is not started", "look at the options")
+
+    monkeypatch.setattr("shardmark.audit.audit.audit_script", audit)
+    assert main(["audit", *options, "train.py"]) == 2
+    assert seen == [accepted]
 
 
 @pytest.mark.parametrize(("factor", "matched"), [(1 + 1e-7, True), (1.001, False)])

@@ -190,6 +190,19 @@ def test_buffers_of_modules_without_parameters_are_recorded(observer: Observer) 
     assert buffers(None, layer(data)) == {"Normalizer.mean"}
 
 
+def test_a_gather_inside_of_the_model_counts_if_it_takes_results(observer: Observer) -> None:
+    layer = nn.Linear(3, 2)
+    result = layer(torch.ones(2, 3))
+    observer.before_module(layer)
+    observer.collective("all_gather", ([torch.zeros(2, 2)], result.detach()))
+    observer.collective("all_gather_into_tensor", (torch.zeros(4, 3), layer.weight))
+    observer.collective("all_reduce", (result,))
+    assert observer._micro.gathers == []
+    observer.collective("all_gather", ([torch.zeros(2, 2)], result))
+    assert len(observer._micro.gathers) == 1
+    assert observer.record.collectives == 4
+
+
 def test_a_fork_of_the_script_writes_no_record(observer: Observer, tmp_path: Path) -> None:
     trainer = Trainer(observer, nn.Linear(3, 2))
     trainer.backward(trainer.layers[0])
