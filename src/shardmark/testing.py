@@ -26,7 +26,7 @@ def same_training(
     `AssertionError` with the answer of `shardmark audit` if the training deviates or if that cannot
     be told, and `InputError` if the script does not run.
     """
-    from shardmark.audit.audit import audit_script
+    from shardmark.audit.script import audit_script
     from shardmark.scripts.command import parse_command
 
     words = shlex.split(command) if isinstance(command, str) else list(command)

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.audit.audit import Started
 from shardmark.audit.plan import Plan
 from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.start import Started
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.zoo.preload"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from shardmark.audit.audit import audit_script
+from shardmark.audit.script import audit_script
 from shardmark.core.recipe import ACCEPTABLE
 from shardmark.scripts.command import parse_command
 from tests.zoo.cases import CASES, Case

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from shardmark.audit import causes
 from shardmark.audit.causes import Finding, percent
@@ -27,33 +21,21 @@ from shardmark.audit.comparison import (
     relative,
     update_check,
 )
-from shardmark.audit.plan import LONGEST_SECONDS, STEPS, Plan, rank_file
+from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import Record
+from shardmark.audit.script import Progress, Start, launch
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import ACCEPTABLE, USUAL
-from shardmark.core.scratch import scratch_folder
 from shardmark.core.text import counted
 from shardmark.equivalence.compare import BLIND, MARGIN
+from shardmark.measure.system.gpus import used_memory
 from shardmark.results.verification import Check
-from shardmark.scripts.command import ScriptCommand, hooked_environment
-from shardmark.workloads.script.data import check_exists
-
-HOOKS = "shardmark.audit.hooks:install"
-PREFIX = re.compile(r"^\[\w+\d+\]:")
-ERROR = re.compile(
-    r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
-)
-"""Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
-BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")
-"""Progress bars."""
-POLL_SECONDS = 0.05
+from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.start import Started, described_writes
 
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
-
-Start = Callable[[ScriptCommand, int, Plan, Path], "Started"]
-"""Starts the script on a number of ranks with a plan; its output goes to the file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +55,8 @@ class AuditReport:
     method: str
     frameworks: tuple[str, ...]
     notes: tuple[str, ...]
+    writes: str = ""
+    """Description of where the script's writes went."""
     accepted: tuple[Finding, ...] = ()
     """Causes that were found and that the user accepts; everything else was compared."""
 
@@ -84,97 +68,33 @@ class AuditReport:
         return ",".join(names) if self.findings and set(names) <= set(ACCEPTABLE) else ""
 
 
-class Started:
-    """A start of the script as processes of their own session."""
-
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                words, env=dict(environment), stdout=file, stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-
-    def wait(self, seconds: float) -> int | None:
-        """Exit code; None if it runs longer, and is then ended."""
-        until = time.monotonic() + seconds
-        try:
-            while time.monotonic() < until:
-                code = self._process.poll()
-                if code is not None:
-                    return code
-                time.sleep(POLL_SECONDS)
-            return None
-        finally:
-            self.end()
-
-    def end(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, 9)
-        self._process.wait()
-
-    def error(self) -> str:
-        """The line of the output that names an error, or its last line."""
-        lines = [
-            PREFIX.sub("", line).strip()
-            for line in self.log.read_text(errors="replace").splitlines()
-            if line.strip()
-        ]
-        lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
-        named = [line for line in lines if ERROR.match(line)]
-        return (named or lines[-1:] or ["nothing"])[0]
-
-
-def start_command(command: ScriptCommand, ranks: int, plan: Plan, log: Path) -> Started:
-    """Start the script by its own launcher.  Raises `InputError` if a file is missing."""
-    check_exists(command)
-    variables = {"WANDB_MODE": "disabled", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
-    environment = hooked_environment(HOOKS, {**variables, **plan.variables()})
-    try:
-        return Started(command.with_ranks(ranks), environment, log)
-    except FileNotFoundError as error:
-        raise InputError(
-            "command", f"{error.filename} is not found", "install it, or name its path"
-        ) from None
-
-
-def audit_script(
+def judge_script(
     command: ScriptCommand,
+    recording: Started,
     *,
     ranks: int,
-    steps: int = STEPS,
-    deterministic: bool = False,
-    accept: Collection[str] = USUAL,
-    longest_seconds: float = LONGEST_SECONDS,
-    start: Start = start_command,
+    plan: Plan,
+    start: Start,
+    seconds: float,
+    accept: Collection[str],
+    progress: Progress,
 ) -> AuditReport:
-    """Record the script's first steps on a number of ranks, replay them, and compare.
-
-    `accept` names causes of `ACCEPTABLE` that are no fault here.  Raises `InputError` if the
-    script fails, or takes no optimizer step that can be seen.
-    """
-    unknown = sorted(set(accept) - set(ACCEPTABLE))
-    if unknown:
-        allowed = f"allowed are {', '.join(ACCEPTABLE)}; any other cause has to be mended"
-        raise InputError("--accept", f"found {unknown[0]!r}", allowed)
-    if ranks < 2:
-        raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
-    with scratch_folder() as folder:
-        plan = Plan(directory=str(folder / "record"), steps=steps, deterministic=deterministic)
-        runs = _Runs(command, ranks, plan, start=start, seconds=longest_seconds, accept=accept)
-        recorded = runs.record()
-        refusal = next((record.refusal for record in recorded if record.refusal), "")
-        if refusal:
-            return runs.report(None, f"cannot be told: {refusal}", recorded, method=NO_REPLAY)
-        if any(record.names != recorded[0].names for record in recorded):
-            return runs.report(
-                None,
-                "cannot be told: the ranks train different parameters (pipeline or expert "
-                "parallel)",
-                recorded,
-                method=NO_REPLAY,
-            )
-        return _judged(runs, recorded)
+    """Compare what the ranks record with replays.  Raises `InputError` as `audit_script` does."""
+    runs = _Runs(
+        command, ranks, plan, start=start, seconds=seconds, accept=accept, progress=progress
+    )
+    recorded = runs.record(recording)
+    refusal = next((record.refusal for record in recorded if record.refusal), "")
+    if refusal:
+        return runs.report(None, f"cannot be told: {refusal}", recorded, method=NO_REPLAY)
+    if any(record.names != recorded[0].names for record in recorded):
+        return runs.report(
+            None,
+            "cannot be told: the ranks train different parameters (pipeline or expert parallel)",
+            recorded,
+            method=NO_REPLAY,
+        )
+    return _judged(runs, recorded)
 
 
 class _Runs:
@@ -189,7 +109,9 @@ class _Runs:
         start: Start,
         seconds: float,
         accept: Collection[str],
+        progress: Progress,
     ) -> None:
+        self._progress = progress
         self.command, self.ranks, self.steps = command, ranks, plan.steps
         self._accept = accept
         self.accepted: dict[str, Finding] = {}
@@ -206,8 +128,8 @@ class _Runs:
             self.accepted.setdefault(finding.name, finding)
         return finding.name in self._accept
 
-    def record(self) -> list[Record]:
-        started = self._launch(self.ranks, self._plan)
+    def record(self, started: Started) -> list[Record]:
+        """Wait for the start that records, and return the records of its ranks."""
         code = started.wait(self._seconds)
         paths = [rank_file(self._plan.directory, rank) for rank in range(self.ranks)]
         if code is None:
@@ -233,12 +155,14 @@ class _Runs:
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
         """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
+        self._progress(f"one process repeats the steps ({', '.join(map(_name_of, plans))})")
         records: list[Record | None] = []
-        one_by_one = torch.cuda.is_available()
-        started = [] if one_by_one else [self._launch(1, plan) for plan in plans]
+        start = partial(launch, self._start, self.command, 1)
+        one_by_one = bool(used_memory())  # torch's question would break forks of this process
+        started = [] if one_by_one else [start(plan) for plan in plans]
         try:
             for number, plan in enumerate(plans):
-                run = self._launch(1, plan) if one_by_one else started[number]
+                run = start(plan) if one_by_one else started[number]
                 code = run.wait(self._seconds)
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None
@@ -265,11 +189,6 @@ class _Runs:
             directory=str(self._folder / name),
         )
 
-    def _launch(self, ranks: int, plan: Plan) -> Started:
-        folder = Path(plan.directory)
-        folder.mkdir(parents=True)
-        return self._start(self.command, ranks, plan, folder / "log.txt")
-
     def report(
         self,
         same: bool | None,
@@ -293,6 +212,7 @@ class _Runs:
             method=method,
             frameworks=tuple(recorded[0].frameworks or ["torch"]),
             notes=tuple(notes),
+            writes=described_writes(Path(self._plan.directory)),
         )
 
 
@@ -306,6 +226,10 @@ def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int) -> str:
             "derive from torch.optim.Optimizer"
         )
     return f"every one of {ranks} ranks must train"
+
+
+def _name_of(plan: Plan) -> str:
+    return Path(plan.directory).name.replace("-", " ")
 
 
 def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:

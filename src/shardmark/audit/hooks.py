@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import os
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -19,7 +21,7 @@ from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
 
 from shardmark.audit.draws import WatchDraws
-from shardmark.audit.plan import Plan
+from shardmark.audit.plan import PROCESS_FILE, Plan
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 
 if TYPE_CHECKING:
@@ -73,6 +75,16 @@ def install() -> None:
     _refuse_spawn(observer)
     watch_exit(observer)
     WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
+    if not plan.replays and os.environ.get("RANK") == "0":
+        _describe_process(Path(plan.directory) / PROCESS_FILE)
+
+
+def _describe_process(path: Path) -> None:
+    """Write how this interpreter was started, for the replays."""
+    at_start = getattr(sys.modules.get("sitecustomize"), "AT_START", None)
+    if at_start is not None and not path.exists():
+        facts = {**at_start, "words": sys.orig_argv, "prefix": sys.prefix}
+        path.write_text(json.dumps(facts))
 
 
 def _watch_modules(observer: Observer) -> None:

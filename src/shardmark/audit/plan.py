@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 PLAN_VARIABLE = "SHARDMARK_AUDIT"
+PROCESS_FILE = "process.json"
+"""File beside the records that describes the interpreter of rank 0."""
 STEPS = 3
 """Default number of optimizer steps that are compared."""
 LONGEST_SECONDS = 900.0

@@ -92,6 +92,13 @@ StrictOption = Annotated[
         help="Let batch norm of each rank's samples count, which is accepted by default.",
     ),
 ]
+WritesOption = Annotated[
+    bool,
+    typer.Option(
+        "--writes-are-fine",
+        help="Let the script write to your files; by default it writes to a private copy.",
+    ),
+]
 Runs = Annotated[
     list[Path] | None,
     typer.Argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ from shardmark.cli.arguments import (
     AcceptOption,
     StrictOption,
     TextOrJson,
+    WritesOption,
     causes_of,
     numbers_of_ranks,
 )
@@ -53,16 +55,18 @@ def audit(
     timeout: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of each start.")
     ] = LONGEST_SECONDS,
+    writes_are_fine: WritesOption = False,
     form: Annotated[TextOrJson, typer.Option("--format", help="json has every check.")] = (
         TextOrJson.TEXT
     ),
 ) -> None:
     """Run a training script on N ranks, and its first steps again in one process; compare both.
 
-    The script is not changed: hooks of torch record its batches, gradients and weights.  Exit code
-    0 if the ranks train what one process trains, 1 if not, 2 if it cannot be told.
+    The script is not changed: hooks of torch record its batches, gradients and weights.  What it
+    writes goes to a private copy of the files, which is removed.  Exit code 0 if the ranks train
+    what one process trains, 1 if not, 2 if it cannot be told.
     """
-    from shardmark.audit.audit import audit_script
+    from shardmark.audit.script import audit_script
     from shardmark.report.table.formats import render_json
     from shardmark.scripts.command import parse_command
 
@@ -77,6 +81,8 @@ def audit(
                 deterministic=deterministic,
                 accept=causes_of(accept, strict=strict),
                 longest_seconds=timeout,
+                writes_are_fine=writes_are_fine,
+                progress=_Progress(),
             )
             reports.append(report)
             if form is TextOrJson.TEXT:
@@ -87,6 +93,17 @@ def audit(
     answers = [report.same for report in reports]
     if not all(answers):
         raise typer.Exit(DEVIATES if False in answers else UNDECIDED)
+
+
+class _Progress:
+    """Prints a line for each phase, with the seconds since the first one, to standard error."""
+
+    def __init__(self) -> None:
+        self._started_at_seconds = time.monotonic()
+
+    def __call__(self, phase: str) -> None:
+        elapsed_seconds = time.monotonic() - self._started_at_seconds
+        say(f"[{elapsed_seconds:3.0f} s] {phase}", error=True)
 
 
 def _counts(text: str | None, of_command: int | None) -> list[int]:
@@ -119,6 +136,7 @@ def report_lines(report: AuditReport) -> list[str]:
         location = f" ({check.where})" if check.where and not check.holds else ""
         lines.append(f"  {check.name:{width}}  {word:7}  {value}{location}")
     lines += [f"  note: {note}" for note in report.notes[:2]]
+    lines += [f"  files: {report.writes}"] if report.writes else []
     wrapped = ", ".join(report.frameworks)
     steps = counted(report.steps, "step")
     lines.append(f"  {report.ranks} ranks of {wrapped}, {steps}; {report.method}")

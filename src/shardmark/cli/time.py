@@ -16,6 +16,7 @@ from shardmark.cli.arguments import (
     Overrides,
     StrictOption,
     TextOrJson,
+    WritesOption,
     causes_of,
     numbers_of_ranks,
     path_of,
@@ -61,6 +62,7 @@ def time(
     ] = False,
     accept: AcceptOption = None,
     strict: StrictOption = False,
+    writes_are_fine: WritesOption = False,
     overrides: Overrides = None,
     engine: EngineOption = None,
     out: Annotated[
@@ -89,7 +91,7 @@ def time(
     mapping = experiment_of(
         list(map(_parsed, commands)), [] if ranks is None else numbers_of_ranks(ranks)
     )
-    mapping["workload"]["until_exit"] = until_exit
+    mapping["workload"] |= {"until_exit": until_exit, "writes_are_fine": writes_are_fine}
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
     mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
     mapping["measure"]["accept"] = causes_of(accept, strict=strict)

@@ -9,13 +9,15 @@ import platform
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from shardmark.core.storage import temporary_folder
 
 PREFIX = "shardmark-scratch-"
+PLACES = (Path("/tmp"), Path("/var/tmp"))
+"""Folders for temporary files besides that of the environment."""
 
 
 def lock_file() -> str:
@@ -47,25 +49,63 @@ def lock_folder(folder: Path) -> int:
 
 
 @contextmanager
-def scratch_folder() -> Iterator[Path]:
+def scratch_folder(*, away_from: Path | None = None) -> Iterator[Path]:
     """Create a temporary folder, and remove it at the end of the context.
 
-    If this process is killed, the next process that calls this function removes the folder.
+    `away_from` is a folder: if possible, both lie below different folders of the root.  If this
+    process is killed, the next process that calls this function removes the folder.
     """
-    temporary = temporary_folder()
-    remove_abandoned_scratch(temporary)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
-    with ExitStack() as stack:
-        with suppress(OSError):
-            stack.callback(os.close, lock_folder(folder))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+    folder, lock = create_scratch(away_from)
+    try:
         yield folder
+    finally:
+        remove_tree(folder)
+        if lock is not None:
+            os.close(lock)
 
 
-def remove_abandoned_scratch(temporary: Path) -> None:
+def create_scratch(away_from: Path | None = None) -> tuple[Path, int | None]:
+    """Create a folder that others remove after the end of this process and those forked from it.
+
+    Returns it with its lock; None if the file system has no locks.
+    """
+    remove_abandoned_scratch()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_place(away_from)))
+    try:
+        return folder, lock_folder(folder)
+    except OSError:
+        return folder, None
+
+
+def _place(away_from: Path | None) -> Path:
+    """Return the folder in which a scratch folder is made."""
+    temporary = temporary_folder()
+    if away_from is not None:
+        top = away_from.resolve().parts[:2]
+        for place in (temporary, *PLACES):
+            if place.resolve().parts[:2] != top and os.access(place, os.W_OK):
+                return place
+    return temporary
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as possible, with what its owner may not read."""
+
+    def open_and_retry(function: Callable[[str], object], path: str, _: object) -> None:
+        with suppress(OSError):
+            os.chmod(path, stat.S_IRWXU)  # noqa: PTH101 - no link is followed by rmtree
+            if function is not os.unlink:
+                shutil.rmtree(path, ignore_errors=True)
+
+    shutil.rmtree(folder, onerror=open_and_retry)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_abandoned_scratch() -> None:
     """Remove this user's scratch folders whose owners on this machine have been killed."""
-    for folder in temporary.glob(f"{PREFIX}*"):
-        remove_if_abandoned(folder)
+    for place in {temporary_folder(), *PLACES}:
+        for folder in place.glob(f"{PREFIX}*"):
+            remove_if_abandoned(folder)
 
 
 def remove_if_abandoned(folder: Path) -> None:

@@ -44,7 +44,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
 
 def _audited(cell: Trial) -> AuditReport | str:
     """Return the report, or why there is none."""
-    from shardmark.audit.audit import audit_script  # imports torch
+    from shardmark.audit.script import audit_script  # imports torch
 
     assert isinstance(cell.workload, ScriptOptions)
     longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
@@ -54,6 +54,7 @@ def _audited(cell: Trial) -> AuditReport | str:
             ranks=cell.world_size,
             accept=cell.measure.accepted,
             longest_seconds=longest_seconds,
+            writes_are_fine=cell.workload.writes_are_fine,
         )
     except InputError as error:
         return str(error)

@@ -12,6 +12,8 @@ from shardmark.launch.nodes import torchrun
 from shardmark.launch.nodes.protocol import run_key
 from shardmark.launch.ray import engine as ray
 from shardmark.launch.slurm import engine as slurm
+from shardmark.scripts.start import isolation_refusal
+from shardmark.workloads.script.options import ScriptOptions
 
 if TYPE_CHECKING:
     from shardmark.config.experiment import Experiment
@@ -48,8 +50,22 @@ ENGINES = {
 }
 
 
+PROTECTED = (
+    "your files stay as they are: each start of a script writes to a private copy of them, which is"
+    " removed when it ends"
+)
+
+
 def build_engine(experiment: Experiment, plan: Plan, notify: Notify) -> Engine:
-    """Build the experiment's engine, without starting anything."""
+    """Build the experiment's engine, without starting any trial.
+
+    Raises `InputError` for scripts if this machine cannot protect the user's files from them.
+    """
+    workloads = [trial.workload for trial in plan.trials]
+    if any(isinstance(w, ScriptOptions) and not w.writes_are_fine for w in workloads):
+        if refusal := isolation_refusal():
+            raise refusal
+        notify(PROTECTED)
     request = request_of(experiment, plan, notify)
     return ENGINES[experiment.engine.name].build(experiment.engine, request)
 

@@ -156,12 +156,12 @@ def _meeting(launcher: str, ranks: int) -> list[str]:
     meeting = {
         "torchrun": ["--standalone"],
         "accelerate": ["--main_process_port", "0"],
-        "deepspeed": ["--master_port", str(_free_port())],
+        "deepspeed": ["--master_port", str(free_port())],
     }[launcher]
     return [*meeting, option, str(ranks)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor
 
 from shardmark.audit import causes
-from shardmark.audit.audit import AuditReport, Started, audit_script
+from shardmark.audit.audit import AuditReport
 from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import Records
 from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import Forward, LossCall, Micro, Record, Step
+from shardmark.audit.script import audit_script
 from shardmark.cli import main
 from shardmark.core.errors import InputError
 from shardmark.scripts.command import ScriptCommand, parse_command
+from shardmark.scripts.start import Started
 
 
 class Ended(Started):
@@ -33,6 +35,9 @@ class Ended(Started):
 
     def wait(self, seconds: float) -> int | None:  # noqa: ARG002
         return 0
+
+    def end(self) -> None:
+        pass
 
 
 def audited(*records: Record, replay: Record | None = None) -> AuditReport:
@@ -131,7 +136,7 @@ def test_json_has_the_reports_before_a_failure(
             notes=(),
         )
 
-    monkeypatch.setattr("shardmark.audit.audit.audit_script", audit)
+    monkeypatch.setattr("shardmark.audit.script.audit_script", audit)
     assert main(["audit", "--ranks", "2,3", "--format", "json", "train.py"]) == 2
     printed = capsys.readouterr()
     (report,) = json.loads(printed.out)["audits"]
@@ -322,7 +327,7 @@ def test_batch_norm_of_each_rank_is_accepted_unless_strict(
         seen.append(accept)
         raise InputError("command", "it is not started", "look at the options")
 
-    monkeypatch.setattr("shardmark.audit.audit.audit_script", audit)
+    monkeypatch.setattr("shardmark.audit.script.audit_script", audit)
     assert main(["audit", *options, "train.py"]) == 2
     assert seen == [accepted]
 

@@ -51,7 +51,7 @@ def audited(command: str, *, ranks: int, **_: Any) -> AuditReport:
 def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank needs no audit, and what cannot be told is undecided."""
     monkeypatch.setattr(
-        "shardmark.audit.audit.audit_script",
+        "shardmark.audit.script.audit_script",
         lambda command, **more: audited(command.text, **more),
     )
     variants = dict.fromkeys(("right", "wrong", "dropout", "fails"))
@@ -95,7 +95,7 @@ def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> N
             return replace(made, accepted=(share,))
         return replace(made, same=False, findings=(share,))
 
-    monkeypatch.setattr("shardmark.audit.audit.audit_script", report)
+    monkeypatch.setattr("shardmark.audit.script.audit_script", report)
 
     def cells_and_verdicts(accept: list[str] | None) -> list[tuple[Trial, Verdict]]:
         mapping = {

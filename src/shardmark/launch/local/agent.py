@@ -24,12 +24,16 @@ from shardmark.core.environment_variables import (
 from shardmark.core.errors import STORAGE_EXIT, error_kind
 from shardmark.core.processes import die_with_parent, schedule_as_batch, schedule_normally
 from shardmark.core.run_files import TRIAL_FILE
+from shardmark.core.scratch import create_scratch
 from shardmark.core.text import say
 from shardmark.launch.local.rank_store import FileOfRanks, NodesStore, RankStore
 from shardmark.launch.outcome import ProcessEnd
 from shardmark.launch.placement import MeetingPoint
 from shardmark.launch.trial_artifacts import AGENT_FILE, AGENT_LOG, LOGS
+from shardmark.scripts import isolation
+from shardmark.scripts.start import TRACKERS_OFF
 from shardmark.trials.trial import Trial
+from shardmark.workloads.script.options import ScriptOptions
 
 REPORTED = 1
 """Exit code of a rank that has left its error in its record."""
@@ -56,6 +60,10 @@ def run_agent(directory: str, task: str) -> int:
         return 0
     schedule_as_batch()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
+    if isinstance(trial.workload, ScriptOptions) and not trial.workload.writes_are_fine:
+        layers, _ = create_scratch(away_from=Path.cwd())  # the controller removes it
+        isolation.enter(layers, [folder])
+        os.environ |= TRACKERS_OFF
     place = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK

@@ -33,9 +33,8 @@ from shardmark.core.environment_variables import (
 )
 from shardmark.core.errors import STORAGE_EXIT, InputError, ShardmarkError, error_kind
 from shardmark.core.machine import Machine
-from shardmark.core.processes import die_with_parent
+from shardmark.core.processes import adopt_orphans, die_with_parent, end_descendants
 from shardmark.core.scratch import remove_abandoned_scratch, scratch_folder
-from shardmark.core.storage import temporary_folder
 from shardmark.launch.started_command import StartedCommand
 from shardmark.launch.trial_artifacts import AGENT_LOG
 from shardmark.measure.system.gpu_probe import cuda_libraries
@@ -170,6 +169,7 @@ class ForkServer:
         if exit_code != 0 and self._used_before:
             await_memory(self._used_before)
         shutil.rmtree(self._temporary, ignore_errors=True)
+        remove_abandoned_scratch()  # what a script wrote
         return exit_code
 
     def show_stacks(self) -> None:
@@ -273,6 +273,7 @@ class _Server:
         self._waiting: threading.Thread | None = None
 
     def serve(self) -> None:
+        adopt_orphans()
         try:
             while request := self._channel.recv(MESSAGE_BYTES):
                 work, arguments = pickle.loads(request)
@@ -291,12 +292,13 @@ class _Server:
             if self._waiting is not None and self._waiting.is_alive():
                 os.killpg(self._agent_pid, signal.SIGKILL)
                 await_end(self._agent_pid)
+            end_descendants()
             self._remove_abandoned()
 
     def _remove_abandoned(self) -> None:
         """Remove temporary files of a killed owner, because no later command may run here."""
         with suppress(ShardmarkError):
-            remove_abandoned_scratch(temporary_folder())
+            remove_abandoned_scratch()
 
     def machine(self, device: str) -> Machine:
         """Describe torch's devices.  A child asks, because CUDA breaks later forks."""
@@ -359,6 +361,7 @@ class _Server:
 
     def _wait(self) -> None:
         _, status = os.waitpid(self._agent_pid, 0)
+        end_descendants()  # ranks may have left processes in other sessions
         with suppress(OSError):  # the owner has ended
             self._channel.send(pickle.dumps(os.waitstatus_to_exitcode(status)))
 

@@ -62,6 +62,8 @@ def _run_next_sitecustomize() -> None:
 
 
 if __name__ == "sitecustomize":
+    AT_START = {"path": [*sys.path], "environment": {**os.environ}, "folder": os.getcwd()}  # noqa: PTH109
+    """State of this interpreter before the script has changed it."""
     if os.environ.get("SHARDMARK_HOOKS"):
         sys.meta_path.insert(0, AfterImport({"torch": _install_hooks}))
     _run_next_sitecustomize()

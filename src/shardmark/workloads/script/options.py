@@ -24,6 +24,8 @@ class ScriptOptions(WorkloadOptions):
     package.module`.  Without it, every variant is a complete command."""
     until_exit: bool = False
     """Measure until the script ends.  By default it is ended after the steps that are needed."""
+    writes_are_fine: bool = False
+    """Let the script write to your files.  By default it writes to a private copy."""
 
     @model_validator(mode="after")
     def _decides_its_data(self) -> Self:

@@ -1,0 +1,209 @@
+"""A private view of the file systems, in which all writes go to a scratch folder (Linux).
+
+A process enters a mount namespace whose root is made of overlays: it reads the user's files, and
+what it writes, renames or removes exists in a scratch folder alone.  See overlayfs and
+mount_namespaces(7), and decision 033.  Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
+
+SHARED = ("proc", "sys", "dev", "run")
+"""Folders of the root that stay as they are: devices, files of the kernel, and sockets."""
+SHARED_MEMORY = "/dev/shm"
+FILES = re.compile(
+    "bcachefs|beegfs|btrfs|ceph|cifs|ext[234]|f2fs|fuse|fuseblk|gfs2|gpfs|jfs|lustre|nfs4?|ntfs3"
+    "|ocfs2|overlay|panfs|ramfs|reiserfs|smb3|tmpfs|vfat|virtiofs|xfs|zfs|9p"
+)
+"""File systems that hold a user's files; `fuse.NAME` counts as `fuse`."""
+IN_MEMORY = {"tmpfs", "ramfs"}
+LARGEST_COPY_BYTES = 2**24
+LAYERS = "layers"
+"""File with the covered folders, a line each: line N was covered by the folder `N`."""
+MOST_WRITTEN = 1000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class IsolationError(Exception):
+    """The kernel or a container does not allow a private view of the file systems."""
+
+
+def enter(upper: Path, writable: Sequence[Path]) -> None:
+    """Give this process, and those it starts, a private view of the files.
+
+    What is written below the `writable` folders is written to the user's files.
+    `upper` is an empty folder, which receives the writes.  The process must have a single thread.
+    Raises `IsolationError`.
+    """
+    folder = Path.cwd()
+    try:
+        mounts = _mounts()
+        is_own_user = _unshare()
+        _mount("none", "/", "", MS_REC | MS_PRIVATE)
+        _View(upper, folder, is_own_user=is_own_user).build(mounts, writable)
+        os.chdir(folder)
+    except OSError as error:
+        raise IsolationError(str(error)) from error
+
+
+def written(upper: Path) -> Iterator[Path]:
+    """Yield files that processes in the view wrote, at most `MOST_WRITTEN`; caches are left out."""
+    with suppress(OSError):
+        places = (upper / LAYERS).read_text().splitlines()
+        for number, place in enumerate(places):
+            files = upper / str(number) / "upper"
+            for folder, folders, names in os.walk(files):
+                folders[:] = [name for name in folders if name != "__pycache__"]
+                for name in sorted(names):
+                    if stat.S_ISREG(Path(folder, name).lstat().st_mode):  # not a mark of a removal
+                        yield place / Path(folder, name).relative_to(files)
+
+
+def _call(operation: str, function: str, *arguments: object) -> None:
+    if getattr(_libc, function)(*arguments) != 0:
+        raise IsolationError(f"{operation}: {os.strerror(ctypes.get_errno())}")
+
+
+def _mount(source: str, target: str, kind: str, flags: int = 0, options: str = "") -> None:
+    places = [os.fsencode(value) for value in (source, target, kind, options)]
+    _call(f"mount of {kind or source} at {target}", "mount", *places[:3], flags, places[3])
+
+
+def _unshare() -> bool:
+    """Enter a mount namespace; return True if it took a user namespace of the same user."""
+    user, group = os.geteuid(), os.getegid()
+    if _libc.unshare(CLONE_NEWNS) == 0:
+        return False
+    _call("user namespace", "unshare", CLONE_NEWNS | CLONE_NEWUSER)
+    with suppress(OSError):
+        Path("/proc/self/setgroups").write_text("deny")
+    Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+    Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    return True
+
+
+def _mounts() -> list[tuple[str, str]]:
+    """Return mount points with their type of file system; a folder precedes those inside of it."""
+    kinds: dict[str, str] = {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        place = fields.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape")
+        kinds[place.encode("latin-1").decode(errors="surrogateescape")] = rest.split()[0]
+    return sorted(kinds.items())
+
+
+def _topmost_own(folder: Path) -> Path:
+    """Return the topmost folder on the way that has this user and group, or else the folder.
+
+    The kernel cannot copy a folder of others into a layer of this user, which a write below it
+    takes; a layer of its own begins below.
+    """
+    folder = folder.resolve()
+    for path in (*reversed(folder.parents), folder):
+        with suppress(OSError):
+            status = path.stat()
+            if (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
+                return path
+    return folder
+
+
+class _View:
+    """The root of a private view, which is built below the folder that receives its writes."""
+
+    def __init__(self, upper: Path, working: Path, *, is_own_user: bool) -> None:
+        self._upper, self._root, self._working = upper.resolve(), upper.resolve() / "root", working
+        self._root.mkdir()
+        self._is_own_user = is_own_user
+        self._features = (",userxattr", "") if is_own_user else (",redirect_dir=on", "")
+        self._covered: list[str] = []
+
+    def build(self, mounts: Sequence[tuple[str, str]], writable: Sequence[Path]) -> None:
+        """Mount overlays over the folders of the root and over mounted file systems; enter it."""
+        mounted = dict(mounts)
+        for entry in os.scandir("/"):
+            self._add_entry_of_root(entry, covers=entry.path not in mounted)
+        for place, kind in mounts:
+            is_shared = place.split("/")[1] in SHARED and place != SHARED_MEMORY
+            if place == "/" or is_shared or not os.path.lexists(self._inside(place)):
+                continue
+            kind_of_files = kind.partition(".")[0]
+            if FILES.fullmatch(kind_of_files) and Path(place).is_dir():
+                self._cover(place, in_memory=kind_of_files in IN_MEMORY)
+            else:
+                self._bind(place)
+        for path in {_topmost_own(self._working), _topmost_own(Path.home())}:
+            inside = self._is_own_user and Path(self._inside(str(path))).is_dir()
+            if inside and str(path) not in self._covered:
+                self._cover(str(path))
+        for path in writable:
+            self._bind(str(path.resolve()))
+        (self._upper / LAYERS).write_text("\n".join(self._covered))
+        os.chroot(self._root)
+
+    def _add_entry_of_root(self, entry: os.DirEntry[str], *, covers: bool) -> None:
+        target = self._root / entry.name
+        if entry.is_symlink():
+            target.symlink_to(os.readlink(entry.path))  # noqa: PTH115
+        elif entry.is_dir():
+            target.mkdir()
+            if entry.name in SHARED:
+                self._bind(entry.path)
+            elif covers:
+                self._cover(entry.path)
+        elif entry.stat().st_size <= LARGEST_COPY_BYTES:
+            with suppress(OSError):  # not readable for this user
+                shutil.copy2(entry.path, target)
+
+    def _inside(self, place: str) -> str:
+        return f"{self._root}{place}"
+
+    def _bind(self, place: str) -> None:
+        _mount(place, self._inside(place), "", MS_BIND | MS_REC)
+
+    def _cover(self, place: str, *, in_memory: bool = False) -> None:
+        """Mount an overlay.  Where a file system allows none, the folder is mounted read-only."""
+        layer = self._upper / str(len(self._covered))
+        self._covered.append(place)
+        layer.mkdir()
+        # An overlay cannot cover its own layer, and not every disk can be one.
+        on_disk = not in_memory and not self._upper.is_relative_to(place)
+        error: IsolationError | None = None
+        for memory in (False, True) if on_disk else (True,):
+            if memory:
+                _mount("tmpfs", str(layer), "tmpfs", 0, "mode=700")
+            options = self._layer(place, layer)
+            for features in self._features:
+                try:
+                    _mount("overlay", self._inside(place), "overlay", 0, options + features)
+                except IsolationError as refused:
+                    error = refused
+                else:
+                    return
+        if error is not None and self._working.is_relative_to(place):
+            raise error
+        self._bind(place)
+        _mount("", self._inside(place), "", MS_REMOUNT | MS_BIND | MS_RDONLY)
+
+    def _layer(self, place: str, layer: Path) -> str:
+        """Make the folders of an overlay's layer, and return its options."""
+        upper, work = layer / "upper", layer / "work"
+        upper.mkdir()
+        work.mkdir()
+        with suppress(OSError):  # a user who is not the owner cannot give it away
+            shutil.copystat(place, upper)
+            status = Path(place).stat()
+            os.chown(upper, status.st_uid, status.st_gid)
+        lower = "".join(f"\\{letter}" if letter in "\\:," else letter for letter in place)
+        return f"lowerdir={lower},upperdir={upper},workdir={work}"

@@ -1,0 +1,287 @@
+"""Starts of a script that leave the user's files and processes as they were (Linux).
+
+Every start has a supervisor: a small process that gives the script a private view of the file
+systems, and that ends all of its descendants when the script or Shardmark ends, however they end.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from shardmark.core.errors import InputError
+from shardmark.core.processes import adopt_orphans, die_with_parent, end_descendants
+from shardmark.core.scratch import remove_tree, scratch_folder
+from shardmark.core.text import say
+from shardmark.scripts import isolation
+
+NOT_ISOLATED = 97
+"""Exit code of a supervisor that cannot protect the user's files; the log has the reason."""
+END_SECONDS = 60.0
+POLL_SECONDS = 0.02
+WRITTEN_FILE = "written.json"
+MOST_NAMES = 3
+PREFIX = re.compile(r"^\[\w+\d+\]:")
+ERROR = re.compile(
+    r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
+)
+"""Lines with which Python and argparse end; torchrun adds its own error behind the script's."""
+BAR = re.compile(r"\d%(\||\s|$)|\d+/\d+ \[|\b(it/s|s/it)\b")
+"""Progress bars."""
+WRITES_ARE_FINE = (
+    "let it run in a container with user namespaces, or give --writes-are-fine: the script then "
+    "writes to your files as it does without Shardmark"
+)
+TRACKERS_OFF = {
+    "WANDB_MODE": "disabled",
+    "COMET_MODE": "disabled",
+    "NEPTUNE_MODE": "debug",
+    "CLEARML_OFFLINE_MODE": "1",
+    "MLFLOW_TRACKING_URI": "file:///tmp/mlruns",  # below the private view of the files
+}
+"""Variables with which trackers send nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protection:
+    """The folders of one start, and whether its writes are kept from the user's files."""
+
+    folder: str
+    """Folder that the processes share with Shardmark."""
+    records: str
+    """Folder inside of it, for the list of files that the start wrote."""
+    upper: str | None
+    """Empty folder that receives all other writes; None if the script may write to the files."""
+    owned: tuple[str, ...]
+    """Folders that the supervisor removes if Shardmark has ended before."""
+
+
+class Started:
+    """A start of a script: its supervisor with all processes below it."""
+
+    def __init__(self, log: Path, pid: int, lifeline: int) -> None:
+        self.log, self._pid, self._lifeline = log, pid, lifeline
+        self._code: int | None = None
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit code; None if it runs longer, and is then ended.
+
+        Raises `InputError` if the user's files cannot be protected.
+        """
+        until = time.monotonic() + seconds
+        try:
+            while time.monotonic() < until and not self._ended():
+                time.sleep(POLL_SECONDS)
+            code = self._code
+        finally:
+            self.end()
+        if code == NOT_ISOLATED:
+            reason = f"this machine allows no private view of the files ({self.error()})"
+            raise InputError("command", reason, WRITES_ARE_FINE)
+        return code
+
+    def end(self) -> None:
+        """End all processes of the start, and wait for their end."""
+        if self._lifeline >= 0:
+            with suppress(BrokenPipeError):
+                os.write(self._lifeline, b"end")  # a later fork may keep the pipe open
+            os.close(self._lifeline)
+            self._lifeline = -1
+        until = time.monotonic() + END_SECONDS
+        while not self._ended() and time.monotonic() < until:
+            time.sleep(POLL_SECONDS)
+
+    def _ended(self) -> bool:
+        if self._code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code is not None
+
+    def error(self) -> str:
+        """The line of the output that names an error, or its last line."""
+        lines = [
+            PREFIX.sub("", line).strip()
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
+        lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
+        named = [line for line in lines if ERROR.match(line)]
+        return (named or lines[-1:] or ["nothing"])[0]
+
+
+def start_words(
+    words: Sequence[str], environment: Mapping[str, str], log: Path, protection: Protection
+) -> Started:
+    """Start a command.  Its words are found by the environment's PATH."""
+    reading, writing = os.pipe()
+    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})"
+    code += f"; from {__name__} import supervise_words; supervise_words()"
+    facts = json.dumps(asdict(protection))
+    arguments = [str(reading), str(os.getpid()), facts, *words]
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-E", "-S", "-P", "-c", code, *arguments],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            pass_fds=[reading],
+            start_new_session=True,
+        )
+    os.close(reading)
+    process.returncode = 0  # `Started` waits for it
+    return Started(log, process.pid, writing)
+
+
+def supervise_words() -> NoReturn:
+    """Supervise a command, which the arguments of this process name."""
+    lifeline, parent, facts, *words = sys.argv[1:]
+
+    def execute() -> None:
+        try:
+            os.execvp(words[0], words)
+        except OSError as error:
+            say(f"FileNotFoundError: {words[0]}: {error.strerror}", error=True)
+            os._exit(127)
+
+    _supervise(int(lifeline), int(parent), Protection(**json.loads(facts)), execute)
+
+
+def start_fork(main: Callable[[], None], log: Path, protection: Protection) -> Started:
+    """Start a function in a process forked from this one, which must have a single thread."""
+    reading, writing = os.pipe()
+    parent = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(writing)
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            with Path(os.devnull).open("rb") as empty:
+                os.dup2(empty.fileno(), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            _supervise(reading, parent, protection, main)
+        finally:
+            os._exit(1)
+    os.close(reading)
+    return Started(log, pid, writing)
+
+
+def _supervise(
+    lifeline: int, parent: int, protection: Protection, main: Callable[[], None]
+) -> NoReturn:
+    """Run `main` in a child; end this process with its exit code once no descendant is left.
+
+    `lifeline` is a pipe's end that can be read when the parent has ended or asks for the end.
+    """
+    adopt_orphans()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    supervisor = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _run_protected(supervisor, lifeline, protection, main)
+    descriptor = os.pidfd_open(child)
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(lifeline, select.POLLIN | select.POLLHUP)
+    poll.poll()
+    ended, status = os.waitpid(child, os.WNOHANG)
+    code = os.waitstatus_to_exitcode(status) if ended else -signal.SIGKILL
+    end_descendants()
+    if protection.upper is not None:
+        names = [str(path) for path in isolation.written(Path(protection.upper))]
+        with suppress(OSError):
+            (Path(protection.records) / WRITTEN_FILE).write_text(json.dumps(names))
+        remove_tree(Path(protection.upper))
+    if os.getppid() != parent:
+        for folder in protection.owned:
+            remove_tree(Path(folder))
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _run_protected(
+    supervisor: int, lifeline: int, protection: Protection, main: Callable[[], None]
+) -> NoReturn:
+    """Enter the private view of the files, and run `main`."""
+    code = 1
+    try:
+        os.close(lifeline)
+        die_with_parent(supervisor)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if protection.upper is not None:
+            isolation.enter(Path(protection.upper), [Path(protection.folder)])
+        code = _exit_code_of(main)
+    except isolation.IsolationError as error:
+        say(str(error), error=True)
+        code = NOT_ISOLATED
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def described_writes(records: Path) -> str:
+    """Describe in a line where a start wrote, for the folder of its records."""
+    try:
+        paths = [Path(name) for name in json.loads((records / WRITTEN_FILE).read_text())]
+    except FileNotFoundError:
+        return "the script wrote to your files, which --writes-are-fine allows"
+    folder = Path.cwd()
+    names = [str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in paths]
+    rest = len(names) - MOST_NAMES
+    listed = ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
+    if not names:
+        return "your files are unchanged: the script wrote none"
+    return f"your files are unchanged: the script wrote {listed} to a private copy, now removed"
+
+
+def _exit_code_of(main: Callable[[], None]) -> int:
+    """Run `main` and what it registered for the end of the interpreter, and nothing of others."""
+    atexit._clear()
+    code = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            say(end.code, error=True)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()
+    return code
+
+
+def isolation_refusal() -> InputError | None:
+    """Return why the user's files cannot be protected here; None if they can."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(scratch_folder())
+        upper = stack.enter_context(scratch_folder(away_from=Path.cwd())) / "upper"
+        upper.mkdir()
+        protection = Protection(folder=str(folder), records=str(folder), upper=str(upper), owned=())
+        try:
+            start_words(["true"], os.environ, folder / "log.txt", protection).wait(END_SECONDS)
+        except InputError as error:
+            return error
+    return None
