@@ -243,9 +243,12 @@ def _trimmed(first: Array, second: Array) -> tuple[Array, Array]:
 
 
 def relative(value: Array, expected: Array) -> float:
-    """Norm of the difference in units of the larger norm; 0 if both are 0."""
-    size = max(np.linalg.norm(value), np.linalg.norm(expected))
-    return 0.0 if size == 0 else float(np.linalg.norm(value - expected) / size)
+    """Norm of the difference in units of the larger norm; infinite if it is not finite."""
+    with np.errstate(invalid="ignore"):
+        difference = np.linalg.norm(np.where(value == expected, 0.0, value - expected))
+        size = max(np.linalg.norm(value), np.linalg.norm(expected))
+        ratio = float(difference / size) if difference else 0.0
+    return ratio if np.isfinite(ratio) else float("inf")
 
 
 def gradient_check(
