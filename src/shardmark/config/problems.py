@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.config.axes import MATRIX_ONLY_AXES, axis_keys
 from shardmark.config.experiment import Experiment, experiment_schema
 from shardmark.config.messages import Location, choices, dotted, join, near_names, show
 from shardmark.core.errors import InputError
+from shardmark.workloads.models import find_without_import
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -112,6 +114,19 @@ def _problem_and_allowed(item: ErrorDetails, location: Location) -> tuple[str, s
     return problem, allowed
 
 
+CLASS = re.compile(r"^class (\w+)\(Optimizer", re.MULTILINE)
+
+
+def _optimizer_of_torch(name: str) -> str | None:
+    """Return `module:Class` of the optimizer of torch that has this name, in any case."""
+    spec = find_without_import("torch.optim")
+    files = (Path(folder) for folder in (spec and spec.submodule_search_locations) or ())
+    sources = (file.read_text() for folder in files for file in folder.glob("[!_]*.py"))
+    classes = (match for source in sources for match in re.findall(CLASS, source))
+    wanted = re.sub(r"[-_]", "", name.lower())
+    return next((f"torch.optim:{match}" for match in classes if match.lower() == wanted), None)
+
+
 def _allowed(item: ErrorDetails, location: Location) -> str:
     """Describe the values that are allowed in place of one of the wrong type."""
     error_type, value = item["type"], item["input"]
@@ -126,6 +141,8 @@ def _allowed(item: ErrorDetails, location: Location) -> str:
     else:
         allowed = f"allowed is {expected or item['msg'].removeprefix('Input should be ')}"
     key, is_list = dotted(location), isinstance(value, list)
+    if key == "recipe.optimizer.name" and (path := _optimizer_of_torch(str(value))):
+        allowed = f"write {{name: own, path: {path}}}, its options beside the name"
     expects_mapping = expected == _EXPECTED["dict_type"]
     if expects_mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):
         allowed += f", e.g. {{name: {value}}}"

@@ -45,7 +45,10 @@ CAPTURE_FILE = "rank-{}.capture.npz"
 PARTS = ("gradient", "parameters after the first update", "parameters", "optimizer state")
 """Names of the groups of tensors, in the order in which a step computes them."""
 
-BY_SHARE = ("initial_sha256", "sample_ids", "weights", "losses", "draws", "skipped", "buffers")
+BY_SHARE = (
+    *("initial_sha256", "sample_ids", "weights", "losses", "draws", "skipped", "buffers"),
+    "data_set",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,8 @@ class Capture:
     samples_evaluated: int
     tensors: Mapping[str, Mapping[str, Array]]
     """Tensors by group (see `PARTS`) and name; names of the optimizer state are `parameter/key`."""
+    data_set: tuple[str, ...] = ()
+    """Numbers of samples of the data sets, by share."""
     weight_source: str = ""
     """Description of how ranks determine weights that their batches do not know."""
 
@@ -117,6 +122,7 @@ class Capture:
         return replace(
             self,
             initial_sha256=self.initial_sha256[:1],
+            data_set=self.data_set[:1],
             sample_ids=(ids,),
             weights=(weights,),
             losses=(losses,),
@@ -157,6 +163,7 @@ def capture_steps(
     """Take the steps and capture their results.  Collective."""
     initial = weights_sha256(worker.each_parameter())
     worker.group.barrier()  # no rank changes the weights before all ranks have hashed them
+    worker.checks_every_step = True
     rate = learning_rate_of(recipe, steps)
     losses: list[float] = []
     sample_ids, weights, rates, draws = [], [], [], []
@@ -186,6 +193,7 @@ def capture_steps(
     evaluation = evaluate(worker, workload, shard, devices[0])
     return Capture(
         initial_sha256=(initial,),
+        data_set=(data_set_of(workload),),
         sample_ids=(tuple(sample_ids),),
         weights=(tuple(weights),),
         losses=(tuple(losses),),
@@ -198,6 +206,12 @@ def capture_steps(
         tensors=tensors if shard.index == 0 else {},
         weight_source=str(worker.settings().get("weights", "")),
     )
+
+
+def data_set_of(workload: Workload) -> str:
+    """Describe the sizes of the task's data sets, before samples are chosen for a short run."""
+    training, validation = workload.available_samples
+    return f"{training} samples to train, {validation} to validate"
 
 
 def _all_updated(worker: Worker, recipe: Recipe, is_skipped: bool) -> bool:

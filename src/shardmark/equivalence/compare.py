@@ -30,7 +30,16 @@ TINY = 1e-45
 
 SKIPPED = "skipped steps"
 
-INPUT_CHECKS = {"initial weights", "sample ids", "sample weights", "random draws", "learning rate"}
+DATA_SET = "data set"
+
+INPUT_CHECKS = {
+    "initial weights",
+    DATA_SET,
+    "sample ids",
+    "sample weights",
+    "random draws",
+    "learning rate",
+}
 """Checks on the inputs of a step, which come before the checks on its results."""
 
 NAMES = {
@@ -84,7 +93,7 @@ class Tolerances:
             runs = (run for run in self.disturbed if run.skipped == self.undisturbed.skipped)
             spreads = (difference(run, self.undisturbed, quantity) for run in runs)
             self._spreads[quantity] = max(spreads, default=0.0)
-        spread, size = self._spreads[quantity], norm(value_of(self.reference, quantity))
+        spread, size = self._spreads[quantity], finite_norm(value_of(self.reference, quantity))
         metric = METRICS.get(str(name))
         fraction = metric.unit == "fraction" if metric else spread == 0 and 0 <= size <= 1
         if kind == "quality" and fraction:
@@ -97,6 +106,24 @@ def norm(values: Array | float | None) -> float:
     return 0.0 if values is None else float(np.linalg.norm(np.asarray(values, np.float64)))
 
 
+def finite_norm(values: Array | float | None) -> float:
+    """The 2-norm of the finite elements: infinite ones, as in a mask, would allow any deviation."""
+    array = np.asarray(0.0 if values is None else values, np.float64)
+    return norm(np.where(np.isfinite(array), array, 0.0))
+
+
+def deviation(actual: Any, wanted: Any) -> float:
+    """The 2-norm of the difference; equal infinite elements differ by zero.
+
+    A missing value, and one of another shape, counts as zero.
+    """
+    if actual is None or wanted is None or np.shape(actual) != np.shape(wanted):
+        return norm(wanted)
+    one, other = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    return norm(np.subtract(one, other, out=np.zeros_like(one), where=~same))
+
+
 def value_of(capture: Capture, quantity: Quantity) -> Any:
     """The tensor or number; None if the capture lacks it."""
     value: Any = getattr(capture, str(quantity[0]))
@@ -106,10 +133,8 @@ def value_of(capture: Capture, quantity: Quantity) -> Any:
 
 
 def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float:
-    """Norm of the difference; a value that the capture lacks counts as zero."""
-    actual, wanted = value_of(capture, quantity), value_of(expected, quantity)
-    comparable = actual is not None and np.shape(actual) == np.shape(wanted)
-    return norm(actual - wanted if comparable and wanted is not None else wanted)
+    """Norm of the difference between two captures' values."""
+    return deviation(value_of(capture, quantity), value_of(expected, quantity))
 
 
 def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
@@ -193,6 +218,12 @@ def _input_checks(capture: Capture, expected: Capture) -> Iterator[Check]:
     """Check the inputs of each rank and step; a failed check names the first difference."""
     steps = f"equal in {len(expected.learning_rates)} steps"
     close = partial(math.isclose, rel_tol=WEIGHT_TOLERANCE if capture.weight_source else 1e-9)
+    for rank, (actual_size, size) in enumerate(
+        zip(capture.data_set, expected.data_set, strict=True)
+    ):
+        if actual_size != size:
+            yield failed(DATA_SET, actual_size, size, f"rank {rank}")
+            break
     num_draws = sum(len(draws) for rank in expected.draws for draws in rank)
     actual, wanted = (
         {

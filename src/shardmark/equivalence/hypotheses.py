@@ -15,11 +15,13 @@ from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.recipe import Recipe
 from shardmark.equivalence.capture import Array, Capture
 from shardmark.equivalence.compare import (
+    DATA_SET,
     NAMES,
     SKIPPED,
     TINY,
     Tolerances,
     checks_of,
+    deviation,
     equal,
     first_deviation,
     norm,
@@ -132,7 +134,7 @@ def hypotheses(
     yield from _weighting_hypotheses(expected, recipe)
     yield from _gradient_hypotheses(capture, expected, recipe)
     yield from _update_hypotheses(capture, expected, recipe)
-    yield from _buffer_hypotheses(len(expected.losses))
+    yield from _buffer_hypotheses(len(expected.losses), first)
 
 
 def _numerics_hypotheses(numerics: Numerics, ranks: int) -> Iterator[Hypothesis]:
@@ -272,7 +274,7 @@ def _update_hypotheses(capture: Capture, expected: Capture, recipe: Recipe) -> I
         yield Hypothesis(text=text, skipped=frozenset({step}))
 
 
-def _buffer_hypotheses(ranks: int) -> Iterator[Hypothesis]:
+def _buffer_hypotheses(ranks: int, first: Check) -> Iterator[Hypothesis]:
     for rank in range(1, ranks):
         yield Hypothesis(text=_evaluates_other_buffers(rank), evaluated_rank=rank)
     yield Hypothesis(
@@ -283,6 +285,14 @@ def _buffer_hypotheses(ranks: int) -> Iterator[Hypothesis]:
     yield Hypothesis(
         text="buffers (batch norm's running statistics) are not updated", buffers="frozen"
     )
+    if ranks > 1 and first.name.startswith("evaluation"):
+        yield Hypothesis(
+            text="the model's own statistics are those of a share: it updates buffers in evaluation"
+            " mode too, where each rank evaluates its samples",
+            setting="the model: keep its statistics fixed in evaluation (observers: "
+            "torch.ao.quantization.disable_observer)",
+            evaluated_in_shares=True,
+        )
 
 
 def _evaluates_other_buffers(rank: int) -> str:
@@ -365,12 +375,15 @@ def _direct_cause(capture: Capture, first: Check, tolerances: Tolerances) -> Cau
             f"{first.where}: {first.found}, expected {first.expected}; weights and samples are "
             "the same",
         )
-    if first.name == "sample ids":
-        return _samples_cause(capture, expected)
     if first.name == "sample weights":
         evidence = f"{first.where}: {first.found}, expected {first.expected}; samples are the same"
         return _cause("different weights of the same samples", evidence)
-    compared = {"buffers": _buffers_cause, SKIPPED: _skips_cause}.get(first.name)
+    compared = {
+        DATA_SET: _data_set_cause,
+        "sample ids": _samples_cause,
+        "buffers": _buffers_cause,
+        SKIPPED: _skips_cause,
+    }.get(first.name)
     return compared(capture, tolerances) if compared is not None else None
 
 
@@ -445,7 +458,7 @@ def _buffers_cause(capture: Capture, tolerances: Tolerances) -> Cause | None:
     """Find the rank whose buffers rank 0 evaluates in place of its own."""
     for rank, buffers in enumerate(tolerances.reference.buffers):
         deviations = [
-            norm(capture.buffers[0].get(name, np.float32(0)) - buffer)
+            deviation(capture.buffers[0].get(name), buffer)
             / max(tolerances.allowed("buffers", rank, name), TINY)
             for name, buffer in buffers.items()
         ]
@@ -457,7 +470,18 @@ def _buffers_cause(capture: Capture, tolerances: Tolerances) -> Cause | None:
     return None
 
 
-def _samples_cause(capture: Capture, expected: Capture) -> Cause:
+def _data_set_cause(capture: Capture, tolerances: Tolerances) -> Cause:
+    sizes = [f"rank {rank} has {size}" for rank, size in enumerate(capture.data_set)]
+    return _cause(
+        "the data set differs between the ranks, or from that of one process",
+        f"{'; '.join(sizes)}; one process has {tolerances.reference.data_set[0]}",
+        "the task: return all samples in every process, whatever its RANK; Shardmark divides them"
+        " over the ranks",
+    )
+
+
+def _samples_cause(capture: Capture, tolerances: Tolerances) -> Cause:
+    expected = tolerances.reference
     for step in range(len(expected.learning_rates)):
         actual = [i for rank in capture.sample_ids for i in rank[step]]
         correct = [i for rank in expected.sample_ids for i in rank[step]]

@@ -16,7 +16,14 @@ from shardmark.core.errors import InputError
 from shardmark.core.numerics import ONE_DEVICE, Numerics
 from shardmark.core.recipe import Recipe
 from shardmark.core.shares import Shard, StepShard
-from shardmark.equivalence.capture import PARTS, Array, Capture, arrays, flat_state
+from shardmark.equivalence.capture import (
+    PARTS,
+    Array,
+    Capture,
+    arrays,
+    data_set_of,
+    flat_state,
+)
 from shardmark.equivalence.compare import Tolerances
 from shardmark.equivalence.lockstep import Lockstep, OutOfStepError
 from shardmark.equivalence.power_sgd import ReferencePowerSGD
@@ -34,6 +41,7 @@ from shardmark.strategies.step import (
     loss_scaler,
     set_learning_rates,
     share_of_step,
+    switch_weights,
 )
 from shardmark.train.exchanged_group import (
     CannotPlayError,
@@ -112,6 +120,8 @@ class Hypothesis:
     """Weight that divides the loss of a micro-batch; all values but `step` give a mean of means."""
     evaluated_rank: int = 0
     """Rank whose buffers are evaluated."""
+    evaluated_in_shares: bool = False
+    """True if each rank evaluates its samples alone, on a model that evaluation changes."""
     flat_pieces: bool = False
     """True if the optimizer updates equal pieces of the flat parameters, one for each rank."""
     first_round_of: int | None = None
@@ -552,16 +562,22 @@ class Reference:
     def quality(self) -> Mapping[str, float | None]:
         """Evaluate the full validation set once, with the buffers of the evaluated rank."""
         model = self.model
+        switch_weights(self._optimizer, "eval")
         if self.recipe.weights != "fp32":  # evaluations compute in fp32
             model = self.workload.build_model()
             model.load_state_dict(self.full_parameters(), strict=False)
             model.to(self.device)
-        put_buffers(model, self._buffers[self.hypothesis.evaluated_rank])
-        model.eval()
-        with one_rank():
-            part = self.workload.evaluate(model, Shard(index=0, count=1), self.device)
+        count = self.shares if self.hypothesis.evaluated_in_shares else 1
+        parts = []
+        for index in range(count):
+            put_buffers(model, self._buffers[self.hypothesis.evaluated_rank])
+            model.eval()
+            with one_rank():
+                shard = Shard(index=index, count=count)
+                parts.append(self.workload.evaluate(model, shard, self.device))
         model.train()
-        return self.workload.quality([part])
+        switch_weights(self._optimizer, "train")
+        return self.workload.quality(parts)
 
     def optimizer_state(self) -> dict[str, dict[str, Tensor]]:
         state = self._optimizer.state
@@ -591,6 +607,7 @@ class Reference:
         tensors["optimizer state"] = arrays(flat_state(self.optimizer_state()))
         return Capture(
             initial_sha256=(self.initial_sha256,) * len(self._shards),
+            data_set=(data_set_of(self.workload),) * len(self._shards),
             sample_ids=tuple(map(tuple, self.sample_ids)),
             weights=tuple(map(tuple, self.weights)),
             losses=tuple(map(tuple, losses)),
@@ -613,10 +630,19 @@ def _sum_of(parts: Parts) -> float:
     return sum(weight for _, weight in parts)
 
 
+@torch.no_grad()
 def put_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+    """Give the model these buffers; a step may have created, resized or removed some of them."""
+    current = dict(model.named_buffers())
+    for name in current.keys() | buffers.keys():
+        buffer, stored = current.get(name), buffers.get(name)
+        if buffer is not None and stored is not None:
+            if buffer.shape != stored.shape:
+                buffer.data = torch.empty_like(stored)
+            buffer.copy_(stored)
+            continue
+        module, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(module), attribute, None if stored is None else stored.clone())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from shardmark.equivalence.compare import Tolerances
     from shardmark.equivalence.reference import ReferenceRuns
 
+COUNTERS = (
+    "a loss that depends on the step takes it as loss(model, batch, step); keep other state in a "
+    "buffer of the model, which belongs to a rank"
+)
+"""Remedy for a counter or a hidden state in an attribute of the task or the model."""
+
 SAME_ON_CPU = 1e-6
 """Largest relative difference of equal runs on a CPU, whose kernels add in a fixed order."""
 LATER_STEPS = 1000.0
@@ -40,7 +46,7 @@ def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | N
                     evidence=f"two equal runs in one process have the losses {loss:.6g} and "
                     f"{other:.6g} in step {step + 1}; {_origin(runs)}",
                     setting="the task: draw from torch, numpy or random, which are seeded before "
-                    "each sample and each step, and keep no state between reads",
+                    f"each sample and each step, and keep no state between reads; {COUNTERS}",
                     first_deviation="losses",
                 )
     return None
@@ -50,7 +56,7 @@ STATEFUL = Cause(
     text="undecided: the model or the loss keeps state outside of buffers",
     evidence="a batch has two losses when it is passed twice with equal weights, buffers and seeds:"
     " the loss depends on the batches before it, and the reference passes others",
-    setting="the task: keep state in buffers; draw from the generators of torch, numpy or random",
+    setting=f"the task: {COUNTERS}; draw from the generators of torch, numpy or random",
     first_deviation="losses",
 )
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain, islice
+from math import isclose
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.core.shares import Shard
@@ -14,8 +16,9 @@ from shardmark.core.text import one_line
 from shardmark.equivalence.capture import Array, arrays
 from shardmark.equivalence.compare import Tolerances, equal, norm, worst_of
 from shardmark.equivalence.lockstep import generator_states, same_states
-from shardmark.equivalence.reference import Reference, ReferenceRuns
+from shardmark.equivalence.reference import Reference, ReferenceRuns, put_buffers
 from shardmark.results.verification import Cause, Check
+from shardmark.strategies.parameters import listed
 from shardmark.train.exchanged_group import one_rank, world_of
 from shardmark.workloads.base import Batch, Workload
 
@@ -44,6 +47,9 @@ NOT_GATHERED = Cause(
 
 MAX_ERROR_CHARACTERS = 200
 
+SAME_LOSS = 1e-5
+"""Relative difference of losses that add up."""
+
 
 class WholeBatch(NamedTuple):
     """Result of comparing the reference with one process on the full batch."""
@@ -54,6 +60,16 @@ class WholeBatch(NamedTuple):
 
 
 Gradients = dict[str, Array]
+
+
+class Passes(NamedTuple):
+    """Results of a batch, in parts and at once."""
+
+    parts: Gradients
+    full: Gradients
+    losses: tuple[float, float]
+    statistics: tuple[str, ...]
+    """Buffers that each forward pass sets from its samples, in evaluation mode too."""
 
 
 def whole_batch_check(
@@ -78,7 +94,7 @@ def whole_batch_check(
     scaled = (
         not isinstance(compared, str)
         and count > 1
-        and all(_is_scaled(parts, full, 1 / count) for parts, full in compared)
+        and all(_is_scaled(passes.parts, passes.full, 1 / count) for passes in compared)
     )
     if declared and not scaled:
         compared = str(runs.workload.not_additive)
@@ -86,20 +102,69 @@ def whole_batch_check(
         text = f"not compared: {compared}"
         return WholeBatch(equal(NAME, text, text), NOT_A_SUM)
     checks = [
-        _compared(parts, full, tolerances, location=f"batch {number}")
-        for number, (parts, full) in enumerate(compared, start=1)
+        _compared(passes, tolerances, location=f"batch {number}")
+        for number, passes in enumerate(compared, start=1)
     ]
     worst = max(checks, key=lambda check: check.in_tolerances or 0.0)
+    if worst.holds:
+        return WholeBatch(worst, NOT_A_SUM)
     if runs.communicates and not scaled:
         return WholeBatch(worst, NOT_GATHERED)
     if not scaled:
-        return WholeBatch(worst, NOT_A_SUM)
+        return WholeBatch(worst, _not_a_sum(runs, tolerances, compared))
     return WholeBatch(worst, _too_small(count, len(compared), gathers=runs.communicates))
 
 
+def _not_a_sum(runs: ReferenceRuns, tolerances: Tolerances, compared: list[Passes]) -> Cause:
+    """Return the cause if neither the ranks' communication nor a divisor is it."""
+    statistics = dict.fromkeys(name for passes in compared for name in passes.statistics)
+    if statistics:
+        return Cause(
+            text="the model's own statistics are those of each rank's samples",
+            evidence=f"every forward pass sets {listed([*statistics])} from its samples, and one "
+            "process on the full batch gets others",
+            setting="the model: compute them over all ranks, or freeze them (observers: "
+            "torch.ao.quantization.disable_observer)",
+            first_deviation=NAME,
+        )
+    model = runs.workload.build_model()
+    hooked = [*_hooks(model)]
+    if hooked:
+        without = _gradients(runs, tolerances, hooks=False)
+        if not isinstance(without, str) and all(
+            _compared(passes, tolerances, location="").holds for passes in without
+        ):
+            return Cause(
+                text="the gradient of a batch is not the sum of its parts' gradients: hooks change "
+                "gradients not in proportion",
+                evidence=f"without the hooks of {listed(hooked)} the gradients add up",
+                setting="the model: leave out these hooks; recipe.gradient_clipping clips the "
+                "gradient of the step",
+                first_deviation=NAME,
+            )
+    tolerance = max(SAME_LOSS, tolerances.floor)
+    pairs = [passes.losses for passes in compared]
+    if all(one and isclose(one, other, rel_tol=tolerance) for one, other in pairs):
+        return NOT_A_SUM.model_copy(
+            update={
+                "text": "the gradient of a batch is not the sum of its parts' gradients, although "
+                "their losses add up"
+            }
+        )
+    return NOT_A_SUM
+
+
+def _hooks(model: nn.Module) -> dict[str, list[dict[int, Any]]]:
+    """Hooks on gradients, by the name of their parameter or module."""
+    keys = ("_backward_hooks", "_backward_pre_hooks")
+    owners = (*model.named_parameters(), *model.named_modules())
+    hooks = {name: [h for key in keys if (h := getattr(o, key, None))] for name, o in owners}
+    return {name or "the model": of_owner for name, of_owner in hooks.items() if of_owner}
+
+
 def _gradients(
-    runs: ReferenceRuns, tolerances: Tolerances
-) -> list[tuple[Gradients, Gradients]] | str:
+    runs: ReferenceRuns, tolerances: Tolerances, *, hooks: bool = True
+) -> list[Passes] | str:
     """Gradients of each batch, in parts and at once, or the reason why these may differ."""
     workload, device = runs.workload, runs.device
     recipe = runs.trial.recipe.model_copy(update={"precision": "fp32", "weights": "fp32"})
@@ -117,26 +182,41 @@ def _gradients(
         return reason
     for model in reference.models:
         _stop_dropout(model)
-    gradients: list[tuple[Gradients, Gradients]] = []
+        for registered in () if hooks else chain.from_iterable(_hooks(model).values()):
+            registered.clear()
+    passes: list[Passes] = []
     for batch in islice(workload.batches(runs.plan, Shard(index=0, count=1)), runs.steps):
         with one_rank():
-            full = _full_gradient(workload, reference.model, batch.to(device), device)
+            full = _full_pass(workload, reference.model, batch.to(device), device)
             if full is None:
                 return "the loss draws random numbers, other than dropout's"
         for model in reference.models:
             model.train(reference.model.training)
         with world_of(reference.players):
-            reference.compute_gradients()
-        gradients.append((arrays(reference.gradients), full))
-    return gradients
+            losses = reference.compute_gradients()
+        gradients, loss, set_buffers = full
+        statistics = (
+            name
+            for name, buffer in set_buffers.items()
+            if any(not torch.equal(buffer, of_rank[name]) for of_rank in reference.all_buffers)
+        )
+        passes.append(
+            Passes(
+                parts=arrays(reference.gradients),
+                full=gradients,
+                losses=(float(sum(losses)) / len(losses), loss),
+                statistics=tuple(statistics),
+            )
+        )
+    return passes
 
 
-def _compared(parts: Gradients, full: Gradients, tolerances: Tolerances, location: str) -> Check:
-    expected = replace(tolerances.reference, tensors={"gradient": full})
+def _compared(passes: Passes, tolerances: Tolerances, location: str) -> Check:
+    expected = replace(tolerances.reference, tensors={"gradient": passes.full})
     return worst_of(
         NAME,
-        {f"{location}, {name}": ("tensors", "gradient", name) for name in full},
-        replace(expected, tensors={"gradient": parts}),
+        {f"{location}, {name}": ("tensors", "gradient", name) for name in passes.full},
+        replace(expected, tensors={"gradient": passes.parts}),
         replace(tolerances, reference=expected),
     )
 
@@ -185,11 +265,11 @@ def _stop_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def _full_gradient(
+def _full_pass(
     workload: Workload, model: nn.Module, batch: Batch, device: torch.device
-) -> dict[str, Array] | None:
-    """Gradient of the full batch in training mode, or in evaluation mode if training draws random
-    numbers or changes buffers; None if both modes draw.
+) -> tuple[Gradients, float, dict[str, Tensor]] | None:
+    """Gradient and loss of the full batch in training mode, or in evaluation mode if training draws
+    random numbers or changes buffers, and buffers that it changes anyway; None if both modes draw.
 
     Buffers of batch norm may change, since training does not read them.  The model stays in the
     mode that was used.
@@ -203,14 +283,16 @@ def _full_gradient(
         loss = workload.loss(model, batch)
         if not same_states(before, generator_states(device)):
             continue
-        current = {n: b for n, b in model.named_buffers() if n in buffers}
-        if training and any(not torch.equal(b, buffers[n]) for n, b in current.items()):
-            with torch.no_grad():
-                for name, buffer in current.items():
-                    buffer.copy_(buffers[name])
+        changed = {
+            n: b.clone()
+            for n, b in model.named_buffers()
+            if n in buffers and not torch.equal(b, buffers[n])
+        }
+        if training and changed:
+            put_buffers(model, {**dict(model.named_buffers()), **buffers})
             continue
         (loss.total / loss.weight).backward()  # type: ignore[no-untyped-call]  # torch's
         gradients = arrays({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
-        return gradients
+        return gradients, float(loss.total / loss.weight), changed
     return None

@@ -9,8 +9,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import os
+import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -240,7 +243,14 @@ def _is_local(file: Path) -> bool:
     if {"site-packages", "dist-packages"} & set(file.parts):
         return False
     foreign = (str(PACKAGE), *(sysconfig.get_path(key) for key in ("stdlib", "platstdlib")))
-    return not any(file.is_relative_to(root) for root in foreign)
+    installed = (folder for folder in sys.path if folder and _has_installed(folder))
+    return not any(file.is_relative_to(root) for root in chain(foreign, installed))
+
+
+@cache
+def _has_installed(folder: str) -> bool:
+    """True for a folder of installed packages, as `pip install --target` makes it."""
+    return any(Path(folder).glob("*.dist-info"))
 
 
 def _imported(source: bytes, package: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from inspect import getfile
+from itertools import pairwise
 from pathlib import Path
 
 from shardmark import workloads
@@ -39,7 +40,9 @@ from shardmark.results.verification import (
     Verdict,
     Verification,
     read_verification,
+    verdict_text,
 )
+from shardmark.strategies.base import Strategy
 from shardmark.trials.matrix import Plan
 from shardmark.trials.trial import Trial
 
@@ -138,6 +141,7 @@ def verify_cells(
                     _refuse_broken_model(cells, failures, last=last)
                 cell = waiting.pop(0)
                 reason = _with_log(problem, scratch / cell.id, logs / f"{cell.id}.txt")
+                listener.doing(f"{cell.title}: {NOT_TRIED} ({reason})")
                 yield _untried(cell, reason)
         if captured:
             for partial_verdict in _compared(captured, scratch, engine, listener):
@@ -157,13 +161,20 @@ def _refuse_broken_model(
 ) -> None:
     """Raise `InputError` if the failures are no strategy's fault, or if all cells have failed.
 
-    No strategy is at fault if a single rank fails, or two strategies with the same error.
+    No strategy is at fault if a single rank fails, or two strategies of different families with
+    the same error: `zro` is `ddp` with another optimizer.  They may still run with other options.
     """
     trial, problem = failures[-1]
     several = any(cell.workload != trial.workload for cell in cells)
-    same_error = {cell.strategy.name for cell, other in failures if other.error == problem.error}
+    same_error = [cell for cell, other in failures if other.error == problem.error]
+    families = {_family(cell) for cell in same_error}
+    tried = [(_family(cell), cell.strategy.options) for cell, _ in failures]
+    waits = any(
+        _family(cell) in families and (_family(cell), cell.strategy.options) not in tried
+        for cell in cells
+    )
     all_failed = last and all(other.error is not None for _, other in failures)
-    no_strategys_fault = trial.layout.processes == 1 or len(same_error) > 1
+    no_strategys_fault = trial.layout.processes == 1 or (len(families) > 1 and not waits)
     if all_failed or (problem.error is not None and not several and no_strategys_fault):
         raise InputError(
             f"{trial.experiment}: workload",
@@ -171,6 +182,12 @@ def _refuse_broken_model(
             next((r for words, r in REMEDIES.items() if words in str(problem.error)), FIX),
             *map(ShardmarkError, problem.traceback.splitlines()),
         )
+
+
+def _family(trial: Trial) -> type:
+    """Return the class of strategies that the trial's strategy is a kind of."""
+    classes = type(trial.built_strategy).__mro__
+    return next(kind for kind, base in pairwise(classes) if base is Strategy)
 
 
 def proofs_folder(plan: Plan, engine: Engine) -> Path:
@@ -407,12 +424,18 @@ def _compare(
     def show_progress() -> None:
         nonlocal shown
         if len(done := _finished(folder)) > shown:
+            count = f"{before + len(done)}/{before + len(names)}"
+            decided = [_decided(verdict) for verdict in done[max(shown, 0) :]]
+            listener.doing("; ".join((f"comparing with the reference [{count}]", *decided)))
             shown = len(done)
-            count = f"{before + shown}/{before + len(names)}"
-            listener.doing(f"comparing with the reference [{count}]")
 
     ending = engine.run(folder, trial_seconds=LIMIT_SECONDS, on_tick=show_progress, task="compare")
     return ending, _finished(folder)
+
+
+def _decided(verdict: Verdict) -> str:
+    cause = f" ({verdict.cause.text})" if verdict.cause is not None else ""
+    return f"{verdict.strategy}: {verdict_text(verdict)}{cause}"
 
 
 def _finished(folder: Path) -> list[Verdict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
@@ -130,6 +130,10 @@ def _all_gathered(tensor: Tensor) -> list[Tensor]:
 class Worker(Protocol):
     """A training rank.  Defaults are those of synchronous ranks without servers."""
 
+    checks_every_step: bool = False
+    """True to compare the ranks' calls of sharded parts in every step, not in the first alone:
+    `verify` sets it, as its steps are not measured."""
+
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
         """Take one optimizer step; return the rank's loss, shape (), on its device.
 
@@ -158,6 +162,10 @@ class Worker(Protocol):
     def each_parameter(self) -> Iterable[tuple[str, Tensor]]:
         """Iterate over `full_parameters` by name: a rank may not have the memory for all."""
         return sorted(self.full_parameters().items())
+
+    def evaluated_weights(self) -> AbstractContextManager[object]:
+        """Context in which the parameters have the values that are evaluated."""
+        return nullcontext()
 
     def evaluation_model(self) -> AbstractContextManager[nn.Module] | None:
         """The sharded model in evaluation mode; None if a rank can hold the full model.

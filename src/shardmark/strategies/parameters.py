@@ -14,7 +14,16 @@ from shardmark.core.errors import StrategyUnavailable
 MAX_LISTED_NAMES = 3
 """Number of names in a message."""
 
-Kind = Literal["scalar", "sparse", "empty", "mixed types", "mixed types, frozen", "other types"]
+Kind = Literal[
+    "scalar",
+    "sparse",
+    "empty",
+    "mixed types",
+    "mixed types, frozen",
+    "other types",
+    "hooks",
+    "strides",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,16 @@ def _sparse(model: nn.Module) -> list[str]:
         for name, module in model.named_modules()
         if isinstance(module, tables) and module.sparse and module.weight.requires_grad
     ]
+
+
+def _hooked(model: nn.Module) -> list[str]:
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    named = model.named_parameters()
+    return [name for name, p in named if any(getattr(p, key, None) for key in hooks)]
+
+
+def _strided(model: nn.Module) -> list[str]:
+    return [name for name, p in model.named_parameters() if not p.is_contiguous()]
 
 
 def _not_float32(model: nn.Module) -> list[str]:
@@ -90,6 +109,18 @@ KINDS: dict[Kind, UnsupportedKind] = {
         "{names}",
         "load the frozen parameters in float32",
     ),
+    "hooks": UnsupportedKind(
+        _hooked,
+        "{library} trains other tensors in place of parameters, and drops the hooks on the"
+        " gradients of {names}",
+        "change the gradient inside of the forward pass",
+    ),
+    "strides": UnsupportedKind(
+        _strided,
+        "{library} takes parameters that are contiguous in memory, and not {names}, as they are"
+        " with channels_last",
+        "leave out .to(memory_format=...) in model() and set recipe.channels_last: true",
+    ),
     "other types": UnsupportedKind(
         _not_float32,
         "{library} trains float32 parameters here, and not {names}",
@@ -98,7 +129,9 @@ KINDS: dict[Kind, UnsupportedKind] = {
 }
 
 
-REFUSED_BY_FSDP2: tuple[Kind, ...] = ("scalar", "sparse", "empty", "mixed types")
+REFUSED_BY_FSDP2: tuple[Kind, ...] = (
+    *("scalar", "sparse", "empty", "mixed types", "hooks", "strides"),
+)
 
 
 def check_parameters(

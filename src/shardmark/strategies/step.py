@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from shardmark.strategies.base import LOSS_SCALE, HeldState, Worker
 from shardmark.strategies.casting import lossless_copy, refuse_unsupported_types
 from shardmark.strategies.optimizers import HIDDEN_MATRIX, Lamb, MuonWithAdamW
 from shardmark.strategies.replicas import DistributedReplicas
-from shardmark.strategies.sharded_calls import equal_calls, refusal_of
+from shardmark.strategies.sharded_calls import ReadsOutside, equal_calls
 from shardmark.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.workloads.model_building import user_function
 
@@ -97,7 +97,7 @@ class StepWorker(Worker):
         self._model = self.module if self.wrapped_model is None else self.wrapped_model
         if self.recipe.gradient_accumulation == 1:
             self.synchronise = None  # the only one is the last: gradients reduce by themselves
-        self._weight_checked = False
+        self._weight_checked = self._reads_checked = False
         self._adds_weights: bool | None = False if self.workload.weights_known else None
         """True if ranks add up the weights that losses return; the first loss decides it."""
         self._weights: list[Tensor] = []
@@ -109,14 +109,11 @@ class StepWorker(Worker):
         self._skipped_on_device: Tensor | float = 0.0
 
     def step(self, batch: Batch, recorder: Spans) -> Tensor:
-        units = {} if self._steps_called else self._sharded_units()
-        try:
-            with self._blaming_casts(), self._comparing(units) if units else nullcontext():
-                loss = self._forward_backward(batch, recorder)
-        except (RuntimeError, TypeError, IndexError) as error:
-            if (refusal := refusal_of(error, self.sharded_by)) is None:
-                raise
-            raise refusal from error
+        checked = self.checks_every_step or not self._steps_called
+        units = self._sharded_units() if checked else {}
+        self._reads_checked = checked and self.sharded_by is not None
+        with self._blaming_casts(), self._comparing(units) if units else nullcontext():
+            loss = self._forward_backward(batch, recorder)
         pending = self._tell(loss)
         with recorder.span("optimizer"):
             self._update()
@@ -144,8 +141,20 @@ class StepWorker(Worker):
         """Modules by name that all ranks must call in the same order."""
         return {}
 
+    def _checking_reads(self) -> AbstractContextManager[object]:
+        if not self._reads_checked:
+            return nullcontext()
+        return ReadsOutside(self.sharded_by or "", self.module)
+
     def _comparing(self, units: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
-        return equal_calls(self.sharded_by or "", self.module, units, self.group.gather)
+        return equal_calls(
+            *(self.sharded_by or "", self.module, units, self.group.gather),
+            trained=self._reduced_together(),
+        )
+
+    def _reduced_together(self) -> dict[str, nn.Module]:
+        """Modules by name that need a gradient on all ranks or on none."""
+        return {}
 
     def _tell(self, loss: Tensor) -> dist.Work | None:
         """Start sending the loss to all ranks with the same samples; awaited after the update."""
@@ -160,7 +169,8 @@ class StepWorker(Worker):
             if self.synchronise is not None:
                 self.synchronise(last)
             with recorder.span("forward"), self._precision():
-                loss = self.workload.loss(self._model, micro_batch)
+                with self._checking_reads():
+                    loss = self.workload.loss(self._model, micro_batch)
                 parts.append(self._part_of_step(loss, micro_batch, count))
                 if last and self.accumulates_alone:
                     parts = self._corrected(parts)
@@ -334,6 +344,18 @@ class EagerWorker(StepWorker):
 
         return {n: m for n, m in self.module.named_modules() if n and sharded(m)}
 
+    def _reduced_together(self) -> dict[str, nn.Module]:
+        from torch.distributed.fsdp import FSDPModule
+
+        # Of accumulated micro-batches, one that calls a module suffices.
+        if not isinstance(self.module, FSDPModule) or self.recipe.gradient_accumulation > 1:
+            return {}
+        return {
+            name: module
+            for name, module in self.module.named_modules()
+            if any(p.requires_grad for p in module.parameters(recurse=False))
+        }
+
     def _named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters that this rank holds, by their reported names."""
         return self.module.named_parameters()
@@ -361,6 +383,12 @@ class EagerWorker(StepWorker):
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def evaluated_weights(self) -> Iterator[None]:
+        switch_weights(self._optimizer, "eval")
+        yield
+        switch_weights(self._optimizer, "train")
 
     def _shard_again(self) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -468,6 +496,23 @@ def set_learning_rates(groups: Iterable[dict[str, Any]], learning_rate: float) -
         group["lr"] = learning_rate * group.get(RATE_FACTOR, 1.0)
 
 
+def switch_weights(optimizer: torch.optim.Optimizer, to: Literal["train", "eval"]) -> None:
+    """Switch a schedule-free optimizer's parameters; its `step` refuses those of evaluation."""
+    if callable(switch := getattr(optimizer, to, None)):
+        switch()
+
+
+def refuse_switched_weights(strategy: str, optimizer: torch.optim.Optimizer) -> None:
+    """Raise `StrategyUnavailable` for an optimizer that evaluates other weights than it trains."""
+    if callable(getattr(optimizer, "eval", None)):
+        raise StrategyUnavailable(
+            strategy,
+            f"{type(optimizer).__name__} evaluates other weights than it trains, by its eval(), "
+            "and here it has a part of the weights",
+            "use ddp, fsdp or single",
+        )
+
+
 def create_optimizer(
     parameters: Iterable[nn.Parameter] | list[dict[str, Any]], spec: Optimizer
 ) -> torch.optim.Optimizer:
@@ -486,6 +531,7 @@ def create_optimizer(
         if not isinstance(optimizer, torch.optim.Optimizer):
             reason = f"{spec.path} made a {type(optimizer).__name__}"
             raise InputError("recipe.optimizer.path", reason, "a torch.optim.Optimizer")
+        switch_weights(optimizer, "train")
         return optimizer
     not_torch = {"name", "implementation", "state_bits", "adamw_lr"}
     settings = spec.model_dump(exclude=not_torch)  # of its kind, as torch's

@@ -28,10 +28,11 @@ def evaluate(worker: Worker, workload: Workload, shard: Shard, device: torch.dev
     worker.group.barrier()
     started = time.perf_counter()
     sharded = worker.evaluation_model()
-    if sharded is not None:
-        parts = _on_shards(sharded, worker, workload, shard, device)
-    else:
-        parts = _on_full_model(worker, workload, shard, device)
+    with worker.evaluated_weights():
+        if sharded is not None:
+            parts = _on_shards(sharded, worker, workload, shard, device)
+        else:
+            parts = _on_full_model(worker, workload, shard, device)
     return Evaluation(seconds=time.perf_counter() - started, quality=dict(workload.quality(parts)))
 
 

@@ -23,7 +23,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
 )
 
 from shardmark.core.environment_variables import NODE_VARIABLE, STORE_VARIABLE
-from shardmark.core.errors import ShardmarkError, StrategyUnavailable, error_kind
+from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable, error_kind
 from shardmark.core.run_files import INITIAL_WEIGHTS_FILE
 from shardmark.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.measure.step.progress import ProgressWriter
@@ -31,6 +31,7 @@ from shardmark.measure.step.recorder import Recorder, clock_for
 from shardmark.results.schema import ProbeRecord, RankError
 from shardmark.strategies.base import RankContext, Server
 from shardmark.strategies.initial_weights import InitialWeights, build_on_meta
+from shardmark.strategies.sharded_calls import refusal_of
 from shardmark.train.epochs import Training
 from shardmark.train.loop import LoopOptions, SlowRank
 from shardmark.train.pacing import Pacing
@@ -76,15 +77,32 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
             print_script_error(error)
         else:
             traceback.print_exc()
+        explained = _explained(error, trial)
         report.error = RankError(
-            kind=error_kind(error),
-            message=_message(error),
-            remedy=getattr(error, "remedy", None),
+            kind=error_kind(explained),
+            message=_message(explained),
+            remedy=getattr(explained, "remedy", None),
             at_seconds=time.time(),
         )
         report.write()
         return False
     return True
+
+
+def _explained(error: Exception, trial: Trial) -> Exception:
+    """Return the refusal of what a library or an optimizer of the user raised, or the error."""
+    if isinstance(error, ShardmarkError) or trial.workload.trains_itself:
+        return error
+    path = trial.recipe.optimizer.path
+    if path is not None and "closure" in str(error):
+        return InputError(
+            "recipe.optimizer.path",
+            f"{path} takes a step by a closure, which computes the loss again ({error})",
+            "an optimizer whose step() needs no argument: strategies compute one gradient a step",
+        )
+    holds = trial.layout.ranks[int(os.environ["RANK"])].holds
+    sharded = min(holds.parameters, holds.gradients, holds.optimizer_state) < 1
+    return refusal_of(error, trial.strategy.name if sharded else None) or error
 
 
 def _message(error: Exception) -> str:

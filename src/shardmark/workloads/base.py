@@ -138,6 +138,11 @@ class Workload(Protocol):
     def validation_samples(self) -> int: ...
 
     @property
+    def available_samples(self) -> tuple[int, int]:
+        """Training and validation samples of the data sets, of which options may choose some."""
+        return self.training_samples, self.validation_samples
+
+    @property
     def validation_batches(self) -> int:
         """Number of validation batches; shards beyond it evaluate nothing."""
         return self.validation_samples

@@ -176,11 +176,11 @@ def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec
     """
     locations: list[str] | None = [*map(str, folders), str(Path.cwd()), *sys.path]
     spec: ModuleSpec | None = None
-    parts = module.split(".")
-    for end in range(1, len(parts) + 1):
+    for name in module.split("."):
         if locations is None:
             return None
-        spec = PathFinder.find_spec(".".join(parts[:end]), locations)
+        # By its last part: below a folder without __init__.py Python looks up loaded parents.
+        spec = PathFinder.find_spec(name, locations)
         if spec is None:
             return None
         below = spec.submodule_search_locations

@@ -219,6 +219,7 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     ) -> None:
         self._seed = seed
         self._workers = options.loader_workers
+        self._available = len(training), len(validation)
         self._training = reduced(training, options.training_samples, seed=seed, split=0)
         self._validation = reduced(validation, options.validation_samples, seed=seed, split=1)
         self._synthetic = synthetic
@@ -231,6 +232,10 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     @property
     def validation_samples(self) -> int:
         return len(self._validation)
+
+    @property
+    def available_samples(self) -> tuple[int, int]:
+        return self._available
 
     @property
     def validation_batches(self) -> int:

@@ -59,6 +59,24 @@ def test_sources_include_all_local_imports(module: Path, monkeypatch: pytest.Mon
     )
 
 
+def test_folders_without_init_and_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Research repositories have the first, `pip install --target` makes the second."""
+    for name, text in {
+        "repository/task.py": "from project.models.net import net\nimport large",
+        "repository/project/models/net.py": "",
+        "target/large/__init__.py": "from large.deep.er import part",
+        "target/large-1.0.dist-info/METADATA": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "target")
+    monkeypatch.chdir(tmp_path / "repository")
+    files = {record.file for record in local_sources(["task"]).values()}
+    assert files == {"task.py", "project/models/net.py"}
+
+
 def test_data_record_depends_on_names_sizes_and_times(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / "class" / "deeper").mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.strategies import build_strategy
 from shardmark.strategies.parameters import check_parameters
-from shardmark.strategies.sharded_calls import END, equal_calls, refusal_of
+from shardmark.strategies.sharded_calls import END, ReadsOutside, equal_calls, refusal_of
 from tests.unit.training.toy import ToyWorkload
 
 
@@ -120,15 +120,83 @@ def test_ranks_that_call_other_parts_are_named(
     assert "multiplied by zero" in refused.value.remedy
 
 
-def test_equal_calls_are_compared_once() -> None:
+def test_each_call_is_compared_but_those_of_a_backward_pass() -> None:
     exchanged: list[object] = []
 
     def gather(name: object) -> list[object]:
         exchanged.append(name)
         return [name, name]
 
-    called(Calls(0, 2, 0), gather)
-    assert exchanged == ["layers.0", "layers.2", END]
+    model = Calls(0, 2, 0)
+    called(model, gather)
+    assert exchanged == ["layers.0", "layers.2", "layers.0", END]
+    exchanged.clear()
+    units = {"layers.0": model.layers[0]}
+    with equal_calls("fsdp", model, units, gather):
+        model(torch.ones(1, 2))
+        model.layers[0](torch.ones(1, 2))  # as activation checkpointing does
+    assert exchanged == ["layers.0", "layers.0", END]
+
+
+def test_modules_whose_gradients_are_reduced_together_are_called_by_all() -> None:
+    model = Calls(0, 2)
+    trained = {f"layers.{index}": layer for index, layer in enumerate(model.layers)}
+
+    def gather(value: object) -> list[object]:
+        return [value, ["layers.0", "layers.1"] if isinstance(value, list) else value]
+
+    with (
+        pytest.raises(StrategyUnavailable, match=r"rank 0 does not call layers\.1"),
+        equal_calls("fsdp", model, {}, gather, trained=trained),
+    ):
+        model(torch.ones(1, 2))
+
+
+class Shard(nn.Parameter):
+    """A stand-in for DeepSpeed's partitioned parameter."""
+
+    ds_numel = 99
+
+
+def test_a_loss_that_computes_with_shards_is_refused() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = Shard(torch.ones(2, 2))
+    with ReadsOutside("zero-3", model):
+        loss = model(torch.ones(1, 2)).sum()
+        assert model.weight.numel() == 4, "a shape is no computation"
+        with torch.no_grad():
+            model.weight.norm()
+        model.bias.abs().sum()
+        with pytest.raises(StrategyUnavailable, match="outside of the model's forward pass"):
+            loss + model.weight.abs().sum()
+        with pytest.raises(StrategyUnavailable, match="by mm"):
+            torch.mm(model.weight, torch.ones(3, 2))
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            torch.mm(model.bias[None], torch.ones(3, 2))
+
+
+def hooked(model: nn.Module) -> nn.Module:
+    first: Any = next(model.parameters())
+    first.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "reason"),
+    [
+        ("fsdp", hooked(nn.Linear(4, 2)), "drops the hooks on the gradients of weight"),
+        ("fsdp1", hooked(nn.Linear(4, 2)), "drops the hooks on the gradients of weight"),
+        ("fsdp", nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "contiguous in memory"),
+        ("zero-1", nn.Conv2d(2, 2, 3).to(memory_format=torch.channels_last), "and not weight"),
+    ],
+)
+def test_hooks_and_strides_that_a_library_loses_are_named(
+    name: str, model: nn.Module, reason: str
+) -> None:
+    with pytest.raises(StrategyUnavailable) as refused:
+        build_strategy(name, {}).check_model(ToyWorkload(lambda: model), model, 2)
+    assert reason in refused.value.reason
+    assert "hooks" in reason or "recipe.channels_last: true" in refused.value.remedy
 
 
 class InductorError(RuntimeError):
@@ -137,6 +205,9 @@ class InductorError(RuntimeError):
 
 InductorError.__module__ = "torch._inductor.exc"
 STORAGE = RuntimeError("setStorage: sizes [8, 16] are out of bounds for storage of size 0")
+NOT_USED = "Tensors appears to not have been used in the graph"
+INVALID = "invalid gradient at index 0 - got [0] but expected shape compatible with [32, 64]"
+IN_PLACE = "in-place operations that require placement changes are not supported"
 FLAT = "mat2 must be a matrix, got 1-D tensor"
 
 
@@ -163,6 +234,11 @@ def partitioned() -> RuntimeError:
     [
         (STORAGE, "fsdp", "wrap: root"),
         (partitioned(), "zero-3", "a dictionary or a data class"),
+        (RuntimeError("size of tensor a (0) must match the size of"), "zero-3", "wrap: root"),
+        (RuntimeError(f"One of the differentiated {NOT_USED}"), "fsdp", "use ddp"),
+        (RuntimeError(f"AbsBackward0 returned an {INVALID}"), "zero-3", "use ddp"),
+        (RuntimeError("aten.mul: got mixed torch.Tensor and DTensor"), "fsdp", "(ddp, zro)"),
+        (RuntimeError(f"aten.pow_.Scalar: {IN_PLACE}"), "fsdp", "(ddp, zro)"),
         (RuntimeError(FLAT), "zero-3", None),  # a forward pass of the user's
         (InductorError("Cannot convert\nexpression"), None, "recipe.compile to none"),
         (STORAGE, None, None),

@@ -164,6 +164,27 @@ def test_nonfinite_value_fails_and_is_a_number_in_json(value: float) -> None:
         assert Check.model_validate_json(check.model_dump_json()) == check
 
 
+def masked(*values: float) -> Capture:
+    """Both ranks have a buffer with infinite numbers, as causal masks and observers have."""
+    return handmade(buffers=({"mask": array(0.0, *values)}, {"mask": array(0.0, *values)}))
+
+
+def test_equal_infinite_numbers_of_a_buffer_are_equal() -> None:
+    reference = masked(-math.inf, math.inf, 2.0)
+    tolerances = tolerances_of(reference)
+    assert failing(reference, tolerances) == []
+    for values in ((-math.inf, math.inf, 3.0), (-math.inf, -math.inf, 2.0), (1.0, math.inf, 2.0)):
+        (check,) = failing(masked(*values), tolerances)
+        assert check.name == "buffers", "the infinite ones allow no deviation of the others"
+
+
+def test_a_data_set_of_another_size_comes_before_its_samples() -> None:
+    sizes, ids = ("24 samples", "12 samples"), (((0, 2),) * 2,) * 2
+    checks = failing(handmade(data_set=sizes, sample_ids=ids))
+    assert [check.name for check in checks] == ["data set", "sample ids"]
+    assert (checks[0].found, checks[0].where) == ("12 samples", "rank 1")
+
+
 def test_a_quality_that_one_side_lacks_fails() -> None:
     nothing = handmade(quality={"validation_loss": None})
     assert [(c.name, c.found) for c in failing(nothing)] == [

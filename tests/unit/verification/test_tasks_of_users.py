@@ -319,6 +319,81 @@ def test_a_model_with_state_of_its_own_blames_no_strategy(
     assert "keeps state" in str(case.whole_batch.found)
 
 
+class Growing(nn.Module):
+    """A buffer that the first step creates, one that it resizes, and one that is a mask."""
+
+    grown: Tensor
+    made: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("grown", torch.zeros(0))
+        self.register_buffer("made", None)
+        self.register_buffer("mask", torch.full((2,), -math.inf))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.grown = torch.cat([self.grown, inputs.detach().mean().reshape(1)])
+            self.made = inputs.detach().mean(0)
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def test_buffers_may_be_created_and_resized(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(MODELS, "growing", Growing)
+    case = VerificationCase("growing")
+    assert [buffers["grown"].shape for buffers in case.reference.buffers] == [(STEPS,)] * 2
+    assert case.verdict_on_run().equivalent
+    assert case.verdict_on_run(Hypothesis(buffers="frozen")).equivalent is False
+
+
+class Observed(nn.Module):
+    """Scales by the largest input, which it observes in evaluation mode too."""
+
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.largest.copy_(inputs.detach().abs().max())
+        outputs: Tensor = self.layer(inputs / self.largest)
+        return outputs
+
+
+class Clamped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        weight: Any = self.layer.weight
+        weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "evidence"),
+    [
+        (Observed, "the model's own statistics are those of each rank's samples", "largest"),
+        (Clamped, "the gradient of a batch is not the sum", "without the hooks of layer.weight"),
+    ],
+)
+def test_what_keeps_gradients_from_adding_up_is_told_from_the_loss(
+    monkeypatch: pytest.MonkeyPatch, model: type[nn.Module], text: str, evidence: str
+) -> None:
+    monkeypatch.setitem(MODELS, "made", model)
+    verdict = VerificationCase("made").verdict_on_run()
+    assert verdict.equivalent is False
+    assert cause_text_of(verdict).startswith(text)
+    assert verdict.cause is not None
+    assert evidence in verdict.cause.evidence
+
+
 def test_all_verified_batches_are_held_against_one_piece(
     change_loss: Callable[[Loss], None],
 ) -> None:

@@ -365,6 +365,30 @@ def test_failure_of_the_model_ends_the_verification(
     assert not (tmp_path / "scratch").exists()
 
 
+def test_an_error_of_one_family_ends_no_other_cell(tmp_path: Path) -> None:
+    """`zro` is `ddp` with another optimizer; what both refuse, `ddp` may take with an option."""
+    engine = Engine()
+    engine.errors = {"ddp": UNUSED, "zro": UNUSED}
+    cells = cells_of(trials("matrix.strategy=[ddp, zro, fsdp]"))
+    order = ["ddp", "zro", "fsdp"]
+    cells.sort(key=lambda cell: order.index(cell.strategy.name))
+    listener = RecordingListener()
+    found = list(verdicts_on(cells, engine, tmp_path, listener))
+    assert engine.names == sorted(order), "fsdp ran, too"
+    assert {v.strategy for v in found if v.cause is not None} == {"ddp", "zro"}
+    said = [text for text in listener.notes if UNUSED in text]
+    assert len(said) == sum(cell.strategy.name != "fsdp" for cell in cells), "each when decided"
+
+    options = "{name: ddp, find_unused_parameters: true}"
+    waiting = cells_of(trials(f"matrix.strategy=[ddp, fsdp, {options}]"))
+    waiting.sort(key=lambda cell: bool(cell.strategy.options))
+    engine = Engine()
+    engine.errors = {"ddp": UNUSED, "fsdp": UNUSED}
+    with pytest.raises(InputError, match="it fails in its first steps"):
+        list(verdicts_on(waiting, engine, tmp_path, listener))
+    assert any(trial.strategy.options for trial in engine.ran), "the last one waits no longer"
+
+
 @pytest.mark.parametrize(
     "strategies", [["ddp", "fsdp"], ["fsdp", "ddp"]], ids=["the first fails", "the last fails"]
 )

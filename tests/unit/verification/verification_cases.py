@@ -80,6 +80,7 @@ def handmade(**changes: Any) -> Capture:
             "optimizer state": {"weight/momentum_buffer": array(6.0, 8.0)},
         },
         buffers=({"mean": array(1.0)}, {"mean": array(2.0)}),
+        data_set=("24 samples", "24 samples"),
         quality={"validation_loss": 2.0, "accuracy_top1": 0.5},
         samples_evaluated=100,
     )
@@ -104,7 +105,7 @@ class Task(ToyWorkload):
     """The toy regression with an evaluation."""
 
     def evaluate(self, model: nn.Module, shard: Shard, device: torch.device) -> object:
-        assert (shard.count, device.type) == (1, "cpu")
+        assert (shard, device.type) == (Shard(index=0, count=1), "cpu")
         rows = range(self.validation_samples)
         with torch.no_grad():
             return float(self.mean_loss(model, self.batch(rows)))

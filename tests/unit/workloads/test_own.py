@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import UserDict
 from collections.abc import Callable
@@ -331,7 +332,10 @@ def model(self):
             ),
             "a backward pass, an optimizer,",
         ),
-        (beside("nn.Linear(1, 1)"), "the loss depends on head, which is not part of the model"),
+        (
+            beside("nn.Linear(1, 1)"),
+            "loss depends on self.head, which is not part of the model",
+        ),
         (beside("nn.Parameter(torch.ones(1))", "*"), "self.head.requires_grad_(False)"),
     ],
 )
@@ -344,6 +348,81 @@ def test_mistakes_are_named(tmp_path: Path, extra: str, found: str) -> None:
     with pytest.raises((InputError, DataError)) as caught:
         first_loss()
     assert found in str(caught.value)
+
+
+HELD = """
+class Holder:
+    pass
+
+holder = Holder()
+holder.parts = [nn.Linear(1, 1)]
+losses = {"id": nn.ModuleList([nn.Linear(1, 1)])}
+scales = [torch.ones(1, requires_grad=True)]
+given = [torch.arange(32.0).view(16, 2).requires_grad_(), 0]
+hidden = (lambda part: lambda outputs: part * outputs)(nn.Parameter(torch.ones(3)[:1]))
+
+def train_data(self):
+    return torch.utils.data.TensorDataset(self.given[0])
+
+def loss(self, model, rows):
+    return (EXPRESSION).square().mean()
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "part", "batches"),
+    [
+        ("self.holder.parts[0](model(*rows))", "self.holder.parts[0]", 1),
+        ("self.losses['id'][0](model(*rows))", "self.losses['id']", 1),
+        ("self.__class__.hidden(model(*rows))", "a tensor of shape (1,)", 1),
+        ("self.scales[0] * model(*rows)", "self.scales[0]", 2),
+    ],
+)
+def test_parameters_outside_of_the_model_are_found_wherever_they_are(
+    tmp_path: Path, expression: str, part: str, batches: int
+) -> None:
+    """A tensor that is no `nn.Parameter` shows in the second batch that the task stores it."""
+    workload = written(tmp_path, HELD.replace("EXPRESSION", expression))
+    model, (first, second, _) = workload.build_model(), taken(workload)
+    if batches == 2:
+        workload.loss(model, first)
+    with pytest.raises(InputError, match=re.escape(f"the loss depends on {part}, which")):
+        workload.loss(model, second)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "torch.autograd.grad(model(x := rows[0].detach().requires_grad_()).sum(), x,"
+        " create_graph=True)[0] + model.weight",
+        "model(self.given.__setitem__(1, rows[0].detach().requires_grad_()) or self.given[1])",
+    ],
+    ids=["derivatives", "a batch that the task stores"],
+)
+def test_leaves_of_a_batch_are_no_parameters(tmp_path: Path, expression: str) -> None:
+    workload = written(tmp_path, HELD.replace("EXPRESSION", expression))
+    model = workload.build_model()
+    for batch in taken(workload):
+        assert workload.loss(model, batch).total.requires_grad
+
+
+def test_a_loss_may_take_the_number_of_the_step(tmp_path: Path) -> None:
+    """Two steps an epoch; micro-batches and all ranks have that of their step."""
+    extra = "def loss(self, model, rows, step):\n    return model(rows).sum() * 0 + step"
+    workload = written(tmp_path, extra)
+    model = workload.build_model()
+    for shard in (WHOLE, Shard(index=1, count=2)):
+        batches = taken(workload, shard, steps=5)
+        losses = [workload.loss(model, batch) for batch in batches]
+        means = [float(loss.total.detach() / loss.weight) for loss in losses]
+        assert means == [0, 1, 2, 3, 4]
+    (part, _) = batches[4].split(2)
+    assert float(workload.loss(model, part).total.detach()) == 4 * len(part)
+    workload.loss(model, batches[1])
+    model.eval()
+    with torch.no_grad():
+        metrics = workload.quality([workload.evaluate(model, WHOLE, CPU)])
+    assert metrics == {"validation_loss": 1.0}, "the step that was trained last"
 
 
 STUDENT = """

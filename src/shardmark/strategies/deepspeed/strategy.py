@@ -192,7 +192,7 @@ class Zero(Strategy):
     ) -> None:
         from shardmark.strategies.parameters import Kind, check_parameters
 
-        kinds: tuple[Kind, ...] = ("scalar", "sparse", "empty", "other types")
+        kinds: tuple[Kind, ...] = ("scalar", "sparse", "empty", "other types", "strides")
         check_parameters(self.name, model, "DeepSpeed", *kinds)
         if self.stage == 3:
             refuse_after_step(self.name, workload, "stage 3 has no parameters between passes")

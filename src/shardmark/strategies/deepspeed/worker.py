@@ -36,6 +36,7 @@ from shardmark.strategies.step import (
     AUTOCAST_DTYPES,
     StepWorker,
     build_optimizer,
+    refuse_switched_weights,
     scale,
     set_learning_rates,
     state_keys,
@@ -116,6 +117,7 @@ def start_engine(
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     made = None if cpu_adam is None else partial(made_cpu_adam, **cpu_adam)
     optimizer = build_optimizer(trained, recipe, workload.parameter_groups, made)
+    refuse_switched_weights(f"zero-{stage}", optimizer)
     engine, *_ = deepspeed.initialize(
         model=model,
         model_parameters=list(trained.values()),

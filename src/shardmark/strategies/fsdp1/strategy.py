@@ -72,9 +72,10 @@ class FullyShardedFirst(Strategy):
     def check_model(
         self, workload: Workload, model: nn.Module, world_size: int, nodes: int = 1
     ) -> None:
-        from shardmark.strategies.parameters import check_parameters
+        from shardmark.strategies.parameters import Kind, check_parameters
 
-        check_parameters(self.name, model, "FSDP", "scalar", "sparse", "mixed types, frozen")
+        kinds: tuple[Kind, ...] = ("scalar", "sparse", "mixed types, frozen", "hooks", "strides")
+        check_parameters(self.name, model, "FSDP", *kinds)
         reason = "a copy of a layer may lie on other ranks than the layer"
         refuse_after_step(self.name, workload, reason)
 

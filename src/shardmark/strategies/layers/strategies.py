@@ -242,7 +242,7 @@ class Layered(Strategy):
         if self.is_sharded(factors):
             check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
         elif factors.tensor > 1:
-            check_parameters(self.name, model, "tensor parallelism", "sparse")
+            check_parameters(self.name, model, "tensor parallelism", "sparse", "hooks")
         plan, stages = None, []
         if factors.tensor > 1:
             plan = workload.tensor_plan(model)

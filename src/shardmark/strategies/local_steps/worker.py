@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shardmark.core.numerics import LocalSteps
 from shardmark.strategies.base import HeldState
 from shardmark.strategies.casting import lossless_copy
-from shardmark.strategies.step import EagerWorker, state_tensors
+from shardmark.strategies.step import EagerWorker, refuse_switched_weights, state_tensors
 
 
 @dataclass(kw_only=True, eq=False)
@@ -24,6 +24,7 @@ class LocalWorker(EagerWorker):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_switched_weights("local steps", self._optimizer)
         sizes = {name: parameter.numel() for name, parameter in self._trained.items()}
         self._fragments = self.local_steps.assign_fragments(sizes)
         self._fragment_of = {n: i for i, names in enumerate(self._fragments) for n in names}

@@ -32,6 +32,7 @@ from shardmark.strategies.parameter_server.messages import (
 from shardmark.strategies.parameter_server.staleness_gate import StalenessGate
 from shardmark.strategies.step import (
     build_optimizer,
+    refuse_switched_weights,
     set_learning_rates,
     state_keys,
     state_tensors,
@@ -64,6 +65,7 @@ class GradientServer:
         first = (bucket.segments[0].name for bucket in buckets)  # all are of one group
         by_name = dict(zip(first, self._flat, strict=True))
         self._optimizer = build_optimizer(by_name, recipe, groups)
+        refuse_switched_weights("a parameter server", self._optimizer)
         self._together = bound == 0
         self._norm_group = norm_group
         self._gate = StalenessGate(workers, bound)

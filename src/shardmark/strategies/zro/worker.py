@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from shardmark.strategies.step import EagerWorker, build_optimizer, create_optimizer
+from shardmark.strategies.step import (
+    EagerWorker,
+    build_optimizer,
+    create_optimizer,
+    refuse_switched_weights,
+)
 from shardmark.strategies.zro.strategy import SETTINGS
 
 if TYPE_CHECKING:
@@ -30,6 +35,7 @@ class ZeroRedundancyWorker(EagerWorker):
         sharded = ZeroRedundancyOptimizer(
             full.param_groups, optimizer_class=cast("Any", of_this_rank), **SETTINGS
         )
+        refuse_switched_weights("zro", sharded.optim)
         sharded.state = sharded.optim.state
         return sharded
 

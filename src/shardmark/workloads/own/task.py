@@ -5,15 +5,18 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, default_collate
 
 from shardmark.core.errors import InputError, error_kind
@@ -58,6 +61,9 @@ UNSUPPORTED_METHODS = {
 GROUP_OPTIONS = ("lr", "weight_decay", "betas", "eps")
 """Options that may differ between groups; others would change the optimizer's state."""
 
+MAX_OBJECTS = 100_000
+"""Objects of a task that are looked at for parameters."""
+
 _ARRAY = (Tensor, np.ndarray)
 
 
@@ -67,6 +73,8 @@ class OwnBatch(SampledBatch):
 
     content: Any
     """Result of `collate`: tensors, or nested mappings, lists and tuples of tensors."""
+    step: int | None = None
+    """Step from 0 that trains on the batch; None for validation."""
 
 
 class Selection:
@@ -117,6 +125,12 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._collate = getattr(task, "collate", _default_collate)
         self._groups: tuple[ParameterGroup, ...] = ()
         self._loss_checked = self._hook_checked = False
+        self._takes_step = "step" in inspect.signature(task.loss).parameters
+        self._step = 0
+        """Latest step from 0 that was trained, for a loss that depends on it."""
+        self._model_type: type = nn.Module
+        self._earlier_leaves: list[weakref.ref[Tensor]] | None = None
+        """Leaves of the first loss outside of the model: one that returns is stored by the task."""
 
     @property
     def weights_known(self) -> bool:
@@ -198,6 +212,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             add_adapter(model, self._options.adapter, self.blocks(model), seed=self._seed)
         groups = getattr(self._task, "parameter_groups", None)
         self._groups = self._named_groups(model, groups(model)) if groups else ()
+        self._model_type = type(model)
         model.train()  # a user's method may return nothing
         return model
 
@@ -302,6 +317,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             sample_ids=tuple(share.ids.tolist()),
             step_weight=share.step_weight,
             sample_weights=share.weights,
+            step=share.epoch * (self.training_samples // plan.global_batch)
+            + share.positions.start // plan.global_batch,
         )
 
     def _validation_batch(self, ids: NDArray[np.int64]) -> OwnBatch:
@@ -325,8 +342,11 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Summed loss of the task in fp32; a scalar mean is multiplied by the batch's weight."""
-        content = cast("OwnBatch", batch).content
-        calls = 0
+        taken_batch = cast("OwnBatch", batch)
+        content, calls = taken_batch.content, 0
+        if taken_batch.step is not None:
+            self._step = taken_batch.step
+        step = {"step": self._step} if self._takes_step else {}
 
         def count(*_: object) -> None:
             nonlocal calls
@@ -339,7 +359,7 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         before = _states(parameters)
         counting = model.register_forward_pre_hook(count)
         try:
-            returned = self._task.loss(model, content)
+            returned = self._task.loss(model, content, **step)
         finally:
             counting.remove()
         states = zip(parameters, names, before, _states(parameters), strict=True)
@@ -374,8 +394,8 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 "return the loss as computed from the model's outputs, not detached",
             )
         if first:
-            self._check_all_trained(total, {*model.parameters()})
-            self._loss_checked = True
+            self._loss_checked = self._earlier_leaves is not None
+            self._check_all_trained(total, model, content)
         return loss
 
     @property
@@ -399,20 +419,32 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 )
         self._hook_checked = True
 
-    def _check_all_trained(self, total: Tensor, trained: set[nn.Parameter]) -> None:
-        """Raise `InputError` if the loss depends on parameters outside the model."""
-        task = self._task
-        attributes = {**vars(type(task)), **getattr(task, "__dict__", {})}
-        if isinstance(task, nn.Module):
-            attributes |= {**task._modules, **task._parameters}
-        untrained = _leaves(total) - trained
-        for name, value in attributes.items():
-            tensors = value.parameters() if isinstance(value, nn.Module) else (value,)
-            if any(isinstance(tensor, nn.Parameter) and tensor in untrained for tensor in tensors):
+    def _check_all_trained(self, total: Tensor, model: nn.Module, content: Any) -> None:
+        """Raise `InputError` if the loss depends on parameters outside the model.
+
+        A loss may take derivatives by leaves of its own.  One that is in the losses of two batches
+        is stored somewhere.  Some libraries train other tensors in place of a model's parameters.
+        """
+        of_batch = {tensor for _, tensor in _reachable(content, "batch")}
+        of_batch |= {leaf for tensor in of_batch for leaf in _leaves(tensor)}
+        outside = _leaves(total) - {*model.parameters()} - of_batch
+        earlier = {leaf for ref in self._earlier_leaves or () if (leaf := ref()) is not None}
+        self._earlier_leaves = [weakref.ref(leaf) for leaf in outside]
+        if not outside:
+            return
+        paths: dict[Tensor, str] = {}
+        for path, tensor in _reachable(self._task, "self", model):
+            paths.setdefault(tensor, path)
+        unwrapped = model.module if isinstance(model, DistributedDataParallel) else model
+        original = type(unwrapped) is self._model_type
+        for leaf in outside:
+            parameter = isinstance(leaf, nn.Parameter)
+            if (parameter and (original or leaf in paths)) or (original and leaf in earlier):
+                name = paths.get(leaf, f"a tensor of shape {tuple(leaf.shape)}")
                 raise self._error(
                     f"the loss depends on {name}, which is not part of the model and not trained",
-                    f"make it part of model(); or, if it is a teacher, freeze it: "
-                    f"self.{name}.requires_grad_(False)",
+                    "make it part of model(); or, if it is a teacher, freeze it: "
+                    f"{paths.get(leaf, 'teacher')}.requires_grad_(False)",
                 )
 
     def _sum_of(self, returned: object, weight: float) -> LossSum:
@@ -568,6 +600,31 @@ def _leaves(total: Tensor) -> set[Tensor]:
         seen |= following
         waiting.extend(following)
     return {node.variable for node in seen if hasattr(node, "variable")}
+
+
+def _reachable(value: Any, path: str, *skipped: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in an object's attributes, and in containers, objects and modules there.
+
+    A module's parameters have the path of the module; `skipped` modules are left out.
+    """
+    seen = {id(module) for root in skipped for module in root.modules()}
+    waiting = deque([(path, value)])
+    while waiting and len(seen) < MAX_OBJECTS:
+        path, value = waiting.popleft()
+        if id(value) in seen or isinstance(value, type | ModuleType | FunctionType):
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            yield path, value
+        elif isinstance(value, Mapping):
+            waiting += ((f"{path}[{key!r}]", item) for key, item in value.items())
+        elif isinstance(value, list | tuple | set | deque):
+            waiting += ((f"{path}[{index}]", item) for index, item in enumerate(value))
+        elif hasattr(value, "__dict__"):
+            if isinstance(value, nn.Module):
+                yield from ((path, parameter) for parameter in value.parameters())
+            attributes = {**vars(type(value)), **vars(value)}
+            waiting += ((f"{path}.{name}", item) for name, item in attributes.items())
 
 
 build = OwnTask
