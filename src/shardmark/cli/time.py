@@ -125,19 +125,14 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
 
 def _parsed(text: str) -> ScriptCommand:
     """Parse a command.  Raises `InputError` for options of a launcher, which would not count."""
-    from shardmark.scripts.command import LAUNCHERS, parse_command
+    from shardmark.scripts.command import parse_command
 
     try:
         words = shlex.split(text)
     except ValueError as error:
         raise InputError(f"command {text!r}", str(error), "close the quotation") from None
     command = parse_command(words)
-    heads = (
-        len(head)
-        for head in LAUNCHERS[command.launcher]
-        if command.words[1:][: len(head) - 1] == head[1:]
-    )
-    options = command.words[max(heads, default=0) :]
+    options = command.options
     if options:
         raise InputError(
             f"command {text!r}",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -46,11 +48,40 @@ LAUNCHERS = {
         ("python", "-m", "torch.distributed.run"),
         ("python", "-m", "torch.distributed.launch"),
     ),
-    "accelerate": (("accelerate", "launch"), ("python", "-m", "accelerate.commands.launch")),
+    "accelerate": (
+        ("accelerate", "launch"),
+        ("accelerate-launch",),
+        ("python", "-m", "accelerate.commands.launch"),
+    ),
     "deepspeed": (("deepspeed",),),
     "python": (("python",),),
 }
 """First words of commands by launcher."""
+
+AUTOMATIC = {"gpu", "auto", "cpu", "xpu"}
+"""Numbers of ranks that torchrun chooses by the machine."""
+
+NO_PYTHON = {"--no-python", "--no_python"}
+TORCHRUN_FLAGS = {
+    *FLAGS, *NO_PYTHON, "--run-path", "--run_path", "--virtual-local-rank", "--virtual_local_rank",
+    "--use-env", "--use_env", "-h", "--help",
+}  # fmt: skip
+"""Options of torchrun without a value."""
+
+WRAPPERS = {
+    **dict.fromkeys(("nohup", "nice", "stdbuf", "taskset", "numactl", "time", "setsid"), ()),
+    **dict.fromkeys(("uv", "poetry", "pdm", "pipenv", "hatch", "rye", "pixi"), ("run",)),
+    **dict.fromkeys(("conda", "mamba", "micromamba"), ("run",)),
+}
+"""Programs that start the rest of their words, with the words that follow their name."""
+VALUED = re.compile(
+    r"-[cnpu]|--(with|python|extra|group|env-file|project|directory|package|name|prefix|cwd|unset)"
+)
+"""Options of wrappers whose value is the next word."""
+
+SHELLS = {"bash", "sh", "zsh", "dash", "source", "."}
+CLUSTERS = {"srun", "mpirun", "mpiexec", "sbatch", "jsrun", "horovodrun", "torchx", "ray", "qsub"}
+"""Programs that start ranks on machines that the audit does not use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +96,8 @@ class ScriptCommand:
     """The script, or `-m` and a module, with the arguments."""
     ranks: int | None
     """Number of ranks in the command; None if the command names none."""
+    options: tuple[str, ...] = ()
+    """The options of the launcher among `words`."""
 
     @property
     def text(self) -> str:
@@ -85,28 +118,132 @@ class ScriptCommand:
 
 def parse_command(words: Sequence[str]) -> ScriptCommand:
     """Split a command into launcher and script.  Raises `InputError` for what cannot be started."""
-    rest = list(words)
+    wrapper, rest = _wrapper(words)
     if not rest:
         raise InputError(
             "command", "it is empty", "end with `-- torchrun --nproc-per-node 2 train.py ARGS`"
         )
-    variables = [*takewhile(VARIABLE.match, rest)]
-    if variables:
-        command = parse_command(rest[len(variables) :])
-        return replace(command, words=("env", *variables, *(command.words or (sys.executable,))))
-    if SCRIPT.search(rest[0]):
+    command = _unwrapped(rest)
+    if not wrapper:
+        return command
+    python = ("python",) if wrapper[0] != "env" else (sys.executable,)
+    return replace(command, words=(*wrapper, *(command.words or python)))
+
+
+def _wrapper(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Split off variables and programs that start the rest of the words."""
+    rest, wrapper = list(words), list[str]()
+    while rest:
+        name = Path(rest[0]).name
+        follows = WRAPPERS.get(name)
+        variables = [*takewhile(VARIABLE.match, rest)]
+        if variables:
+            wrapper += ["env", *variables]
+            del rest[: len(variables)]
+        elif name == "env" or (follows is not None and (*rest[1 : 1 + len(follows)],) == follows):
+            count = 1 + len(follows or ())
+            while count < len(rest) and rest[count].startswith("-") and rest[count] != "-m":
+                count += 2 if VALUED.fullmatch(rest[count]) else 1
+            if name == "env":
+                count += len([*takewhile(VARIABLE.match, rest[count:])])
+            wrapper += rest[:count]
+            del rest[:count]
+        else:
+            break
+    return tuple(wrapper), rest
+
+
+def _unwrapped(words: Sequence[str]) -> ScriptCommand:
+    rest = list(words)
+    name = Path(rest[0]).name
+    if SCRIPT.search(rest[0]) or rest[0] in {"-m", "--module"}:
         return ScriptCommand(launcher="python", words=(), script=tuple(rest), ranks=None)
-    first = "python" if PYTHON.fullmatch(Path(rest[0]).name) else Path(rest[0]).name
+    if PYTHON.fullmatch(name):
+        options = _python_options(rest)
+        head, behind = rest[:options], rest[options:]
+        for launcher, heads in LAUNCHERS.items():
+            for _, *module in heads:
+                if module and behind[: len(module)] == module:
+                    count = len(module)
+                    return _with_launcher(launcher, [*head, *module], behind[count:])
+        if not behind or (behind[0].startswith("-") and behind[0] != "-m"):
+            raise InputError("command", shlex.join(rest), "a script (NAME.py), or -m MODULE")
+        return ScriptCommand(
+            launcher="python", words=tuple(head), script=tuple(behind), ranks=None,
+            options=tuple(head[1:]),
+        )  # fmt: skip
     for launcher, heads in LAUNCHERS.items():
-        for head in heads:
-            if [first, *rest[1 : len(head)]] == [*head]:
-                return _with_launcher(launcher, rest[: len(head)], rest[len(head) :])
-    raise InputError(
+        for known in heads:
+            if [name, *rest[1 : len(known)]] == [*known]:
+                return _with_launcher(launcher, rest[: len(known)], rest[len(known) :])
+    path = _console_script(rest[0])
+    if path is not None:
+        return ScriptCommand(launcher="python", words=(), script=(path, *rest[1:]), ranks=None)
+    raise _refusal(rest)
+
+
+def _python_options(words: Sequence[str]) -> int:
+    """Number of words of an interpreter with its options, before `-m` or the script."""
+    count = 1
+    while count < len(words) and words[count].startswith("-") and words[count] not in {"-m", "-c"}:
+        count += 2 if words[count] in {"-X", "-W"} else 1
+    return count
+
+
+def _console_script(word: str) -> str | None:
+    """Path of a program that is a Python script without a suffix; None for others."""
+    path = shutil.which(word)
+    if path is None:
+        return None
+    with Path(path).open("rb") as file:
+        first = file.readline(1000).decode(errors="replace")
+    return path if first.startswith("#!") and "python" in first else None
+
+
+def _refusal(words: Sequence[str]) -> InputError:
+    """Describe a command that cannot be started, with a spelling that can."""
+    name = Path(words[0]).name
+    if name in CLUSTERS:
+        for number in range(1, len(words)):
+            with suppress(InputError):
+                command = _unwrapped(words[number:])
+                ranks = "" if command.ranks is not None else " --ranks N"
+                inner = shlex.join(words[number:])
+                return InputError(
+                    "command",
+                    f"it begins with {name}, and the ranks are started on this machine",
+                    f"leave it out:{ranks} -- {inner}",
+                )
+    script = words[1:2] if name in SHELLS else words[:1]
+    if script and (name in SHELLS or script[0].endswith(".sh")):
+        return InputError(
+            "command",
+            f"it begins with {shlex.join(words[:1])}, a shell script, which may start anything",
+            f"give the training command inside of it: {_command_in(script[0])}",
+        )
+    return InputError(
         "command",
-        f"it begins with {rest[0]!r}",
+        f"it begins with {words[0]!r}",
         "begin with torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "
-        "python, or a script",
+        "python, or a script; for another program give its Python module (python -m NAME ...)",
     )
+
+
+def _command_in(path: str) -> str:
+    """Return the line of a shell script that starts a training, or what to look for."""
+    with suppress(OSError):
+        text = Path(path).read_text(errors="replace").replace("\\\n", " ")
+        for line in text.splitlines():
+            with suppress(ValueError, InputError):
+                words = shlex.split(line, comments=True)
+                if words and not VARIABLE.fullmatch(words[0]) and _is_training(words):
+                    return shlex.join(words)
+    return "the line with torchrun, accelerate launch, deepspeed or python"
+
+
+def _is_training(words: Sequence[str]) -> bool:
+    _, rest = _wrapper(words)
+    return bool(rest) and Path(rest[0]).name not in SHELLS and bool(_unwrapped(rest).script)
 
 
 def _with_launcher(launcher: str, head: Sequence[str], rest: Sequence[str]) -> ScriptCommand:
@@ -117,28 +254,38 @@ def _with_launcher(launcher: str, head: Sequence[str], rest: Sequence[str]) -> S
     while options:
         option, equals, value = options.pop(0).partition("=")
         counts_ranks = option in RANK_OPTIONS.get(launcher, ())
-        if launcher == "python" or not (counts_ranks or RENDEZVOUS.fullmatch(option)):
+        if not (counts_ranks or RENDEZVOUS.fullmatch(option)):
             words.append(option + equals + value)
             continue
         if not equals and option not in FLAGS:
             value = options.pop(0) if options else ""
         if counts_ranks:
-            ranks = _positive(value, option)
+            ranks = None if value in AUTOMATIC else _positive(value, option)
         elif re.fullmatch(r"--(nnodes|num[-_](nodes|machines))", option) and value not in {
             "1",
             "1:1",
         }:
             raise InputError(option, value, "1: the audit runs on one machine")
     return ScriptCommand(
-        launcher=launcher, words=(*head, *words), script=tuple(script), ranks=ranks
+        launcher=launcher,
+        words=(*head, *words),
+        script=tuple(script),
+        ranks=ranks,
+        options=tuple(words),
     )
 
 
 def _options(words: Sequence[str], launcher: str) -> int:
     """Number of words before the script or before `-m MODULE`."""
-    for number, word in enumerate(words):
+    number = 0
+    while number < len(words):
+        word = words[number]
         if SCRIPT.search(word) or word in {"-m", "--module"}:
             return number
+        if launcher == "torchrun" and not word.startswith("-"):
+            return number  # a script without a suffix, or with --no-python a program
+        takes_value = launcher == "torchrun" and word not in TORCHRUN_FLAGS and "=" not in word
+        number += 2 if takes_value else 1
     raise InputError(
         "command", shlex.join(words) or "no script", f"a script (NAME.py) after {launcher}"
     )
@@ -146,7 +293,8 @@ def _options(words: Sequence[str], launcher: str) -> int:
 
 def _positive(value: str, option: str) -> int:
     if not value.isdecimal() or int(value) < 1:
-        raise InputError(option, value, "a number of ranks from 1")
+        allowed = f"a number of ranks from 1, or {', '.join(sorted(AUTOMATIC))}"
+        raise InputError(option, value or "no value", allowed)
     return int(value)
 
 

@@ -47,6 +47,69 @@ from shardmark.scripts.command import hooked_environment, parse_command
             None,
             "python -u -m torch.distributed.run --standalone --nproc-per-node 1 t.py --lr 1",
         ),
+        (
+            "torchrun --nproc-per-node=gpu t.py",
+            None,
+            "torchrun --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "torchrun --nproc_per_node auto --no-python program --steps 3",
+            None,
+            "torchrun --no-python --standalone --nproc-per-node 1 program --steps 3",
+        ),
+        (
+            "torchrun --max-restarts 0 --nproc-per-node 2 /bin/program sft",
+            2,
+            "torchrun --max-restarts 0 --standalone --nproc-per-node 1 /bin/program sft",
+        ),
+        (
+            "python -u -X dev -m torch.distributed.run --nproc-per-node 2 t.py",
+            2,
+            "python -u -X dev -m torch.distributed.run --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "python3.11 -W ignore -m torch.distributed.launch --nproc_per_node 2 t.py",
+            2,
+            "python3.11 -W ignore -m torch.distributed.launch --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "uv run --extra gpu torchrun --nproc-per-node 2 t.py",
+            2,
+            "uv run --extra gpu torchrun --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "poetry run python -m pkg.train --lr 1",
+            None,
+            "poetry run python -m torch.distributed.run --standalone --nproc-per-node 1 -m"
+            " pkg.train --lr 1",
+        ),
+        (
+            "uv run t.py",
+            None,
+            "uv run python -m torch.distributed.run --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "conda run -n lab --no-capture-output torchrun --nproc-per-node 2 t.py",
+            2,
+            "conda run -n lab --no-capture-output torchrun --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "nohup env A=1 B=2 torchrun --nproc-per-node 2 t.py",
+            2,
+            "nohup env A=1 B=2 torchrun --standalone --nproc-per-node 1 t.py",
+        ),
+        (
+            "A=1 /usr/bin/env python t.py",
+            None,
+            "env A=1 /usr/bin/env python -m torch.distributed.run --standalone --nproc-per-node 1"
+            " t.py",
+        ),
+        (
+            "accelerate-launch --cpu --num_processes 2 t.py",
+            2,
+            f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 1 "
+            "--no-python accelerate-launch --cpu --main_process_port 0 --num_processes 1 t.py",
+        ),
     ],
 )
 def test_a_command_starts_on_another_number_of_ranks(
@@ -81,13 +144,39 @@ def test_a_script_runs_by_this_interpreter() -> None:
         ("", "empty"),
         ("mpirun -n 2 train.py", "mpirun"),
         ("torchrun --nproc-per-node 2", "a script"),
-        ("torchrun --nproc-per-node gpu train.py", "gpu"),
+        ("torchrun --nproc-per-node many train.py", "many"),
+        ("nohup", "empty"),
+        ("python -c 1", "a script"),
+        ("mpirun -n 2 python -u train.py --lr 1", "--ranks N -- python -u train.py --lr 1"),
+        ("srun --gpus 2 torchrun --nproc-per-node 2 t.py", " -- torchrun --nproc-per-node 2 t.py"),
+        ("bash nowhere.sh", "the line with torchrun"),
         ("torchrun --nnodes 2 --nproc-per-node 2 train.py", "one machine"),
     ],
 )
 def test_a_command_that_cannot_be_started_is_refused(command: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         parse_command(command.split())
+
+
+def test_a_shell_script_is_answered_with_the_command_inside_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "#!/bin/bash\nset -e\nexport A=1  # setting\nB=2\necho train\n"
+        "torchrun --nproc-per-node 2 \\\n    train.py --lr '1 2'\n"
+    )
+    for words in (["bash", str(script)], [str(script)]):
+        with pytest.raises(InputError, match=r"torchrun --nproc-per-node 2 train\.py --lr '1 2'"):
+            parse_command(words)
+
+
+def test_a_console_script_is_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "pretrain-it"
+    program.write_text(f"#!{sys.executable}\nprint('trained')\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    parsed = parse_command(["pretrain-it", "--steps", "3"])
+    assert parsed.script == (str(program), "--steps", "3")
+    assert parsed.launcher == "python"
 
 
 def test_hooks_and_the_sitecustomize_of_the_user_both_run(

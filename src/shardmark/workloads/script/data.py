@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ def check_exists(command: ScriptCommand) -> None:
     if first == "-m":
         exists, problem = find_without_import(rest[0]) is not None, f"no module {rest[0]!r}"
     else:
-        exists = Path(first).expanduser().is_file()
+        exists = Path(first).expanduser().is_file() or shutil.which(first) is not None
         problem = f"no file {first!r}{looked_in(first)}"
     if not exists:
         raise InputError(f"command {command.text!r}", problem, "give the script's path")
