@@ -18,6 +18,7 @@ from shardmark.cli.arguments import (
     numbers_of_ranks,
 )
 from shardmark.core.errors import InputError
+from shardmark.core.masking import masked_command
 from shardmark.core.text import counted, say, say_text
 
 if TYPE_CHECKING:
@@ -144,6 +145,6 @@ def report_lines(report: AuditReport) -> list[str]:
 
 
 def _facts(report: AuditReport) -> dict[str, object]:
-    facts = asdict(report)
+    facts = asdict(report) | {"command": masked_command(report.command)}
     facts["checks"] = [check.model_dump() for check in report.checks]
     return facts

@@ -36,6 +36,14 @@ def report(
             " takes seconds.",
         ),
     ] = False,
+    anonymous: Annotated[
+        bool,
+        typer.Option(
+            "--anonymous",
+            help="Leave out the names of machines and users, and absolute paths: for a page that is"
+            " published.",
+        ),
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(
@@ -61,6 +69,7 @@ def report(
         page,
         images=images,
         predicted=predicted,
+        anonymous=anonymous,
         against=None if study is None else set_against(comparison, study),
     )
     say(f"report: {written.page}")

@@ -154,11 +154,12 @@ def run_and_print(
 def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
     """Print which runs are measured now and, for a command without `--out`, which is unfinished."""
     from shardmark.core.errors import ShardmarkError
+    from shardmark.core.masking import masked_commands
     from shardmark.results.runs_folder import folders_in_use, runs_named
     from shardmark.results.schema import Outcome
     from shardmark.results.store import RunFolder, load_run
 
-    in_use, resolved = folders_in_use(), experiment.model_dump(mode="json")
+    in_use, resolved = folders_in_use(), masked_commands(experiment.model_dump(mode="json"))
     for folder in in_use:
         problem = f"another command measures into {folder} now, and the two disturb each other"
         say(f"{problem}; end one of them, or expect disturbed trials", error=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,14 +109,17 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
 
     Without `ranks`, the commands give their number.  Raises `InputError` if they differ in it.
     """
+    from shardmark.core.masking import masked_words
     from shardmark.scripts.variants import named_variants
 
     named = sorted({command.ranks for command in commands if command.ranks is not None})
     if not ranks and len(named) > 1:
         numbers = " and ".join(map(str, named))
         raise InputError("commands", f"they name {numbers} ranks", "give --ranks for all of them")
+    shown = [replace(command, script=tuple(masked_words(command.script))) for command in commands]
     shared, variants = named_variants(commands)
-    _, alone = named_variants(commands[:1])
+    variants = dict(zip(named_variants(shown)[1], variants.values(), strict=True))
+    _, alone = named_variants(shown[:1])
     return {
         "name": f"time-{next(iter(alone))}",
         "workload": {"name": "script", "command": shared},

@@ -19,6 +19,7 @@ from typing import Any
 
 from shardmark.config.experiment import Experiment
 from shardmark.core.errors import InputError
+from shardmark.core.masking import masked_commands
 from shardmark.core.recipe import Measure
 from shardmark.core.text import canonical
 from shardmark.results.files import read_if_exists, write_model
@@ -59,10 +60,7 @@ def fingerprint_of(trials: Sequence[Trial]) -> Fingerprint:
 
 def sources_of(trials: Iterable[Trial]) -> Fingerprint:
     """Return the fingerprint of the sources of the user's modules."""
-    modules = [name for trial in trials for name in trial.workload.user_modules()]
-    paths = [path for t in trials for path in (t.recipe.optimizer.path, t.recipe.schedule.path)]
-    modules += [path.rpartition(":")[0] for path in paths if path is not None]
-    return Fingerprint(sources=local_sources(modules))
+    return Fingerprint(sources=local_sources(name for t in trials for name in t.user_modules()))
 
 
 def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
@@ -87,7 +85,8 @@ def versions_of(environments: Sequence[Mapping[str, Any]]) -> Fingerprint:
 def check_same_run(folder: Path, experiment: Experiment, content: Fingerprint) -> None:
     """Raise `InputError` if the folder holds a run of another experiment, code or data."""
     if (folder / EXPERIMENT_FILE).exists():
-        before, now = RunFolder(folder).read_experiment(), experiment.model_dump(mode="json")
+        before = RunFolder(folder).read_experiment()
+        now = masked_commands(experiment.model_dump(mode="json"))
         # An axis's first value stands in the base, too, and its values may come in another order.
         axes = before.get("matrix", {}).keys() & experiment.matrix.keys()
         for key, stored, requested in _changed_keys(before, now):
@@ -170,7 +169,7 @@ def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRec
 
 
 def _model_key(trial: Trial) -> str:
-    options = trial.workload.model_dump(mode="json")
+    options = masked_commands(trial.workload.model_dump(mode="json"))
     return hashlib.sha256(canonical(options).encode()).hexdigest()[:12]
 
 

@@ -13,6 +13,7 @@ from shardmark.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.analysis.trial.summarise import summarise
 from shardmark.core.errors import StrategyUnavailable
 from shardmark.core.machine import Machine
+from shardmark.core.masking import masked_commands
 from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.core.traffic import ModelSize, RequiredTraffic
 from shardmark.costs import costs_of
@@ -200,7 +201,7 @@ class TrialRunner:
         return self.folder.write_result(
             TrialResult(
                 id=trial.id,
-                trial=trial.model_dump(mode="json"),
+                trial=masked_commands(trial.model_dump(mode="json")),
                 strategy=trial.strategy.name,
                 strategy_options=trial.strategy.options,
                 world_size=trial.world_size,

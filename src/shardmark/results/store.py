@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.core.errors import InputError
+from shardmark.core.masking import masked_commands
 from shardmark.core.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.core.storage import storage_error
 from shardmark.results.bounds import check_bounds
@@ -173,7 +174,8 @@ class RunFolder:
         """Store the resolved experiment; from now on `runs/latest` leads to the run."""
         from shardmark.core.strict_yaml import format_yaml
 
-        write_atomically(self.path / EXPERIMENT_FILE, format_yaml(dict(experiment)).encode())
+        stored = masked_commands(experiment)
+        write_atomically(self.path / EXPERIMENT_FILE, format_yaml(stored).encode())
         point_latest_to(self.path)
 
     def read_experiment(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shardmark.core.errors import ShardmarkError
+from shardmark.core.masking import masked_command
 from shardmark.measure.memory.tensors import CudaPeak
 from shardmark.measure.step.collectives import CollectiveCounter
 from shardmark.measure.step.hooks import StepHooks
@@ -221,7 +222,7 @@ class _MeasuredScript:
         elif any(self.hooks.tokens):
             report.tokens = self.hooks.tokens
         report.settings = {
-            "command": self._command,
+            "command": masked_command(self._command),
             "samples_counted_by": batches.source if counted else None,
             "steps_as_samples": not counted,
         }

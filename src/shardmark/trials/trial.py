@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from shardmark.core.layout import Layout
+from shardmark.core.masking import masked_commands
 from shardmark.core.recipe import (
     GPU_WARMUP_SECONDS,
     GPU_WINDOW_SECONDS,
@@ -117,6 +118,12 @@ class Trial(Model):
             GPU_WINDOW_SECONDS * on_gpu if window is None else window,
         )
 
+    def user_modules(self) -> tuple[str, ...]:
+        """Modules and files of the user that the trial's keys name: ranks import or start them."""
+        paths = (self.recipe.optimizer.path, self.recipe.schedule.path)
+        modules = (path.rpartition(":")[0] for path in paths if path is not None)
+        return (*self.workload.user_modules(), *modules)
+
     @property
     def title(self) -> str:
         """Title of the cell, such as `fsdp-hybrid (shard_group=2) on 4 ranks of 2 nodes`."""
@@ -170,4 +177,4 @@ def cell_id(trial: Mapping[str, Any]) -> str:
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(content).encode()).hexdigest()
+    return hashlib.sha256(canonical(masked_commands(content)).encode()).hexdigest()

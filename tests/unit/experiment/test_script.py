@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.launch.fakes import FakeEngine
 
 from shardmark.cli import main
 from shardmark.cli.time import experiment_of
+from shardmark.config.experiment import Experiment
 from shardmark.config.load import from_mapping, load_experiment, to_yaml
 from shardmark.core.errors import InputError
 from shardmark.core.strict_yaml import format_yaml
+from shardmark.launch.controller import run_experiment
 from shardmark.launch.fingerprint import fingerprint_of
 from shardmark.launch.input_checks import check_plan
 from shardmark.scripts.command import parse_command
@@ -232,6 +235,23 @@ def test_mistakes_of_a_command_line(
     printed = capsys.readouterr().err
     assert message in printed
     assert "Traceback" not in printed
+
+
+def test_a_secret_is_in_no_name_and_no_file_and_another_one_continues(script: Path) -> None:
+    commands = [f"train.py --strategy {name} --api-key KEY-{name}" for name in ("ddp", "fsdp")]
+
+    def asked(secret: str) -> Experiment:
+        parsed = [parse_command(text.replace("KEY", secret).split()) for text in commands]
+        return from_mapping(experiment_of(parsed, [2]) | {"measure": {"verify": False}})
+
+    first, engine = script.parent / "run", FakeEngine()
+    run_experiment(asked("open-sesame"), first, engine=engine)
+    assert all("open-sesame" in str(trial) for trial in engine.ran), "the ranks get it"
+    files = [path for path in first.rglob("*") if path.is_file()]
+    assert not [path for path in files if "open-sesame" in path.name + path.read_text()]
+    assert any("--api-key ***" in path.read_text() for path in files)
+    run_experiment(asked("another-word"), first, engine=(again := FakeEngine()))
+    assert not again.ran, "it is the same experiment, and complete"
 
 
 @pytest.mark.usefixtures("script")

@@ -65,6 +65,8 @@ def stored(folder: Path, trials: dict[str, Trial], verified: tuple[str, ...] = (
         "NCCL_ALGO": "Ring; touch hacked",
         "x; touch hacked": "1",
         "TORCH_HOME": "***",
+        **dict.fromkeys(("LD_PRELOAD", "PATH", "PYTHONPATH", "HF_ENDPOINT"), "planted"),
+        **dict.fromkeys(("NCCL_NET_PLUGIN", "NCCL_SECRET_KEY"), "planted"),
         "MALLOC_TRIM_THRESHOLD_": "-1",
         **dict.fromkeys(OF_ONE_MACHINE, "here"),
     }

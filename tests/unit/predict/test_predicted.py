@@ -58,6 +58,13 @@ def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, single.model_copy(update={"trial": own}))
     with pytest.raises(InputError, match="its own code is not started"):
         predictions.peak_memory_bytes(rows["single"])
+    for key, module in (("optimizer", "evil.py:Evil"), ("schedule", "evil.py:rate")):
+        (tmp_path / "evil.py").write_text("raise SystemExit('it ran')")
+        recipe = {**single.trial["recipe"], key: {"name": "own", "path": f"{tmp_path}/{module}"}}
+        trial = single.trial | {"recipe": recipe}
+        rows = rows_of(tmp_path, single.model_copy(update={"trial": trial}))
+        with pytest.raises(InputError, match="its own code is not started"):
+            predictions.peak_memory_bytes(rows["single"])
     rows = rows_of(tmp_path, single.model_copy(update={"trial": {**single.trial, "recipe": {}}}))
     with pytest.raises(InputError, match="another version"):
         predictions.peak_memory_bytes(rows["single"])

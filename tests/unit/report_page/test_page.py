@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,6 +15,7 @@ from shardmark.analysis.compare.comparison import compare
 from shardmark.analysis.compare.rows import Row
 from shardmark.cli import main
 from shardmark.report.figures import figures_of
+from shardmark.report.page.anonymous import anonymous
 from shardmark.report.page.page import render_page, template_text
 from shardmark.report.page.parts import (
     LINE_CHARACTERS,
@@ -181,6 +183,33 @@ def test_the_command_writes_page_and_figures(
     addresses = Parsed(out.read_text(encoding="utf-8")).addresses
     assert all(address.startswith("#") for address in addresses)
     assert main([*command, "ddq"]) == 2
+
+
+def test_an_anonymous_page_names_no_machine_no_user_and_no_path(tmp_path: Path) -> None:
+    """In text, in attributes and in JSON; what looks like a path and is none stays."""
+    reason = (
+        "alice's '/home/alice/data/set.pt' is missing on gpu-7 "
+        'File "/home/alice/code/train.py", line 3; 12 samples/s, text/html, gpu-70'
+    )
+    failure = Failure(reason=reason, remedy="x", rank=0)
+    failed = invented_trial("ddp", 2, outcome=Outcome.FAILED, failure=failure)
+    folder = write_run(
+        tmp_path / "run",
+        [invented_trial("single", 1), failed],
+        environment={"host": "gpu-7.lab.example", "cpu": {"model": "x"}},
+    )
+    stored = load_run(folder)
+    shown = anonymous(render_page([stored], compare([stored]), (), None), [stored])
+    for name in ("alice", "gpu-7.lab", "gpu-7 ", "/home", "train.py"):
+        assert name not in shown, name
+    text = Parsed(shown).text
+    for kept in ("samples/s", "text/html", "gpu-70", 'File "/...", line 3', "on machine"):
+        assert kept in text, kept
+    script, style = template_text("report.js"), template_text("report.css")
+    assert script in shown
+    assert style in shown
+    page = Parsed(shown)
+    assert all(json.loads(content) for kind, content in page.scripts if kind is not None)
 
 
 @pytest.mark.parametrize(

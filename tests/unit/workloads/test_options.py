@@ -29,6 +29,8 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"model": "json.decoder.JSONDecoder"}, "did you mean json.decoder:JSONDecoder?"),
         ({"model": "json.decoder.deeper:build"}, "no module 'json.decoder.deeper'"),
         ({"model_options": {"num_classes": 3}}, "model_options.num_classes cannot be given"),
+        ({"model_options": {"checkpoint_path": "a.bin"}}, "model_options.checkpoint_path cannot"),
+        ({"model_options": {"pretrained_cfg": {}}}, "model_options.pretrained_cfg cannot be given"),
         ({"model_options": {"weights": "DEFAULT"}}, "and workload.weights the initial weights"),
         ({"model": "vit_cifar", "weights": "default"}, "torchvision has none for vit_cifar"),
         ({"model": "timm:resnet18", "weights": "default"}, "none for timm:resnet18: use null or"),

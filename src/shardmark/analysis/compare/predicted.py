@@ -94,7 +94,7 @@ def _trial_of(row: Row) -> Trial:
         trial = Trial.model_validate(row.ok_trials[0].trial)
     except ValidationError:
         raise _unpredictable("its trial is of another version") from None
-    if trial.workload.user_modules():
+    if trial.user_modules():
         raise _unpredictable("its own code is not started for a table")
     return trial
 

@@ -22,6 +22,7 @@ import psutil
 
 from shardmark.core.environment_variables import ALLOCATOR
 from shardmark.core.machine import Machine
+from shardmark.core.masking import LOGIN, MASK
 from shardmark.core.version import __version__
 from shardmark.measure.kernel_files import read_kernel_file
 from shardmark.measure.system.cgroup import CgroupLimits, cgroup_limits
@@ -64,10 +65,6 @@ _SETTINGS = re.compile(
 """Variables whose values are stored.  For the others, only the name is stored."""
 _SECRET_NAME = re.compile(r"AUTH|CREDENTIAL|KEY|PASSW|SECRET|TOKEN|(?<![A-Z])PAT(?![A-Z])")
 """Names of variables that may be secret.  PAT is a personal access token; PATH is not."""
-MASK = "***"
-"""Text that replaces a value that may be secret."""
-_LOGIN = re.compile(r"(?<=//)[^/\s]*@")
-"""User name in a URL, with or without a password."""
 ROCM_BUILD = "rocm"
 """Prefix of the build in torch's version, after `+`, if it was built for AMD GPUs."""
 _GIT_SECONDS = 10
@@ -155,10 +152,15 @@ def shared_memory_bytes() -> int | None:
 def relevant_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Environment variables that control threads, devices or communication, without secrets."""
     return {
-        name: _LOGIN.sub(f"{MASK}@", value) if _SETTINGS.fullmatch(name) else MASK
+        name: LOGIN.sub(f"{MASK}@", value) if _SETTINGS.fullmatch(name) else MASK
         for name, value in sorted(variables.items())
         if _STEERING.match(name) and not _SECRET_NAME.search(name.upper())
     }
+
+
+def is_stored(name: str) -> bool:
+    """True for a variable whose value `relevant_variables` stores."""
+    return bool(_SETTINGS.fullmatch(name)) and not _SECRET_NAME.search(name.upper())
 
 
 def busy_processes(*, sleep: Callable[[float], None] = time.sleep) -> list[dict[str, Any]]:

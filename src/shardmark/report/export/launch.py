@@ -20,10 +20,11 @@ from shardmark.analysis.compare.rows import Row
 from shardmark.analysis.compare.verdicts import METRIC
 from shardmark.core.environment_variables import ALLOCATOR
 from shardmark.core.errors import InputError
+from shardmark.core.masking import MASK
 from shardmark.core.strict_yaml import format_yaml
 from shardmark.core.text import one_line, with_options
 from shardmark.core.version import __version__
-from shardmark.measure.system.environment import MASK
+from shardmark.measure.system.environment import is_stored
 from shardmark.report.export.launch_configuration import (
     LaunchConfiguration,
     launch_configuration,
@@ -45,7 +46,7 @@ RECIPE = ("optimizer", "schedule", "precision", "weights", "gradient_accumulatio
 """Fields of the recipe that the user's own code has to set."""
 MACHINE_VARIABLES = re.compile(
     r"(CUDA_(CACHE|DEVICE_ORDER|HOME|PATH|VISIBLE)|DS_|GLOO_|GOMP_|MKL_|NVIDIA_VISIBLE|OMP_|OPENBLAS_"
-    r"|TORCH_CUDA_ARCH|TORCHINDUCTOR_)\w*|\w+_(AFFINITY|DIR|FILE|HCA|HOSTID|IFNAME|PATH)"
+    r"|TORCH_CUDA_ARCH|TORCHINDUCTOR_)\w*|\w+_(AFFINITY|DIR|FILE|HCA|HOSTID|IFNAME|PATH|PLUGIN)"
 )
 """Variables that describe the machine of the run: its devices, threads, interfaces and folders."""
 
@@ -193,8 +194,8 @@ def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTri
     environment = {
         name: str(value)
         for name, value in stored.items()
-        if re.fullmatch(r"[A-Z][A-Z0-9_]*", name) and MASK not in str(value)
-        if not MACHINE_VARIABLES.fullmatch(name)
+        # Others are not ours: a run of another person must not set LD_PRELOAD or PATH.
+        if is_stored(name) and MASK not in str(value) and not MACHINE_VARIABLES.fullmatch(name)
     }
     threads = max(rank.threads for rank in result.ranks)
     environment["OMP_NUM_THREADS"] = str(threads)

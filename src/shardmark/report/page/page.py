@@ -26,6 +26,7 @@ from shardmark.report.answers.overview import overview_json
 from shardmark.report.answers.why import why_lines
 from shardmark.report.figures import figures_of
 from shardmark.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
+from shardmark.report.page.anonymous import anonymous as without_names
 from shardmark.report.page.parts import (
     definitions,
     facts_of,
@@ -80,16 +81,20 @@ def write_report(
     images: bool = True,
     predicted: bool = False,
     against: Against | None = None,
+    anonymous: bool = False,
 ) -> ReportFiles:
     """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
-    `predicted` also draws predictions; `against` adds a study's tables and figures.  Raises
+    `predicted` also draws predictions; `against` adds a study's tables and figures; `anonymous`
+    leaves out the names of machines and users, and absolute paths.  Raises
     `InputError` if no trial has a result, and `StorageError` if a file cannot be written.
     """
     _check(runs, comparison, out)
     drawings = draw(figures_of(comparison, predicted=predicted, against=against))
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name, against)
+    if anonymous:
+        page = without_names(page, runs)
     if folder is not None:
         write_images(drawings, folder)
     write_files({out: page.encode("utf-8", errors="replace")})

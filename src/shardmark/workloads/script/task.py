@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from shardmark.core.errors import InputError
+from shardmark.core.masking import masked_command
 
 if TYPE_CHECKING:
     from shardmark.workloads.script.options import ScriptOptions
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def build(options: ScriptOptions, seed: int) -> NoReturn:  # noqa: ARG001  (one signature)
     """Raise `InputError`: a script shows neither its model nor its data."""
     raise InputError(
-        f"workload script ({options.command})",
+        f"workload script ({masked_command(options.command)})",
         "a script trains by itself: its model and its data are not known",
         "allowed are run, time, compare, report and export; or write a task (`shardmark init`)",
     )

@@ -13,7 +13,11 @@ _DOWNLOADED = ("mnist", "cifar10")
 _ON_DISK = (*_DOWNLOADED, "imagefolder")
 DEFAULT = "default"
 """Value of `weights` for torchvision's own."""
-_FROM_THE_SEED = ("pretrained", "weights", "weights_backbone")
+_FROM_THE_SEED = (
+    *("pretrained", "weights", "weights_backbone", "checkpoint_path"),
+    *("pretrained_cfg", "pretrained_cfg_overlay", "pretrained_strict"),
+)
+"""Arguments of torchvision and timm that load weights."""
 
 
 class ClassificationOptions(PictureOptions):
