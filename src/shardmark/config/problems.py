@@ -141,7 +141,8 @@ def _allowed(item: ErrorDetails, location: Location) -> str:
     else:
         allowed = f"allowed is {expected or item['msg'].removeprefix('Input should be ')}"
     key, is_list = dotted(location), isinstance(value, list)
-    if key == "recipe.optimizer.name" and (path := _optimizer_of_torch(str(value))):
+    path = _optimizer_of_torch(str(value)) if key == "recipe.optimizer.name" else None
+    if path and f"'{str(value).lower()}'" not in str(item.get("ctx")):  # one that has a name here
         allowed = f"write {{name: own, path: {path}}}, its options beside the name"
     expects_mapping = expected == _EXPECTED["dict_type"]
     if expects_mapping and isinstance(value, str) and "name" in _keys_at(item["loc"]):

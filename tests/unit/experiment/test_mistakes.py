@@ -59,6 +59,7 @@ IN_THE_BASE = [
         "selective (nearest: 'selective') or a whole number",
     ),
     ("recipe.lr=0.1", "no such key here; nearest: 'recipe.optimizer.lr'"),
+    ("recipe.optimizer.name=Adam", "(nearest: 'adam')"),
     (
         "recipe.optimizer.name=RMSProp",
         "write {name: own, path: torch.optim:RMSprop}, its options beside the name",
