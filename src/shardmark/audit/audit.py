@@ -33,6 +33,8 @@ from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.start import Started, described_writes
 
+PORT_TAKEN = "ddress already in use"
+
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
@@ -157,6 +159,7 @@ class _Runs:
         """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
         self._progress(f"one process repeats the steps ({', '.join(map(_name_of, plans))})")
         records: list[Record | None] = []
+        again: list[int] = []
         start = partial(launch, self._start, self.command, 1)
         one_by_one = bool(used_memory())  # torch's question would break forks of this process
         started = [] if one_by_one else [start(plan) for plan in plans]
@@ -167,18 +170,34 @@ class _Runs:
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None
                 usable = record is not None and bool(record.steps)
-                if not usable:
-                    self.failures.append(f"exit code {code}: {run.error()}")
+                if (
+                    not usable
+                    and len(plans) > 1
+                    and PORT_TAKEN in run.log.read_text(errors="replace")
+                ):
+                    again.append(number)  # the replays used one port at the same time
+                elif not usable:
+                    limit = f"does not take {plan.steps} steps in {self._seconds:g} s"
+                    self.failures.append(limit if code is None else f"ends with {run.error()}")
                 records.append(record if usable else None)
         finally:
             for run in started[len(records) :]:  # after Ctrl-C
                 run.end()
+        for number in again:
+            alone = replace(plans[number], directory=f"{plans[number].directory}-alone")
+            (records[number],) = self.replays([alone])
         return records
 
     @cached_property
     def with_shares(self) -> Record | None:
         """A replay whose batch norm uses the statistics of each rank's rows; None if it fails."""
         (record,) = self.replays([self.plan("shares", batch_norm="shares")])
+        return record
+
+    @cached_property
+    def alone(self) -> Record | None:
+        """A replay of rank 0's samples alone; None if it fails."""
+        (record,) = self.replays([self.plan("alone", order=(0,))])
         return record
 
     def plan(self, name: str, **changes: Any) -> Plan:
@@ -284,10 +303,9 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     def off_from(other: Record) -> float:
         return relative(*aligned(records.gradients(), records.replayed(other)))
 
-    def gradients_equal_with_shares() -> bool:
-        if "batch_norm_of_share" in runs.accepted or runs.with_shares is None:
-            return False  # in the first case, `replay` is this replay
-        return off_from(runs.with_shares) <= max(1e-4, 4 * records.floor)
+    def with_shares() -> Record | None:
+        accepted = "batch_norm_of_share" in runs.accepted  # `replay` is this replay
+        return None if accepted else runs.with_shares
 
     gradient = _gradient_check(records, replay)
     rate = _rate_check(records, replay)
@@ -306,7 +324,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     findings = _findings_without_replay(runs, records)
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
-        finding = causes.of_gradient(records, replay, gradients_equal_with_shares)
+        finding = causes.of_gradient(records, replay, with_shares, lambda: runs.alone)
         cause = finding
         if cause is None and records.ranks[0].batch_norm and runs.with_shares is not None:
             cause = causes.of_shares(off_from(replay), off_from(runs.with_shares))
@@ -363,7 +381,7 @@ def _order_matters(records: Records, replay: Record) -> bool:
 def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
-    expected = (causes.mean_of_ranks if plain_mean else causes.weighted_by_targets)(records)
+    expected = causes.estimate(records, plain_mean=plain_mean)
     findings = _findings_without_replay(runs, records)
     checks = list(_rank_checks(records))
     if records.reduces_in_step and not findings:
@@ -375,39 +393,38 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
             checks=checks,
             notes=runs.failures[:1],
         )
-    if expected and not records.reduces_in_step:
+    unknown = ""
+    if expected.gradient and not records.reduces_in_step:
         used = records.clipped() or records.gradients()
-        comparable = {name: used[name] for name in used if name in expected}
-        checks.append(
-            gradient_check("gradient, step 1", comparable, expected, {}, max(records.floor, 1e-5))
-        )
+        comparable = {name: used[name] for name in used if name in expected.gradient}
+        floor = max(records.floor, 1e-5)
+        checks.append(gradient_check("gradient, step 1", comparable, expected.gradient, {}, floor))
         if not checks[-1].holds and not any(f.explains_gradient for f in findings):
-            finding = causes.of_own_gradients(records, expected)
+            finding = causes.of_own_gradients(records, expected.gradient)
             if finding is not None and not plain_mean and runs.accepts(finding):
                 return _against_own_gradients(runs, records)
             findings += [finding] if finding is not None else []
-        weights_known = plain_mean or causes.weights_are_known(records)
-        if checks[-1].holds and not findings and not weights_known:
-            return runs.report(
-                None,
-                "cannot be told: the ranks' gradients are averaged, but one process does not get "
-                "their samples, and the loss is not computed by torch's loss functions, so that "
-                "the weights of the ranks are unknown",
-                records.ranks,
-                checks=checks,
-                method=OWN_GRADIENTS,
-                notes=runs.failures[:1],
+        unknown = "" if plain_mean else causes.unseen_dependence(records)
+        if not plain_mean and not causes.weights_are_known(records):
+            unknown = (
+                "the loss is not computed by torch's loss functions, so that the weights of the "
+                "ranks are unknown"
             )
-        if records.matched and records.replay is not None:  # a cause is accepted
-            checks.append(_rate_check(records, records.replay))
-            rates = causes.of_rates(records, records.replay)
-            findings += [rates] if rates is not None else []
-    elif not findings:
-        reason = f"; in one process it fails ({runs.failures[0]})" if runs.failures else ""
+        elif not expected.sized:
+            unknown = "the loss of one process is unknown, and with it the size of the gradient"
+    else:
+        unknown = "the ranks' own gradients are not seen"
+    unknown = unknown and f"one process does not get the ranks' samples, and {unknown}"
+    if records.replay is None:
+        unknown = f"in one process the script {runs.failures[0]}"
+    else:
+        checks.append(_rate_check(records, records.replay))
+        rates = causes.of_rates(records, records.replay)
+        findings += [rates] if rates is not None else []
+    if unknown and not findings and all(check.holds for check in checks):
         return runs.report(
             None,
-            "cannot be told: one process does not get the ranks' samples, and the ranks' own "
-            f"gradients are not seen{reason}",
+            f"cannot be told: {unknown}",
             records.ranks,
             checks=checks,
             method=OWN_GRADIENTS,
@@ -429,7 +446,7 @@ def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
         causes.of_scaler(records),
         causes.of_accumulation(records),
         causes.of_buffers(records),
-        causes.of_settings(records, records.replay if records.matched else None),
+        causes.of_settings(records, records.replay),
     )
     return [finding for finding in possible if finding is not None and not runs.accepts(finding)]
 
@@ -551,7 +568,7 @@ def _later_checks(records: Records, replay: Record) -> Iterator[Check]:
 
 def _rate_check(records: Records, replay: Record) -> Check:
     step = causes.first_other_rate(records, replay)
-    holds = step is None or causes.scales_batch(records, replay)
+    holds = step is None or causes.scales_batch(records, replay) is not False
     rates = [record.steps[step or 0].rates[:4] for record in (*records.ranks, replay)]
     *of_ranks, of_replay = [", ".join(f"{rate:.6g}" for rate in groups) for groups in rates]
     return Check(

@@ -9,13 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardmark.audit.batches import checksum
-from shardmark.audit.comparison import EQUAL, Records, Vectors, aligned, relative, stacked
+from shardmark.audit.comparison import (
+    EQUAL,
+    EXPLAINED,
+    SAME_ROWS,
+    Records,
+    Vectors,
+    aligned,
+    difference_of_rows,
+    relative,
+    reproduces,
+    stacked,
+    tensors_differ,
+)
 from shardmark.audit.record import Loader, Micro, Record
 from shardmark.core.text import counted
 from shardmark.equivalence.capture import Array
-
-EXPLAINED = 0.02
-"""Part of a deviation that a cause may leave unexplained."""
 
 MOST_NAMES = 3
 GUIDE = "docs/guides/is-my-script-right.md#from-one-process-to-n-ranks"
@@ -140,8 +149,17 @@ CAUSES = {
         "each rank updates its buffers from its own samples",
         "let DDP broadcast the buffers, or average them over the ranks",
     ),
+    "multiplied_by_ranks": Cause(
+        "each rank's loss is multiplied by the number of ranks, and the ranks are averaged",
+        "multiply the loss by the number of ranks only where it is divided by the number of all "
+        "ranks' samples or tokens",
+    ),
+    "shards_scaled": Cause(
+        "each rank multiplies its shard of the gradient by another number",
+        "compute that number from values that are summed over all ranks",
+    ),
     "summed": Cause(
-        "it is summed over the ranks and not averaged",
+        "{origin}",
         "divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
     ),
     "averaged_twice": Cause(
@@ -439,18 +457,25 @@ def _accumulates(record: Record) -> bool:
     return len(places) < len(micros) or len(loaders) == len(micros)
 
 
+def _loss_factors(micros: Sequence[Micro]) -> list[float]:
+    """Loss of each micro-batch in units of the mean over its targets; empty where unknown."""
+    factors = []
+    for micro in micros:
+        call = micro.losses[0] if len(micro.losses) == 1 else None
+        if call is None or micro.loss is None or not call.value or call.reduction == "none":
+            return []
+        factors.append(micro.loss / call.value * (call.weight if call.reduction == "sum" else 1.0))
+    return factors if all(factors) else []
+
+
 def _loss_factor(micros: Sequence[Micro]) -> float | None:
     """Factor between a mean loss and the number that `backward` gets; None if it changes."""
-    factors = [
-        micro.loss / call.value
-        for micro in micros
-        for call in micro.losses
-        if micro.loss is not None and call.value and call.reduction == "mean"
-    ]
-    calls = [call for micro in micros for call in micro.losses]
-    if not len(factors) == len(calls) == len(micros) or not factors:
-        return None
-    return factors[0] if max(factors) - min(factors) <= 1e-3 * max(factors) else None
+    factors = _loss_factors(micros)
+    return factors[0] if factors and _constant(factors) else None
+
+
+def _constant(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= 1e-3 * max(map(abs, values))
 
 
 def _gradient_factor(records: Records) -> float | None:
@@ -471,8 +496,7 @@ def of_buffers(records: Records) -> Finding | None:
             names = [
                 name
                 for name, value in first.items()
-                if name in other
-                and relative(value.double().numpy(), other[name].double().numpy()) > 1e-5
+                if name in other and tensors_differ(value, other[name], 1e-5)
             ]
             if names:
                 return finding(
@@ -489,13 +513,19 @@ def of_buffers(records: Records) -> Finding | None:
 
 def mean_of_ranks(records: Records) -> Vectors:
     """Mean over the ranks of their gradients, summed over micro-batches; empty if unknown."""
-    local = records.local_gradients()
+    return _scaled(1 / records.count, _summed(records.local_gradients()))
+
+
+def _summed(by_rank: Sequence[Sequence[Vectors]]) -> Vectors:
+    """Sum of gradients over ranks and micro-batches."""
     total: Vectors = {}
-    for rank in local:
-        for micro in rank:
-            for name, gradient in micro.items():
-                total[name] = total.get(name, 0) + gradient / len(local)
+    for name, gradient in (pair for rank in by_rank for micro in rank for pair in micro.items()):
+        total[name] = total.get(name, 0) + gradient
     return total
+
+
+def _scaled(factor: float, gradients: Vectors) -> Vectors:
+    return {name: factor * gradient for name, gradient in gradients.items()}
 
 
 def of_disagreement(records: Records) -> Finding | None:
@@ -579,29 +609,40 @@ def _uses_local(name: str, gradients: list[Vectors], local: list[list[Vectors]])
 
 
 def of_gradient(
-    records: Records, replay: Record, same_with_shares: Callable[[], bool]
+    records: Records,
+    replay: Record,
+    with_shares: Callable[[], Record | None],
+    alone: Callable[[], Record | None],
 ) -> Finding | None:
-    """The cause of a gradient that all ranks share and that differs from one process's."""
-    gradient, expected = aligned(records.gradients(), records.replayed(replay))
+    """The cause of a gradient that all ranks share and that differs from one process's.
+
+    `with_shares` replays with batch norm by shares, and `alone` replays rank 0's samples alone.
+    """
+    gradients, single = records.gradients(), records.replayed(replay)
+    gradient, expected = aligned(gradients, single)
     if not np.linalg.norm(expected):
         return None
     deviation = relative(gradient, expected)
     off = f"the gradient is off by {percent(deviation)}"
     simple = (
-        _of_factor(records, gradient, expected)
+        _of_factor(records, gradients, single)
         or _of_clipping(records, replay, off)
         or _of_weights(records, replay, off)
     )
-    if simple is None and records.ranks[0].batch_norm and same_with_shares():
-        return finding(
-            "batch_norm_of_share",
-            off,
-            "one process whose batch norm takes its statistics from each rank's rows has the "
-            "ranks' gradient",
-        )
+    if simple is None and records.ranks[0].batch_norm:
+        other = with_shares()
+        if other is not None and reproduces(
+            gradients, records.replayed(other), single, records.floor
+        ):
+            return finding(
+                "batch_norm_of_share",
+                off,
+                "one process whose batch norm takes its statistics from each rank's rows has the "
+                "ranks' gradient",
+            )
     # Whether the reduction is right is known with this tolerance alone.
     large = deviation > records.reduction_tolerance
-    whole_batch = _of_whole_batch(records, replay, off) if large and simple is None else None
+    whole_batch = _of_whole_batch(records, alone, off) if large and simple is None else None
     return simple or whole_batch or _of_precision(gradient, expected, off)
 
 
@@ -617,53 +658,77 @@ def of_shares(off: float, off_with_shares: float) -> Finding | None:
     )
 
 
-def _of_factor(records: Records, gradient: Array, expected: Array) -> Finding | None:
+def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding | None:
+    gradient, expected = aligned(gradients, single)
     factor = float(gradient @ expected / (expected @ expected))
-    if relative(gradient, factor * expected) > EXPLAINED * abs(factor - 1) or factor <= 0:
+    explained = factor > 0 and reproduces(gradients, _scaled(factor, single), single, records.floor)
+    if not explained:
         return None
     ranks = records.count
     evidence = f"the ranks' gradient is {factor:.6g} times that of one process"
     if abs(factor / ranks - 1) < EXPLAINED:
-        return finding("summed", f"the gradient is {ranks} times too large", evidence, ranks=ranks)
+        off = f"the gradient is {ranks} times too large"
+        reduction = _gradient_factor(records)
+        if reduction is not None and abs(reduction - 1) < EXPLAINED:
+            return finding("multiplied_by_ranks", off, evidence, ranks=ranks)
+        if reduction is None or abs(reduction / ranks - 1) < EXPLAINED:
+            origin = "it is summed over the ranks and not averaged"
+            if reduction is None:
+                origin = f"it is summed over the ranks, or multiplied by {ranks}"
+            return finding("summed", off, evidence, origin=origin, ranks=ranks)
     if abs(factor * ranks - 1) < EXPLAINED:
-        calls = [call for micro in records.ranks[0].steps[0].micros for call in micro.losses]
-        if calls and all(call.reduction == "sum" for call in calls):
-            return finding(
-                "averaged_sum",
-                f"the gradient is {ranks} times too small",
-                f"{evidence}; {calls[0].function} is called with reduction='sum'",
-                ranks=ranks,
-            )
-        return finding("averaged_twice", f"the gradient is {ranks} times too small", evidence)
+        single_micros = records.replay.steps[0].micros if records.replay is not None else []
+        micros = [rank.steps[0].micros for rank in records.ranks]
+        off = f"the gradient is {ranks} times too small"
+        if _size_of_sums(micros, single_micros) is not None:
+            function = single_micros[0].losses[0].function
+            evidence += f"; {function} is called with reduction='sum'"
+            return finding("averaged_sum", off, evidence, ranks=ranks)
+        return finding("averaged_twice", off, evidence)
     return None
 
 
 def _of_clipping(records: Records, replay: Record, off: str) -> Finding | None:
     """Clipping by the norm of a part of the gradient."""
     norms = [[clip.norm for clip in rank.steps[0].clips[:1]] for rank in records.ranks]
-    limits = [clip.limit for rank in records.ranks for clip in rank.steps[0].clips[:1]]
     numbers = [norm for of_rank in norms for norm in of_rank if norm is not None]
+    single = records.replayed(replay)
     if len(numbers) == records.count and max(numbers) > (1 + 1e-4) * min(numbers):
         by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
-        return finding(
-            "clipped_locally",
-            off,
-            f"the norms that the ranks clip to {limits[0]:g} are {by_rank}",
-        )
-    if "FSDP2" in records.ranks[0].frameworks:
-        factors = _factors_of_shards(records, replay)
-        if factors and max(factors) > (1 + 1e-3) * min(factors):
-            text = ", ".join(f"{factor:.4g}" for factor in factors)
-            return finding(
-                "clipped_locally",
-                off,
-                f"the gradients of the ranks' shards are {text} times those of one process",
-            )
-    return None
+        limit = records.ranks[0].steps[0].clips[0].limit
+        clipped = {**single, **_clipped_by_rank(records)}
+        if reproduces(records.gradients(), clipped, single, records.floor):
+            evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
+            return finding("clipped_locally", off, evidence)
+    if "FSDP2" not in records.ranks[0].frameworks:
+        return None
+    shards = _factors_of_shards(records, replay)
+    factors, norms_of_shards = [f for f, _ in shards], [norm for _, norm in shards]
+    if not factors or max(factors) <= (1 + 1e-3) * min(factors):
+        return None
+    limit = float(np.linalg.norm(stacked(single)))  # one process clips by its full norm
+    by_own_norm = [abs(norm / limit - 1) < 1e-3 for norm in norms_of_shards]
+    left_alone = [factor > (1 - 1e-3) * max(factors) for factor in factors]
+    clips = any(by_own_norm) and all(a or b for a, b in zip(by_own_norm, left_alone, strict=True))
+    text = ", ".join(f"{factor:.4g}" for factor in factors)
+    evidence = f"the gradients of the ranks' shards are {text} times those of one process"
+    if clips:
+        evidence += f", and each shard is clipped to the norm {limit:.4g}"
+    return finding("clipped_locally" if clips else "shards_scaled", off, evidence)
 
 
-def _factors_of_shards(records: Records, replay: Record) -> list[float]:
-    """Factor on each rank's shard (rows in order) of the gradient; empty if they are no factors."""
+def _clipped_by_rank(records: Records) -> Vectors:
+    """Gradients before the first clip of each rank, clipped by that rank's norm and reduced."""
+    by_rank = []
+    for rank in records.ranks:
+        clip = rank.steps[0].clips[0]
+        factor = min(1.0, clip.limit / ((clip.norm or 0.0) + 1e-6))
+        by_rank.append([None if g is None else factor * g for g in clip.gradients])
+    return records.reduced(by_rank)
+
+
+def _factors_of_shards(records: Records, replay: Record) -> list[tuple[float, float]]:
+    """Factor and norm of each rank's shard (rows in order) of the gradient; empty if no factors."""
     shards: list[tuple[list[Array], list[Array]]] = [([], []) for _ in range(records.count)]
     pairs = zip(records.ranks[0].steps[0].gradients, replay.steps[0].gradients, strict=False)
     for joined, single in pairs:
@@ -681,7 +746,7 @@ def _factors_of_shards(records: Records, replay: Record) -> list[float]:
         factor = float(a @ b / (b @ b))
         if relative(a, factor * b) > max(1e-4, 4 * records.floor):
             return []
-        factors.append(factor)
+        factors.append((factor, float(np.linalg.norm(a))))
     return factors
 
 
@@ -690,19 +755,25 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     local = records.local_gradients()
     parts = [micro for rank in local for micro in rank]
     expected = records.clipped_of(replay) or records.replayed(replay)
-    names = [name for name in expected if all(name in part for part in parts)]
-    if not names or not parts:
+    names = [name for name in expected if any(name in part for part in parts)]
+    if len(names) < len(expected) or not names:
         return None
     target = stacked(expected, names)
-    columns = np.stack([stacked(part, names) for part in parts], axis=1)
+    zeros = {name: np.zeros_like(expected[name]) for name in names}
+    columns = np.stack([stacked({**zeros, **part}, names) for part in parts], axis=1)
     if len(target) < 4 * len(parts):
         return None
     weights = np.linalg.lstsq(columns, target, rcond=None)[0]
-    used = stacked(records.clipped() or records.gradients(), names)
-    mean = columns.sum(axis=1) / records.count
-    left, before = relative(columns @ weights, target), relative(mean, target)
-    reduced_right = relative(mean, used) <= records.reduction_tolerance
-    if left > max(EXPLAINED * before, 4 * records.floor) or not reduced_right or min(weights) < 0:
+    mean = mean_of_ranks(records)
+    weighted: Vectors = {}
+    for weight, part in zip(weights, parts, strict=True):
+        weighted = _summed([[weighted, _scaled(float(weight), part)]])
+    reduced_right = relative(*aligned(mean, records.clipped() or records.gradients()))
+    if (
+        reduced_right > records.reduction_tolerance
+        or min(weights) < 0
+        or not reproduces(expected, weighted, mean, records.floor)
+    ):
         return None
     micros = max(1, len(local[0]))
     shares = [float(np.mean(weights[r * micros : (r + 1) * micros])) for r in range(records.count)]
@@ -724,37 +795,34 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     )
 
 
-def _of_whole_batch(records: Records, replay: Record, off: str) -> Finding | None:
+def _of_whole_batch(
+    records: Records, alone: Callable[[], Record | None], off: str
+) -> Finding | None:
     """A loss that is no mean over samples, such as a contrastive one."""
-    mean = mean_of_ranks(records)
-    used, averaged = aligned(records.gradients(), mean)
-    if records.ranks[0].gradient_hooks:
+    used, averaged = aligned(records.gradients(), mean_of_ranks(records))
+    if records.ranks[0].gradient_hooks or not len(used):
         return None  # functions of the script may change a gradient before it is reduced
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
-    if gathers:
-        return finding("gathered_without_gradients", off, gathers[0])
-    if not len(used) or relative(used, averaged) > records.reduction_tolerance:
+    reduced_right = relative(used, averaged) <= records.reduction_tolerance
+    single = alone() if gathers or reduced_right else None
+    if single is None:
         return None
-    if not _same_outputs(records, replay):
+    of_rank = _summed(records.local_gradients()[:1])
+    expected = records.clipped_of(single) or records.replayed(single)
+    size = float(np.linalg.norm(stacked(expected)))
+    depends_on_others = any(
+        np.linalg.norm(of_rank.get(name, 0) - gradient) > records.reduction_tolerance * size
+        for name, gradient in expected.items()
+    )
+    if gathers and depends_on_others:
+        return finding("gathered_without_gradients", off, gathers[0])
+    if depends_on_others or not reduced_right:
         return None
     return finding(
         "whole_batch_loss",
         off,
-        "the model's outputs for each sample are equal in one process, and the ranks' "
-        "gradients are reduced right, but no weighting of them gives that of one process",
-    )
-
-
-def _same_outputs(records: Records, replay: Record) -> bool:
-    """True if the model's outputs in the first step have the same rows in one process."""
-    ranks = [f for rank in records.ranks for f in rank.forwards if f.step == 0 and f.outputs]
-    single = [f for f in replay.forwards if f.step == 0 and f.outputs]
-    rows = np.sort(np.concatenate([f.outputs[0].numpy() for f in ranks] or [np.zeros(0)]))
-    others = np.sort(np.concatenate([f.outputs[0].numpy() for f in single] or [np.zeros(0)]))
-    return (
-        len(rows) == len(others)
-        and bool(len(rows))
-        and relative(rows, others) < 100 * records.epsilon
+        "one process that trains on rank 0's samples alone has rank 0's gradient, and the ranks' "
+        "gradients are averaged, but no weighting of them gives that of all samples together",
     )
 
 
@@ -798,7 +866,7 @@ def of_settings(records: Records, replay: Record | None = None) -> Finding | Non
                         f"the ranks use different values of {name} in the optimizer",
                         f"{name} of step {step + 1} by rank: {texts}",
                     )
-    if replay is None or scales_batch(records, replay):
+    if replay is None or scales_batch(records, replay) is not False:
         return None
     first, single = (record.steps[0].settings for record in (records.ranks[0], replay))
     for of_ranks, of_one in zip(first, single, strict=False):
@@ -822,7 +890,7 @@ def of_rates(records: Records, replay: Record) -> Finding | None:
     if not differing:
         return None
     *rates, single = differing[0]
-    if len(set(rates)) > 1 or not single or scales_batch(records, replay):
+    if len(set(rates)) > 1 or not single or scales_batch(records, replay) is not False:
         return None  # `of_settings` compares the ranks
     factor = rates[0] / single
     return finding(
@@ -842,44 +910,130 @@ def first_other_rate(records: Records, replay: Record) -> int | None:
     return None
 
 
-def scales_batch(records: Records, replay: Record) -> bool:
-    """True if a rank's batch is that of one process: N ranks then train on N times as much."""
+def scales_batch(records: Records, replay: Record) -> bool | None:
+    """True if a rank's batch is that of one process: N ranks then train on N times as much.
+
+    None if neither a rank's batch nor all ranks' batch together is that of one process.
+    """
     pairs = zip(records.ranks[0].loaders, replay.loaders, strict=False)
     sizes = [(rank.batch_size, single.batch_size) for rank, single in pairs if rank.batches]
-    return all(rank == single for rank, single in sizes) if sizes else replay.grown
+    if sizes or replay.grown:
+        return all(rank == single for rank, single in sizes)
+    single, *of_ranks = [
+        sum(forward.rows for forward in record.forwards if forward.step == 0)
+        for record in (replay, *records.ranks)
+    ]
+    return True if single == of_ranks[0] else False if single == sum(of_ranks) else None
 
 
 def scales_rates(records: Records, replay: Record) -> bool:
     """True if N ranks use another learning rate for a batch that is N times as large."""
-    return first_other_rate(records, replay) is not None and scales_batch(records, replay)
+    return (
+        first_other_rate(records, replay) is not None and scales_batch(records, replay) is not False
+    )
 
 
 # Causes where one process gets other data: the ranks' own gradients are what is expected
 
 
-def weighted_by_targets(records: Records) -> Vectors:
-    """The ranks' own gradients, weighted by the targets that count; empty if they are unknown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """The gradient of one process, put together from the ranks' own gradients."""
 
-    Weights are equal unless each loss is a mean: a sum carries the weights already.
+    gradient: Vectors
+    sized: bool
+    """False if the gradient is known up to a factor, as the loss of one process is unknown."""
+
+
+def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
+    """Estimate the gradient of one process from the ranks' own ones; empty if these are unknown.
+
+    A rank weighs as much as it has targets that count, unless the user accepts the plain mean.
+    The loss of one process, which has other samples, shows the size of the gradient.
     """
     local = records.local_gradients()
     if not local[0] or not all(micro for rank in local for micro in rank):
-        return {}
-    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
-    calls = [call for micro in micros for call in micro.losses]
-    factors = [_loss_factor(rank.steps[0].micros) for rank in records.ranks]
-    equal_factors = None not in factors and len({f"{factor:.3g}" for factor in factors}) == 1
-    weighs = equal_factors and all(call.weight for call in calls)
+        return Estimate(gradient={}, sized=False)
+    ranks = [rank.steps[0].micros for rank in records.ranks]
+    single = records.replay.steps[0].micros if records.replay is not None else []
+    factors, of_one = [_loss_factors(micros) for micros in ranks], _loss_factors(single)
+    counts = [_targets(micros) for micros in ranks]
+    factors_known = all(factors)
+    weighs = factors_known and all(map(all, counts)) and not plain_mean
+    of_sums = _size_of_sums(ranks, single) if factors_known and of_one else None
+    per_target = of_sums is not None or (
+        bool(of_one)
+        and not _constant(of_one)
+        and _constant(
+            [factor / (count or 1) for factor, count in zip(of_one, _targets(single), strict=True)]
+        )
+    )  # the loss is divided by the targets of a full step
+    micros_of_all = records.count * len(ranks[0])
+    mean_factor = sum(map(sum, factors)) / micros_of_all if factors_known else 1.0
     expected: Vectors = {}
     for number, gradients_of_ranks in enumerate(zip(*local, strict=False)):
-        counts = [
-            sum(call.weight for call in rank.steps[0].micros[number].losses) if weighs else 1.0
-            for rank in records.ranks
-        ]
-        for count, gradients in zip(counts, gradients_of_ranks, strict=True):
+        total = sum(count[number] for count in counts)
+        if per_target:
+            total = sum(map(sum, counts)) / len(ranks[0])
+        for rank, gradients in enumerate(gradients_of_ranks):
+            weight = 1 / records.count / mean_factor
+            if weighs:
+                weight = counts[rank][number] / total / factors[rank][number]
             for name, gradient in gradients.items():
-                expected[name] = expected.get(name, 0) + count / sum(counts) * gradient
-    return expected
+                expected[name] = expected.get(name, 0) + weight * gradient
+    size = of_sums
+    if size is None and factors_known and of_one and (_constant(of_one) or per_target):
+        size = sum(of_one) / len(ranks[0])
+    if size is None and (times := _times_of_same_rows(records)) is not None:
+        size = times * (sum(factors[0]) / len(factors[0]) if factors_known else 1.0)
+    sized = size is not None
+    if size is None:
+        used, shape = aligned(records.clipped() or records.gradients(), expected)
+        size = float(used @ shape / (shape @ shape)) if np.linalg.norm(shape) else 1.0
+    return Estimate(gradient=_scaled(size, expected), sized=sized)
+
+
+def _targets(micros: Sequence[Micro]) -> list[float]:
+    """Number of targets that count in each micro-batch."""
+    return [sum(call.weight for call in micro.losses) for micro in micros]
+
+
+def _size_of_sums(ranks: Sequence[Sequence[Micro]], single: Sequence[Micro]) -> float | None:
+    """Loss of one process on all ranks' targets in units of their mean, where it is a plain sum."""
+    micros = [micro for of_rank in (*ranks, single) for micro in of_rank]
+    factors, counts = _loss_factors(micros), _targets(micros)
+    if any(call.reduction != "sum" for micro in micros for call in micro.losses) or not all(counts):
+        return None
+    of_targets = [factor / count for factor, count in zip(factors, counts, strict=True)]
+    plain = abs(of_targets[0] - 1) < 1e-3 or not _constant(counts)
+    if not _constant(of_targets) or not plain:
+        return None
+    return of_targets[0] * sum(sum(_targets(of_rank)) for of_rank in ranks) / len(ranks[0])
+
+
+def _times_of_same_rows(records: Records) -> float | None:
+    """Factor between rank 0's own gradient and that of one process on rank 0's samples."""
+    replay, first = records.replay, records.ranks[0]
+    if replay is None or difference_of_rows([first], replay) > SAME_ROWS:
+        return None
+    if len(replay.steps[0].micros) != len(first.steps[0].micros):
+        return None
+    of_rank_0 = _summed(records.local_gradients()[:1])
+    single, of_rank = aligned(records.clipped_of(replay) or records.replayed(replay), of_rank_0)
+    size = float(of_rank @ of_rank)
+    times = float(single @ of_rank) / size if size else 0.0
+    return times if times and relative(single, times * of_rank) <= 1e-3 else None
+
+
+def unseen_dependence(records: Records) -> str:
+    """Part of the loss that depends on several samples, which a rank's own gradient cannot show."""
+    micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
+    places = [place for micro in micros for place in micro.gathers]
+    if places:
+        return f"the loss may use the samples of other ranks ({places[0]})"
+    if any(call.couples for micro in micros for call in micro.losses):
+        return "the loss of a sample depends on the other samples of the batch"
+    return ""
 
 
 def weights_are_known(records: Records) -> bool:
@@ -893,11 +1047,12 @@ def weights_are_known(records: Records) -> bool:
 
 def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     """The cause of a gradient that is not the weighted mean of the ranks' own ones."""
-    used, target = aligned(records.clipped() or records.gradients(), expected)
+    used_gradients = records.clipped() or records.gradients()
+    used, target = aligned(used_gradients, expected)
     if not np.linalg.norm(target):
         return None
     off = f"the gradient is off by {percent(relative(used, target))}"
-    factor = _of_factor(records, used, target)
+    factor = _of_factor(records, used_gradients, expected)
     if factor is not None:
         return factor
     mean, _ = aligned(mean_of_ranks(records), expected)

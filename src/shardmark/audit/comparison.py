@@ -46,6 +46,9 @@ REDUCTION = 1e-3
 """Relative difference between a reduced gradient and the mean of the ranks' own ones that counts as
 rounding; wrong reductions differ by more."""
 
+EXPLAINED = 0.02
+"""Part of a deviation that a cause may leave unexplained."""
+
 Vectors = dict[str, Array]
 """Flat tensors by parameter, in fp64."""
 
@@ -98,7 +101,7 @@ class Records:
 
     @cached_property
     def _difference_of_rows(self) -> float:
-        return inf if self.replay is None else _difference_of_rows(self.ranks, self.replay)
+        return inf if self.replay is None else difference_of_rows(self.ranks, self.replay)
 
     def gradients(self, step: int = 0) -> Vectors:
         """Gradients that the ranks' optimizers use."""
@@ -210,6 +213,16 @@ class Records:
             }
         return self._named(joined_tensors(self.ranks, by_rank))
 
+    def reduced(self, by_rank: Sequence[Sequence[Tensor | None]]) -> Vectors:
+        """Mean of the ranks' tensors, or their slices behind each other (FSDP1)."""
+        if self.ranks[0].flat_slices:
+            return self._joined(by_rank)
+        vectors = [self._named(tensors) for tensors in by_rank]
+        return {
+            name: sum((v[name] for v in vectors if name in v), np.zeros(1)) / self.count
+            for name in vectors[0]
+        }
+
     def _named(self, tensors: Sequence[Tensor | None]) -> Vectors:
         names = self.ranks[0].names
         return {
@@ -249,6 +262,44 @@ def relative(value: Array, expected: Array) -> float:
         size = max(np.linalg.norm(value), np.linalg.norm(expected))
         ratio = float(difference / size) if difference else 0.0
     return ratio if np.isfinite(ratio) else float("inf")
+
+
+def reproduces(gradients: Vectors, candidate: Vectors, expected: Vectors, floor: float) -> bool:
+    """True if a candidate for a cause gives the gradients, in every tensor, and not `expected`.
+
+    It may leave `EXPLAINED` of the deviation of a tensor, and the rounding of the full gradient.
+    """
+    names = expected.keys() & gradients.keys()
+    if not names or not names <= candidate.keys():
+        return False
+    trios = [(gradients[name], candidate[name], expected[name]) for name in sorted(names)]
+    shortest = [min(map(len, trio)) for trio in trios]
+    trios = [(a[:n], b[:n], c[:n]) for n, (a, b, c) in zip(shortest, trios, strict=True)]
+    left = [float(np.linalg.norm(used - shown)) for used, shown, _ in trios]
+    deviations = [float(np.linalg.norm(used - single)) for used, _, single in trios]
+    deviation = float(np.linalg.norm(deviations))
+    rounding = min(4 * floor * float(np.linalg.norm(stacked(expected))), deviation / 10)
+    return bool(
+        np.linalg.norm(left) <= max(EXPLAINED * deviation, rounding)
+        and all(a <= max(EXPLAINED * b, rounding) for a, b in zip(left, deviations, strict=True))
+    )
+
+
+def tensors_differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
+    """True if two tensors differ by more than a relative tolerance; infinities may be equal."""
+    if first.shape != second.shape:
+        return True
+    a, b = _flat(first), _flat(second)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    a, b = a[~same], b[~same]
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return True
+    size = max(np.linalg.norm(_finite(_flat(first))), np.linalg.norm(_finite(_flat(second))))
+    return bool(np.linalg.norm(a - b) > tolerance * size)
+
+
+def _finite(values: Array) -> Array:
+    return values[np.isfinite(values)]
 
 
 def gradient_check(
@@ -341,7 +392,7 @@ def agreement_check(name: str, by_rank: Sequence[Sequence[Tensor]], names: Seque
     return equal(name, "equal on all ranks", "equal on all ranks")
 
 
-def _difference_of_rows(ranks: Sequence[Record], replay: Record) -> float:
+def difference_of_rows(ranks: Sequence[Record], replay: Record) -> float:
     """Least difference between the rows that models get on all ranks and in the replay.
 
     It is that of one tensor of the inputs, relative to the size of its rows.

@@ -15,6 +15,7 @@ from shardmark.audit.full_tensors import is_distributed_tensor
 
 AUDIT = str(Path(__file__).parent)
 TORCH = str(Path(torch.__file__).parent)
+AUDIT = str(Path(__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
 FROM_A_MODEL = ("multinomial",)
 """Operators that sample from a model's outputs, as generation does."""

@@ -180,13 +180,17 @@ def _watch_losses(observer: Observer) -> None:
         ) -> Tensor:
             value = _original(*args, **kwargs)
             if value.requires_grad:
-                target = kwargs.get("target", args[1] if len(args) > 1 else None)
-                reduction = kwargs.get("reduction", "mean")
-                if kwargs.get("weight") is not None:
+                named = inspect.signature(_original).bind(*args, **kwargs).arguments
+                target = list(named.values())[1]
+                reduction, ignored = named.get("reduction", "mean"), named.get("ignore_index", -100)
+
+                def of_row(row: int) -> Tensor:
+                    rows = {name: named[name][row : row + 1] for name in list(named)[:2]}
+                    return _original(**{**named, **rows, "reduction": "sum"})
+
+                if named.get("weight") is not None:
                     target = None  # weights of classes: targets do not count alike
-                observer.loss_called(
-                    _name, reduction, target, kwargs.get("ignore_index", -100), value
-                )
+                observer.loss_called(_name, reduction, target, ignored, value, of_row)
             return value
 
         setattr(functional, name, functools.wraps(original)(watched))

@@ -56,6 +56,8 @@ class Observer:
         self._batches: list[list[Any]] = []
         self._roots: list[nn.Module] = []
         self._stack: list[nn.Module] = []
+        self._outputs: list[Tensor] = []
+        """Outputs of the outermost modules since the last backward pass."""
         self.in_backward = False
         self._hooked: dict[int, Tensor] = {}
         self._local: dict[tuple[int, str], Tensor] = {}
@@ -159,6 +161,7 @@ class Observer:
 
     def after_root(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         tensors = leaves(inputs)
+        self._outputs += [v for v in pytree.tree_leaves(outputs) if isinstance(v, Tensor)]
         self.record.forwards.append(
             Forward(
                 module=type(module).__name__,
@@ -198,21 +201,51 @@ class Observer:
 
     def after_backward(self) -> None:
         self.in_backward = False
+        self._outputs = []
         self._locals_of_micros.append(self._local)
         self._step.micros.append(self._micro)
         self._micro = Micro()
 
-    def loss_called(
-        self, name: str, reduction: str, target: Any, ignored: int, value: Tensor
+    def loss_called(  # noqa: PLR0917
+        self,
+        name: str,
+        reduction: str,
+        target: Any,
+        ignored: int,
+        value: Tensor,
+        of_row: Callable[[int], Tensor],
     ) -> None:
+        """Note a call of a loss function; `of_row` computes the loss of one row of targets."""
         weight = 0.0
         if isinstance(target, Tensor):
             counts = target.is_floating_point() or target.dtype == torch.bool
             weight = float(target.numel() if counts else (target != ignored).sum())
         number = float(value.detach()) if value.numel() == 1 else None
         self._micro.losses.append(
-            LossCall(function=name, reduction=reduction, weight=weight, value=number)
+            LossCall(
+                function=name,
+                reduction=reduction,
+                weight=weight,
+                value=number,
+                couples=not self.record.steps and self._couples(of_row, target, ignored),
+            )
         )
+
+    def _couples(self, of_row: Callable[[int], Tensor], target: Any, ignored: int) -> bool:
+        """True if the loss of one row depends on several rows of the model's outputs."""
+        row = 0
+        if isinstance(target, Tensor) and target.dim() and not target.is_floating_point():
+            counting = (target != ignored).reshape(len(target), -1).any(1)
+            row = int(counting.nonzero()[0]) if bool(counting.any()) else 0
+        outputs = [output for output in self._outputs if output.requires_grad and output.dim()]
+        if any(output._backward_hooks for output in outputs):
+            return False  # FSDP gathers parameters in hooks of the outputs' gradients
+        gradients: Sequence[Tensor | None] = []
+        with self._recording(), suppress(RuntimeError, IndexError, TypeError, ValueError):
+            loss = of_row(row)
+            gradients = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+        rows = [(g != 0).reshape(len(g), -1).any(1).sum() for g in gradients if g is not None]
+        return any(int(number) > 1 for number in rows)
 
     def collective(self, name: str, values: Sequence[Any]) -> None:
         """Note a gather of results of the model: torch.distributed's functions return no gradient.
@@ -225,11 +258,13 @@ class Observer:
         if name not in GATHERS or self.in_backward or not (self._stack or self.record.forwards):
             return
         flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
-        tensors = [v for v in flat if isinstance(v, Tensor) and v.is_floating_point() and v.dim()]
+        tensors = [v for v in flat if isinstance(v, Tensor) and v.is_floating_point()]
+        tensors = [v for v in tensors if v.numel() > 1]
         if self._stack:
             tensors = [v for v in tensors if v.requires_grad and not v.is_leaf]
         if tensors and not _inside_autograd_function():
-            self._micro.gathers.append(f"{name} at {user_place()}")
+            line = (user_place() or "").split(" < ")[0]
+            self._micro.gathers.append(f"{name} at {line}")
 
     # Clipping and optimizer steps
 

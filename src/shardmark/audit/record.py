@@ -20,6 +20,8 @@ class LossCall:
     """Number of targets that count: ignored ones are left out."""
     value: float | None
     """The result, if it is one number."""
+    couples: bool = False
+    """True if the loss of one target depends on the model's outputs for several samples."""
 
 
 @dataclass(slots=True, kw_only=True)

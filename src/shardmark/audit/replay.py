@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,7 +49,8 @@ class ReplayObserver(Observer):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         assert plan.recorded is not None
-        ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(len(plan.order))]
+        count = len(list(Path(plan.recorded).glob("rank-*.pt")))
+        ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(count)]
         self._first = ranks[0]
         self._start = [t for t in joined_tensors(ranks, [r.before for r in ranks]) if t is not None]
         self._ranks = [ranks[rank] for rank in plan.order]

@@ -61,12 +61,14 @@ def test_the_refusal_of_one_rank_is_the_answer() -> None:
 
 
 def records(*ranks: Step, replay: Step) -> Records:
-    names = ["weight"]
+    def record(rank: int, step: Step, rows: int) -> Record:
+        forward = Forward(module="Linear", inputs=[], outputs=[], rows=rows, step=0)
+        count = 1 if rows > 4 else len(ranks)
+        return Record(rank=rank, ranks=count, names=["weight"], steps=[step], forwards=[forward])
+
     return Records(
-        ranks=[
-            Record(rank=n, ranks=len(ranks), names=names, steps=[s]) for n, s in enumerate(ranks)
-        ],
-        replay=Record(rank=0, ranks=1, names=names, steps=[replay]),
+        ranks=[record(n, s, 4) for n, s in enumerate(ranks)],
+        replay=record(0, replay, 4 * len(ranks)),
         disturbed=None,
     )
 
@@ -113,7 +115,7 @@ def test_zeros_do_not_count_as_rounded_gradients(rounded: bool) -> None:
     both = records(Step(gradients=gradients), Step(gradients=gradients),
                    replay=Step(gradients=[exact]))  # fmt: skip
     assert both.replay is not None
-    finding = causes.of_gradient(both, both.replay, lambda: False)
+    finding = causes.of_gradient(both, both.replay, lambda: None, lambda: None)
     assert (finding is not None and finding.name == "precision") == rounded
 
 
