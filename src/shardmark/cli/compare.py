@@ -73,9 +73,16 @@ def compare(
         typer.Option(
             "--regression",
             help="Compare the second run with the first instead: exit code 1 if a cell became"
-            " slower or fails now, 2 if no cell is decided.",
+            " slower or fails now, 2 if a cell is not decided (see --min-decided).",
         ),
     ] = False,
+    min_decided: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Percentage of the cells that must be decided for exit code 0; 100 by default.",
+        ),
+    ] = None,
     threshold: Annotated[
         float | None,
         typer.Option(
@@ -103,6 +110,10 @@ def compare(
         raise InputError(
             "--threshold", f"found {threshold:g}", "it is a percentage, and goes with --regression"
         )
+    if min_decided is not None and not (regression and 0 < min_decided <= 100):
+        problem = f"found {min_decided:g}"
+        remedy = "it is a percentage above 0, and goes with --regression"
+        raise InputError("--min-decided", problem, remedy)
     table_options = {
         "--wide": wide,
         "--columns": columns is not None,
@@ -115,7 +126,7 @@ def compare(
         percent = threshold or DEFAULT_THRESHOLD_PERCENT
         loaded = load_runs(runs)
         _report_damaged(damaged for run in loaded for damaged in run.damaged)
-        raise typer.Exit(_regression(loaded, form, percent))
+        raise typer.Exit(_regression(loaded, form, percent, min_decided or 100))
     from shardmark.analysis.compare.comparison import compare as compare_runs
     from shardmark.report.table.comparison import WIDE
     from shardmark.report.views.registry import find_view
@@ -198,10 +209,10 @@ def _render(
     return "\n".join(parts)
 
 
-def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
+def _regression(runs: Sequence[StoredRun], form: Format, percent: float, min_decided: float) -> int:
     """Print the changes from the first run to the second and return the exit code.
 
-    The code is 1 if a cell regressed, 2 if no cell is decided.
+    The code is 1 if a cell regressed, 2 if fewer cells are decided than `min_decided` percent.
     """
     from shardmark.analysis.compare.regression import find_regressions
     from shardmark.report.table.formats import render_json, render_points, render_tables
@@ -224,7 +235,7 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float) -> int:
         say_text(render_tables([regression_table(regression)], form, width))
     if regression.regressions:
         return REGRESSED
-    return 0 if regression.decided else UNDECIDED
+    return 0 if 100 * regression.decided_share >= min_decided else UNDECIDED
 
 
 def terminal_width() -> int | None:

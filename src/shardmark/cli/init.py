@@ -96,6 +96,7 @@ def init(
         texts = {"experiment.yaml": proposal.text}
         lines = [f"found      {line}" for line in proposal.lines]
         lines += [f"not found  {line}" for line in proposal.missing]
+        lines += [f"left out   {line}, not a key of an experiment" for line in proposal.left_out]
     if sbatch:
         texts["run.sbatch"] = _template("run.sbatch")
     for name in texts:

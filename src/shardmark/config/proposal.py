@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardmark.config.script_remarks import add_remarks
 from shardmark.scripts.reading import Reading, read_script
 from shardmark.workloads.models import MODELS, registered_names
 
@@ -21,6 +22,8 @@ class Proposal:
     text: str
     lines: tuple[str, ...]
     """A line for each setting that was read, with its place in the script."""
+    left_out: tuple[str, ...]
+    """A line for what the script does and the experiment does not, such as label smoothing."""
     missing: tuple[str, ...]
     """A line for each setting that was not found, with the value that is used in its place."""
 
@@ -33,11 +36,18 @@ def propose(script: Path, ranks: int) -> Proposal:
     Raises `InputError` for a script that cannot be read.
     """
     reading = read_script(script)
+    left_out = add_remarks(reading, script.read_text(encoding="utf-8"))
+    model = reading.settings.get("model")
+    if model is not None and not (_is_known(str(model.value)) or model.value.startswith("hf:")):
+        del reading.settings["model"]
+        reason = f"line {model.line}: `{model.source}` is no model of torchvision or timm"
+        reading.unclear["model"] = reason
     recipe = [*_recipe(reading, ranks)]
     model, dataset = reading.settings.get("model"), reading.settings.get("dataset")
     is_vision = model is not None and dataset is not None and _is_known(str(model.value))
     head = [
         f"# Proposed from {script.name}, which was read and not run.  Check every line.",
+        *(f"# Left out: {name} ({place})" for name, place in left_out.items()),
         f"name: {_experiment_name(script)}",
     ]
     if is_vision:
@@ -80,6 +90,7 @@ def propose(script: Path, ranks: int) -> Proposal:
             f"{name}: {_yaml(setting.value)} ({setting.place})"
             for name, setting in reading.settings.items()
         ),
+        left_out=tuple(f"{name} ({place})" for name, place in left_out.items()),
         missing=tuple(f"{name}: {reason}" for name, reason in reading.missing.items()),
     )
 

@@ -120,6 +120,59 @@ def test_what_is_not_known_has_a_reason(script: Path) -> None:
     assert missing["batch"] == "nothing in the script sets it"
 
 
+TRAINER = """
+from tokenizers import models
+tokenizer = Tokenizer(models.BPE())
+other = AutoTokenizer.from_pretrained("gpt2")
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B")
+parser = HfArgumentParser((ModelArguments, TrainingArguments))
+arguments = TrainingArguments("out", optim="adafactor", label_smoothing_factor=0.1)
+SFTTrainer(model, arguments).train()
+"""
+
+
+def test_a_trainer_is_read_by_its_own_arguments(script: Path) -> None:
+    script.write_text(TRAINER)
+    proposal = propose(script, 2)
+    found = "\n".join(proposal.lines)
+    assert 'model: "hf:Qwen/Qwen3-0.6B" (line 5' in found
+    assert 'optimizer.name: "adafactor" (line 7' in found
+    assert 'schedule.name: "linear"' in found, "the default of transformers"
+    assert "world_size: [1, 2]" in proposal.text
+    assert proposal.left_out == ("label_smoothing_factor (line 7: label_smoothing_factor=0.1)",)
+
+
+def test_what_is_no_model_and_what_is_not_translated_is_not_found(script: Path) -> None:
+    script.write_text("models.BPE()\nTrainingArguments(o, optim='lion_8bit', lr_scheduler_type=k)")
+    proposal = propose(script, 2)
+    missing = "\n".join(proposal.missing)
+    for text in (
+        "model: line 1: `models.BPE()` is no model",
+        "`'lion_8bit'` is not",
+        "schedule.name",
+    ):
+        assert text in missing
+    assert "adamw" not in proposal.text
+
+
+def test_what_an_experiment_cannot_say_is_listed(script: Path) -> None:
+    text = VISION + (
+        "loss = nn.CrossEntropyLoss(label_smoothing=0.1)\n"
+        "t = T.Compose([T.RandomCrop(32, padding=4), T.ToTensor(), RandAugment()])\n"
+        "sampler = WeightedRandomSampler(weights, 9)\n"
+        "np.random.RandomState(0)\n"
+    )
+    script.write_text(text)
+    names = [line.partition(" (")[0] for line in propose(script, 2).left_out]
+    assert names == [
+        *("incomplete last batch of an epoch", "label_smoothing"),
+        *("augmentation by RandomCrop", "augmentation by RandAugment", "weighted sampling"),
+    ]
+    assert "# Left out: label_smoothing (line " in propose(script, 2).text
+    script.write_text(VISION.replace("shuffle=True", "shuffle=True, drop_last=True"))
+    assert not propose(script, 2).left_out
+
+
 @pytest.mark.parametrize("text", ["if:", "a = '\0'"])
 def test_a_file_that_is_not_python_is_refused(script: Path, text: str) -> None:
     with pytest.raises(InputError, match="is not Python"):

@@ -170,7 +170,10 @@ def test_undecided_cells_have_an_exit_code(
     assert "3 repeats show changes from about" in text
     mixed = written(tmp_path / "mixed", {"ddp": noisy, "fsdp": STEADY})
     steady = written(tmp_path / "steady", {"ddp": STEADY, "fsdp": STEADY})
-    assert main(["compare", steady, mixed, "--regression"]) == 0, "fsdp is shown to be the same"
+    assert main(["compare", steady, mixed, "--regression"]) == 2, "one of two is not decided"
+    assert main(["compare", steady, mixed, "--regression", "--min-decided", "50"]) == 0
+    assert main(["compare", steady, mixed, "--regression", "--min-decided", "51"]) == 2
+    assert main(["compare", steady, mixed, "--min-decided", "50"]) == 2, "without --regression"
 
 
 @pytest.mark.parametrize(

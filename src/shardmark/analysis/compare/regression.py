@@ -91,9 +91,15 @@ class Regression:
         return tuple(cell for cell in self.cells if cell.change.is_regression)
 
     @property
+    def decided_share(self) -> float:
+        """Fraction of the cells that are decided; 0 without cells."""
+        open_cells = sum(cell.change is Change.OPEN for cell in self.cells)
+        return 1 - open_cells / len(self.cells) if self.cells else 0.0
+
+    @property
     def decided(self) -> bool:
         """True if at least one cell is decided."""
-        return any(cell.change is not Change.OPEN for cell in self.cells)
+        return self.decided_share > 0
 
     def advice(self) -> str | None:
         """Return advice for deciding cells that are too noisy; None if there are none."""
