@@ -27,6 +27,7 @@ CASES = tuple(
             "stream_token_means": "uneven_weights",
             "sum_loss": "averaged_sum",
             "averaged_twice": "averaged_twice",
+            "own_data_divided_twice": "averaged_twice",
             "accumulation_not_divided": "accumulation_not_divided",
             "accumulation_divided_twice": "accumulation_divided_twice",
             "accumulation_not_synchronised": "accumulation_not_synchronised",

@@ -314,7 +314,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     checks += [] if by_updates else [*_clipping_checks(records, replay), gradient]
     checks += [rate]
     comparable = (gradient.holds or by_updates) and not records.local_steps
-    if comparable and rate.holds and not causes.scales_rates(records, replay):
+    if comparable and rate.holds:
         updated = any(records.ranks[0].steps[0].rates or [1.0])  # a warm-up may begin with 0
         checks += [update_check(records, replay)] if updated else []
         if by_updates and records.steps > 1:
@@ -348,9 +348,21 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
                 checks=checks,
             )
         findings += [finding] if finding is not None else []
-    rates = causes.of_rates(records, replay)
+    rates = causes.of_rates(records, replay) or causes.of_total(records, replay)
     findings += [rates] if rates is not None else []
-    return _reported(runs, records, checks, findings, method=REPLAY, notes=_notes(records, replay))
+    notes = _notes(records, replay)
+    unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
+    if unknown and not findings and all(check.holds for check in checks):
+        return runs.report(
+            None,
+            f"cannot be told: the learning rate's schedule advances {records.count} times with "
+            "each optimizer step; that is right if its total is the number of batches of one "
+            f"process, and {records.count} times too fast if it is a number of optimizer steps",
+            records.ranks,
+            checks=checks,
+            notes=notes,
+        )
+    return _reported(runs, records, checks, findings, method=REPLAY, notes=notes)
 
 
 def _against_what_is_accepted(
@@ -477,7 +489,11 @@ def _reported(
             "could be shown"
         )
     else:
-        steps = counted(records.steps, "step") if method == REPLAY else "the first step"
+        steps = "the gradient of step 1; updates and later steps are not compared"
+        if method == REPLAY:
+            steps = counted(records.steps, "step")
+            if records.replay is not None and causes.scales_rates(records, records.replay):
+                steps += " at the ranks' learning rates, which follow the number of ranks"
         answer = f"{ranks} train what one process trains, in {steps}"
         for finding in runs.accepted.values():
             if finding.name in USUAL:
@@ -571,10 +587,13 @@ def _rate_check(records: Records, replay: Record) -> Check:
     holds = step is None or causes.scales_batch(records, replay) is not False
     rates = [record.steps[step or 0].rates[:4] for record in (*records.ranks, replay)]
     *of_ranks, of_replay = [", ".join(f"{rate:.6g}" for rate in groups) for groups in rates]
+    text = " / ".join(dict.fromkeys(of_ranks))
+    if holds and step is not None:  # the rate follows the batch
+        text = of_replay = f"{text}; {of_replay} in one process with another batch"
     return Check(
         name="learning rate",
         holds=holds,
-        found=" / ".join(dict.fromkeys(of_ranks)),
+        found=text,
         expected=of_replay,
         tolerance=None,
         where=None if step is None else f"step {step + 1}",
@@ -596,8 +615,8 @@ def _notes(records: Records, replay: Record) -> list[str]:
         notes.append("the learning rate of step 1 is 0, so that the first update shows nothing")
     if causes.scales_rates(records, replay):
         notes.append(
-            "the learning rate depends on the number of ranks, as the batch of all ranks does: "
-            "updates and later steps are not compared"
+            "the learning rate depends on the number of ranks, as the batch of all ranks does: one "
+            "process uses the ranks' rates"
         )
     if any(record.ended_early for record in records.ranks):
         notes.append(f"the script ended after {counted(records.steps, 'step')}")

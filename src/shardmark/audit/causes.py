@@ -83,21 +83,19 @@ CAUSES = {
         "before the model is made",
     ),
     "same_data": Cause(
-        "the samples are not divided among the ranks",
-        "give the DataLoader a DistributedSampler, or draw each rank's samples by a seed that "
-        "depends on the rank",
+        "the samples are not divided among the ranks{origin}",
+        "{remedy}",
     ),
     "data_divided_twice": Cause(
-        "each rank has other data, which a sampler divides among the ranks again",
-        "give all ranks the same data set, or no DistributedSampler",
+        "each rank has other data, or the same data in another order, which a sampler divides "
+        "among the ranks again",
+        "give all ranks the same data set in the same order, or no DistributedSampler",
     ),
     "data_dropped": Cause(
-        "the ranks' shares do not cover the data set",
-        "use a DistributedSampler, or the shares [rank::ranks]",
+        "the ranks' shares do not cover the data set{origin}",
+        "{remedy}",
     ),
-    "data_repeated": Cause(
-        "the ranks' shares overlap", "use a DistributedSampler, or the shares [rank::ranks]"
-    ),
+    "data_repeated": Cause("the ranks' shares overlap{origin}", "{remedy}"),
     "same_order_every_epoch": Cause(
         "set_epoch of the DistributedSampler is not called",
         "call sampler.set_epoch(epoch) before each epoch",
@@ -203,7 +201,7 @@ CAUSES = {
         "set it from the batch of all ranks together, which does not change",
     ),
     "schedule_differs": Cause(
-        "its schedule advances with the number of ranks, although the ranks share one batch",
+        "its schedule advances with the number of ranks, although {origin}",
         "advance the schedule once for each optimizer step",
     ),
     "learning_rate_scaled": Cause(
@@ -287,8 +285,36 @@ def of_data(records: Records) -> Finding | None:
             "same_data",
             f"all ranks train on the same {count} samples in each step",
             f"the samples of rank 0 and rank 1 are equal in {len(shares)} of {len(shares)} steps",
+            **_of_sampler(
+                [rank.loaders[0] for rank in records.ranks if rank.loaders],
+                "give the DataLoader a DistributedSampler, or draw each rank's samples by a seed "
+                "that depends on the rank",
+            ),
         )
     return _of_epoch(records) or _of_order(records)
+
+
+def _of_sampler(loaders: Sequence[Loader], remedy: str) -> dict[str, str]:
+    """Facts of the ranks' `DistributedSampler`s; `remedy` is for scripts without one."""
+    settings = [loader.sampler_settings for loader in loaders]
+    if not settings or not all(settings):
+        return {"origin": "", "remedy": remedy}
+    for name in ("seed", "epoch", "num_replicas"):
+        values = [facts[name] for facts in settings]
+        if len(set(values)) > 1:
+            texts = ", ".join(map(str, values))
+            return {
+                "origin": f": the sampler's {name} differs by rank ({texts})",
+                "remedy": f"give the DistributedSampler of every rank the same {name}",
+            }
+    replicas, ranks = settings[0]["num_replicas"], [facts["rank"] for facts in settings]
+    if replicas != len(loaders) or len(set(ranks)) < len(ranks):
+        return {
+            "origin": f": the samplers have num_replicas={replicas} and the ranks "
+            f"{', '.join(map(str, ranks))}",
+            "remedy": "give the DistributedSampler the number of ranks, and each rank its own rank",
+        }
+    return {"origin": "", "remedy": "make the samples of the data set the same on all ranks"}
 
 
 def _rows_of_steps(records: Records) -> list[list[list[float]]]:
@@ -330,12 +356,14 @@ def _of_epoch(records: Records) -> Finding | None:
         counts = Counter(index for indices in indices_of_ranks for index in indices)
         if all(set(indices) == set(range(samples)) for indices in indices_of_ranks):
             continue  # an evaluation on every rank, or the same data, which is seen by its samples
+        facts = _of_sampler(loaders, "use a DistributedSampler, or the shares [rank::ranks]")
         missing, again = samples - len(counts), sum(counts.values()) - len(counts)
         if missing >= records.count * size:
             return finding(
                 "data_dropped",
                 f"{missing} of {samples} samples are on no rank",
                 f"the ranks read {len(counts)} different samples in an epoch",
+                **facts,
             )
         if again >= records.count * size:
             return finding(
@@ -343,6 +371,7 @@ def _of_epoch(records: Records) -> Finding | None:
                 f"{again} samples are on several ranks",
                 f"the ranks read {sum(counts.values())} samples in an epoch, and "
                 f"{len(counts)} different ones",
+                **facts,
             )
     return None
 
@@ -697,7 +726,11 @@ def _of_clipping(records: Records, replay: Record, off: str) -> Finding | None:
         by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
         limit = records.ranks[0].steps[0].clips[0].limit
         clipped = {**single, **_clipped_by_rank(records)}
-        if reproduces(records.gradients(), clipped, single, records.floor):
+        before = records.reduced([rank.steps[0].clips[0].gradients for rank in records.ranks])
+        right_before = relative(*aligned(before, records.clipped_of(replay) or before))
+        if (max(numbers) > limit and right_before <= records.reduction_tolerance) and reproduces(
+            records.gradients(), clipped, single, records.floor
+        ):
             evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
             return finding("clipped_locally", off, evidence)
     if "FSDP2" not in records.ranks[0].frameworks:
@@ -898,6 +931,44 @@ def of_rates(records: Records, replay: Record) -> Finding | None:
         f"the learning rate of step {step + 1} is {factor:.4g} times that of one process",
         f"learning rates of step {step + 1}: {rates[0]:g} on {records.count} ranks, "
         f"{single:g} in one process, for the same samples",
+        origin="the ranks share one batch",
+    )
+
+
+def advances_by_ranks(records: Records, replay: Record) -> bool:
+    """True if a schedule advances with the number of ranks, as Accelerate's prepared ones do.
+
+    A learning rate that is multiplied by one number in all steps advances as in one process.
+    """
+    if not scales_rates(records, replay):
+        return False
+    pairs = [
+        (a, b)
+        for rank, single in zip(records.ranks[0].steps, replay.steps, strict=False)
+        for a, b in zip(rank.rates[:1], single.rates[:1], strict=False)
+    ]
+    first, *_ = pairs
+    return any(abs(a * first[1] - b * first[0]) > 1e-6 * abs(a * first[1]) for a, b in pairs) or (
+        not any(first) and len({a == b for a, b in pairs}) > 1
+    )
+
+
+def of_total(records: Records, replay: Record) -> Finding | None:
+    """A schedule with a total that is no number of batches, and that advances once per rank."""
+    first = records.ranks[0]
+    lengths = [loader.length for loader in first.loaders if loader.length]
+    of_epochs = any(total % length == 0 for total in first.totals for length in lengths)
+    if not advances_by_ranks(records, replay) or first.asked_lengths or of_epochs:
+        return None
+    if not first.totals or not lengths:
+        return None
+    total, ranks = first.totals[0], records.count
+    return finding(
+        "schedule_differs",
+        f"the learning rate ends its schedule after {total / ranks:g} optimizer steps instead of "
+        f"{total}",
+        f"the schedule's total is {total}, which is no number of epochs of {lengths[0]} batches",
+        origin="its total is a number of optimizer steps",
     )
 
 
@@ -1005,7 +1076,10 @@ def _size_of_sums(ranks: Sequence[Sequence[Micro]], single: Sequence[Micro]) -> 
     if any(call.reduction != "sum" for micro in micros for call in micro.losses) or not all(counts):
         return None
     of_targets = [factor / count for factor, count in zip(factors, counts, strict=True)]
-    plain = abs(of_targets[0] - 1) < 1e-3 or not _constant(counts)
+    of_ranks, of_one = factors[: -len(single)], factors[-len(single) :]
+    means = [sum(values) / len(values) for values in (of_ranks, of_one) if values]
+    # Division by the targets of all ranks gives one factor on average: that is a mean.
+    plain = abs(of_targets[0] - 1) < 1e-3 or not (_constant(counts) or _constant(means))
     if not _constant(of_targets) or not plain:
         return None
     return of_targets[0] * sum(sum(_targets(of_rank)) for of_rank in ranks) / len(ranks[0])

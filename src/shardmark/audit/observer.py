@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import copy
+import gc
 import os
 import random
+import re
 import sys
 import threading
 import weakref
@@ -40,6 +42,8 @@ MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 MOST_INDICES = 10**6
+TOTALS = ("total_iters", "T_max", "total_steps")
+"""Attributes of torch's schedules that hold the number of steps after which they end."""
 LONGEST_WAIT_SECONDS = 30.0
 """Time that a rank waits for the others before it ends."""
 
@@ -474,6 +478,9 @@ class Observer:
             yield batch
 
     def length_of(self, _number: int, length: int) -> int:
+        file = sys._getframe(2).f_code.co_filename
+        library = re.search(r"[/\\](accelerate|torch|shardmark)[/\\]", file)
+        self.record.asked_lengths |= not self._busy and library is None
         return length
 
     def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
@@ -524,6 +531,9 @@ class Observer:
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
+        for schedule in filter(_is_schedule, gc.get_objects()):
+            values = [getattr(schedule, name, None) for name in TOTALS]
+            self.record.totals += [value for value in values if isinstance(value, int) and value]
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -543,6 +553,10 @@ class Observer:
             with suppress(RuntimeError):
                 dist.barrier()
         os._exit(0)
+
+
+def _is_schedule(value: Any) -> bool:
+    return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)
 
 
 def trained_parameters(optimizer: Any) -> list[Tensor]:
@@ -604,6 +618,11 @@ def _described(loader: Any) -> Loader:
             samples=len(_base(dataset)),
             sampler=type(sampler).__name__,
             shuffles=bool(getattr(sampler, "shuffle", False)),
+            sampler_settings={
+                name: int(getattr(sampler, name))
+                for name in ("seed", "epoch", "num_replicas", "rank")
+                if isinstance(sampler, DistributedSampler)
+            },
             indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
             first_sample=_first_sample(loader),
         )

@@ -119,6 +119,8 @@ class Loader:
     """Length of the data set."""
     sampler: str = ""
     shuffles: bool = False
+    sampler_settings: dict[str, int] = field(default_factory=dict)
+    """Seed, epoch, rank and number of ranks of a `DistributedSampler`."""
     indices: list[int] | None = None
     """Indices of the samples of a full epoch, where they can be read without drawing any."""
     first_sample: float | None = None
@@ -187,6 +189,10 @@ class Record:
     refusal: str = ""
     """Reason why the script cannot be audited."""
     ended_early: bool = False
+    asked_lengths: bool = False
+    """True if the script asks for the number of batches of a loader, as schedules count them."""
+    totals: list[int] = field(default_factory=list)
+    """Numbers of steps after which the script's schedules of learning rates end."""
 
     def save(self, path: Path) -> None:
         """Write the file under another name first, so that a reader never sees a part of it."""

@@ -61,6 +61,7 @@ class ReplayObserver(Observer):
         self._started = False
         self._replaced: list[tuple[Tensor, Tensor]] = []
         """Draws of forward passes since the last step, and the ranks' draws in their place."""
+        self._own_rates: list[tuple[dict[str, Any], float]] = []
         self._last_recomputed = -1
         self._draws_by_place = [_by_place(rank.draws) for rank in self._ranks]
         self._shared_places = set.intersection(*map(set, self._draws_by_place))
@@ -144,8 +145,26 @@ class ReplayObserver(Observer):
                 return replacement
         return None
 
+    def before_step(self, optimizer: Any) -> None:
+        """Record the script's own learning rates, and let the optimizer use those of rank 0."""
+        super().before_step(optimizer)
+        number, step = self._number_of(optimizer), len(self.record.steps)
+        if number is None or step >= len(self._first.steps) or self._own_rates:
+            return
+        inner = optimizer.optimizer if is_a(type(optimizer), "DeepSpeedEngine") else optimizer
+        first = sum(len(self._settings[n]) for n in sorted(self._settings) if n < number)
+        recorded = self._first.steps[step].settings[first : first + len(inner.param_groups)]
+        for group, settings in zip(inner.param_groups, recorded, strict=False):
+            rate = group.get("lr")
+            if isinstance(rate, float | int) and "lr" in settings:
+                self._own_rates.append((group, rate))
+                group["lr"] = settings["lr"]
+
     def after_step(self, optimizer: Any) -> None:
         super().after_step(optimizer)
+        for group, rate in self._own_rates:
+            group["lr"] = rate
+        self._own_rates = []
         self._replaced, self._last_recomputed = [], -1
 
     def _inside(self, forward: int, number: int, place: str, value: Tensor) -> Tensor | None:

@@ -118,7 +118,7 @@ def _counts(text: str | None, of_command: int | None) -> list[int]:
 
 
 def report_lines(report: AuditReport) -> list[str]:
-    """The answer, and the checks behind it: at most 16 lines."""
+    """The answer, and the checks behind it."""
     lines = [report.answer]
     lines += [f"  evidence: {finding.evidence}" for finding in report.findings[:1]]
     lines += [
@@ -136,7 +136,7 @@ def report_lines(report: AuditReport) -> list[str]:
             value += f", expected {check.expected}"
         location = f" ({check.where})" if check.where and not check.holds else ""
         lines.append(f"  {check.name:{width}}  {word:7}  {value}{location}")
-    lines += [f"  note: {note}" for note in report.notes[:2]]
+    lines += [f"  note: {note}" for note in report.notes]
     lines += [f"  files: {report.writes}"] if report.writes else []
     wrapped = ", ".join(report.frameworks)
     steps = counted(report.steps, "step")

@@ -1,0 +1,307 @@
+"""Causes of a deviation on made-up records: present, absent, and at the border."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shardmark.audit import causes
+from shardmark.audit.comparison import Records, Vectors, reproduces, tensors_differ
+from shardmark.audit.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
+
+GENERATOR = torch.Generator().manual_seed(1)
+OWN = [torch.randn(40, generator=GENERATOR) for _ in range(2)]
+"""Gradients of each rank's samples."""
+MEAN = (OWN[0] + OWN[1]) / 2
+
+
+def micro(
+    gradient: Tensor | None = None,
+    *,
+    factor: float = 1.0,
+    count: float = 4.0,
+    reduction: str = "mean",
+    couples: bool = False,
+    gathers: tuple[str, ...] = (),
+) -> Micro:
+    """A micro-batch whose loss is `factor` times the mean 0.5 of its targets."""
+    value = 0.5 * (count if reduction == "sum" else 1.0)
+    call = LossCall(
+        function="mse_loss", reduction=reduction, weight=count, value=value, couples=couples
+    )
+    gradients = {} if gradient is None else {0: gradient}
+    return Micro(loss=factor * 0.5, losses=[call], gradients=gradients, gathers=list(gathers))
+
+
+def record(
+    rank: int,
+    used: Tensor,
+    *micros: Micro,
+    first_row: float = 0.0,
+    **facts: Any,
+) -> Record:
+    rows = torch.arange(4.0) + first_row
+    forward = Forward(module="Linear", inputs=[rows], outputs=[rows], rows=4, step=0)
+    step = Step(gradients=[used], after=[used], micros=list(micros), settings=[{"lr": 0.1}])
+    return Record(
+        rank=rank, ranks=2, names=["weight"], steps=[step], forwards=[forward], before=[used],
+        **facts,
+    )  # fmt: skip
+
+
+def unmatched(
+    used: Tensor,
+    micros: list[Micro],
+    single: Micro | None,
+    *,
+    of_replay: Tensor = MEAN,
+    first_row: float = 100.0,
+) -> Records:
+    """Records of two ranks and of one process that got other samples."""
+    ranks = [record(n, used, m, first_row=10.0 * n) for n, m in enumerate(micros)]
+    replay = None if single is None else record(0, of_replay, single, first_row=first_row)
+    return Records(ranks=ranks, replay=replay, disturbed=None)
+
+
+def own_finding(records: Records) -> str | None:
+    finding = causes.of_own_gradients(records, causes.estimate(records).gradient)
+    return None if finding is None else finding.name
+
+
+def deviation(records: Records) -> float:
+    estimate = causes.estimate(records).gradient["weight"]
+    used = records.gradients()["weight"]
+    return float(abs(used - estimate).max())
+
+
+@pytest.mark.parametrize(
+    ("factor", "reduction", "sum_of_gradients", "cause"),
+    [
+        (1.0, "mean", 1.0, None),
+        (0.5, "mean", 1.0, "averaged_twice"),
+        (0.5, "sum", 1.0, "averaged_twice"),
+        (0.5, "mean", 2.0, None),  # divided by the ranks, and summed over them
+        (2.0, "mean", 1.0, "multiplied_by_ranks"),
+        (1.0, "mean", 2.0, "summed"),
+    ],
+)
+def test_the_size_of_the_loss_is_that_of_one_process(
+    factor: float, reduction: str, sum_of_gradients: float, cause: str | None
+) -> None:
+    micros = [micro(factor * own, factor=factor, reduction=reduction) for own in OWN]
+    used = sum_of_gradients * factor * MEAN
+    records = unmatched(used, micros, micro(reduction=reduction))
+    assert causes.estimate(records).sized
+    assert own_finding(records) == cause if cause else deviation(records) < 1e-6
+
+
+def test_a_plain_sum_is_n_times_too_small_where_it_is_averaged() -> None:
+    micros = [micro(4 * own, factor=4.0, reduction="sum") for own in OWN]
+    records = unmatched(4 * MEAN, micros, micro(factor=4.0, reduction="sum"))
+    assert own_finding(records) == "averaged_sum"
+
+
+@pytest.mark.parametrize("divided_by_all", [True, False])
+def test_uneven_targets_weigh_as_many_as_they_are(divided_by_all: bool) -> None:
+    counts = [2.0, 6.0]
+    factors = [2 * count / 8 for count in counts] if divided_by_all else [1.0, 1.0]
+    micros = [
+        micro(factor * own, factor=factor, count=count, reduction="sum")
+        for own, factor, count in zip(OWN, factors, counts, strict=True)
+    ]
+    used = (factors[0] * OWN[0] + factors[1] * OWN[1]) / 2
+    records = unmatched(used, micros, micro(reduction="sum"))
+    if divided_by_all:
+        assert deviation(records) < 1e-6
+    else:
+        assert own_finding(records) == "uneven_weights"
+
+
+def test_an_unknown_loss_of_one_process_leaves_the_size_unknown() -> None:
+    micros = [micro(own) for own in OWN]
+    assert not causes.estimate(unmatched(MEAN, micros, None)).sized
+    unknown = replace(micro(), losses=[])
+    assert not causes.estimate(unmatched(MEAN, micros, unknown)).sized
+
+
+def test_one_process_on_the_samples_of_rank_0_shows_the_size() -> None:
+    micros = [replace(micro(0.5 * own), losses=[]) for own in OWN]
+    single = replace(micro(), losses=[])
+    records = unmatched(0.5 * MEAN, micros, single, of_replay=OWN[0], first_row=0.0)
+    assert causes.estimate(records).sized
+    assert own_finding(records) == "averaged_twice"
+    other = unmatched(0.5 * MEAN, micros, single, of_replay=OWN[1], first_row=0.0)
+    assert not causes.estimate(other).sized
+
+
+def test_a_loss_over_several_samples_is_named() -> None:
+    for changed, text in (
+        (micro(OWN[0], couples=True), "other samples of the batch"),
+        (micro(OWN[0], gathers=("all_gather at train.py:7",)), "train.py:7"),
+    ):
+        records = unmatched(MEAN, [changed, micro(OWN[1])], micro())
+        assert text in causes.unseen_dependence(records)
+    assert not causes.unseen_dependence(unmatched(MEAN, [micro(o) for o in OWN], micro()))
+
+
+def matched(used: Tensor, single: Tensor, **facts: Any) -> Records:
+    ranks = [record(n, used, micro(own), **facts) for n, own in enumerate(OWN)]
+    return Records(ranks=ranks, replay=record(0, single, micro()), disturbed=None)
+
+
+def named(records: Records, *, shares: Record | None = None, alone: Record | None = None) -> str:
+    assert records.replay is not None
+    finding = causes.of_gradient(records, records.replay, lambda: shares, lambda: alone)
+    return "" if finding is None else finding.name
+
+
+def test_batch_norm_is_named_if_its_shares_give_the_gradient() -> None:
+    other = torch.randn(40, generator=GENERATOR)
+    records = matched(MEAN, other, batch_norm=True)
+    assert named(records, shares=record(0, MEAN * (1 + 1e-6))) == "batch_norm_of_share"
+    assert named(records, shares=record(0, other)) == ""
+    assert named(matched(MEAN, other), shares=record(0, MEAN)) == ""
+    rounded = matched(MEAN, MEAN + 2e-6 * OWN[0], batch_norm=True)
+    assert named(rounded, shares=record(0, MEAN + 1e-6 * OWN[1])) == ""
+
+
+def test_a_loss_of_the_full_batch_is_named_if_rank_0_alone_has_its_gradient() -> None:
+    other = torch.randn(40, generator=GENERATOR)
+    records = matched(MEAN, other)
+    assert named(records, alone=record(0, OWN[0])) == "whole_batch_loss"
+    assert named(records, alone=record(0, 1.1 * OWN[0])) == ""
+    assert named(records) == ""
+    records.ranks[0].steps[0].micros[0].gathers = ["all_gather at train.py:7"]
+    assert named(records, alone=record(0, other)) == "gathered_without_gradients"
+    assert named(records, alone=record(0, OWN[0])) == "whole_batch_loss"
+
+
+def test_weights_are_solved_for_where_they_give_the_gradient() -> None:
+    assert named(matched(MEAN, 0.3 * OWN[0] + 0.7 * OWN[1])) == "uneven_weights"
+    assert named(matched(MEAN, 1.3 * OWN[0] - 0.3 * OWN[1])) == ""
+
+
+@pytest.mark.parametrize("factor", [0.98, 2.1, 3.0])
+def test_a_factor_that_is_not_the_number_of_ranks_is_no_sum(factor: float) -> None:
+    assert named(matched(factor * MEAN, MEAN)) not in {"summed", "averaged_twice"}
+
+
+@pytest.mark.parametrize(("limit", "named_so"), [(1.0, True), (100.0, False)])
+def test_clipping_is_named_if_the_clipped_gradients_give_the_result(
+    limit: float, named_so: bool
+) -> None:
+    norms = [float(own.norm()) for own in OWN]
+    clipped = [own * min(1.0, limit / norm) for own, norm in zip(OWN, norms, strict=True)]
+    single = MEAN * min(1.0, limit / float(MEAN.norm())) + (0 if named_so else 0.1 * OWN[0])
+    records = matched((clipped[0] + clipped[1]) / 2, single)
+    for rank, own, norm in zip(records.ranks, OWN, norms, strict=True):
+        rank.steps[0].clips = [
+            Clip(norm=norm, limit=limit, scaled=False, scale=1.0, gradients=[own])
+        ]
+    assert (named(records) == "clipped_locally") == named_so
+
+
+@pytest.mark.parametrize(
+    ("factors", "cause"),
+    [((1.0, 1.5), "shards_scaled"), ((1.0, 1.0), ""), (None, "clipped_locally")],
+)
+def test_shards_are_clipped_if_their_norms_are_the_limit(
+    factors: tuple[float, float] | None, cause: str
+) -> None:
+    full = MEAN * 0.1 / MEAN.norm()
+    shards = list(full.chunk(2))
+    scales = factors or [0.1 / float(shard.norm()) for shard in shards]
+    used = torch.cat([scale * shard for scale, shard in zip(scales, shards, strict=True)])
+    assert named(matched(used, full, frameworks=["FSDP2"])) == cause
+
+
+def test_a_cause_gives_every_tensor() -> None:
+    expected: Vectors = {"a": MEAN.double().numpy(), "b": OWN[0].double().numpy()}
+    used: Vectors = {"a": 0.5 * expected["a"], "b": expected["b"]}
+    halves: Vectors = {name: 0.5 * value for name, value in expected.items()}
+    assert reproduces(used, used, expected, 5e-7)
+    assert not reproduces(used, halves, expected, 5e-7)
+    assert not reproduces(used, expected, expected, 5e-7)
+    assert not reproduces(used, {"a": used["a"]}, expected, 5e-7)
+
+
+def test_equal_infinities_are_no_difference() -> None:
+    mask = torch.tensor([0.0, float("-inf"), float("nan")])
+    assert not tensors_differ(mask, mask.clone(), 1e-5)
+    assert tensors_differ(mask, torch.zeros(3), 1e-5)
+    assert tensors_differ(mask, torch.tensor([1.0, float("-inf"), float("nan")]), 1e-5)
+    assert tensors_differ(mask, mask[:2], 1e-5)
+    assert not tensors_differ(torch.ones(4), torch.ones(4) + 5e-6, 1e-5)
+
+
+def loaders(*seeds: int, replicas: int = 2, ranks: tuple[int, int] = (0, 1)) -> Records:
+    indices = [list(range(8)), list(range(4, 12))]
+    records = matched(MEAN, MEAN)
+    for rank, seed, chosen, number in zip(records.ranks, seeds, indices, ranks, strict=True):
+        facts = {"seed": seed, "epoch": 0, "num_replicas": replicas, "rank": number}
+        rank.loaders = [
+            Loader(batch_size=2, samples=16, sampler_settings=facts, indices=chosen, batches=1)
+        ]
+        rank.forwards[0].inputs = [torch.arange(4.0) + 10 * number]
+    return records
+
+
+def test_unlike_seeds_of_samplers_are_named() -> None:
+    finding = causes.of_data(loaders(3, 6))
+    assert finding is not None
+    assert finding.name == "data_dropped"
+    assert "seed differs by rank (3, 6)" in finding.reason
+    assert "same seed" in finding.remedy
+    finding = causes.of_data(loaders(3, 3, replicas=4))
+    assert finding is not None
+    assert "num_replicas=4" in finding.reason
+    finding = causes.of_data(loaders(3, 3))
+    assert finding is not None
+    assert "DistributedSampler" not in finding.remedy
+
+
+def scheduled(ranks: list[float], single: list[float], **facts: Any) -> Records:
+    records = matched(MEAN, MEAN, **facts)
+    assert records.replay is not None
+    for one, rates in ((records.ranks[0], ranks), (records.ranks[1], ranks),
+                       (records.replay, single)):  # fmt: skip
+        one.loaders = [Loader(batch_size=4, length=20, batches=3)]
+        one.steps = [replace(one.steps[0], settings=[{"lr": rate}]) for rate in rates]
+    return records
+
+
+def test_a_total_of_optimizer_steps_is_told_from_epochs() -> None:
+    ranks, single = [1.0, 0.8, 0.6], [1.0, 0.9, 0.8]
+    for facts, cause in (
+        ({"totals": [10]}, "schedule_differs"),
+        ({"totals": [40]}, None),
+        ({"totals": [10], "asked_lengths": True}, None),
+        ({}, None),
+    ):
+        records = scheduled(ranks, single, **facts)
+        assert records.replay is not None
+        assert causes.advances_by_ranks(records, records.replay)
+        finding = causes.of_total(records, records.replay)
+        assert (finding and finding.name) == cause
+    scaled = scheduled([2.0, 1.8, 1.6], single)
+    assert scaled.replay is not None
+    assert not causes.advances_by_ranks(scaled, scaled.replay)
+    assert causes.scales_rates(scaled, scaled.replay)
+
+
+def test_ranks_that_change_gradients_after_reduction_disagree() -> None:
+    records = matched(MEAN, MEAN)
+    records.ranks[1].steps[0].gradients = [1.5 * MEAN]
+    finding = causes.of_disagreement(records)
+    assert finding is not None
+    assert finding.name == "ranks_disagree"
+    for rank, own in zip(records.ranks, OWN, strict=True):
+        rank.steps[0].gradients = [own]
+    records = replace(records)
+    finding = causes.of_disagreement(records)
+    assert finding is not None
+    assert finding.name == "not_reduced"
