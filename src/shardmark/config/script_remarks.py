@@ -41,8 +41,8 @@ def add_remarks(reading: Reading, source: str) -> dict[str, str]:
 
 def _read_arguments(reading: Reading, call: ast.Call) -> None:
     """Read optimizer and schedule, whose defaults are AdamW and a linear decay."""
-    found = {word.arg: word.value for word in call.keywords}
-    optimizer, schedule = found.get("optim"), found.get("lr_scheduler_type")
+    words = {word.arg: word.value for word in call.keywords}
+    optimizer, schedule = words.get("optim"), words.get("lr_scheduler_type")
     kind = "adamw" if optimizer is None else str(_literal(optimizer)).partition("_")[0]
     _put(reading, "optimizer.name", optimizer or call, _one_of(kind, OPTIMIZERS_OF_TRAINER))
     kind = "linear" if schedule is None else _literal(schedule)

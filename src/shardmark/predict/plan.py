@@ -393,6 +393,21 @@ def _using_most_devices(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
     return tuple(row for row in rows if row.devices == most and row.time is not None) or tuple(rows)
 
 
+def _best_on_fewer(planners: Sequence[_Planner], devices: int) -> Iterator[Prediction]:
+    """Yield the fastest row that fits on each half of the devices, and that of one device."""
+    while (devices := devices // 2) >= 1:
+        cells = planners
+        if devices == 1:
+            first = planners[0]
+            strategy = first.cell.strategy.model_copy(update={"name": "single", "options": {}})
+            cell = first.cell.changed(strategy=strategy, world_size=1, varied={})
+            cells = [replace(first, cell=cell)]
+        rows = [planner.row_on(devices) for planner in cells]
+        fitting = [row for row in rows if row.fit == "yes" and row.time is not None]
+        if fitting:
+            yield max(fitting, key=lambda row: row.work_per_second)
+
+
 def make_plan(
     experiment: Experiment,
     on: str,
@@ -451,6 +466,8 @@ def make_plan(
         for cell in cells
     ]
     rows = [row for planner in planners for row in planner.rows(nodes)]
+    if assumed_steps and nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
+        rows += _best_on_fewer(planners, node.node.devices)
     if assumed_steps:
         notes += _channels_last_notes(planners, rows, nodes, on)
     best: Search | None = None
@@ -475,9 +492,9 @@ def make_plan(
     waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
     if waiting:
         notes.append(
-            f"Steps of {', '.join(waiting)} are bound by the host: its Python code launches"
-            " operations or prepares samples more slowly than the card computes. Hosts differ by a"
-            " factor of three: measure such steps."
+            f"In steps of {', '.join(waiting)} the card waits for the host, whose Python code"
+            " launches operations or prepares samples more slowly than the card computes. Hosts"
+            " differ by a factor of three: measure such steps."
         )
     return Plan(
         experiment=experiment.name,
@@ -589,6 +606,10 @@ class _Planner:
             if per_device is not None and row.time is not None:
                 row = replace(row, naive_samples_per_second=per_device * row.devices)
             yield row
+
+    def row_on(self, ranks: int) -> Prediction:
+        """Return the row of some devices of one node."""
+        return self._row(ranks, 1, unsupported_reason(self._strategy, ranks, 1))
 
     def _row(self, ranks: int, nodes: int, reason: str | None) -> Prediction:
         cell = self.cell

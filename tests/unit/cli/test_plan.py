@@ -167,15 +167,16 @@ def test_a_question_about_a_model_is_answered_by_one_table(
     text = printed(capsys, *QUESTION)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines) <= 25
+    assert len(lines) <= 30
     assert lines[0].startswith("Fastest: ")
     assert "dollars" in text.partition("\n\n")[0]
     assert "for 10 M samples" in text.partition("\n\n")[0]
     header = next(line for line in lines if line.startswith("strategy"))
-    assert header.split()[:3] == ["strategy", "fits", "GiB"]
-    assert {"hours", "dollars", "bound"} < set(header.split())
-    rows = lines[lines.index(header) + 2 :][:6]
-    assert {row.split()[1] for row in rows} == {"yes"}
+    assert header.split()[:4] == ["strategy", "ranks", "fits", "GiB"]
+    assert {"hours", "dollars"} < set(header.split())
+    rows = lines[lines.index(header) + 2 :][:9]
+    assert [row.split()[1] for row in rows] == [*"888888421"], "fewer cards of the machine, too"
+    assert {row.split()[2] for row in rows} == {"yes"}
     assert text.count("bf16,") + text.count(", bf16\n") == 1, "precision is said once"
     assert "Assumed: 64 pictures of 224 x 224 a GPU and step" in text
     assert "activations" not in text
@@ -189,7 +190,7 @@ def test_json_prices_the_work_that_was_asked_for(capsys: pytest.CaptureFixture[s
         assert row["trained_samples"] == 10e6
         rate = row["samples_per_second"]["value"]
         assert row["hours"] == pytest.approx(10e6 / rate / 3600)
-        assert row["dollars"] == pytest.approx(2 * 8 * row["hours"])
+        assert row["dollars"] == pytest.approx(2 * row["ranks"] * row["hours"])
 
 
 def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixture[str]) -> None:
@@ -347,6 +348,16 @@ def test_mistakes_of_a_question_are_messages(
 )
 def test_amounts_of_work(text: str, amount: float) -> None:
     assert parse_amount(text) == amount
+
+
+def test_the_table_of_machines_names_the_strategies_of_the_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "resnet50", "--compare", "2x4090", "4xa100-40", "--price", "1"]) == 0
+    answers, _, table = capsys.readouterr().out.partition("\n\n")
+    for answer in ("Cheapest: ", "Fastest: "):
+        named = answers.partition(answer)[2].partition(" on ")[0]
+        assert not named or named in table
 
 
 def test_many_cells_are_answered_by_the_best_of_each_strategy(

@@ -250,9 +250,9 @@ def test_a_step_that_the_host_bounds_is_named() -> None:
     assert row.time is not None
     assert row.time.bound == "the host"
     assert row.time.compute_seconds >= 80 * Constants().launch_seconds
-    assert any("ddp are bound by the host" in note for note in plan.notes)
+    assert any("ddp the card waits for the host" in note for note in plan.notes)
     large = planned(experiment(["ddp"]))
-    assert not any("bound by the host" in note for note in large.notes)
+    assert not any("waits for the host" in note for note in large.notes)
 
 
 def measured(strategy: str, ranks: int, step_seconds: float, of: Experiment) -> TrialResult:
@@ -475,6 +475,20 @@ def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> 
     assert {row.tokens_per_sample for row in plan.rows} == {626.0}
     plan = planned(experiment(["ddp"]), assumed_steps=True)
     assert (plan.unit, plan.work) == ("samples", 1e6)
+
+
+def test_fewer_devices_of_a_machine_are_rows_of_a_model_alone() -> None:
+    """The fastest strategy on each half; nobody chose the number of ranks."""
+    plan = planned(experiment(["ddp", "fsdp"]), assumed_steps=True)
+    sizes = [(row.strategy, row.ranks) for row in plan.rows]
+    assert sizes[:2] == [("ddp", 8), ("fsdp", 8)]
+    assert [ranks for _, ranks in sizes[2:]] == [4, 2, 1]
+    assert sizes[-1] == ("single", 1)
+    for ranks in (4, 2):
+        (fewer,) = (row for row in plan.rows if row.ranks == ranks)
+        others = planned(experiment([fewer.strategy]), f"h100x{ranks}").rows
+        assert fewer.work_per_second == pytest.approx(others[0].work_per_second, rel=0.02)
+    assert {row.ranks for row in planned(experiment(["ddp"])).rows} == {8}
 
 
 def test_experts_are_counted_in_full_and_for_a_token() -> None:

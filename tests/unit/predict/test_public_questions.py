@@ -42,7 +42,7 @@ def asked(
 ) -> Prediction:
     """The row of a strategy for sequences of so many tokens, `batch` of them on a GPU."""
     keys = {"per_rank_batch": batch, **recipe}
-    (row,) = plan(
+    row, *_ = plan(  # then those on fewer cards
         model,
         on,
         **{

@@ -40,6 +40,15 @@ def test_answer_names_the_largest_part(
     assert said in line
 
 
+def test_a_single_process_has_no_exposed_communication_to_record(tmp_path: Path) -> None:
+    """139 ms of communication beside 131 ms of computation: the larger part is named."""
+    slow = steps(data=0.01, forward=0.16, backward=0.41, optimizer=0.01)
+    pair = cell("single", 1, FAST), cell("fsdp", 2, slow, exposed_communication_seconds=0.139)
+    line = why(tmp_path, *pair)[0]
+    assert "slower" in line
+    assert "+139 ms of exposed communication a step" in line
+
+
 def test_slower_larger_group_is_explained(tmp_path: Path) -> None:
     slow = steps(data=0.01, forward=0.2, backward=0.4, optimizer=0.01)
     lines = why(tmp_path, cell("ddp", 2, FAST), cell("ddp", 4, slow))

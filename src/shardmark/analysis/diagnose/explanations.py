@@ -117,8 +117,13 @@ def _explain_time(row: Row, other: Row, ratio: float) -> Iterator[Explanation]:
     grown = {name: (slow.spans[name] or 0.0) - (base.spans[name] or 0.0) for name in slow.spans}
     extra = slow.at_rate - base.at_rate
     exposed = 0.0
-    if slow.exposed is not None and base.exposed is not None:
-        exposed = slow.exposed - base.exposed
+    # One process has nobody to wait for, whether that was recorded or not.
+    slow_exposed, base_exposed = (
+        0.0 if either.world_size == 1 else time.exposed
+        for either, time in ((row, slow), (other, base))
+    )
+    if slow_exposed is not None and base_exposed is not None:
+        exposed = slow_exposed - base_exposed
     optimizer = max(0.0, grown["optimizer"] - max(0.0, exposed))
     computation = "computation" + (" and the script's own code" if _unknown(slow) else "")
     parts = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -283,7 +283,7 @@ def _refusals(plan: Plan) -> Iterator[str]:
 def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False) -> Table:
     """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
-    rows = _chosen(predicted, best_of_each=best_of_each)
+    rows = _best_of_machines(plan, predicted) if best_of_each else _chosen(predicted)
     count = next((row.parameters for row in rows if row.parameters), None)
     active = next((row.active_parameters for row in rows if row.active_parameters), None)
     size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
@@ -317,12 +317,22 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
     notes += [_range_note(plan), *_deviation_notes(rows)]
     title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
     columns = [*_names(rows), *_answer_columns(plan)]
-    if best_of_each:  # which leaves no room for the last column
+    # Machines or numbers of ranks leave no room for the last column.
+    if best_of_each or (plan.assumed_steps and len({row.ranks for row in rows}) > 1):
         columns = columns[:-1]
     return table_of(title, rows, columns, notes)
 
 
-def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Prediction]:
+def _best_of_machines(plan: Plan, rows: Sequence[Prediction]) -> list[Prediction]:
+    """Return the cheapest row of each kind of machine, which the answer names, too."""
+    machines: dict[str | None, list[Prediction]] = {}
+    for row in _chosen(rows):
+        machines.setdefault(row.on, []).append(row)
+    parts = (replace(plan, rows=tuple(of_machine)) for of_machine in machines.values())
+    return [part.best[-1].row if part.best else part.rows[0] for part in parts]
+
+
+def _chosen(rows: Sequence[Prediction]) -> list[Prediction]:
     """Return the rows of the table, in its order.
 
     Several machines are ordered by cost, strategies of one size by fit and speed.  Of many cells,
@@ -330,7 +340,7 @@ def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Predictio
     """
     order = ("yes", "tight", "no", None)
     machines = {row.on for row in rows}
-    by_cost = best_of_each or len(machines) > 1
+    by_cost = len(machines) > 1
 
     def rank(row: Prediction) -> tuple[float, float]:
         if by_cost:
@@ -344,7 +354,7 @@ def _chosen(rows: Sequence[Prediction], *, best_of_each: bool) -> list[Predictio
     chosen: dict[object, Prediction] = {}
     for row in sorted(rows, key=rank):
         place = (row.label, row.ranks, row.on, as_text(row.task)) if folds else id(row)
-        chosen.setdefault(row.on if best_of_each else place, row)
+        chosen.setdefault(place, row)
     return [*chosen.values()]
 
 
