@@ -22,7 +22,7 @@ from shardmark.audit.comparison import (
     update_check,
 )
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Record
+from shardmark.audit.record import PARTIAL, Record
 from shardmark.audit.script import Progress, Start, launch
 from shardmark.core.errors import InputError
 from shardmark.core.recipe import ACCEPTABLE, USUAL
@@ -141,6 +141,12 @@ class _Runs:
                 f"{self._seconds:g} s",
                 "give --timeout SECONDS if they need longer; its output ends with: "
                 + started.error(),
+            )
+        if next(Path(self._plan.directory).glob(f"*{PARTIAL}"), None) is not None:
+            raise InputError(
+                "TMPDIR",
+                f"the disk of {self._plan.directory} has no room for the records of the ranks",
+                "set TMPDIR to a folder with room, or audit fewer ranks",
             )
         missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
         records = [Record.load(path) for path in paths if path.is_file()]
@@ -617,6 +623,11 @@ def _notes(records: Records, replay: Record) -> list[str]:
         notes.append(
             "the learning rate depends on the number of ranks, as the batch of all ranks does: one "
             "process uses the ranks' rates"
+        )
+    if records.ranks[0].every > 1:
+        notes.append(
+            f"of large tensors, one element in {records.ranks[0].every} is compared, and all "
+            "weights at the start"
         )
     if any(record.ended_early for record in records.ranks):
         notes.append(f"the script ended after {counted(records.steps, 'step')}")

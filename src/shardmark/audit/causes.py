@@ -262,6 +262,8 @@ def of_start(records: Records) -> Finding | None:
     for rank in records.ranks[1:]:
         pairs = zip(first.names, first.before, rank.before, strict=False)
         other = [name for name, a, b in pairs if a.shape != b.shape or not bool((a == b).all())]
+        sums = zip(first.names, first.start, rank.start, strict=False)
+        other = other or [name for name, a, b in sums if a != b]  # of all elements
         if other:
             a, b = (
                 np.concatenate([t.double().flatten().numpy() for t in r.before])

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+MOST_ELEMENTS = 2**21
+"""Recorded elements of all parameters together: larger models are sampled."""
+STRIDES = (1, *(5, 11, 23, 47, 97, 197, 397, 797, 1597, 3203, 6421, 12853, 25717, 51437))
+"""Distances of sampled elements: primes, so that they meet all columns of a matrix."""
 
 NAMES_OF_WRAPPERS = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
@@ -24,35 +30,62 @@ def is_distributed_tensor(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def full_copy(tensor: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """Elements of each flat tensor that are recorded: those with an index divisible by `every`."""
+
+    every: int = 1
+    slice: int = 0
+    """Number of this rank's slice, where each rank has a slice of each flat parameter (FSDP1)."""
+
+    @classmethod
+    def of_model(cls, elements: int, *, slice_number: int) -> Sampling:
+        """Return the densest sampling of which all tensors have at most `MOST_ELEMENTS` in all."""
+        least = elements / MOST_ELEMENTS
+        every = next((number for number in STRIDES if number >= least), STRIDES[-1])
+        return cls(every=every, slice=slice_number)
+
+    def select(self, tensor: Tensor, *, is_slice: bool = True) -> Tensor:
+        """Return the sampled elements, flat; the tensor itself if all of them are sampled."""
+        if self.every == 1:
+            return tensor
+        offset = -self.slice * tensor.numel() % self.every if is_slice else 0
+        return tensor.flatten()[offset :: self.every]
+
+
+ALL = Sampling()
+
+
+def full_copy(tensor: Tensor, sampling: Sampling = ALL, *, is_slice: bool = True) -> Tensor:
     """A dense copy on the CPU of the unsharded tensor; 16-bit floats become fp32."""
     dense: Tensor = tensor.detach()
     if is_distributed_tensor(dense):
         dense = dense.full_tensor()  # type: ignore[attr-defined]
     if dense.layout != torch.strided:
         dense = dense.to_dense()
+    dense = sampling.select(dense, is_slice=is_slice)
     if dense.is_floating_point() and dense.element_size() < 4:
         dense = dense.float()
     return dense.to("cpu", copy=True)
 
 
-def full_gradients(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Tensor | None]:
+def full_gradients(
+    parameters: Sequence[Tensor], *, deepspeed: bool, sampling: Sampling = ALL
+) -> list[Tensor | None]:
     """Gradients at an optimizer step, by parameter."""
-    if not deepspeed:
-        return [None if p.grad is None else full_copy(p.grad) for p in parameters]
-    read = _deepspeed_function("safe_get_full_grad")
-    gradients = [read(p) if _is_partitioned(p) else p.grad for p in parameters]
-    return [None if gradient is None else full_copy(gradient) for gradient in gradients]
+    read = _deepspeed_function("safe_get_full_grad") if deepspeed else None
+    gradients = (read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters)
+    return [None if gradient is None else full_copy(gradient, sampling) for gradient in gradients]
 
 
-def full_parameters(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Tensor]:
+def full_parameters(
+    parameters: Sequence[Tensor], *, deepspeed: bool, sampling: Sampling = ALL
+) -> list[Tensor]:
     """Values of the parameters; DeepSpeed's are those of its fp32 copy."""
-    if not deepspeed:
-        return [full_copy(parameter) for parameter in parameters]
-    read = _deepspeed_function("safe_get_full_fp32_param")
-    values = [read(p) if _is_partitioned(p) else p for p in parameters]
+    read = _deepspeed_function("safe_get_full_fp32_param") if deepspeed else None
+    values = (read(p) if read is not None and _is_partitioned(p) else p for p in parameters)
     return [
-        full_copy(p if value is None else value)
+        full_copy(p if value is None else value, sampling)
         for p, value in zip(parameters, values, strict=True)
     ]
 

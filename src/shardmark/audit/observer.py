@@ -5,15 +5,18 @@ from __future__ import annotations
 import atexit
 import copy
 import gc
+import math
 import os
 import random
 import re
+import shutil
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +30,8 @@ from shardmark.audit import hooks
 from shardmark.audit.batches import checksum, leaves, row_checksums
 from shardmark.audit.draws import user_place
 from shardmark.audit.full_tensors import (
+    ALL,
+    Sampling,
     frameworks_of,
     full_copy,
     full_gradients,
@@ -36,7 +41,19 @@ from shardmark.audit.full_tensors import (
     plain_name,
 )
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Clip, Draw, Forward, Loader, LossCall, Micro, Record, Step
+from shardmark.audit.record import (
+    BATCHES,
+    START,
+    Clip,
+    Draw,
+    Forward,
+    Loader,
+    LossCall,
+    Micro,
+    Record,
+    Step,
+    save,
+)
 
 MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
@@ -78,6 +95,10 @@ class Observer:
         """Optimizers that have taken this step."""
         self._settings: dict[int, list[dict[str, float]]] = {}
         self._parameters: list[Tensor] = []
+        self._sampling = ALL
+        self._shapes: list[tuple[int, ...]] = []
+        self._start: list[Tensor] = []
+        """Full parameters before the first step, of a rank whose values a replay starts from."""
         self._with_gradient: dict[int, str] = {}
         self._model_buffers = False
         self._buffers_of_losses: dict[int, dict[str, Tensor]] = {}
@@ -119,6 +140,8 @@ class Observer:
         """Called before every forward pass of an outermost module that computes gradients."""
         self._draws_in_forward = 0
         if all(module is not root for root in self._roots):
+            if not self._roots:
+                self._choose_sampling(module)
             self._roots.append(module)
             names = (*self.record.frameworks, *frameworks_of(module))
             self.record.frameworks = list(dict.fromkeys(names))
@@ -134,6 +157,27 @@ class Observer:
                 and not is_distributed_tensor(parameter)
             ):
                 self._watch_gradient(module.get_submodule(owner), leaf, parameter)
+
+    def _choose_sampling(self, module: nn.Module) -> None:
+        """Choose the elements of a large model that are recorded, and refuse what has no room."""
+        sliced = "FSDP1" in frameworks_of(module)
+        ranks = _ranks()
+        elements = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        elements *= ranks if sliced else 1
+        rank = _rank() if sliced else 0
+        self._sampling = Sampling.of_model(elements, slice_number=rank)
+        self.record.every = self._sampling.every
+        recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
+        for place, free_bytes in (
+            (f"on the disk of {self.plan.directory}", _free_bytes(self.plan.directory)),
+            ("of memory", _available_bytes()),
+        ):
+            if recorded_bytes > free_bytes:
+                self.record.refusal = (
+                    f"the records of {ranks} ranks take {recorded_bytes / 2**30:.3g} GiB, and "
+                    f"{free_bytes / 2**30:.3g} GiB are free {place}; set TMPDIR to a folder with "
+                    "room, or audit fewer ranks"
+                )
 
     def after_module(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         if self.in_backward or self._busy or not self._stack:
@@ -190,7 +234,7 @@ class Observer:
 
     def _add_gradient(self, key: tuple[int, str], gradient: Tensor) -> None:
         if not is_distributed_tensor(gradient):
-            value = full_copy(gradient) / self.scale
+            value = full_copy(gradient, self._sampling, is_slice=False) / self.scale
             self._local[key] = self._local[key] + value if key in self._local else value
 
     def before_backward(self, tensors: Any) -> None:
@@ -274,7 +318,7 @@ class Observer:
 
     def before_clip(self, parameters: Sequence[Tensor]) -> None:
         with self._recording():
-            gradients = full_gradients(parameters, deepspeed=False)
+            gradients = full_gradients(parameters, deepspeed=False, sampling=self._sampling)
             self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
 
     def after_clip(self, norm: Any, limit: float) -> None:
@@ -301,13 +345,15 @@ class Observer:
             step, chosen = self._step, self._slices[number]
             parameters = self._parameters[chosen]
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
-            step.gradients[chosen] = full_gradients(parameters, deepspeed=deepspeed)
+            gradients_of = partial(full_gradients, deepspeed=deepspeed, sampling=self._sampling)
+            step.gradients[chosen] = gradients_of(parameters)
             step.evaluations += again or not number
             inner = optimizer.optimizer if deepspeed else optimizer
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
             step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
             if self.record.steps and not again:
-                values = full_parameters(parameters, deepspeed=deepspeed)
+                sampling = self._sampling
+                values = full_parameters(parameters, deepspeed=deepspeed, sampling=sampling)
                 for n, value in enumerate(values, chosen.start):
                     if not torch.equal(value, self.record.steps[-1].after[n]):
                         step.moved[n] = checksum(value)
@@ -335,8 +381,11 @@ class Observer:
         with self._recording():
             parameters = self._parameters[chosen]
             step.after += [torch.empty(0)] * (len(self._parameters) - len(step.after))
-            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed)
-            gradients = [] if deepspeed else full_gradients(parameters, deepspeed=False)
+            sampling = self._sampling
+            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed, sampling=sampling)
+            gradients = (
+                [] if deepspeed else full_gradients(parameters, deepspeed=False, sampling=sampling)
+            )
             pairs = zip(step.gradients[chosen], gradients, strict=False)
             if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
                 step.reduced = step.reduced or list(step.gradients)
@@ -427,7 +476,13 @@ class Observer:
         ]
         self.record.flat_slices = "FSDP1" in self.record.frameworks
         self.record.strangers += sum(id(p) not in names for p in parameters)
-        self.record.before += full_parameters(parameters, deepspeed=deepspeed)
+        for parameter in parameters:
+            (value,) = full_parameters([parameter], deepspeed=deepspeed)
+            self.record.before.append(self._sampling.select(value).clone())
+            self.record.start.append(checksum(value))
+            self._shapes.append(tuple(value.shape))
+            if not self.plan.replays and (self.record.flat_slices or _rank() == 0):
+                self._start.append(value)
         states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
         steps = [int(state.get("step", 1)) for state in states if state]
         self.record.resumed_at = max([self.record.resumed_at, *steps])
@@ -453,9 +508,10 @@ class Observer:
         for number, (parameter, value) in enumerate(
             zip(self._parameters, self.record.before, strict=True)
         ):
-            if value.dim() < 2 or id(parameter) not in owners:
+            shape = self._shapes[number]
+            if len(shape) < 2 or id(parameter) not in owners:
                 continue
-            other = first.setdefault((tuple(value.shape), checksum(value)), number)
+            other = first.setdefault((shape, self.record.start[number]), number)
             differs = owners[id(parameter)] is not owners[id(self._parameters[other])]
             if differs and torch.equal(value, self.record.before[other]) and value.std() > 0:
                 self.record.twins.append((self.record.names[other], self.record.names[number]))
@@ -522,11 +578,7 @@ class Observer:
         if not self.record.steps and not self.record.refusal and not self._roots:
             return  # a launcher, or a worker of a data loader
         self._busy = self._written = True
-        joined = dist.is_available() and dist.is_initialized()
-        self.record.rank = dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
-        self.record.ranks = (
-            dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
-        )
+        self.record.rank, self.record.ranks = _rank(), _ranks()
         states = sys.modules.get("accelerate.state")
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
@@ -538,7 +590,9 @@ class Observer:
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         if not self.plan.replays:
-            torch.save(self._batches, path.with_suffix(".batches"))
+            save(self._batches, path.with_suffix(BATCHES))
+        if self._start:
+            save(self._start, path.with_suffix(START))
         self.record.save(path)
 
     def finish(self) -> None:
@@ -557,6 +611,30 @@ class Observer:
 
 def _is_schedule(value: Any) -> bool:
     return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)
+
+
+def _rank() -> int:
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+
+
+def _ranks() -> int:
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _free_bytes(folder: str) -> float:
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return math.inf
+
+
+def _available_bytes() -> float:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return math.inf
 
 
 def trained_parameters(optimizer: Any) -> list[Tensor]:

@@ -5,9 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+PARTIAL = ".part"
+START = ".start"
+"""Suffix of the file with a rank's full parameters before the first step."""
+BATCHES = ".batches"
+
+
+def save(value: Any, path: Path) -> None:
+    """Write the file under another name first, so that a reader never sees a part of it."""
+    partial = path.with_suffix(path.suffix + PARTIAL)
+    torch.save(value, partial)
+    os.replace(partial, path)  # noqa: PTH105
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,8 +164,12 @@ class Record:
     """Optimizers of a step in the order of their steps: numbers among the living ones."""
     flat_slices: bool = False
     """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
+    every: int = 1
+    """Distance of the recorded elements of parameters and gradients: all of small models."""
     before: list[Tensor] = field(default_factory=list)
     """Parameters before the first step."""
+    start: list[float] = field(default_factory=list)
+    """Checksum of each full parameter before the first step."""
     steps: list[Step] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     loaders: list[Loader] = field(default_factory=list)
@@ -195,11 +212,8 @@ class Record:
     """Numbers of steps after which the script's schedules of learning rates end."""
 
     def save(self, path: Path) -> None:
-        """Write the file under another name first, so that a reader never sees a part of it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".part")
-        torch.save(self, partial)
-        os.replace(partial, path)  # noqa: PTH105
+        save(self, path)
 
     @classmethod
     def load(cls, path: Path) -> Record:

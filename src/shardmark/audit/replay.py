@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardmark.audit.batches import joined
-from shardmark.audit.full_tensors import is_a, set_parameters
+from shardmark.audit.full_tensors import Sampling, is_a, set_parameters
 from shardmark.audit.joining import joined_tensors
 from shardmark.audit.observer import Observer, trained_parameters
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Draw, Loader, Record
+from shardmark.audit.record import BATCHES, START, Draw, Loader, Record
 
 
 def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
@@ -52,7 +52,9 @@ class ReplayObserver(Observer):
         count = len(list(Path(plan.recorded).glob("rank-*.pt")))
         ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(count)]
         self._first = ranks[0]
-        self._start = [t for t in joined_tensors(ranks, [r.before for r in ranks]) if t is not None]
+        files = [rank_file(plan.recorded, n).with_suffix(START) for n in range(len(plan.order))]
+        starts = [torch.load(path, mmap=True) for path in files if path.is_file()]
+        self._first_weights = [t for t in joined_tensors(ranks, starts) if t is not None]
         self._ranks = [ranks[rank] for rank in plan.order]
         self._iterations = 0
         self._drawn: Counter[str] = Counter()
@@ -73,8 +75,12 @@ class ReplayObserver(Observer):
         """Batches by rank and iteration.  Read late: the script defines classes of its batches."""
         assert self.plan.recorded is not None
         device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
-        paths = [rank_file(self.plan.recorded, r).with_suffix(".batches") for r in self.plan.order]
+        paths = [rank_file(self.plan.recorded, r).with_suffix(BATCHES) for r in self.plan.order]
         return [torch.load(path, map_location=device, weights_only=False) for path in paths]
+
+    def _choose_sampling(self, module: nn.Module) -> None:  # noqa: ARG002
+        self._sampling = Sampling(every=self._first.every)
+        self.record.every = self._first.every
 
     def before_root(self, module: nn.Module) -> None:
         super().before_root(module)
@@ -88,8 +94,8 @@ class ReplayObserver(Observer):
             candidates = [[created[n] for n in numbers], *([optimizer] for optimizer in created)]
             for optimizers in [[engine]] if engine is not None else candidates:
                 parameters = [p for optimizer in optimizers for p in trained_parameters(optimizer)]
-                if len(parameters) == len(self._start):
-                    set_parameters(parameters, self._start, deepspeed=engine is not None)
+                if len(parameters) == len(self._first_weights):
+                    set_parameters(parameters, self._first_weights, deepspeed=engine is not None)
                     return
 
     def batches(

@@ -173,9 +173,9 @@ def _unwrapped(words: Sequence[str]) -> ScriptCommand:
             options=tuple(head[1:]),
         )  # fmt: skip
     for launcher, heads in LAUNCHERS.items():
-        for words_of_head in heads:
-            if [name, *rest[1 : len(words_of_head)]] == [*words_of_head]:
-                return _with_launcher(launcher, rest[: len(words_of_head)], rest[len(words_of_head) :])
+        for first in heads:
+            if [name, *rest[1 : len(first)]] == [*first]:
+                return _with_launcher(launcher, rest[: len(first)], rest[len(first) :])
     path = _console_script(rest[0])
     if path is not None:
         return ScriptCommand(launcher="python", words=(), script=(path, *rest[1:]), ranks=None)
