@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,62 +29,46 @@ def is_distributed_tensor(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """Elements of each flat tensor that are recorded: those with an index divisible by `every`."""
-
-    every: int = 1
-    slice: int = 0
-    """Number of this rank's slice, where each rank has a slice of each flat parameter (FSDP1)."""
-
-    @classmethod
-    def of_model(cls, elements: int, *, slice_number: int) -> Sampling:
-        """Return the densest sampling of which all tensors have at most `MOST_ELEMENTS` in all."""
-        least = elements / MOST_ELEMENTS
-        every = next((number for number in STRIDES if number >= least), STRIDES[-1])
-        return cls(every=every, slice=slice_number)
-
-    def select(self, tensor: Tensor, *, is_slice: bool = True) -> Tensor:
-        """Return the sampled elements, flat; the tensor itself if all of them are sampled."""
-        if self.every == 1:
-            return tensor
-        offset = -self.slice * tensor.numel() % self.every if is_slice else 0
-        return tensor.flatten()[offset :: self.every]
+def sampling_of(elements: int) -> int:
+    """Distance of recorded elements with which a model's tensors have about `MOST_ELEMENTS`."""
+    return next((n for n in STRIDES if n >= elements / MOST_ELEMENTS), STRIDES[-1])
 
 
-ALL = Sampling()
+def sampled(tensor: Tensor, every: int) -> Tensor:
+    """Return every Nth element, flat; the tensor itself if that is each element."""
+    return tensor if every == 1 else tensor.flatten()[::every]
 
 
-def full_copy(tensor: Tensor, sampling: Sampling = ALL, *, is_slice: bool = True) -> Tensor:
+def full_copy(tensor: Tensor, every: int = 1) -> Tensor:
     """A dense copy on the CPU of the unsharded tensor; 16-bit floats become fp32."""
     dense: Tensor = tensor.detach()
     if is_distributed_tensor(dense):
         dense = dense.full_tensor()  # type: ignore[attr-defined]
     if dense.layout != torch.strided:
         dense = dense.to_dense()
-    dense = sampling.select(dense, is_slice=is_slice)
+    dense = sampled(dense, every)
     if dense.is_floating_point() and dense.element_size() < 4:
         dense = dense.float()
     return dense.to("cpu", copy=True)
 
 
 def full_gradients(
-    parameters: Sequence[Tensor], *, deepspeed: bool, sampling: Sampling = ALL
+    parameters: Sequence[Tensor], *, deepspeed: bool, every: int = 1
 ) -> list[Tensor | None]:
     """Gradients at an optimizer step, by parameter."""
     read = _deepspeed_function("safe_get_full_grad") if deepspeed else None
     gradients = (read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters)
-    return [None if gradient is None else full_copy(gradient, sampling) for gradient in gradients]
+    return [None if gradient is None else full_copy(gradient, every) for gradient in gradients]
 
 
 def full_parameters(
-    parameters: Sequence[Tensor], *, deepspeed: bool, sampling: Sampling = ALL
+    parameters: Sequence[Tensor], *, deepspeed: bool, every: int = 1
 ) -> list[Tensor]:
     """Values of the parameters; DeepSpeed's are those of its fp32 copy."""
     read = _deepspeed_function("safe_get_full_fp32_param") if deepspeed else None
     values = (read(p) if read is not None and _is_partitioned(p) else p for p in parameters)
     return [
-        full_copy(p if value is None else value, sampling)
+        full_copy(p if value is None else value, every)
         for p, value in zip(parameters, values, strict=True)
     ]
 

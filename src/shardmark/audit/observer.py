@@ -30,8 +30,6 @@ from shardmark.audit import hooks
 from shardmark.audit.batches import checksum, leaves, row_checksums
 from shardmark.audit.draws import user_place
 from shardmark.audit.full_tensors import (
-    ALL,
-    Sampling,
     frameworks_of,
     full_copy,
     full_gradients,
@@ -39,6 +37,8 @@ from shardmark.audit.full_tensors import (
     is_a,
     is_distributed_tensor,
     plain_name,
+    sampled,
+    sampling_of,
 )
 from shardmark.audit.plan import Plan, rank_file
 from shardmark.audit.record import (
@@ -95,7 +95,6 @@ class Observer:
         """Optimizers that have taken this step."""
         self._settings: dict[int, list[dict[str, float]]] = {}
         self._parameters: list[Tensor] = []
-        self._sampling = ALL
         self._shapes: list[tuple[int, ...]] = []
         self._start: list[Tensor] = []
         """Full parameters before the first step, of a rank whose values a replay starts from."""
@@ -160,13 +159,10 @@ class Observer:
 
     def _choose_sampling(self, module: nn.Module) -> None:
         """Choose the elements of a large model that are recorded, and refuse what has no room."""
-        sliced = "FSDP1" in frameworks_of(module)
         ranks = _ranks()
         elements = sum(p.numel() for p in module.parameters() if p.requires_grad)
-        elements *= ranks if sliced else 1
-        rank = _rank() if sliced else 0
-        self._sampling = Sampling.of_model(elements, slice_number=rank)
-        self.record.every = self._sampling.every
+        if "FSDP1" not in frameworks_of(module):  # its slices of flat parameters are not sampled
+            self.record.every = sampling_of(elements)
         recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
         for place, free_bytes in (
             (f"on the disk of {self.plan.directory}", _free_bytes(self.plan.directory)),
@@ -234,7 +230,7 @@ class Observer:
 
     def _add_gradient(self, key: tuple[int, str], gradient: Tensor) -> None:
         if not is_distributed_tensor(gradient):
-            value = full_copy(gradient, self._sampling, is_slice=False) / self.scale
+            value = full_copy(gradient, self.record.every) / self.scale
             self._local[key] = self._local[key] + value if key in self._local else value
 
     def before_backward(self, tensors: Any) -> None:
@@ -318,7 +314,7 @@ class Observer:
 
     def before_clip(self, parameters: Sequence[Tensor]) -> None:
         with self._recording():
-            gradients = full_gradients(parameters, deepspeed=False, sampling=self._sampling)
+            gradients = full_gradients(parameters, deepspeed=False, every=self.record.every)
             self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
 
     def after_clip(self, norm: Any, limit: float) -> None:
@@ -345,15 +341,15 @@ class Observer:
             step, chosen = self._step, self._slices[number]
             parameters = self._parameters[chosen]
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
-            gradients_of = partial(full_gradients, deepspeed=deepspeed, sampling=self._sampling)
+            gradients_of = partial(full_gradients, deepspeed=deepspeed, every=self.record.every)
             step.gradients[chosen] = gradients_of(parameters)
             step.evaluations += again or not number
             inner = optimizer.optimizer if deepspeed else optimizer
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
             step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
             if self.record.steps and not again:
-                sampling = self._sampling
-                values = full_parameters(parameters, deepspeed=deepspeed, sampling=sampling)
+                every = self.record.every
+                values = full_parameters(parameters, deepspeed=deepspeed, every=every)
                 for n, value in enumerate(values, chosen.start):
                     if not torch.equal(value, self.record.steps[-1].after[n]):
                         step.moved[n] = checksum(value)
@@ -381,10 +377,10 @@ class Observer:
         with self._recording():
             parameters = self._parameters[chosen]
             step.after += [torch.empty(0)] * (len(self._parameters) - len(step.after))
-            sampling = self._sampling
-            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed, sampling=sampling)
+            every = self.record.every
+            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed, every=every)
             gradients = (
-                [] if deepspeed else full_gradients(parameters, deepspeed=False, sampling=sampling)
+                [] if deepspeed else full_gradients(parameters, deepspeed=False, every=every)
             )
             pairs = zip(step.gradients[chosen], gradients, strict=False)
             if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
@@ -478,7 +474,7 @@ class Observer:
         self.record.strangers += sum(id(p) not in names for p in parameters)
         for parameter in parameters:
             (value,) = full_parameters([parameter], deepspeed=deepspeed)
-            self.record.before.append(self._sampling.select(value).clone())
+            self.record.before.append(sampled(value, self.record.every).clone())
             self.record.start.append(checksum(value))
             self._shapes.append(tuple(value.shape))
             if not self.plan.replays and (self.record.flat_slices or _rank() == 0):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardmark.audit.batches import joined
-from shardmark.audit.full_tensors import Sampling, is_a, set_parameters
+from shardmark.audit.full_tensors import is_a, set_parameters
 from shardmark.audit.joining import joined_tensors
 from shardmark.audit.observer import Observer, trained_parameters
 from shardmark.audit.plan import Plan, rank_file
@@ -79,7 +79,6 @@ class ReplayObserver(Observer):
         return [torch.load(path, map_location=device, weights_only=False) for path in paths]
 
     def _choose_sampling(self, module: nn.Module) -> None:  # noqa: ARG002
-        self._sampling = Sampling(every=self._first.every)
         self.record.every = self._first.every
 
     def before_root(self, module: nn.Module) -> None:
