@@ -19,6 +19,7 @@ from shardmark.audit.comparison import (
     aligned,
     gradient_check,
     relative,
+    stacked,
     update_check,
 )
 from shardmark.audit.plan import Plan, rank_file
@@ -34,6 +35,8 @@ from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.start import Started, described_writes
 
 PORT_TAKEN = "ddress already in use"
+VANISHING = 1e-4
+"""Norm of a gradient, relative to that of the weights, that may be rounding alone."""
 
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
@@ -206,6 +209,15 @@ class _Runs:
         (record,) = self.replays([self.plan("alone", order=(0,))])
         return record
 
+    def effect_of_rounding(self, records: Records, replay: Record) -> float:
+        """Relative change of the replay's gradient by one rounding of the weights; 0 if unknown."""
+        batch_norm = "shares" if "batch_norm_of_share" in self.accepted else "batch"
+        changes = {"perturbed": True, "batch_norm": batch_norm}
+        (other,) = self.replays([self.plan(f"perturbed-{batch_norm}", **changes)])
+        if other is None:
+            return 0.0
+        return relative(*aligned(records.replayed(other), records.replayed(replay)))
+
     def plan(self, name: str, **changes: Any) -> Plan:
         order = tuple(range(self.ranks))
         return replace(
@@ -331,6 +343,18 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, with_shares, lambda: runs.alone)
+        if not gradient.holds and (finding is None or _vanishes(records, replay)):
+            spread = runs.effect_of_rounding(records, replay)
+            if MARGIN * spread > off_from(replay):
+                return runs.report(
+                    None,
+                    "cannot be told: the gradient of step 1 is a rounding error, as one that "
+                    f"vanishes: one rounding of the weights changes it by {percent(spread)}, and "
+                    f"that of the ranks differs by {percent(off_from(replay))}",
+                    records.ranks,
+                    findings=findings,
+                    checks=checks,
+                )
         cause = finding
         if cause is None and records.ranks[0].batch_norm and runs.with_shares is not None:
             cause = causes.of_shares(off_from(replay), off_from(runs.with_shares))
@@ -388,6 +412,11 @@ def _against_what_is_accepted(
         rounded = replace(records, accepted_rounding=causes.rounding(used))
         return _against_replay(runs, rounded, replay)
     return _against_own_gradients(runs, records)
+
+
+def _vanishes(records: Records, replay: Record) -> bool:
+    gradient, weights = stacked(records.replayed(replay)), stacked(records.weights_at_start())
+    return float(np.linalg.norm(gradient)) < VANISHING * float(np.linalg.norm(weights))
 
 
 def _order_matters(records: Records, replay: Record) -> bool:
@@ -493,6 +522,15 @@ def _reported(
         answer = (
             f"{ranks} do not train what one process trains ({check.name}: {size}{place}); no cause "
             "could be shown"
+        )
+    elif reason := causes.unseen(records):
+        return runs.report(
+            None,
+            f"cannot be told: {reason}",
+            records.ranks,
+            checks=checks,
+            method=method,
+            notes=notes,
         )
     else:
         steps = "the gradient of step 1; updates and later steps are not compared"

@@ -12,6 +12,7 @@ from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import (
     EQUAL,
     EXPLAINED,
+    REDUCTION,
     SAME_ROWS,
     Records,
     Vectors,
@@ -537,6 +538,18 @@ def of_buffers(records: Records) -> Finding | None:
                     f"of step {step + 1}",
                 )
     return None
+
+
+def unseen(records: Records) -> str:
+    """Reason why records without a deviation show nothing; empty if they do."""
+    if not any(np.any(gradient) for gradient in records.gradients().values()):
+        return "the gradient of step 1 is 0 on the ranks, as of a loss that no weight changes"
+    rows = {value for steps in _rows_of_steps(records) for rank in steps for value in rank}
+    local = [stacked(rank[0]) for rank in records.local_gradients() if rank]
+    equal = all(len(g) == len(local[0]) and relative(g, local[0]) < REDUCTION for g in local)
+    if len(rows) == 1 and local and equal:
+        return "all rows that the models get are equal, so that faults of the data do not show"
+    return ""
 
 
 # Causes of a gradient that deviates

@@ -36,6 +36,9 @@ class Plan:
     batch_norm: Literal["batch", "shares"] = "batch"
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
 
+    perturbed: bool = False
+    """Change the initial weights of a replay by one rounding, to see what rounding does."""
+
     @property
     def replays(self) -> bool:
         return self.recorded is not None

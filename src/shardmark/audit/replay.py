@@ -36,6 +36,12 @@ def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:
     return together
 
 
+def _perturbed(tensor: Tensor, rounding: float) -> Tensor:
+    """The tensor with every element changed by one rounding, up or down."""
+    signs = torch.arange(tensor.numel()).cos().sign().view_as(tensor)
+    return tensor * (1 + max(rounding, torch.finfo(torch.float32).eps) * signs)
+
+
 def _by_place(draws: Sequence[Draw]) -> dict[str, list[Tensor]]:
     values: dict[str, list[Tensor]] = {}
     for draw in draws:
@@ -52,9 +58,12 @@ class ReplayObserver(Observer):
         count = len(list(Path(plan.recorded).glob("rank-*.pt")))
         ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(count)]
         self._first = ranks[0]
-        files = [rank_file(plan.recorded, n).with_suffix(START) for n in range(len(plan.order))]
+        files = [rank_file(plan.recorded, rank).with_suffix(START) for rank in range(count)]
         starts = [torch.load(path, mmap=True) for path in files if path.is_file()]
         self._first_weights = [t for t in joined_tensors(ranks, starts) if t is not None]
+        if plan.perturbed:
+            rounding = ranks[0].epsilon
+            self._first_weights = [_perturbed(tensor, rounding) for tensor in self._first_weights]
         self._ranks = [ranks[rank] for rank in plan.order]
         self._iterations = 0
         self._drawn: Counter[str] = Counter()

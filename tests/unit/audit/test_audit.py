@@ -353,3 +353,20 @@ def test_a_progress_bar_is_no_error(bar: str, tmp_path: Path) -> None:
     run = Ended(tmp_path / "log.txt")
     run.log.write_text(f"the model is too small\n{bar}\n")
     assert run.error() == "the model is too small"
+
+
+def test_a_gradient_of_zero_shows_nothing() -> None:
+    zero = Step(gradients=[torch.zeros(4)])
+    assert "is 0 on the ranks" in causes.unseen(records(zero, zero, replay=zero))
+    some = Step(gradients=[torch.ones(4)])
+    assert causes.unseen(records(some, some, replay=some)) == ""
+
+
+@pytest.mark.parametrize(("second", "shows"), [(1.0, False), (2.0, True)])
+def test_equal_rows_on_all_ranks_show_nothing(second: float, shows: bool) -> None:
+    step = Step(gradients=[torch.ones(4)], micros=[Micro(gradients={0: torch.ones(4)})])
+    both = records(step, step, replay=step)
+    for rank, row in zip(both.ranks, (1.0, second), strict=True):
+        rows = torch.tensor([row, row])
+        rank.forwards = [Forward(module="Net", inputs=[rows], outputs=[], rows=2, step=0)]
+    assert bool(causes.unseen(both)) is not shows
