@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +16,7 @@ from shardmark.cli.arguments import (
     causes_of,
     numbers_of_ranks,
 )
+from shardmark.cli.phases import PhaseLines
 from shardmark.core.errors import InputError
 from shardmark.core.masking import masked_command
 from shardmark.core.text import counted, say, say_text
@@ -83,7 +83,7 @@ def audit(
                 accept=causes_of(accept, strict=strict),
                 longest_seconds=timeout,
                 writes_are_fine=writes_are_fine,
-                progress=_Progress(),
+                progress=PhaseLines(),
             )
             reports.append(report)
             if form is TextOrJson.TEXT:
@@ -94,17 +94,6 @@ def audit(
     answers = [report.same for report in reports]
     if not all(answers):
         raise typer.Exit(DEVIATES if False in answers else UNDECIDED)
-
-
-class _Progress:
-    """Prints a line for each phase, with the seconds since the first one, to standard error."""
-
-    def __init__(self) -> None:
-        self._started_at_seconds = time.monotonic()
-
-    def __call__(self, phase: str) -> None:
-        elapsed_seconds = time.monotonic() - self._started_at_seconds
-        say(f"[{elapsed_seconds:3.0f} s] {phase}", error=True)
 
 
 def _counts(text: str | None, of_command: int | None) -> list[int]:

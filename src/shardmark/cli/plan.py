@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from shardmark.cli.arguments import Overrides, path_of
+from shardmark.cli.phases import PhaseLines
 from shardmark.core.errors import InputError
 from shardmark.core.storage import storing
 from shardmark.core.text import say, say_text
@@ -187,6 +188,8 @@ def plan(
         raise InputError("--on", "no machine is given", "name one, such as --on 8xh100")
     if machines and not compare:
         raise InputError(machines[0], "one argument too many", "allowed are MODEL --on MACHINE")
+    phases = PhaseLines()
+    phases("reading the question, and loading torch")
     question = question_about(
         model,
         kinds,
@@ -201,7 +204,7 @@ def plan(
         question.experiment,
         kinds,
         parse_nodes(nodes),
-        Models(),
+        Models(phases),
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -32,9 +32,10 @@ STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
 
 
 class Models:
-    """A cache of models and of their profiles."""
+    """A cache of models and of their profiles; `notify` is called before each takes time."""
 
-    def __init__(self) -> None:
+    def __init__(self, notify: Callable[[str], None] = lambda _: None) -> None:
+        self._notify = notify
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
         self._profiles: list[tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile]] = []
@@ -71,6 +72,8 @@ class Models:
             return profile
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
+        recomputes = ", activation checkpointing" * bool(recipe.activation_checkpointing)
+        self._notify(f"tracing a step in {recipe.precision}{recomputes}")
         with _named_failures(options):
             profile = trace(
                 workload, recipe, model=model, device_type=device_type, activations=activations
@@ -162,6 +165,7 @@ class Models:
         for cached_options, built in self._built:
             if cached_options == options:
                 return built
+        self._notify("building the model")
         before = live_tensor_bytes("cpu")
         workload = build_workload(self._with_data(options), recipe.seed)
         data_bytes = max(0, live_tensor_bytes("cpu") - before)

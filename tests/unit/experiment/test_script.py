@@ -220,7 +220,7 @@ def test_ranks_are_those_of_the_commands() -> None:
     ("words", "message"),
     [
         (["train.py", "train.py"], "is there twice"),
-        (["bash train.sh"], "begins with 'bash'"),
+        (["bash train.sh"], "begins with bash, a shell script"),
         (["train.py 'open"], "No closing quotation"),
         (["torchrun --max-restarts 3 train.py"], "--max-restarts 3 is an option of torchrun"),
         (["accelerate launch --mixed_precision bf16 train.py"], "option of accelerate"),
