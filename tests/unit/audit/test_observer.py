@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
-from shardmark.audit import hooks
+from shardmark.audit import full_tensors, hooks
 from shardmark.audit.observer import Observer
 from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Record
+from shardmark.audit.record import START, Record
 
 
 @pytest.fixture
@@ -227,3 +227,67 @@ def test_steps_before_os_exit_are_written(
     os._exit(3)
     assert codes == [3]
     assert len(Record.load(rank_file(str(tmp_path), 0)).steps) == 1
+
+
+def test_tensors_of_large_models_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_tensors, "MOST_ELEMENTS", 10)
+    assert [full_tensors.sampling_of(n) for n in (10, 11, 100, 10**9)] == [1, 5, 11, 51437]
+    matrix = torch.arange(30.0).view(5, 6)
+    assert full_tensors.sampled(matrix, 11).tolist() == [0, 11, 22]
+    assert full_tensors.sampled(matrix, 1) is matrix
+
+
+def trained(observer: Observer, model: nn.Module) -> None:
+    """One step, with the calls of the hooks."""
+    adam = torch.optim.Adam(model.parameters())
+    observer.optimizers.append(weakref.ref(adam))
+    observer.before_module(model)
+    outputs = model(torch.ones(2, 4))
+    observer.after_module(model, (torch.ones(2, 4),), outputs)
+    observer.before_backward(outputs.sum())
+    outputs.sum().backward()
+    observer.after_backward()
+    observer.before_step(adam)
+    adam.step()
+    observer.after_step(adam)
+    observer.before_module(model)
+
+
+def test_a_sampled_record_is_a_part_of_the_full_one(
+    observer: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 8)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    full = Observer(Plan(directory=str(tmp_path), steps=9))
+    atexit.unregister(full.write)
+    trained(full, model)
+    model = nn.Linear(4, 8)
+    model.load_state_dict(dict(zip(("weight", "bias"), start, strict=True)))
+    monkeypatch.setattr(full_tensors, "MOST_ELEMENTS", 10)
+    trained(observer, model)
+    assert (full.record.every, observer.record.every) == (1, 5)
+    (every,), (some,) = full.record.steps, observer.record.steps
+    pairs = [
+        *zip(every.gradients, some.gradients, strict=True),
+        *zip(every.after, some.after, strict=True),
+        *zip(full.record.before, observer.record.before, strict=True),
+        *((every.micros[0].gradients[n], some.micros[0].gradients[n]) for n in (0, 1)),
+    ]
+    for expected, value in pairs:
+        assert expected is not None
+        assert value is not None
+        assert torch.equal(expected.flatten()[::5], value)
+    assert observer.record.start == full.record.start  # sums of all elements
+    observer.write()
+    stored = torch.load(rank_file(str(tmp_path), 0).with_suffix(START))
+    assert all(torch.equal(a, b) for a, b in zip(stored, start, strict=True))
+
+
+def test_records_without_room_are_refused_before_the_first_step(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.audit.observer._free_bytes", lambda _: 1000)
+    observer.before_module(nn.Linear(4, 8))
+    assert "are free on the disk of" in observer.record.refusal
+    assert "TMPDIR" in observer.record.refusal
