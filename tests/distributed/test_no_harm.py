@@ -17,7 +17,8 @@ import psutil
 import pytest
 
 from shardmark.cli import main
-from shardmark.core.scratch import PLACES, PREFIX
+from shardmark.core.scratch import PLACES, PREFIX, scratch_folder
+from shardmark.scripts.start import Protection, start_words
 from tests.zoo.cases import CASES
 
 (TOKEN_MEANS,) = (case.path for case in CASES if case.script == "token_means")
@@ -185,6 +186,53 @@ def test_a_machine_without_namespaces_is_refused_before_the_first_start(
         assert "--writes-are-fine" in ended.stderr
         assert "Traceback" not in ended.stderr
     assert state(folders[0]) == before
+
+
+MOUNTS = """
+set -e
+echo 1 > file.txt; echo 1 > mounted.txt; mount --bind file.txt mounted.txt
+mkdir -p /run/shardmark-test/disk; mount -t tmpfs none /run/shardmark-test
+mkdir /run/shardmark-test/disk /run/shardmark-test/working
+truncate -s 4M image; mkfs.ext4 -q image; mount -o loop image /run/shardmark-test/disk
+exec "$0" "$@"
+"""
+START = """
+import sys
+from pathlib import Path
+from tests.distributed.test_no_harm import write_in_a_start
+write_in_a_start(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount")
+@pytest.mark.parametrize("working", ["/run/shardmark-test/working", "/run/shardmark-test/disk"])
+def test_mounted_files_and_disks_below_run_are_protected(tmp_path: Path, working: str) -> None:
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", MOUNTS, sys.executable, "-c", START, working, str(tmp_path)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    Path("/run/shardmark-test/disk").rmdir()
+    Path("/run/shardmark-test").rmdir()
+    assert ended.returncode == 0, ended.stderr
+
+
+def write_in_a_start(working: Path, elsewhere: Path) -> None:
+    """Start a program that writes to the working folder and to a mounted file elsewhere."""
+    os.chdir(working)
+    Path("log.txt").write_text("1\n")
+    program = f"echo 2 >> log.txt && echo 2 >> {elsewhere}/mounted.txt && echo 1 > new.txt"
+    with scratch_folder(away_from=working) as folder:
+        upper, log = folder / "upper", folder / "log.txt"
+        upper.mkdir()
+        protection = Protection(folder=str(folder), records=str(folder), upper=str(upper), owned=())
+        start = start_words(["sh", "-c", program], os.environ, log, protection)
+        assert start.wait(PATIENCE_SECONDS) == 0, log.read_text()
+    assert Path("log.txt").read_text() == (elsewhere / "file.txt").read_text() == "1\n"
+    assert not Path("new.txt").exists()
 
 
 HANGS = """

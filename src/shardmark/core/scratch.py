@@ -52,8 +52,9 @@ def lock_folder(folder: Path) -> int:
 def scratch_folder(*, away_from: Path | None = None) -> Iterator[Path]:
     """Create a temporary folder, and remove it at the end of the context.
 
-    `away_from` is a folder: if possible, both lie below different folders of the root.  If this
-    process is killed, the next process that calls this function removes the folder.
+    If possible, the folder is not inside of the current one, and not below the folder of the root
+    that `away_from` is in.  If this process is killed, the next process that calls this function
+    removes the folder.
     """
     folder, lock = create_scratch(away_from)
     try:
@@ -80,11 +81,14 @@ def create_scratch(away_from: Path | None = None) -> tuple[Path, int | None]:
 def _place(away_from: Path | None) -> Path:
     """Return the folder in which a scratch folder is made."""
     temporary = temporary_folder()
-    if away_from is not None:
-        top = away_from.resolve().parts[:2]
-        for place in (temporary, *PLACES):
-            if place.resolve().parts[:2] != top and os.access(place, os.W_OK):
-                return place
+    for place in (temporary, *PLACES):
+        path = place.resolve()
+        if away_from is None:
+            is_away = not path.is_relative_to(Path.cwd())  # a script may empty its folder
+        else:
+            is_away = path.parts[:2] != away_from.resolve().parts[:2]
+        if is_away and os.access(place, os.W_OK):
+            return place
     return temporary
 
 

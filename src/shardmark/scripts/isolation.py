@@ -22,11 +22,11 @@ MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 SHARED = ("proc", "sys", "dev", "run")
 """Folders of the root that stay as they are: devices, files of the kernel, and sockets."""
 SHARED_MEMORY = "/dev/shm"
-FILES = re.compile(
-    "bcachefs|beegfs|btrfs|ceph|cifs|ext[234]|f2fs|fuse|fuseblk|gfs2|gpfs|jfs|lustre|nfs4?|ntfs3"
-    "|ocfs2|overlay|panfs|ramfs|reiserfs|smb3|tmpfs|vfat|virtiofs|xfs|zfs|9p"
+OF_KERNEL = re.compile(
+    "autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fusectl|hugetlbfs"
+    "|mqueue|nfsd|nsfs|proc|pstore|rpc_pipefs|securityfs|selinuxfs|sysfs|tracefs"
 )
-"""File systems that hold a user's files; `fuse.NAME` counts as `fuse`."""
+"""File systems that hold no files of a user; all others are covered."""
 IN_MEMORY = {"tmpfs", "ramfs"}
 LARGEST_COPY_BYTES = 2**24
 LAYERS = "layers"
@@ -119,6 +119,12 @@ def _topmost_own(folder: Path) -> Path:
     return folder
 
 
+def _is_shared(place: str) -> bool:
+    """Return whether the place is in a folder of the root that stays as it is."""
+    top = place.split("/")[1]
+    return top in SHARED and place != SHARED_MEMORY and not place.startswith(f"{SHARED_MEMORY}/")
+
+
 class _View:
     """The root of a private view, which is built below the folder that receives its writes."""
 
@@ -132,15 +138,20 @@ class _View:
     def build(self, mounts: Sequence[tuple[str, str]], writable: Sequence[Path]) -> None:
         """Mount overlays over the folders of the root and over mounted file systems; enter it."""
         mounted = dict(mounts)
+        if _is_shared(str(self._working)):
+            mounts = sorted({str(self._working): "tmpfs", **mounted}.items())
         for entry in os.scandir("/"):
             self._add_entry_of_root(entry, covers=entry.path not in mounted)
         for place, kind in mounts:
-            is_shared = place.split("/")[1] in SHARED and place != SHARED_MEMORY
+            is_shared = _is_shared(place) and place != str(self._working)
+            if is_shared and place.startswith("/run/") and kind not in IN_MEMORY:
+                is_shared = bool(OF_KERNEL.fullmatch(kind))  # a disk in /run/media
             if place == "/" or is_shared or not os.path.lexists(self._inside(place)):
                 continue
-            kind_of_files = kind.partition(".")[0]
-            if FILES.fullmatch(kind_of_files) and Path(place).is_dir():
-                self._cover(place, in_memory=kind_of_files in IN_MEMORY)
+            if os.path.isfile(place):  # noqa: PTH113 - False if this user may not see it
+                self._cover_file(place)
+            elif os.path.isdir(place) and not OF_KERNEL.fullmatch(kind):  # noqa: PTH112
+                self._cover(place, in_memory=kind in IN_MEMORY)
             else:
                 self._bind(place)
         for path in {_topmost_own(self._working), _topmost_own(Path.home())}:
@@ -193,8 +204,23 @@ class _View:
                     return
         if error is not None and self._working.is_relative_to(place):
             raise error
+        self._bind_read_only(place)
+
+    def _cover_file(self, place: str) -> None:
+        """Mount a copy of a mounted file; a large one is mounted read-only."""
+        is_small = Path(place).stat().st_size <= LARGEST_COPY_BYTES
+        if not is_small or not os.access(place, os.R_OK | os.W_OK):
+            self._bind_read_only(place)
+            return
+        copy = self._upper / str(len(self._covered))
+        self._covered.append(place)
+        shutil.copy2(place, copy)
+        _mount(str(copy), self._inside(place), "", MS_BIND)
+
+    def _bind_read_only(self, place: str) -> None:
         self._bind(place)
-        _mount("", self._inside(place), "", MS_REMOUNT | MS_BIND | MS_RDONLY)
+        flags = os.statvfs(place).f_flag & (os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC)
+        _mount("", self._inside(place), "", MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
 
     def _layer(self, place: str, layer: Path) -> str:
         """Make the folders of an overlay's layer, and return its options."""

@@ -68,3 +68,14 @@ def test_folder_stays_for_forked_processes(tmp_path: Path) -> None:
     os.close(inherited)
     remove_if_abandoned(folder)
     assert not folder.exists()
+
+
+def test_scratch_folder_is_not_inside_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that empties its folder would remove its records."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path)
+    with scratch_folder() as folder:
+        assert not folder.is_relative_to(tmp_path)
