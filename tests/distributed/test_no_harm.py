@@ -220,11 +220,35 @@ def test_mounted_files_and_disks_below_run_are_protected(tmp_path: Path, working
     assert ended.returncode == 0, ended.stderr
 
 
-def write_in_a_start(working: Path, elsewhere: Path) -> None:
+FOREIGN = """
+from pathlib import Path
+from tests.distributed.test_no_harm import write_in_a_start
+write_in_a_start(Path.cwd(), Path.cwd(), "mktemp && ")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to give a folder away")
+def test_an_unprivileged_script_can_write_to_a_temporary_folder_of_others(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    temporary.chmod(0o1777)
+    os.chown(temporary, 1234, 1234)
+    (tmp_path / "file.txt").write_text("1\n")
+    words = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", FOREIGN]
+    python_path = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(temporary)}
+    ended = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert not list(temporary.iterdir())
+
+
+def write_in_a_start(working: Path, elsewhere: Path, first: str = "") -> None:
     """Start a program that writes to the working folder and to a mounted file elsewhere."""
     os.chdir(working)
     Path("log.txt").write_text("1\n")
-    program = f"echo 2 >> log.txt && echo 2 >> {elsewhere}/mounted.txt && echo 1 > new.txt"
+    program = f"{first}echo 2 >> log.txt && echo 2 >> {elsewhere}/mounted.txt && echo 1 > new.txt"
     with scratch_folder(away_from=working) as folder:
         upper, log = folder / "upper", folder / "log.txt"
         upper.mkdir()

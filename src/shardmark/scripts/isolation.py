@@ -105,18 +105,19 @@ def _mounts() -> list[tuple[str, str]]:
 
 
 def _topmost_own(folder: Path) -> Path:
-    """Return the topmost folder on the way that has this user and group, or else the folder.
+    """Return the topmost folder from which on all have this user and group, or else the folder.
 
     The kernel cannot copy a folder of others into a layer of this user, which a write below it
     takes; a layer of its own begins below.
     """
-    folder = folder.resolve()
-    for path in (*reversed(folder.parents), folder):
+    topmost = folder = folder.resolve()
+    for path in (folder, *folder.parents):
         with suppress(OSError):
             status = path.stat()
-            if (status.st_uid, status.st_gid) == (os.geteuid(), os.getegid()):
-                return path
-    return folder
+            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
+                break
+            topmost = path
+    return topmost
 
 
 def _is_shared(place: str) -> bool:
@@ -138,15 +139,22 @@ class _View:
     def build(self, mounts: Sequence[tuple[str, str]], writable: Sequence[Path]) -> None:
         """Mount overlays over the folders of the root and over mounted file systems; enter it."""
         mounted = dict(mounts)
+        added = {}
+        if self._is_own_user:
+            temporary = (Path(os.environ.get("TMPDIR", "")), Path("/var/tmp"))
+            places = (self._working, Path.home(), *temporary)
+            added = {str(_topmost_own(place)): "" for place in places}
         if _is_shared(str(self._working)):
-            mounts = sorted({str(self._working): "tmpfs", **mounted}.items())
+            added[str(self._working)] = "tmpfs"
+        mounts = sorted({**added, **mounted}.items())  # a folder covers no mount inside of it
         for entry in os.scandir("/"):
             self._add_entry_of_root(entry, covers=entry.path not in mounted)
         for place, kind in mounts:
             is_shared = _is_shared(place) and place != str(self._working)
             if is_shared and place.startswith("/run/") and kind not in IN_MEMORY:
                 is_shared = bool(OF_KERNEL.fullmatch(kind))  # a disk in /run/media
-            if place == "/" or is_shared or not os.path.lexists(self._inside(place)):
+            is_covered = place == "/" or place in self._covered
+            if is_covered or is_shared or not os.path.lexists(self._inside(place)):
                 continue
             if os.path.isfile(place):  # noqa: PTH113 - False if this user may not see it
                 self._cover_file(place)
@@ -154,10 +162,6 @@ class _View:
                 self._cover(place, in_memory=kind in IN_MEMORY)
             else:
                 self._bind(place)
-        for path in {_topmost_own(self._working), _topmost_own(Path.home())}:
-            inside = self._is_own_user and Path(self._inside(str(path))).is_dir()
-            if inside and str(path) not in self._covered:
-                self._cover(str(path))
         for path in writable:
             self._bind(str(path.resolve()))
         (self._upper / LAYERS).write_text("\n".join(self._covered))
