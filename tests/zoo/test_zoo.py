@@ -18,8 +18,8 @@ from tests.zoo.generated import write_right_scripts
 if TYPE_CHECKING:
     from shardmark.audit.audit import AuditReport
 
-IN_EVERY_RUN = {"token_means", "unreduced_parameter", "fsdp2_local_clip", "fsdp1_local_clip"}
-"""Scripts that the default run of the tests audits; `pytest -m zoo` audits all of them."""
+IN_EVERY_RUN = {"fsdp2_local_clip", "fsdp1_local_clip"}
+"""Scripts besides those of DDP that the default run audits; `pytest -m zoo` audits the others."""
 
 LONGEST_SECONDS = 240.0
 
@@ -27,7 +27,7 @@ PARAMETERS = [
     pytest.param(
         case,
         id=case.script,
-        marks=() if case.script in IN_EVERY_RUN else (pytest.mark.zoo,),
+        marks=() if case.framework == "ddp" or case.script in IN_EVERY_RUN else (pytest.mark.zoo,),
     )
     for case in CASES
 ]
