@@ -228,13 +228,20 @@ write_in_a_start(Path.cwd(), Path.cwd(), "mktemp && ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to give a folder away")
-def test_an_unprivileged_script_can_write_to_a_temporary_folder_of_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mounts", ["true", "mkdir mounted && mount -t tmpfs tmpfs mounted"])
+def test_an_unprivileged_script_writes_to_its_folder_and_a_temporary_one_of_others(
+    tmp_path: Path, mounts: str
+) -> None:
+    """Without a privilege, the kernel allows no overlay over a folder with mounts inside of it."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     temporary.chmod(0o1777)
     os.chown(temporary, 1234, 1234)
-    (tmp_path / "file.txt").write_text("1\n")
-    words = ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", FOREIGN]
+    working = tmp_path / "working"
+    working.mkdir()
+    (working / "file.txt").write_text("1\n")
+    command = f'{mounts} && cd working && exec setpriv --bounding-set=-sys_admin "$0" "$@"'
+    words = ["unshare", "-m", "sh", "-c", command, sys.executable, "-c", FOREIGN]
     python_path = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(temporary)}
     ended = subprocess.run(

@@ -135,6 +135,8 @@ class _View:
         self._is_own_user = is_own_user
         self._features = (",userxattr", "") if is_own_user else (",redirect_dir=on", "")
         self._covered: list[str] = []
+        self._refused: dict[str, IsolationError] = {}
+        """Folders that are read-only, as no overlay is allowed over them."""
 
     def build(self, mounts: Sequence[tuple[str, str]], writable: Sequence[Path]) -> None:
         """Mount overlays over the folders of the root and over mounted file systems; enter it."""
@@ -162,6 +164,7 @@ class _View:
                 self._cover(place, in_memory=kind in IN_MEMORY)
             else:
                 self._bind(place)
+        self._check_working()
         for path in writable:
             self._bind(str(path.resolve()))
         (self._upper / LAYERS).write_text("\n".join(self._covered))
@@ -194,7 +197,7 @@ class _View:
         layer.mkdir()
         # An overlay cannot cover its own layer, and not every disk can be one.
         on_disk = not in_memory and not self._upper.is_relative_to(place)
-        error: IsolationError | None = None
+        error = IsolationError(f"no layer for {place}")
         for memory in (False, True) if on_disk else (True,):
             if memory:
                 _mount("tmpfs", str(layer), "tmpfs", 0, "mode=700")
@@ -206,9 +209,23 @@ class _View:
                     error = refused
                 else:
                     return
-        if error is not None and self._working.is_relative_to(place):
-            raise error
+        self._refused[place] = error
         self._bind_read_only(place)
+
+    def _check_working(self) -> None:
+        """Give the working folder a layer of its own if those around it are read-only.
+
+        Without a privilege, the kernel allows no overlay over a folder with mounts inside of it.
+        """
+        if self._around_working() in self._refused:
+            self._cover(str(self._working))
+        if error := self._refused.get(self._around_working()):
+            raise error
+
+    def _around_working(self) -> str:
+        """Return the covered folder that decides about writes to the working folder."""
+        around = [place for place in self._covered if self._working.is_relative_to(place)]
+        return max(around, key=len, default="")
 
     def _cover_file(self, place: str) -> None:
         """Mount a copy of a mounted file; a large one is mounted read-only."""
