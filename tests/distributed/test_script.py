@@ -47,7 +47,7 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
         "fsdp": "--strategy fsdp",
         "broken": "--fail-at 3",
     }
-    run = timed(kept_engine, tmp_path / "run", variants)
+    run = timed(kept_engine, tmp_path / "run", variants, workload={"writes_are_fine": True})
     trials = {trial.strategy: trial for trial in run.trials}
     assert {name: trial.outcome for name, trial in trials.items()} == {
         "ddp": Outcome.OK,
@@ -137,7 +137,7 @@ def test_until_its_exit(kept_engine: KeptEngine, tmp_path: Path) -> None:
         kept_engine,
         tmp_path / "run",
         {"plain": f"--steps 20 --note {tmp_path / 'note'}"},
-        workload={"until_exit": True},
+        workload={"until_exit": True, "writes_are_fine": True},
         recipe={},
     )
     (trial,) = run.trials
