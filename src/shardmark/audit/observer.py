@@ -8,7 +8,6 @@ import gc
 import math
 import os
 import random
-import re
 import shutil
 import sys
 import threading
@@ -57,6 +56,8 @@ from shardmark.audit.record import (
 
 MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
+LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
+"""Packages that ask for the length of a loader on their own."""
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 MOST_INDICES = 10**6
 TOTALS = ("total_iters", "T_max", "total_steps")
@@ -530,9 +531,8 @@ class Observer:
             yield batch
 
     def length_of(self, _number: int, length: int) -> int:
-        file = sys._getframe(2).f_code.co_filename
-        library = re.search(r"[/\\](accelerate|torch|shardmark)[/\\]", file)
-        self.record.asked_lengths |= not self._busy and library is None
+        package = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
+        self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
         return length
 
     def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:

@@ -291,3 +291,15 @@ def test_records_without_room_are_refused_before_the_first_step(
     observer.before_module(nn.Linear(4, 8))
     assert "are free on the disk of" in observer.record.refusal
     assert "TMPDIR" in observer.record.refusal
+
+
+@pytest.mark.parametrize(
+    ("module", "asked"),
+    [("__main__", True), ("data.loaders", True), ("accelerate.data_loader", False)],
+)
+def test_a_script_in_a_folder_named_like_a_library_asks_for_lengths_itself(
+    observer: Observer, module: str, asked: bool
+) -> None:
+    code = compile("steps = count()", "/home/me/accelerate/examples/train.py", "exec")
+    exec(code, {"__name__": module, "count": lambda: observer.length_of(0, 4)})
+    assert observer.record.asked_lengths == asked
