@@ -1076,7 +1076,10 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
     if size is None:
         used, shape = aligned(records.clipped() or records.gradients(), expected)
         size = float(used @ shape / (shape @ shape)) if np.linalg.norm(shape) else 1.0
-    return Estimate(gradient=_scaled(size, expected), sized=sized)
+    gradient, mean = _scaled(size, expected), mean_of_ranks(records)
+    if plain_mean and relative(*aligned(gradient, mean)) < EXPLAINED:
+        gradient = mean  # losses of uneven ranks show the size only roughly
+    return Estimate(gradient=gradient, sized=sized)
 
 
 def _targets(micros: Sequence[Micro]) -> list[float]:
