@@ -30,6 +30,7 @@ from shardmark.analysis.statistics.effects import (
     with_shared_noise,
 )
 from shardmark.analysis.statistics.intervals import Estimate
+from shardmark.results.schema import StabilityFinding, StabilityKind
 from shardmark.results.store import StoredRun
 
 FAMILIES = 250
@@ -311,3 +312,22 @@ def test_ratio_and_difference_between_any_two_rows() -> None:
     assert unpaired.value == pytest.approx(0.02)
     assert (unpaired.low, unpaired.n) == (None, 1)
     assert ratio_between(fsdp, ddp, "map") is difference_between(fsdp, ddp, "map") is None
+
+
+@pytest.mark.parametrize("disturbed", ["ddp", "fsdp", None])
+def test_a_disturbed_row_or_baseline_decides_nothing(disturbed: str | None) -> None:
+    noise = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.9)
+    trials = [
+        invented_trial(
+            strategy,
+            repeat=repeat,
+            metrics={"samples_per_second": rate + repeat},
+            stability=(noise,) if strategy == disturbed else (),
+        )
+        for strategy, rate in (("ddp", 100.0), ("fsdp", 150.0))
+        for repeat in range(3)
+    ]
+    rows = compare([StoredRun(path=Path("run"), trials=tuple(trials))], "ddp").rows
+    (row,) = (row for row in rows if row.strategy == "fsdp")
+    assert (row.effect is None) is (disturbed is not None)
+    assert row.verdict == ("faster" if disturbed is None else "not decided")

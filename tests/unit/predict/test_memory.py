@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardmark.core.recipe import Recipe
 from shardmark.core.traffic import ModelSize
+from shardmark.costs.base import StepState
 from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.predict.hardware.catalogue import Card, load_card
 from shardmark.predict.memory import (
@@ -17,6 +19,7 @@ from shardmark.predict.memory import (
     USUAL,
     RankMemory,
     fit_of,
+    memory_column,
     needed_bytes,
     rank_memory,
 )
@@ -373,3 +376,27 @@ def test_what_fits_depends_on_the_allocator_near_the_end(
 def test_a_cpu_needs_its_tensors_alone() -> None:
     cpu = Card(device="cpu", memory_gib=2, memory_bytes_per_second=1e9, source="invented")
     assert [fit_of(size * 2**30, cpu) for size in (2, 2.01)] == ["yes", "no"]
+
+
+@pytest.mark.parametrize(("blocks", "live"), [(1, 1), (2, 2), (10, BLOCKS)])
+def test_live_parameters_of_stage_3_are_gathered_beside_as_many_in_messages(
+    blocks: int, live: int
+) -> None:
+    options = {"max_live_parameters": blocks * PARAMETERS, "max_reuse_distance": 0}
+    assert held("zero-3", options=options).gathered == 2 * live * STATE
+
+
+def test_the_fullest_stage_of_a_pipeline_holds_more_activations() -> None:
+    cell: Any = SimpleNamespace(
+        recipe=recipe(),
+        samples=lambda _: 2.0,
+        size=ModelSize(
+            parameters=1,
+            trained_parameters=1,
+            stage_compute_imbalance=1.6,
+            stage_parameter_imbalance=1.2,
+        ),
+    )
+    layout: Any = SimpleNamespace(shares=1, tensor=1, sequence=1, pipeline=4)
+    column = memory_column(cell, layout, StepState(parameters=0.0, units=()), in_flight=1.0)
+    assert column.slices == pytest.approx(4 / 1.6)  # a stage has 1.6 times the average
