@@ -343,7 +343,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, with_shares, lambda: runs.alone)
-        buffers = {"buffers_differ"} & {*runs.accepted, *(found.name for found in findings)}
+        buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
         if buffers and finding is not None and finding.name == "whole_batch_loss":
             finding = None  # the ranks' models differ
         if not gradient.holds and (finding is None or _vanishes(records, replay)):

@@ -200,11 +200,13 @@ def plan(
         adapter=adapter,
         overrides=overrides or (),
     )
+    models = Models()
+    models.notify = phases
     predicted = compare_machines(
         question.experiment,
         kinds,
         parse_nodes(nodes),
-        Models(phases),
+        models,
         run=None if run is None else load_run(run),
         prices_per_hour=price_per_hour or (),
         search=search or write is not None,

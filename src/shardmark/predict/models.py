@@ -32,10 +32,11 @@ STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
 
 
 class Models:
-    """A cache of models and of their profiles; `notify` is called before each takes time."""
+    """A cache of models and of their profiles."""
 
-    def __init__(self, notify: Callable[[str], None] = lambda _: None) -> None:
-        self._notify = notify
+    def __init__(self) -> None:
+        self.notify: Callable[[str], None] = lambda _: None
+        """Called with a description of each phase that takes time, as it begins."""
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
         self._profiles: list[tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile]] = []
@@ -73,7 +74,7 @@ class Models:
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         recomputes = ", activation checkpointing" * bool(recipe.activation_checkpointing)
-        self._notify(f"tracing a step in {recipe.precision}{recomputes}")
+        self.notify(f"tracing a step in {recipe.precision}{recomputes}")
         with _named_failures(options):
             profile = trace(
                 workload, recipe, model=model, device_type=device_type, activations=activations
@@ -165,7 +166,7 @@ class Models:
         for cached_options, built in self._built:
             if cached_options == options:
                 return built
-        self._notify("building the model")
+        self.notify("building the model")
         before = live_tensor_bytes("cpu")
         workload = build_workload(self._with_data(options), recipe.seed)
         data_bytes = max(0, live_tensor_bytes("cpu") - before)
