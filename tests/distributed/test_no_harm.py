@@ -165,6 +165,18 @@ def test_audit_and_time_leave_all_files_as_they_were(
     await_true(lambda: not abandoned_folders() - abandoned)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount a small disk")
+def test_a_full_disk_is_named_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        f"open('big', 'wb').write(bytes(10**8))\n{TOKEN_MEANS.read_text()}"
+    )
+    command = 'mount -t tmpfs -o size=24m tmpfs "$1" && "$0" -m shardmark audit -- train.py; ls $1'
+    words = ["unshare", "-m", "sh", "-c", command, sys.executable, str(PLACES[1])]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "TMPDIR: a disk is full" in ended.stderr
+    assert ended.stdout == ""  # nothing is left on the disk
+
+
 def test_writes_can_be_allowed(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     """Only the record is made: the second start finds what the first one wrote, and fails."""
     main(["audit", "--writes-are-fine", "--ranks", "2", "--", "train.py", "--right"])

@@ -32,7 +32,7 @@ from shardmark.equivalence.compare import BLIND, MARGIN
 from shardmark.measure.system.gpus import used_memory
 from shardmark.results.verification import Check
 from shardmark.scripts.command import ScriptCommand
-from shardmark.scripts.start import Started, described_writes
+from shardmark.scripts.start import Started, described_writes, filled_disk
 
 PORT_TAKEN = "ddress already in use"
 VANISHING = 1e-4
@@ -145,15 +145,18 @@ class _Runs:
                 "give --timeout SECONDS if they need longer; its output ends with: "
                 + started.error(),
             )
-        if next(Path(self._plan.directory).glob(f"*{PARTIAL}"), None) is not None:
-            raise InputError(
-                "TMPDIR",
-                f"the disk of {self._plan.directory} has no room for the records of the ranks",
-                "set TMPDIR to a folder with room, or audit fewer ranks",
-            )
+        folder = Path(self._plan.directory)
+        is_full = next(folder.glob(f"*{PARTIAL}"), None) is not None or filled_disk(folder)
         missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
         records = [Record.load(path) for path in paths if path.is_file()]
         idle = [*missing, *(record.rank for record in records if not record.steps)]
+        if idle and is_full:
+            raise InputError(
+                "TMPDIR",
+                "a disk is full: the records, and what the script writes, go to temporary folders "
+                f"({folder.parents[1]}, /var/tmp)",
+                "set TMPDIR to a folder with room, or let the script write less",
+            )
         if idle and not any(record.refusal for record in records):
             ended = f"the script ended with exit code {code}" if code else "the script ended"
             which = f"rank {idle[0]} takes no" if len(idle) < self.ranks else "no rank takes an"
@@ -187,7 +190,14 @@ class _Runs:
                     again.append(number)  # the replays used one port at the same time
                 elif not usable:
                     limit = f"does not take {plan.steps} steps in {self._seconds:g} s"
-                    self.failures.append(limit if code is None else f"ends with {run.error()}")
+                    full = filled_disk(Path(plan.directory))
+                    self.failures.append(
+                        "fills the disk of TMPDIR"
+                        if full
+                        else limit
+                        if code is None
+                        else f"ends with {run.error()}"
+                    )
                 records.append(record if usable else None)
         finally:
             for run in started[len(records) :]:  # after Ctrl-C

@@ -128,7 +128,7 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
 
 
 def _parsed(text: str) -> ScriptCommand:
-    """Parse a command.  Raises `InputError` for options of a launcher, which would not count."""
+    """Parse a command.  Raises `InputError` for options before the script: they would not count."""
     from shardmark.scripts.command import parse_command
 
     try:
@@ -140,7 +140,7 @@ def _parsed(text: str) -> ScriptCommand:
     if options:
         raise InputError(
             f"command {text!r}",
-            f"{shlex.join(options)} is an option of {command.launcher}, which is not started",
-            "leave it out: Shardmark starts the ranks itself",
+            f"{shlex.join(options)} would not count: Shardmark starts the ranks itself",
+            "leave it out, or put variables and wrappers before shardmark (A=1 shardmark time ...)",
         )
     return command

@@ -97,7 +97,7 @@ class ScriptCommand:
     ranks: int | None
     """Number of ranks in the command; None if the command names none."""
     options: tuple[str, ...] = ()
-    """The options of the launcher among `words`."""
+    """Wrappers and options of the launcher among `words`."""
 
     @property
     def text(self) -> str:
@@ -127,7 +127,11 @@ def parse_command(words: Sequence[str]) -> ScriptCommand:
     if not wrapper:
         return command
     python = ("python",) if wrapper[0] != "env" else (sys.executable,)
-    return replace(command, words=(*wrapper, *(command.words or python)))
+    return replace(
+        command,
+        words=(*wrapper, *(command.words or python)),
+        options=(*wrapper, *command.options),
+    )
 
 
 def _wrapper(words: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:

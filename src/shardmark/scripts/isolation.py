@@ -14,6 +14,7 @@ import shutil
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
@@ -43,8 +44,8 @@ class IsolationError(Exception):
 def enter(upper: Path, writable: Sequence[Path]) -> None:
     """Give this process, and those it starts, a private view of the files.
 
-    What is written below the `writable` folders is written to the user's files.
-    `upper` is an empty folder, which receives the writes.  The process must have a single thread.
+    Writes go to `upper`, an empty folder; only those below the `writable` folders are real.  The
+    process must have a single thread.
     Raises `IsolationError`.
     """
     folder = Path.cwd()
@@ -58,16 +59,19 @@ def enter(upper: Path, writable: Sequence[Path]) -> None:
         raise IsolationError(str(error)) from error
 
 
-def written(upper: Path) -> Iterator[Path]:
-    """Yield files that processes in the view wrote, at most `MOST_WRITTEN`; caches are left out."""
+def written(upper: Path) -> list[Path]:
+    """Return files that processes in the view wrote, at most `MOST_WRITTEN`, without caches."""
+    return list(islice(_written(upper), MOST_WRITTEN))
+
+
+def _written(upper: Path) -> Iterator[Path]:
     with suppress(OSError):
-        places = (upper / LAYERS).read_text().splitlines()
-        for number, place in enumerate(places):
+        for number, place in enumerate((upper / LAYERS).read_text().splitlines()):
             files = upper / str(number) / "upper"
             for folder, folders, names in os.walk(files):
                 folders[:] = [name for name in folders if name != "__pycache__"]
                 for name in sorted(names):
-                    if stat.S_ISREG(Path(folder, name).lstat().st_mode):  # not a mark of a removal
+                    if not stat.S_ISCHR(Path(folder, name).lstat().st_mode):  # mark of a removal
                         yield place / Path(folder, name).relative_to(files)
 
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from shardmark.core.errors import InputError
 from shardmark.core.processes import adopt_orphans, die_with_parent, end_descendants
@@ -34,6 +35,8 @@ NOT_ISOLATED = 97
 END_SECONDS = 60.0
 POLL_SECONDS = 0.02
 WRITTEN_FILE = "written.json"
+FULL_BYTES = 2**20
+"""Free space below which a disk counts as full."""
 MOST_NAMES = 3
 PREFIX = re.compile(r"^\[\w+\d+\]:")
 ERROR = re.compile(
@@ -207,10 +210,13 @@ def _supervise(
     code = os.waitstatus_to_exitcode(status) if ended else -signal.SIGKILL
     end_descendants()
     if protection.upper is not None:
-        names = [str(path) for path in isolation.written(Path(protection.upper))]
+        upper = Path(protection.upper)
+        files = [str(path) for path in isolation.written(upper)]
+        is_full = shutil.disk_usage(upper).free < FULL_BYTES
+        remove_tree(upper)
         with suppress(OSError):
-            (Path(protection.records) / WRITTEN_FILE).write_text(json.dumps(names))
-        remove_tree(Path(protection.upper))
+            facts = json.dumps({"files": files, "is_full": is_full})
+            (Path(protection.records) / WRITTEN_FILE).write_text(facts)
     if os.getppid() != parent:
         for folder in protection.owned:
             remove_tree(Path(folder))
@@ -241,13 +247,25 @@ def _run_protected(
         os._exit(code)
 
 
+def _written_facts(records: Path) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = json.loads((records / WRITTEN_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return facts
+
+
+def filled_disk(records: Path) -> bool:
+    """True if the start whose records are in this folder left no room for its writes."""
+    return bool(_written_facts(records).get("is_full"))
+
+
 def described_writes(records: Path) -> str:
     """Describe in a line where a start wrote, for the folder of its records."""
-    try:
-        paths = [Path(name) for name in json.loads((records / WRITTEN_FILE).read_text())]
-    except FileNotFoundError:
+    facts = _written_facts(records)
+    if not facts:
         return "the script wrote to your files, which --writes-are-fine allows"
-    folder = Path.cwd()
+    paths, folder = map(Path, facts["files"]), Path.cwd()
     names = [str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in paths]
     rest = len(names) - MOST_NAMES
     listed = ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")

@@ -215,6 +215,8 @@ class ForkServer:
         ]
         path = filter(None, [os.environ.get("PYTHONPATH", ""), *folders])
         variables = {"PYTHONPATH": os.pathsep.join(path)}
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:  # importing the compiler makes this folder
+            variables["TORCHINDUCTOR_CACHE_DIR"] = str(self._temporary.with_name("compiler"))
         with server_end:
             self._process = StartedCommand(
                 [sys.executable, "-P", "-m", __name__, str(server_end.fileno()), str(os.getpid())],
