@@ -270,8 +270,8 @@ def described_writes(records: Path) -> str:
     rest = len(names) - MOST_NAMES
     listed = ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
     if not names:
-        return "your files are unchanged: the script wrote none"
-    return f"your files are unchanged: the script wrote {listed} to a private copy, now removed"
+        return "your files are unchanged; the script wrote no file"
+    return f"your files are unchanged; the script wrote {listed} to a private copy, now removed"
 
 
 def _exit_code_of(main: Callable[[], None]) -> int:
