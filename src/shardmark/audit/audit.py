@@ -489,7 +489,10 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
             checks=checks,
             method=OWN_GRADIENTS,
         )
-    return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=runs.failures[:1])
+    notes = runs.failures[:1]
+    if not notes and not records.matched:
+        notes = ["one process gets other samples than the ranks, so that it is no reference"]
+    return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)
 
 
 def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:

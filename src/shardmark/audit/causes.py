@@ -250,7 +250,7 @@ def of_distribution(records: Records) -> Finding | None:
         f"each of the {records.count} ranks trains a model of its own",
         f"in {counted(records.steps, 'step')}, no model is wrapped and no collective is called",
         which="the script is not distributed: it "
-        + ("calls no collective" if joined else "joins no process group"),
+        + ("wraps no model and calls no collective" if joined else "joins no process group"),
         remedy=ON_A_CPU if first.accelerate_alone else f"add the lines of {GUIDE}",
     )
 

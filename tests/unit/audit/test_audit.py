@@ -267,8 +267,14 @@ def test_weights_that_change_outside_of_the_optimizer(
     ("facts", "words"),
     [
         ({}, ("joins no process group", "#from-one-process-to-n-ranks")),
-        ({"joined": True}, ("calls no collective", "#from-one-process-to-n-ranks")),
-        ({"joined": True, "accelerate_alone": True}, ("calls no collective", "use_cpu=True")),
+        (
+            {"joined": True},
+            ("wraps no model and calls no collective", "#from-one-process-to-n-ranks"),
+        ),
+        (
+            {"joined": True, "accelerate_alone": True},
+            ("wraps no model and calls no collective", "use_cpu=True"),
+        ),
         ({"joined": True, "collectives": 1}, None),
         ({"joined": True, "frameworks": ["DDP"]}, None),
     ],
