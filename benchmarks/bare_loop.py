@@ -26,7 +26,7 @@ from torch.nn import functional
 from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 
-DIGITS = Path(__file__).parents[1] / "src/shardmark/workloads/datasets/digits.npz"
+DIGITS = Path(__file__).parents[1] / "src/shardmark/ranks/workloads/datasets/digits.npz"
 MEAN, STD = 0.306, 0.324
 SGD = {"lr": 0.01, "momentum": 0.9, "weight_decay": 5e-4}
 BUCKET_MB = 25
@@ -54,7 +54,7 @@ ZERO = {
     "wall_clock_breakdown": False,
     "timers": {"throughput": {"enabled": False}},
 }
-"""What `shardmark.strategies.deepspeed.strategy` sets for fp32; `overhead.py` compares the two."""
+"""Settings of `ranks/strategies/deepspeed/strategy.py` for fp32; `overhead.py` compares the two."""
 
 Step = Callable[[Any, Any], Tensor]
 """Maps pictures and labels to the loss."""

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardmark.launch.listener import NullListener
-from shardmark.launch.local.engine import LocalEngine
-from shardmark.launch.local.fork_server import ENVIRONMENT
-from shardmark.launch.trial import TrialRunner
-from shardmark.measure.system.environment import environment
-from shardmark.results.store import RunFolder
-from shardmark.trials.trial import Trial
+from shardmark.base.results.store import RunFolder
+from shardmark.bench.launch.listener import NullListener
+from shardmark.bench.launch.local.engine import LocalEngine
+from shardmark.bench.launch.local.fork_server import ENVIRONMENT
+from shardmark.bench.launch.trial import TrialRunner
+from shardmark.ranks.measure.system.environment import environment
+from shardmark.ranks.trial import Trial
 
 BENCHMARKS = Path(__file__).resolve().parent
 ROOT = BENCHMARKS.parent

@@ -47,7 +47,7 @@ from harness import (
     store,
     surroundings,
 )
-from shardmark.core.environment_variables import ALLOCATOR
+from shardmark.base.environment_variables import ALLOCATOR
 
 NAME = "overhead"
 SCRIPT = "script"
@@ -66,8 +66,8 @@ Turn = tuple[float, float]
 def check_same_settings() -> None:
     """Assert that the DeepSpeed options of the bare loop are those of the strategy."""
     from bare_loop import SGD, ZERO
-    from shardmark.core.recipe import Optimizer, Recipe
-    from shardmark.strategies import build_strategy
+    from shardmark.base.recipe import Optimizer, Recipe
+    from shardmark.ranks.strategies import build_strategy
 
     recipe = Recipe(global_batch=64, steps=1, optimizer=Optimizer(name="sgd", **SGD))
     config = build_strategy("zero-1", {}).config(recipe, "cpu")

@@ -32,15 +32,15 @@ from benchmarks.harness import Table, options_of, store, surroundings
 from benchmarks.published import Case, read
 from benchmarks.traced import memory_profile
 
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import Recipe
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Recipe
 from shardmark.predict import memory
 from shardmark.predict.calibrate import calibrate_compute
 from shardmark.predict.hardware.catalogue import GiB
 from shardmark.predict.intervals import Kind, interval, residuals_of
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.strategies import build_strategy
+from shardmark.ranks.strategies import build_strategy
 
 CASES = Path(__file__).with_name("data") / "published.csv"
 UNSEEN = CASES.with_name("unseen.csv")

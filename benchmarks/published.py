@@ -16,13 +16,13 @@ from typing import Any
 
 from benchmarks.traced import key_of, load
 
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.traffic import ModelSize
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Optimizer, Recipe
+from shardmark.base.traffic import ModelSize
 from shardmark.predict.hardware.catalogue import Node, NodeType, load_card, load_node
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Strategy
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import Strategy
 
 COLUMNS = (
     *("id", "source", "model", "params_b", "task", "seq_len_or_image", "micro_batch"),

@@ -23,19 +23,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
 
-from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.analysis.compare.epochs import epochs_of
-from shardmark.analysis.compare.rows import STATE_METRICS
-from shardmark.analysis.studies.against import set_against
-from shardmark.analysis.studies.study import load_study
-from shardmark.core.run_files import LOG_FILE
-from shardmark.report.table.comparison import comparison_json, comparison_table
-from shardmark.report.table.formats import Format, render_tables
-from shardmark.report.table.table import metric, table_by_row
-from shardmark.report.views.against import against_tables
-from shardmark.report.views.effort import effort_tables
-from shardmark.results.store import ENVIRONMENT_FILE, RunFolder, load_run
-from shardmark.results.verification import Verification
+from shardmark.base.results.store import ENVIRONMENT_FILE, RunFolder, load_run
+from shardmark.base.results.verification import Verification
+from shardmark.base.run_files import LOG_FILE
+from shardmark.base.table.formats import Format, render_tables
+from shardmark.base.table.table import metric, table_by_row
+from shardmark.bench.analysis.compare.comparison import Comparison, compare
+from shardmark.bench.analysis.compare.epochs import epochs_of
+from shardmark.bench.analysis.compare.rows import STATE_METRICS
+from shardmark.bench.report.table.comparison import comparison_json, comparison_table
+from shardmark.bench.report.views.effort import effort_tables
+from shardmark.extras.studies.against import set_against
+from shardmark.extras.studies.against_view import against_tables
+from shardmark.extras.studies.study import load_study
 
 BYTES = [
     metric(name, unit="MB", scale=1e-6, decimals=2, title=name.removesuffix("_bytes"))

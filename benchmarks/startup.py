@@ -29,12 +29,12 @@ from harness import (
     surroundings,
     trial_runner,
 )
-from shardmark.config.load import from_mapping
-from shardmark.launch.trial import TrialRunner
-from shardmark.results.schema import Outcome
-from shardmark.trials.matrix import expand
-from shardmark.trials.trial import Trial
-from shardmark.workloads import check_data
+from shardmark.base.results.schema import Outcome
+from shardmark.bench.launch.trial import TrialRunner
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import check_data
 
 NAME = "startup"
 STRATEGIES = ("ddp", "fsdp", "zero-1")

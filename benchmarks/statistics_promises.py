@@ -17,15 +17,15 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 
 from harness import Table, options_of, store, surroundings
-from shardmark.analysis.compare.verdicts import FAMILY_ERROR_RATE
-from shardmark.analysis.statistics.effects import holm, paired_effect, with_shared_noise
-from shardmark.analysis.statistics.intervals import (
+from shardmark.base.statistics.effects import holm, paired_effect, with_shared_noise
+from shardmark.base.statistics.intervals import (
     ROBUST_FROM,
     Estimate,
     estimate_mean,
     estimate_ratio,
     t_quantile,
 )
+from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE
 
 NAME = "statistics_promises"
 COUNTS = (2, 3, 5, 7, 9, 10, 15, 20)

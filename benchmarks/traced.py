@@ -22,8 +22,8 @@ from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
-from shardmark.config.load import from_mapping
-from shardmark.core.traffic import ModelSize
+from shardmark.base.traffic import ModelSize
+from shardmark.experiment.load import from_mapping
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 

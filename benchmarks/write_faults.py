@@ -27,11 +27,12 @@ from unittest import mock
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import Table, options_of, store, surroundings
-from tests.unit.launch.fakes import MAPPING, FakeEngine
+from tests.unit.bench.launch.fakes import MAPPING, FakeEngine
 
-from shardmark.results.store import load_run
+from shardmark.base.results.store import load_run
 
 NAME = "write_faults"
+SESSION = "shardmark.bench.launch.session"
 READING = {"I/O error": "error=EIO", "no right": "error=EACCES", "no descriptors": "error=EMFILE"}
 WRITING = {"disk full": "error=ENOSPC", "I/O error": "error=EIO", "read-only": "error=EROFS"}
 KILLED = {"killed": "signal=KILL"}
@@ -75,8 +76,8 @@ class Ended(NamedTuple):
 def replaced() -> Iterator[None]:
     """Replace the engine of `run`, and the library of figures, whose threads shift the count."""
     with (
-        mock.patch("shardmark.launch.session.build_engine", side_effect=lambda *_: FakeEngine()),
-        mock.patch("shardmark.launch.session.environment", return_value={"host": "fake"}),
+        mock.patch(f"{SESSION}.build_engine", side_effect=lambda *_: FakeEngine()),
+        mock.patch(f"{SESSION}.environment", return_value={"host": "fake"}),
         mock.patch("vl_convert.vega_to_svg", return_value="<svg/>"),
     ):
         yield

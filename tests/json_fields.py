@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "json.md"
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "reference" / "json.md"
 ROW = re.compile(r"^\| `([^`]+)` \| ([^|]+) \|", re.MULTILINE)
 ESTIMATE = {"value", "low", "high", "unit", "n"}
 PYTHON_TYPES: dict[str, type | tuple[type, ...]] = {

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from shardmark.launch.local.engine import LocalEngine
-
-REPOSITORY = Path(__file__).parents[1]
+from shardmark.bench.launch.local.engine import LocalEngine
+from tests import ROOT
 
 
 class KeptEngine(LocalEngine):
@@ -38,7 +36,7 @@ def kept_engine() -> Iterator[KeptEngine]:
     before = set(psutil.Process().children(recursive=True))
     made = KeptEngine()
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(REPOSITORY)  # where the user's models are
+        patch.chdir(ROOT)  # where the user's models are
         made.machine("cpu")
     yield made
     made.end()

@@ -6,10 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.analysis.studies.study import load_study
-from shardmark.report.figures import Figure, Panel, Series, figures_of
-from shardmark.results.schema import (
+from shardmark.base.results.schema import (
     EpochRecord,
     ExchangeRecord,
     Outcome,
@@ -17,7 +14,10 @@ from shardmark.results.schema import (
     TrialResult,
     WindowRecord,
 )
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.store import StoredRun, load_run
+from shardmark.bench.analysis.compare.comparison import Comparison, compare
+from shardmark.bench.report.figures import Figure, Panel, Series, figures_of
+from shardmark.extras.studies.study import load_study
 from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
 
 FIRST_STEP_AT_SECONDS = STARTED_AT_SECONDS + 6.25

@@ -27,9 +27,9 @@ from pathlib import Path
 from benchmarks.cluster.bench import UNLIMITED, Node, bench, bits_per_second
 from benchmarks.harness import RESULTS
 
-from shardmark.config.load import load_experiment
-from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.trials.matrix import expand
+from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
 
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cluster import namespaces
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_NODES = 64

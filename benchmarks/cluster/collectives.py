@@ -16,7 +16,7 @@ from benchmarks.cluster.bench import ROOT, bench
 from benchmarks.cluster.namespaces import INTERFACE
 from benchmarks.harness import Table
 
-from shardmark.core.errors import ShardmarkError
+from shardmark.base.errors import ShardmarkError
 
 MEASURING_SECONDS = 600.0
 MB = 1e6

@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 from benchmarks.cluster.bench import UNLIMITED, bits_per_second
 from benchmarks.harness import Table, surroundings_in, surroundings_line
 
-from shardmark.analysis.compare.comparison import Comparison, compare
-from shardmark.analysis.compare.rows import EXECUTION_KEYS, FIXED_COLUMNS, Row, plain
-from shardmark.analysis.compare.verdicts import is_different
-from shardmark.analysis.diagnose.stability import Instability, warnings_of
-from shardmark.analysis.network.traffic import traffic_of
-from shardmark.analysis.network.wire import WireOfRow, wires_of
-from shardmark.analysis.statistics.effects import Effect, holm, pairwise_effects
-from shardmark.analysis.statistics.intervals import Estimate, estimate_mean
-from shardmark.config.axes import NODES
-from shardmark.core.errors import InputError
-from shardmark.core.strict_yaml import format_yaml
-from shardmark.report.page.parts import planned_trials
-from shardmark.results.schema import StabilityKind
-from shardmark.results.store import RunFolder, StoredRun, is_run, load_run
+from shardmark.base.errors import InputError
+from shardmark.base.results.schema import StabilityKind
+from shardmark.base.results.store import RunFolder, StoredRun, is_run, load_run
+from shardmark.base.statistics.effects import Effect, holm, pairwise_effects
+from shardmark.base.statistics.intervals import Estimate, estimate_mean
+from shardmark.base.strict_yaml import format_yaml
+from shardmark.bench.analysis.compare.comparison import Comparison, compare
+from shardmark.bench.analysis.compare.rows import EXECUTION_KEYS, FIXED_COLUMNS, Row, plain
+from shardmark.bench.analysis.compare.verdicts import is_different
+from shardmark.bench.analysis.diagnose.stability import Instability, warnings_of
+from shardmark.bench.analysis.network.traffic import traffic_of
+from shardmark.bench.analysis.network.wire import WireOfRow, wires_of
+from shardmark.bench.report.page.parts import planned_trials
+from shardmark.experiment.axes import NODES
 
 NAME = "link-speeds"
 LOOPBACK = "lo"

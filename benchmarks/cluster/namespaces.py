@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from shardmark.core.errors import ShardmarkError
+from shardmark.base.errors import ShardmarkError
 
 NAMESPACES = Path("/run/netns")
 INTERFACE = "eth0"

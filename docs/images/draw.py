@@ -17,13 +17,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.compare.step_time import WORK, StepTime
-from shardmark.report.figures import figures_of
-from shardmark.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
-from shardmark.report.figures.drawing import REFERENCE, draw, figure_svg
-from shardmark.report.figures.measured import trade_off_panel
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.store import StoredRun, load_run
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.compare.step_time import WORK, StepTime
+from shardmark.bench.report.figures import figures_of
+from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
+from shardmark.bench.report.figures.drawing import REFERENCE, draw, figure_svg
+from shardmark.bench.report.figures.measured import trade_off_panel
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parents[1] / "benchmarks" / "results"

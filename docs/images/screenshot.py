@@ -15,8 +15,8 @@ from draw import HERE, stored_run
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.report.page.page import write_report
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.report.page.page import write_report
 
 RUN = "my-texts"
 WIDTH, HEIGHT = 1000, 700

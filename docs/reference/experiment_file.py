@@ -12,8 +12,8 @@ from typing import Any
 
 from markup import code, page, paragraphs, table
 
-from shardmark.config.experiment import experiment_schema
-from shardmark.strategies import SHARED_OPTIONS, fixed_options, strategy_class
+from shardmark.experiment.experiment import experiment_schema
+from shardmark.ranks.strategies import SHARED_OPTIONS, fixed_options, strategy_class
 
 Schema = Mapping[str, Any]
 

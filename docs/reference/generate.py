@@ -16,8 +16,8 @@ import typer
 from experiment_file import experiment_file
 from markup import code, page, paragraphs, table
 
+from shardmark.base.metrics import METRICS, Metric
 from shardmark.cli import app
-from shardmark.core.metrics import METRICS, Metric
 
 
 def main(folder: Path) -> None:

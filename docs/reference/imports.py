@@ -18,13 +18,21 @@ PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- imports: generated -->\n", "<!-- imports: end -->"
 ENTRIES: Mapping[str, tuple[str, ...]] = {
     "rank": (
-        *("train/rank.py", "strategies/ddp.py", "strategies/step.py"),
-        *("workloads/vision/task.py", "workloads/datasets/digits.py"),
+        *("ranks/train/rank.py", "ranks/strategies/ddp.py", "ranks/strategies/step.py"),
+        *("ranks/workloads/vision/task.py", "ranks/workloads/datasets/digits.py"),
     ),
     "command": (
-        *("cli/run.py", "config/load.py", "trials/matrix.py", "launch/controller.py"),
-        *("launch/local/engine.py", "launch/local/agent.py", "progress/display.py"),
-        *("analysis/compare/comparison.py", "cli/compare.py", "report/answers/overview.py"),
+        *("cli/run.py", "experiment/load.py", "experiment/matrix.py", "bench/launch/controller.py"),
+        *(
+            "bench/launch/local/engine.py",
+            "bench/launch/local/agent.py",
+            "bench/progress/display.py",
+        ),
+        *(
+            "bench/analysis/compare/comparison.py",
+            "cli/compare.py",
+            "bench/report/answers/overview.py",
+        ),
     ),
 }
 """Files from which the closures begin."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from shardmark.audit.plan import STEPS
-from shardmark.core.recipe import USUAL
+from shardmark.base.recipe import USUAL
+from shardmark.scripts.recording import STEPS
 
 
 def same_training(

@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
-from shardmark.measure.system.environment import machine
-from shardmark.measure.system.gpus import (
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import load_run
+from shardmark.base.results.verification import read_verification
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.experiment.load import from_mapping
+from shardmark.ranks.measure.system.environment import machine
+from shardmark.ranks.measure.system.gpus import (
     RELEASED_BYTES,
     all_cuda_devices,
     used_memory,
     visible_cuda_devices,
 )
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import load_run
-from shardmark.results.verification import read_verification
 
 FOUND = all_cuda_devices()
 if not visible_cuda_devices(FOUND):

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from shardmark.cli import main
-from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
+from shardmark.ranks.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 
 FOUND = all_cuda_devices()
 GPUS = len(visible_cuda_devices(FOUND))
@@ -29,8 +29,8 @@ def test_gpus_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.timeout(300)
 def test_run_stores_the_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from shardmark.config.load import from_mapping
-    from shardmark.launch.controller import run_experiment
+    from shardmark.bench.launch.controller import run_experiment
+    from shardmark.experiment.load import from_mapping
 
     out = tmp_path_factory.mktemp("run")
     mapping = {

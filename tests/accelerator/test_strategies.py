@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.recipe import Optimizer
-from shardmark.equivalence.capture import Capture
-from shardmark.measure.system.environment import machine
-from shardmark.measure.system.gpus import all_cuda_devices, visible_cuda_devices
-from shardmark.strategies.base import RankContext
-from shardmark.workloads import check_data
+from shardmark.base.recipe import Optimizer
+from shardmark.bench.reference.capture import Capture
+from shardmark.ranks.measure.system.environment import machine
+from shardmark.ranks.measure.system.gpus import all_cuda_devices, visible_cuda_devices
+from shardmark.ranks.strategies.base import RankContext
+from shardmark.ranks.workloads import check_data
 from tests.distributed import strategy_table
 from tests.distributed.captures import (
     FUSED,

@@ -11,7 +11,7 @@ from benchmarks.cluster import namespaces
 from benchmarks.cluster.__main__ import filled, main
 from benchmarks.cluster.bench import Node, bits_per_second
 
-from shardmark.core.errors import InputError, ShardmarkError
+from shardmark.base.errors import InputError, ShardmarkError
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
 
 SOURCES = ROOT / "src"
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))

@@ -18,8 +18,8 @@ from benchmarks.cluster.link_speeds import (
     winners_table,
 )
 
-from shardmark.core.errors import InputError
-from shardmark.results.schema import TrialResult
+from shardmark.base.errors import InputError
+from shardmark.base.results.schema import TrialResult
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 from tests.runs import FIRST_STEP_AT_SECONDS
 

@@ -24,11 +24,11 @@ from benchmarks.predict import (
 from benchmarks.published import COLUMNS, read
 from benchmarks.traced import condensed, key_of, load, memory_profile, traced
 
-from shardmark.core.recipe import Recipe
+from shardmark.base.recipe import Recipe
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.timing import Constants
-from shardmark.strategies import build_strategy
+from shardmark.ranks.strategies import build_strategy
 
 RECIPE = Recipe(steps=1, per_rank_batch=256)
 MEDIANS = {

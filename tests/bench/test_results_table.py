@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.results_table import main
 
-from shardmark.results.store import load_run
+from shardmark.base.results.store import load_run
 from tests.bench.test_link_speeds import ENVIRONMENT
 from tests.golden.invented import invented_trial, write_run
 

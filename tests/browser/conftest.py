@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.report.page.page import write_report
-from shardmark.results.store import load_run
+from shardmark.base.results.store import load_run
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.report.page.page import write_report
 from tests.browser.runs import disturbed_run, grid_run, small_run
 from tests.golden.hostile import hostile_copy
 

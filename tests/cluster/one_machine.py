@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
-from shardmark.measure.step.progress import read_progress
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import StoredRun, load_run
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.experiment.load import from_mapping
+from shardmark.ranks.measure.step.progress import read_progress
 from tests.distributed.experiments import experiment
 from tests.kept_engine import REPOSITORY, KeptEngine
 

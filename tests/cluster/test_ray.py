@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from shardmark.results.schema import Outcome
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.schema import Outcome
+from shardmark.base.results.store import StoredRun, load_run
 from tests.cluster.one_machine import (
     ENDLESS,
     EXPERIMENT,
@@ -62,7 +62,7 @@ def left() -> list[str]:
     for process in psutil.process_iter(["cmdline"]):
         words = " ".join(process.info["cmdline"] or ())
         try:
-            if "shardmark.launch" in words and MARK in process.environ():
+            if "shardmark.bench.launch" in words and MARK in process.environ():
                 found.append(words)
         except psutil.Error:
             continue

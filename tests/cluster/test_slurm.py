@@ -18,8 +18,8 @@ import pytest
 import yaml
 from benchmarks.cluster import namespaces
 
-from shardmark.results.schema import Outcome
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.schema import Outcome
+from shardmark.base.results.store import StoredRun, load_run
 from tests.cluster.needs import why_no_bench
 from tests.cluster.one_machine import (
     ENDLESS,
@@ -120,7 +120,7 @@ def test_lost_node_ends_its_trial_alone(cluster: SlurmCluster, tmp_path: Path) -
     out = tmp_path / "run"
     job = submit(cluster, tmp_path, command(tmp_path, **ENDLESS))
     wait_for(lambda: stepping(out, 0), LONG_SECONDS)
-    (process,) = running(cluster, 2, b"shardmark.launch.nodes.node")
+    (process,) = running(cluster, 2, b"shardmark.extras.engines.nodes.node")
     os.kill(process, signal.SIGKILL)
     wait_for(lambda: stepping(out, 1), LONG_SECONDS)
     cluster.answer("scancel", *cluster.jobs())

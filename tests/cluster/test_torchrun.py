@@ -18,11 +18,11 @@ import yaml
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.diagnose.stability import warnings_of
-from shardmark.results.network import read_network
-from shardmark.results.schema import Outcome, StabilityKind, TrialResult
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.network import read_network
+from shardmark.base.results.schema import Outcome, StabilityKind, TrialResult
+from shardmark.base.results.store import StoredRun, load_run
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.diagnose.stability import warnings_of
 from tests.cluster.needs import needs_bench
 from tests.cluster.one_machine import (
     ENDLESS,

@@ -10,13 +10,13 @@ import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
+from shardmark.base.results.schema import Failure, Outcome
+from shardmark.bench.launch.listener import TrialProgress
+from shardmark.bench.progress import display, lines, pace
 from shardmark.cli.run import _interrupted_by_sigterm
-from shardmark.launch.listener import TrialProgress
-from shardmark.progress import display, lines, pace
-from shardmark.results.schema import Failure, Outcome
-from shardmark.trials.matrix import expand
+from shardmark.experiment.matrix import expand
 from tests.golden.invented import invented_trial
-from tests.unit.launch.fakes import experiment
+from tests.unit.bench.launch.fakes import experiment
 
 NOW = [100.0]
 

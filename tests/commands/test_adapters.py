@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.core.recipe import Limits, Measure, Recipe
-from shardmark.equivalence.verdict import ReferenceCache
-from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads.own.options import OwnOptions
+from shardmark.base.recipe import Limits, Measure, Recipe
+from shardmark.bench.reference.verdict import ReferenceCache
+from shardmark.ranks.trial import StrategySpec, Trial
+from shardmark.ranks.workloads.own.options import OwnOptions
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "own-task.md").read_text(encoding="utf-8")
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from shardmark.core.extras import EXTRAS
+from shardmark.base.extras import EXTRAS
+from tests import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 PROGRAM = """
 import contextlib, io, json, sys
 for module in json.loads(sys.argv[1]):

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli.list import KINDS
+from tests import GOLDEN
 from tests.golden.invented import write_run
-from tests.unit.export.runs import exportable
-from tests.unit.report_compare.test_cli import trials
-from tests.unit.workloads import detection_data
+from tests.unit.bench.report.export.runs import exportable
+from tests.unit.bench.report.test_cli import trials
+from tests.unit.extras.detection import detection_data
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 NUMBERS = {"torch", "numpy", "scipy", "pandas", "torchvision", "deepspeed"}
 DRAWING = {"vl_convert", "jinja2"}
 PICTURES = {"torch", "torchvision", "timm", "PIL"}
@@ -26,14 +26,14 @@ PICTURES = {"torch", "torchvision", "timm", "PIL"}
 STEPS: dict[str, tuple[str, set[str]]] = {
     "table of strategies": (
         """
-from shardmark.strategies import STRATEGIES, build_strategy
+from shardmark.ranks.strategies import STRATEGIES, build_strategy
 for name in STRATEGIES:
     build_strategy(name, {}).loads()
 """,
         NUMBERS | DRAWING,
     ),
     "engines and nodes": (
-        "import shardmark.launch.engines, shardmark.launch.nodes.node",
+        "import shardmark.bench.launch.engines, shardmark.extras.engines.nodes.node",
         NUMBERS | DRAWING | {"ray"},
     ),
     "help and lists": (
@@ -57,15 +57,15 @@ for more in ([], ["--view", "scaling", "--view", "network", "--view", "time-to:t
         NUMBERS - {"numpy", "scipy"} | DRAWING,  # its intervals are scipy's
     ),
     "drawing of the page": (
-        "import shardmark.report.figures.drawing",
+        "import shardmark.bench.report.figures.drawing",
         NUMBERS - {"numpy", "scipy"} | DRAWING,  # which `compare` has loaded
     ),
     "workloads": (
         """
-from shardmark.workloads.vision import options as classification
-from shardmark.workloads import datasets
-from shardmark.workloads import models
-from shardmark.workloads import check_data, options
+from shardmark.ranks.workloads.vision import options as classification
+from shardmark.ranks.workloads import datasets
+from shardmark.ranks.workloads import models
+from shardmark.ranks.workloads import check_data, options
 check_data(options({"name": "classification", "model": "convnext_tiny"}))
 check_data(options({"name": "classification", "dataset": "random", "model": "timm:resnet18"}))
 """,
@@ -73,8 +73,8 @@ check_data(options({"name": "classification", "dataset": "random", "model": "tim
     ),
     "detection": (
         """
-from shardmark.workloads import check_data, options
-from shardmark.workloads.detection.options import DetectionOptions
+from shardmark.ranks.workloads import check_data, options
+from shardmark.extras.detection.options import DetectionOptions
 for place in (given["detection"], given["coco"]):
     mapping = {"name": "detection", "dataset": "coco", "data_dir": place}
     for more in ({}, {"model": "maskrcnn_resnet50_fpn"}):
@@ -86,9 +86,9 @@ for place in (given["detection"], given["coco"]):
     "presets": (
         """
 from pathlib import Path
-from shardmark.config.experiment import experiment_schema
-from shardmark.config.load import load_experiment, preset_names, to_yaml
-from shardmark.trials.matrix import expand
+from shardmark.experiment.experiment import experiment_schema
+from shardmark.experiment.load import load_experiment, preset_names, to_yaml
+from shardmark.experiment.matrix import expand
 for name in preset_names():
     experiment = load_experiment(name)
     assert experiment.name == name, name
@@ -102,10 +102,10 @@ experiment_schema()
     ),
     "what is measured from outside": (
         """
-import shardmark.analysis.trial.summarise, shardmark.cli.doctor
-import shardmark.measure.system.environment, shardmark.measure.system.machine_checks
-import shardmark.measure.system.sampler
-shardmark.measure.system.environment.machine()
+import shardmark.bench.analysis.trial.summarise, shardmark.cli.doctor
+import shardmark.ranks.measure.system.environment, shardmark.ranks.measure.system.machine_checks
+import shardmark.ranks.measure.system.sampler
+shardmark.ranks.measure.system.environment.machine()
 """,
         {"torch"},
     ),
@@ -132,10 +132,10 @@ assert main(["run", "experiment.yaml", "--dry-run"]) in (0, 2)
         """
 import subprocess, sys
 from shardmark.cli import main
-from shardmark.launch.local import fork_server
-from shardmark.launch.nodes.protocol import JoinOptions
+from shardmark.bench.launch.local import fork_server
+from shardmark.extras.engines.nodes.protocol import JoinOptions
 assert main(["verify", "experiment.yaml", "--set", "matrix.strategy=nonsense"]) == 2
-fork_server.PRELOADED = ("colorsys", "shardmark.trials.trial")
+fork_server.PRELOADED = ("colorsys", "shardmark.ranks.trial")
 server = fork_server.ForkServer()
 server.load([], "cpu")
 server.close()

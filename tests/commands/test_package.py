@@ -21,8 +21,8 @@ import yaml
 from packaging.requirements import Requirement
 
 import shardmark
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 BUILD = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
 
 

@@ -11,21 +11,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardmark.config.engines import TorchrunOptions
-from shardmark.config.load import load_experiment
-from shardmark.core.errors import InputError, ShardmarkError
-from shardmark.launch.local.engine import LocalEngine
-from shardmark.launch.nodes import torchrun
-from shardmark.trials.matrix import expand
-from shardmark.trials.trial import cell_id
-from tests.unit.launch.fakes import experiment
-from tests.unit.launch.nodes import request
+from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.bench.launch.local.engine import LocalEngine
+from shardmark.experiment.engines import TorchrunOptions
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
+from shardmark.extras.engines.nodes import torchrun
+from shardmark.ranks.trial import cell_id
+from tests import ROOT
+from tests.unit.bench.launch.fakes import experiment
+from tests.unit.extras.engines.nodes import request
 
-ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 IDS = """
 import json, sys
-from shardmark.trials.trial import Trial, cell_id, trial_id
+from shardmark.ranks.trial import Trial, cell_id, trial_id
 stored = json.loads(sys.argv[1])
 print(trial_id(Trial.model_validate(stored)))
 print(cell_id(stored))

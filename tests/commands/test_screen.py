@@ -12,7 +12,8 @@ import sys
 import termios
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests import ROOT
+
 DRAWING = str(Path(__file__).with_name("drawing.py"))
 STYLES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
 """Variables of the machine's that would change what is drawn."""

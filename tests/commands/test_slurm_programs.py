@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.config.engines import SlurmOptions
-from shardmark.core.errors import ShardmarkError
-from shardmark.launch.nodes.registry import NodeRegistry
-from shardmark.launch.slurm import engine as slurm
-from shardmark.launch.slurm.engine import OTHER_TASKS, Steps, job_state
-from tests.unit.launch.nodes import KEY, listening
-from tests.unit.launch.test_slurm import inside
+from shardmark.base.errors import ShardmarkError
+from shardmark.experiment.engines import SlurmOptions
+from shardmark.extras.engines.nodes.registry import NodeRegistry
+from shardmark.extras.engines.slurm import engine as slurm
+from shardmark.extras.engines.slurm.engine import OTHER_TASKS, Steps, job_state
+from tests.unit.extras.engines.nodes import KEY, listening
+from tests.unit.extras.engines.test_slurm import inside
 
 __all__ = ["inside"]  # fixture
 

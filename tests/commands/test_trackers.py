@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from shardmark.base.errors import InputError
+from shardmark.base.results.store import StoredRun
+from shardmark.bench.report.export import export_runs, trackers
+from shardmark.bench.report.export.tables import series_of
+from shardmark.bench.report.export.trackers import TRACKERS
 from shardmark.cli import BAD_INPUT, main
-from shardmark.core.errors import InputError
-from shardmark.report.export import export_runs, trackers
-from shardmark.report.export.tables import series_of
-from shardmark.report.export.trackers import TRACKERS
-from shardmark.results.store import StoredRun
-from tests.unit.export.runs import (
+from tests.unit.bench.report.export.runs import (
     BROKEN,
     HOSTILE,
     OK,
@@ -25,7 +25,7 @@ from tests.unit.export.runs import (
     seconds_of,
     started_of,
 )
-from tests.unit.export.trackers import (
+from tests.unit.bench.report.export.trackers import (
     READERS,
     clear_user_settings,
     skip_without_library,
@@ -144,7 +144,7 @@ def test_mlflow_uses_the_tracking_uri_of_the_environment(
 def test_wandb_heeds_the_users_project_and_refuses_a_mode_that_writes_nothing(
     run: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.unit.export.wandb_file import WandbRun
+    from tests.unit.bench.report.export.wandb_file import WandbRun
 
     monkeypatch.setenv("WANDB_PROJECT", "mine")
     monkeypatch.setenv("WANDB_ENTITY", "us")

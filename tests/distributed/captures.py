@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from torch.nn import functional
 
-from shardmark.core.errors import ShardmarkError
-from shardmark.core.recipe import Limits, Measure, Optimizer, Recipe
-from shardmark.equivalence.capture import Capture, capture_steps
-from shardmark.equivalence.verdict import ReferenceCache, verdict_on
-from shardmark.results.verification import Verdict
-from shardmark.strategies.base import RankContext, Server
-from shardmark.train.schedule import set_numerics
-from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads import TaskOptions, build_workload
-from shardmark.workloads.base import BatchPlan
-from shardmark.workloads.own.options import OwnOptions
-from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.base.errors import ShardmarkError
+from shardmark.base.recipe import Limits, Measure, Optimizer, Recipe
+from shardmark.base.results.verification import Verdict
+from shardmark.bench.reference.capture import Capture, capture_steps
+from shardmark.bench.reference.verdict import ReferenceCache, verdict_on
+from shardmark.ranks.strategies.base import RankContext, Server
+from shardmark.ranks.train.schedule import set_numerics
+from shardmark.ranks.trial import StrategySpec, Trial
+from shardmark.ranks.workloads import TaskOptions, build_workload
+from shardmark.ranks.workloads.base import BatchPlan
+from shardmark.ranks.workloads.own.options import OwnOptions
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
 from tests.distributed.faults import Started
 from tests.distributed.models import TEMPLATES
 

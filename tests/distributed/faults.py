@@ -12,16 +12,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from shardmark.core.recipe import Recipe
-from shardmark.core.shares import Shard
-from shardmark.measure.step.recorder import Spans
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import RankContext
-from shardmark.strategies.deepspeed.strategy import Zero
-from shardmark.workloads.base import Batch, TensorPlan, Workload
-from shardmark.workloads.detection.batch import DetectionBatch
-from shardmark.workloads.detection.proposals import PictureSampler
-from shardmark.workloads.language.batch import TokenBatch
+from shardmark.base.recipe import Recipe
+from shardmark.base.shares import Shard
+from shardmark.extras.detection.batch import DetectionBatch
+from shardmark.extras.detection.proposals import PictureSampler
+from shardmark.ranks.measure.step.recorder import Spans
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import RankContext
+from shardmark.ranks.strategies.deepspeed.strategy import Zero
+from shardmark.ranks.workloads.base import Batch, TensorPlan, Workload
+from shardmark.ranks.workloads.language.batch import TokenBatch
 
 
 class Faulty:
@@ -66,7 +66,7 @@ def scaled(factor: float) -> Callable[..., Started]:
 
 def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """DeepSpeed, told nothing about clipping."""
-    from shardmark.strategies.deepspeed.worker import start_engine
+    from shardmark.ranks.strategies.deepspeed.worker import start_engine
 
     config = Zero(name="zero-1", stage=1).config(recipe, process.device.type)
     del config["gradient_clipping"]
@@ -234,7 +234,7 @@ def messages_in_fp32(workload: Workload, recipe: Recipe, process: RankContext) -
 
 def untied_layers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     """Tied weights as `parallelize_module` leaves them."""
-    with patch("shardmark.strategies.layers.divided._tied", return_value=[]):
+    with patch("shardmark.ranks.strategies.layers.divided._tied", return_value=[]):
         return start("tp", workload, recipe, process)
 
 

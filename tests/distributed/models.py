@@ -12,10 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.workloads.language.gpt import GPT, parts_of
-from shardmark.workloads.model_building import user_function
+from shardmark.ranks.workloads.language.gpt import GPT, parts_of
+from shardmark.ranks.workloads.model_building import user_function
 
-TEMPLATES = Path(str(files("shardmark.config"))) / "templates"
+TEMPLATES = Path(str(files("shardmark.experiment"))) / "templates"
 
 
 class Block(nn.Module):

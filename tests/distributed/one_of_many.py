@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardmark.core.shares import Shard
-from shardmark.strategies.base import RankContext, TrainingGroup
-from shardmark.strategies.layers.sequences import SequenceWorker
-from shardmark.strategies.replicas import DistributedReplicas
-from shardmark.trials.trial import Trial
-from shardmark.workloads.base import Batch, BatchPlan, Workload
+from shardmark.base.shares import Shard
+from shardmark.ranks.strategies.base import RankContext, TrainingGroup
+from shardmark.ranks.strategies.layers.sequences import SequenceWorker
+from shardmark.ranks.strategies.replicas import DistributedReplicas
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads.base import Batch, BatchPlan, Workload
 
 
 def reduce_bucket(group: Any, bucket: Any) -> Any:

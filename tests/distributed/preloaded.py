@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import importlib
 
-from shardmark.launch.local.fork_server import PRELOADED
+from shardmark.bench.launch.local.fork_server import PRELOADED
 
-for name in (*PRELOADED, "shardmark.strategies.deepspeed.preload"):
+for name in (*PRELOADED, "shardmark.ranks.strategies.deepspeed.preload"):
     importlib.import_module(name)
 
 # As in the package's own fork server: DeepSpeed's start collects garbage many times.

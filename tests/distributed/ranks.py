@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from shardmark.core.environment_variables import DEVICE_TYPE_VARIABLE
-from shardmark.launch.local.fork_server import ENVIRONMENT
-from shardmark.strategies.base import RankContext
+from shardmark.base.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.bench.launch.local.fork_server import ENVIRONMENT
+from shardmark.ranks.strategies.base import RankContext
+from tests import ROOT
 
 JOIN_SECONDS = 350
 STDERR = 2
-REPOSITORY = Path(__file__).parents[2]
 
 
 def run_ranks(
@@ -71,7 +71,7 @@ def _start_server() -> None:
     """The process that ranks are forked from loads the libraries once for all groups."""
     multiprocessing.set_forkserver_preload(["tests.distributed.preloaded"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(REPOSITORY), prepend=os.pathsep)
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
         patch.setenv(DEVICE_TYPE_VARIABLE, "cpu")
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, os.environ.get(name, value))

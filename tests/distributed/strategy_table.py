@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardmark.core.recipe import Optimizer, Schedule
-from shardmark.core.traffic import ModelSize, RequiredTraffic
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell
-from shardmark.measure.memory.tensors import storage_bytes
-from shardmark.measure.step.collectives import CollectiveCounter
-from shardmark.measure.step.recorder import NoSpans, Spans
-from shardmark.results.schema import CollectiveRecord, ProbeRecord
-from shardmark.strategies import option_names
-from shardmark.strategies.base import RankContext, Server, Worker
-from shardmark.strategies.blocks import sharding_units
-from shardmark.train.probe import HeldSpans, model_counts, probe
-from shardmark.trials.trial import Trial
-from shardmark.workloads import TaskOptions, build_workload
-from shardmark.workloads.base import BatchPlan, Workload
-from shardmark.workloads.detection.options import DetectionOptions
-from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.own.options import OwnOptions
-from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.base.recipe import Optimizer, Schedule
+from shardmark.base.results.schema import CollectiveRecord, ProbeRecord
+from shardmark.base.traffic import ModelSize, RequiredTraffic
+from shardmark.extras.detection.options import DetectionOptions
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell
+from shardmark.ranks.measure.memory.tensors import storage_bytes
+from shardmark.ranks.measure.step.collectives import CollectiveCounter
+from shardmark.ranks.measure.step.recorder import NoSpans, Spans
+from shardmark.ranks.strategies import option_names
+from shardmark.ranks.strategies.base import RankContext, Server, Worker
+from shardmark.ranks.strategies.blocks import sharding_units
+from shardmark.ranks.train.probe import HeldSpans, model_counts, probe
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import TaskOptions, build_workload
+from shardmark.ranks.workloads.base import BatchPlan, Workload
+from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.own.options import OwnOptions
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
 from tests.distributed import captures, faults
 from tests.distributed.captures import (
     GROUPED,

@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.core.environment_variables import RENDEZVOUS_VARIABLE
-from shardmark.core.run_files import TRIAL_FILE
-from shardmark.launch.local import agent
-from shardmark.launch.local.fork_server import ForkServer
-from shardmark.launch.placement import MeetingPoint
-from shardmark.trials.matrix import expand
+from shardmark.base.environment_variables import RENDEZVOUS_VARIABLE
+from shardmark.base.run_files import TRIAL_FILE
+from shardmark.bench.launch.local import agent
+from shardmark.bench.launch.local.fork_server import ForkServer
+from shardmark.bench.launch.placement import MeetingPoint
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
 from tests.distributed.experiments import experiment
 from tests.distributed.test_nobody_gets_in import meeting_points
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import shardmark.testing
+from shardmark.base.errors import InputError
 from shardmark.cli import main
-from shardmark.core.errors import InputError
 from tests.json_fields import problems_of
 from tests.zoo.cases import CASES
 

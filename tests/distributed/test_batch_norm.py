@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from shardmark.strategies.base import RankContext
-from shardmark.strategies.batch_norm import synchronise_batch_norms
+from shardmark.ranks.strategies.base import RankContext
+from shardmark.ranks.strategies.batch_norm import synchronise_batch_norms
 from tests.distributed.ranks import run_ranks
 
 NORMS: dict[str, Callable[[], nn.Module]] = {

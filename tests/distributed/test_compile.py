@@ -11,11 +11,11 @@ import torch
 import torch._dynamo
 
 import shardmark
-from shardmark.config.load import from_mapping
-from shardmark.equivalence.capture import Capture
-from shardmark.launch.controller import run_experiment
-from shardmark.measure.step.compilation import Compilation
-from shardmark.strategies.base import RankContext
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.reference.capture import Capture
+from shardmark.experiment.load import from_mapping
+from shardmark.ranks.measure.step.compilation import Compilation
+from shardmark.ranks.strategies.base import RankContext
 from tests.distributed.captures import Case, capture_all, check_verdict, recipe, trial
 from tests.distributed.experiments import experiment
 from tests.distributed.ranks import run_ranks

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
-from tests.unit.export.test_launch import planned, stored
+from tests.unit.bench.report.export.test_launch import planned, stored
 
 OVERRIDES = ("recipe.gradient_accumulation=2", "recipe.seed=7")
 TORCHRUN = """

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.report.export.launch_configuration import launch_configuration
-from tests.unit.export.test_launch import planned
+from shardmark.bench.report.export.launch_configuration import launch_configuration
+from tests.unit.bench.report.export.test_launch import planned
 
 STRATEGIES = "[single, dp, ddp, zro, fsdp, {name: fsdp-hybrid, shard_group: 2}, fsdp1, zero-1]"
 SCRIPT = """

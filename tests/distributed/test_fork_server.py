@@ -16,18 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
-from shardmark.launch.local import fork_server
-from shardmark.launch.local.fork_server import PRELOADED, ForkServer, living
-from shardmark.launch.trial_artifacts import AGENT_LOG
+from shardmark.bench.launch.local import fork_server
+from shardmark.bench.launch.local.fork_server import PRELOADED, ForkServer, living
+from shardmark.bench.launch.trial_artifacts import AGENT_LOG
+from tests import ROOT
 
-REPOSITORY = Path(__file__).parents[2]
 AGENT = "tests.distributed.telling_agent"
 pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(fork_server, "AGENT", AGENT)
     monkeypatch.setattr(fork_server, "PRELOADED", (AGENT,))
     with closing(ForkServer()) as made:
@@ -104,7 +104,7 @@ def test_loading_makes_no_call_to_the_cuda_runtime(
     """With a MIG slice, counting devices asks the runtime, and forked ranks could not use it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4b1cc6a1-0000-0000-0000-000000000000")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
-    server.load([*PRELOADED, "shardmark.strategies.deepspeed.preload"], "cuda")
+    server.load([*PRELOADED, "shardmark.ranks.strategies.deepspeed.preload"], "cuda")
     server.begin(tmp_path, "measure", {})
     assert server.ended(30) == 3
     assert told_in(tmp_path)["bad_fork"] is False
@@ -132,7 +132,7 @@ def test_await_end_waits_for_the_last_process(monkeypatch: pytest.MonkeyPatch) -
 
 def test_process_dies_if_its_parent_died_first() -> None:
     """Before the kernel could be asked to tell."""
-    here = "from shardmark.core.processes import die_with_parent"
+    here = "from shardmark.base.processes import die_with_parent"
     words = [sys.executable, "-c", f"{here}; die_with_parent(1); print('lives on')"]
     ended = subprocess.run(words, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
@@ -142,7 +142,7 @@ def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
     """As `multiprocessing`'s fork server would: a user's script calls `shardmark.run` at once."""
     (tmp_path / "script.py").write_text(
         "from pathlib import Path\n"
-        "from shardmark.launch.local import fork_server\n"
+        "from shardmark.bench.launch.local import fork_server\n"
         f"fork_server.AGENT, fork_server.PRELOADED = {AGENT!r}, ({AGENT!r},)\n"
         "server = fork_server.ForkServer()\n"
         "server.load([], 'cpu')\n"
@@ -150,7 +150,7 @@ def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
         "print('ended', server.ended(30))\n"
         "server.close()\n"
     )
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), *sys.path]))
+    path = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
     finished = subprocess.run(
         [sys.executable, tmp_path / "script.py"],
         cwd=tmp_path,

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import ROOT
 from tests.distributed.experiments import experiment
 
-REPOSITORY = Path(__file__).parents[2]
 NEXT_COMMAND = """
 from contextlib import closing
-from shardmark.launch.local.fork_server import ForkServer
+from shardmark.bench.launch.local.fork_server import ForkServer
 with closing(ForkServer()) as server:
     server.make_ready()
 """
@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], Any]) -> Any:
 def node_1(command: subprocess.Popen[bytes]) -> psutil.Process:
     for process in psutil.Process(command.pid).children():
         words = process.cmdline()
-        if "shardmark.launch.nodes.node" in words and json.loads(words[-1])["number"] == 1:
+        if "shardmark.extras.engines.nodes.node" in words and json.loads(words[-1])["number"] == 1:
             return process
     raise AssertionError("node 1 runs")
 
@@ -61,7 +61,7 @@ def test_temporary_files_of_a_killed_node_are_removed(tmp_path: Path, killed: st
     variables = os.environ | {"TMPDIR": str(temporary)}
     words = [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(run)]
     with (tmp_path / "log.txt").open("wb") as log:
-        command = subprocess.Popen(words, cwd=REPOSITORY, env=variables, stdout=log, stderr=log)
+        command = subprocess.Popen(words, cwd=ROOT, env=variables, stdout=log, stderr=log)
 
     def left() -> int:
         """Return the number of scratch folders."""

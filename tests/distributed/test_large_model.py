@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import load_run
-from shardmark.strategies.casting import lossless_copy, narrow_weights
-from shardmark.train.record import weights_sha256
-from shardmark.workloads import build_workload
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import load_run
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.experiment.load import from_mapping
+from shardmark.ranks.strategies.casting import lossless_copy, narrow_weights
+from shardmark.ranks.train.record import weights_sha256
+from shardmark.ranks.workloads import build_workload
 from tests.kept_engine import KeptEngine
 
 ZERO_3: dict[str, Any] = {"name": "zero-3", "max_live_parameters": 0, "max_reuse_distance": 0}

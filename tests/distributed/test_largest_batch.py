@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import shardmark
+from shardmark.base.errors import InputError
+from shardmark.base.results.store import load_run
 from shardmark.cli import main
-from shardmark.core.errors import InputError
-from shardmark.results.store import load_run
 from tests.distributed.experiments import experiment
 from tests.json_fields import problems_of
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmark.core.shares import Shard
-from shardmark.measure.step.recorder import NoSpans
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import RankContext, Server
-from shardmark.workloads.base import BatchPlan
+from shardmark.base.shares import Shard
+from shardmark.ranks.measure.step.recorder import NoSpans
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import RankContext, Server
+from shardmark.ranks.workloads.base import BatchPlan
 from tests.distributed.ranks import run_ranks
-from tests.unit.training.toy import ToyWorkload, assert_same, plain, recipe
+from tests.unit.ranks.train.toy import ToyWorkload, assert_same, plain, recipe
 
 STEPS = 5
 OPTIONS: dict[str, dict[str, Any]] = {

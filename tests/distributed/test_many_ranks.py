@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell
-from shardmark.measure.step.collectives import CollectiveCounter
-from shardmark.measure.step.recorder import NoSpans
-from shardmark.strategies.base import RankContext, Server
-from shardmark.trials.trial import Trial
-from shardmark.workloads import TaskOptions, build_workload
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell
+from shardmark.ranks.measure.step.collectives import CollectiveCounter
+from shardmark.ranks.measure.step.recorder import NoSpans
+from shardmark.ranks.strategies.base import RankContext, Server
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import TaskOptions, build_workload
 from tests.distributed.captures import recipe, trial
 from tests.distributed.one_of_many import batches_of, one_of_many
 from tests.distributed.ranks import run_ranks

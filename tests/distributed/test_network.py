@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.analysis.network.links import with_fits
-from shardmark.core.errors import ShardmarkError
-from shardmark.measure.network import probe as network_probe
-from shardmark.measure.network.probe import probe_network
+from shardmark.base.errors import ShardmarkError
+from shardmark.bench.analysis.network.links import with_fits
+from shardmark.ranks.measure.network import probe as network_probe
+from shardmark.ranks.measure.network.probe import probe_network
 
 SECONDS = 1.0
 

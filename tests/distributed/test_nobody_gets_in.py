@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it lazily
 
-from shardmark.config.load import from_mapping
-from shardmark.core.errors import ShardmarkError
-from shardmark.launch.controller import run_experiment
-from shardmark.launch.local.rank_store import FileOfRanks, NodesStore
-from shardmark.launch.placement import MeetingPoint
-from shardmark.results.schema import Outcome
-from shardmark.results.store import load_run
+from shardmark.base.errors import ShardmarkError
+from shardmark.base.results.schema import Outcome
+from shardmark.base.results.store import load_run
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore
+from shardmark.bench.launch.placement import MeetingPoint
+from shardmark.experiment.load import from_mapping
 from tests.distributed.experiments import experiment
 from tests.kept_engine import REPOSITORY, KeptEngine
 from tests.listening import Address, is_loopback, of_this_process

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from shardmark.strategies.base import RankContext
-from shardmark.train.exchanged_group import one_rank
+from shardmark.ranks.strategies.base import RankContext
+from shardmark.ranks.train.exchanged_group import one_rank
 from tests.distributed.ranks import run_ranks
 
 

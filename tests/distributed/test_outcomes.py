@@ -17,11 +17,11 @@ import psutil
 import pytest
 
 import shardmark
-from shardmark.config.load import from_mapping
-from shardmark.core.errors import StorageError
-from shardmark.launch.controller import run_experiment, verify_experiment
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.verification import LOGS_FOLDER
+from shardmark.base.errors import StorageError
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.verification import LOGS_FOLDER
+from shardmark.bench.launch.controller import run_experiment, verify_experiment
+from shardmark.experiment.load import from_mapping
 from tests.distributed.experiments import experiment
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
 from tests.kept_engine import REPOSITORY, KeptEngine

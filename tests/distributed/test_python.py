@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 
 import shardmark
-from shardmark.launch import session
-from shardmark.results.schema import Outcome
+from shardmark.base.results.schema import Outcome
+from shardmark.bench.launch import session
 from tests.docs.pages import ROOT, blocks
 from tests.kept_engine import KeptEngine
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
-from shardmark.report.answers.answers import answers
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import StoredRun, load_run
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import StoredRun, load_run
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.report.answers.answers import answers
+from shardmark.experiment.load import from_mapping
 from tests.distributed.experiments import experiment
 from tests.distributed.test_two_nodes import TWO_NODES
 from tests.kept_engine import KeptEngine

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import shardmark
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment, verify_experiment
-from shardmark.results.schema import Outcome, TrialResult
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.bench.launch.controller import run_experiment, verify_experiment
+from shardmark.experiment.load import from_mapping
 from tests.distributed.experiments import experiment
 from tests.distributed.test_outcomes import descendants
 from tests.kept_engine import KeptEngine

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.shares import Shard
-from shardmark.measure.memory.tensors import live_tensor_bytes, storage_bytes
+from shardmark.base.shares import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import RankContext, Server
-from shardmark.train.probe import HeldSpans
-from shardmark.workloads import build_workload, check_data
-from shardmark.workloads.base import BatchPlan
+from shardmark.ranks.measure.memory.tensors import live_tensor_bytes, storage_bytes
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import RankContext, Server
+from shardmark.ranks.train.probe import HeldSpans
+from shardmark.ranks.workloads import build_workload, check_data
+from shardmark.ranks.workloads.base import BatchPlan
 from tests.distributed.captures import (
     REFERENCES,
     STEPS,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.launch.controller import run_experiment
-from shardmark.results.schema import Outcome
-from shardmark.results.store import load_run
+from shardmark.base.results.schema import Outcome
+from shardmark.base.results.store import load_run
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.experiment.load import from_mapping
 from tests.cluster.one_machine import losses
 from tests.distributed.experiments import experiment
 from tests.distributed.strategy_table import VISION

@@ -13,8 +13,8 @@ import pytest
 import typer
 
 from shardmark.cli import app
+from tests import ROOT
 
-ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 FOLDERS = ("tutorial", "guides", "method", "reference", "studies", "decisions")
 PAGES = (

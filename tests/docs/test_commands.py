@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.base.strict_yaml import parse_yaml
 from shardmark.cli import main
-from shardmark.core.strict_yaml import parse_yaml
 from tests.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
 
 STORED = ROOT / "tests" / "golden" / "v1"
@@ -90,7 +90,7 @@ def files_of_readers() -> dict[str, str]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder to work in, as the pages' reader has it."""
-    script = files("shardmark.config") / "templates" / "script.py"
+    script = files("shardmark.experiment") / "templates" / "script.py"
     for name, text in {"train.py": script.read_text(), **files_of_readers()}.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)

@@ -16,18 +16,18 @@ import yaml
 from pydantic import BaseModel
 
 import shardmark
+from shardmark.base.machine import Machine
+from shardmark.base.metrics import METRICS
+from shardmark.base.strict_yaml import parse_yaml
 from shardmark.cli import app
 from shardmark.cli.init import CODE_FILES
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import from_mapping, load_experiment, preset_names, preset_text
-from shardmark.core.machine import Machine
-from shardmark.core.metrics import METRICS
-from shardmark.core.strict_yaml import parse_yaml
-from shardmark.strategies import STRATEGIES, option_names
-from shardmark.trials.matrix import expand
-from shardmark.workloads.datasets import DATASETS
-from shardmark.workloads.models import MODELS
-from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import from_mapping, load_experiment, preset_names, preset_text
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.strategies import STRATEGIES, option_names
+from shardmark.ranks.workloads.datasets import DATASETS
+from shardmark.ranks.workloads.models import MODELS
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
 from tests.docs.pages import (
     PAGES,
     README,
@@ -122,7 +122,9 @@ def test_the_example_of_a_model_makes_logits() -> None:
     "name", [kind.value for kind, file in CODE_FILES.items() if file == "my_task.py"]
 )
 def test_the_guide_s_own_tasks_are_those_that_init_writes(name: str) -> None:
-    template = (files("shardmark.config") / "templates" / f"{name}.py").read_text(encoding="utf-8")
+    template = (files("shardmark.experiment") / "templates" / f"{name}.py").read_text(
+        encoding="utf-8"
+    )
     guide = {"rl": "reinforcement-learning"}.get(name, "own-task")
     page = ROOT / "docs" / "guides" / f"{guide}.md"
     assert template in [code.partition("\n")[2] for _, code in blocks("python", page)]

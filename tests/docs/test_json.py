@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shardmark.cli import main
+from tests import GOLDEN
 from tests.docs.pages import program
 from tests.json_fields import PAGE, problems_of
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 
 COMMANDS = {
     "compare {golden}": "Comparison",

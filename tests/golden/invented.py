@@ -8,11 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardmark.core.errors import InputError
-from shardmark.core.layout import Layout, data_parallel
-from shardmark.core.metrics import METRICS, TRIAL_METRICS
-from shardmark.core.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
-from shardmark.results.schema import (
+from shardmark.base.errors import InputError
+from shardmark.base.layout import Layout, data_parallel
+from shardmark.base.metrics import METRICS, TRIAL_METRICS
+from shardmark.base.results.schema import (
     CollectiveRecord,
     EpochRecord,
     Failure,
@@ -23,15 +22,16 @@ from shardmark.results.schema import (
     TrialResult,
     WindowRecord,
 )
-from shardmark.results.store import RunFolder
-from shardmark.results.verification import (
+from shardmark.base.results.store import RunFolder
+from shardmark.base.results.verification import (
     REFERENCE,
     Check,
     Verdict,
     Verification,
     write_verification,
 )
-from shardmark.strategies import build_strategy
+from shardmark.base.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.ranks.strategies import build_strategy
 
 STARTED_AT_SECONDS = 1_767_225_600.0
 NO_GPU = "no CUDA device"

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.analysis.network.links import with_fits
-from shardmark.config.load import from_mapping
-from shardmark.core.metrics import METRICS
-from shardmark.results.network import read_network
-from shardmark.results.schema import Outcome
-from shardmark.results.store import RunFolder, load_run
+from shardmark.base.metrics import METRICS
+from shardmark.base.results.network import read_network
+from shardmark.base.results.schema import Outcome
+from shardmark.base.results.store import RunFolder, load_run
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.network.links import with_fits
+from shardmark.experiment.load import from_mapping
 
 GOLDEN = Path(__file__).parent / "v1"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 from typer import main as typer_main
@@ -27,3 +28,24 @@ def _command_line_is_built_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer_main, "get_command", cache(typer_main.get_command))
         yield
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDMARK_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def detection_folder(tmp_path: Path, _own_cache: None) -> Path:
+    """Six pictures of three sizes in each split."""
+    from tests.unit.extras.detection import detection_data
+
+    return detection_data.write(tmp_path / "data")
+
+
+@pytest.fixture
+def coco_folder(tmp_path: Path, _own_cache: None) -> Path:
+    """Four pictures in each split, with one of each oddity."""
+    from tests.unit.extras.detection import detection_data
+
+    return detection_data.write_odd(tmp_path / "data")

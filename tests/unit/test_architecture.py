@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 import runpy
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "architecture.md"
+from tests import ROOT
+
+PAGE = ROOT / "docs" / "architecture.md"
 
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, Any]:
-    return runpy.run_path(str(REPOSITORY / "docs" / "reference" / "imports.py"))
+    return runpy.run_path(str(ROOT / "docs" / "reference" / "imports.py"))
 
 
 def test_the_page_lists_the_imported_files(imports: dict[str, Any]) -> None:

@@ -28,9 +28,9 @@ BANNED_NAMES = frozenset(
 """Everyday words that would stand for a different thing in every file."""
 
 STORED_FIELDS = {
-    "measure/system/machine_checks.py": {"found"},  # of `Check` in the JSON of `doctor`
-    "results/verification.py": {"found", "where"},  # of `Check` in verification.json
-    "analysis/studies/study.py": {"of"},  # of `batch` in the YAML files of studies
+    "ranks/measure/system/machine_checks.py": {"found"},  # of `Check` in the JSON of `doctor`
+    "base/results/verification.py": {"found", "where"},  # of `Check` in verification.json
+    "extras/studies/study.py": {"of"},  # of `batch` in the YAML files of studies
 }
 """Banned names that stay, by file, because files are stored with them."""
 

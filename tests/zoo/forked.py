@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardmark.audit.plan import Plan
 from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.recording import Plan
 from shardmark.scripts.start import Started
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
@@ -78,7 +78,7 @@ def run_rank(script: list[str], variables: Mapping[str, str], log: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from shardmark.audit.hooks import install
+    from shardmark.scripts.hooks import install
 
     install()
     sys.argv = script

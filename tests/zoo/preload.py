@@ -8,7 +8,7 @@ from tests.zoo.forked import FRAMEWORKS_VARIABLE
 
 for name in (
     "torch.distributed.fsdp",
-    "shardmark.audit.hooks",
+    "shardmark.scripts.hooks",
     "shardmark.audit.replay",
     *os.environ.get(FRAMEWORKS_VARIABLE, "").split(),
 ):

@@ -22,16 +22,16 @@ from shardmark.audit.comparison import (
     stacked,
     update_check,
 )
-from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import PARTIAL, Record
 from shardmark.audit.script import Progress, Start, launch
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import ACCEPTABLE, USUAL
-from shardmark.core.text import counted
-from shardmark.equivalence.compare import BLIND, MARGIN
-from shardmark.measure.system.gpus import used_memory
-from shardmark.results.verification import Check
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import ACCEPTABLE, USUAL
+from shardmark.base.results.verification import Check
+from shardmark.base.text import counted
+from shardmark.bench.reference.compare import BLIND, MARGIN
+from shardmark.ranks.measure.system.gpus import used_memory
 from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.record import PARTIAL, Record
+from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import Started, described_writes, filled_disk
 
 PORT_TAKEN = "ddress already in use"

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import (
     EQUAL,
     EXPLAINED,
@@ -23,9 +22,10 @@ from shardmark.audit.comparison import (
     stacked,
     tensors_differ,
 )
-from shardmark.audit.record import Loader, Micro, Record
-from shardmark.core.text import counted
-from shardmark.equivalence.capture import Array
+from shardmark.base.text import counted
+from shardmark.bench.reference.capture import Array
+from shardmark.scripts.batches import checksum
+from shardmark.scripts.record import Loader, Micro, Record
 
 MOST_NAMES = 3
 GUIDE = "docs/guides/is-my-script-right.md#from-one-process-to-n-ranks"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardmark.audit.joining import joined_tensors
-from shardmark.audit.record import Record
-from shardmark.equivalence.capture import Array, Capture
-from shardmark.equivalence.compare import BLIND, MARGIN, TINY, Tolerances, equal, worst_of
-from shardmark.results.verification import Check
+from shardmark.base.results.verification import Check
+from shardmark.bench.reference.capture import Array, Capture
+from shardmark.bench.reference.compare import BLIND, MARGIN, TINY, Tolerances, equal, worst_of
+from shardmark.scripts.joining import joined_tensors
+from shardmark.scripts.record import Record
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.audit.batches import joined
-from shardmark.audit.full_tensors import is_a, set_parameters
-from shardmark.audit.joining import joined_tensors
-from shardmark.audit.observer import Observer, trained_parameters
-from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import BATCHES, START, Draw, Loader, Record
+from shardmark.scripts.batches import joined
+from shardmark.scripts.full_tensors import is_a, set_parameters
+from shardmark.scripts.joining import joined_tensors
+from shardmark.scripts.observer import Observer, trained_parameters
+from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record
+from shardmark.scripts.recording import Plan, rank_file
 
 
 def padded_draws(parts: Sequence[Tensor], value: Tensor) -> Tensor | None:

@@ -18,18 +18,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.audit.plan import LONGEST_SECONDS, PROCESS_FILE, STEPS, Plan
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import ACCEPTABLE, USUAL
-from shardmark.core.scratch import scratch_folder
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import ACCEPTABLE, USUAL
+from shardmark.base.scratch import scratch_folder
+from shardmark.ranks.workloads.script.data import check_exists
 from shardmark.scripts.command import ScriptCommand, free_port, hooked_environment
+from shardmark.scripts.recording import LONGEST_SECONDS, PROCESS_FILE, STEPS, Plan
 from shardmark.scripts.start import TRACKERS_OFF, Protection, Started, start_fork, start_words
-from shardmark.workloads.script.data import check_exists
 
 if TYPE_CHECKING:
     from shardmark.audit.audit import AuditReport
 
-HOOKS = "shardmark.audit.hooks:install"
+HOOKS = "shardmark.scripts.hooks:install"
 FORWARDED_OPTIONS = {"-u", "-P"}
 """Options of Python that a process forked from this one can do without, or has."""
 
@@ -199,7 +199,7 @@ class RankProcess:
         np.random.seed()
         torch.set_num_threads(1)
         sys.path[:] = self.path
-        from shardmark.audit.hooks import install
+        from shardmark.scripts.hooks import install
 
         install()
         if script[0] == "-m":

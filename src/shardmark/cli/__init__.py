@@ -9,6 +9,10 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.errors import ShardmarkError
+from shardmark.base.storage import REMEDIES
+from shardmark.base.text import say
+from shardmark.base.version import __version__
 from shardmark.cli.audit import audit
 from shardmark.cli.batch import batch
 from shardmark.cli.compare import compare
@@ -22,10 +26,6 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.time import time
 from shardmark.cli.verify import verify
-from shardmark.core.errors import ShardmarkError
-from shardmark.core.storage import REMEDIES
-from shardmark.core.text import say
-from shardmark.core.version import __version__
 
 BAD_INPUT = 2
 INTERRUPTED = 130

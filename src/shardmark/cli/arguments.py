@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 
 if TYPE_CHECKING:
-    from shardmark.results.store import StoredRun
+    from shardmark.base.results.store import StoredRun
 
 
 def path_of(text: str) -> Path:
@@ -45,7 +45,7 @@ def words_of(text: str | None) -> list[str]:
 
 def causes_of(accept: str | None, *, strict: bool) -> list[str]:
     """Return the causes to accept: those that the user names, and usual ones unless `strict`."""
-    from shardmark.core.recipe import USUAL  # imports pydantic
+    from shardmark.base.recipe import USUAL  # imports pydantic
 
     return [*dict.fromkeys([*([] if strict else USUAL), *words_of(accept)])]
 
@@ -123,8 +123,8 @@ def with_engine(engine: str | None, overrides: Sequence[str] | None) -> list[str
 
 def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
     """Load each folder once, or the latest run.  Raises `InputError` for a folder without a run."""
-    from shardmark.results.runs_folder import latest_run
-    from shardmark.results.store import load_run
+    from shardmark.base.results.runs_folder import latest_run
+    from shardmark.base.results.store import load_run
 
     folders = {path.resolve(): path for path in runs or [latest_run()]}
     return [load_run(path) for path in folders.values()]

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.audit.plan import LONGEST_SECONDS, STEPS
+from shardmark.base.errors import InputError
+from shardmark.base.masking import masked_command
+from shardmark.base.text import counted, say, say_text
 from shardmark.cli.arguments import (
     AcceptOption,
     StrictOption,
@@ -17,9 +19,7 @@ from shardmark.cli.arguments import (
     numbers_of_ranks,
 )
 from shardmark.cli.phases import PhaseLines
-from shardmark.core.errors import InputError
-from shardmark.core.masking import masked_command
-from shardmark.core.text import counted, say, say_text
+from shardmark.scripts.recording import LONGEST_SECONDS, STEPS
 
 if TYPE_CHECKING:
     from shardmark.audit.audit import AuditReport
@@ -68,7 +68,7 @@ def audit(
     what one process trains, 1 if not, 2 if it cannot be told.
     """
     from shardmark.audit.script import audit_script
-    from shardmark.report.table.formats import render_json
+    from shardmark.base.table.formats import render_json
     from shardmark.scripts.command import parse_command
 
     parsed = parse_command(command)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import ExperimentName, Overrides, TextOrJson, path_of
-from shardmark.core.text import say, say_text
 
 GiB = 2**30
 
@@ -40,15 +40,15 @@ def batch(
     ] = TextOrJson.TEXT,
 ) -> None:
     """Find the largest batch of every strategy: predict it, then test it by up to four trials."""
+    from shardmark.base.results.runs_folder import run_folder
+    from shardmark.base.storage import storing
+    from shardmark.base.table.formats import Format
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.bench.progress.display import listener
     from shardmark.cli.compare import terminal_width
-    from shardmark.config.load import load_experiment
-    from shardmark.core.storage import storing
-    from shardmark.launch.largest_batch import largest_batches
-    from shardmark.launch.run_options import RunOptions
-    from shardmark.progress.display import listener
-    from shardmark.report.table.formats import Format
-    from shardmark.report.views.largest_batch import render_largest
-    from shardmark.results.runs_folder import run_folder
+    from shardmark.experiment.load import load_experiment
+    from shardmark.predict.batch.table import render_largest
+    from shardmark.predict.batch.trials import largest_batches
 
     resolved = load_experiment(experiment, overrides or ())
     quiet = form is TextOrJson.JSON

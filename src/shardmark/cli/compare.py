@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.base.errors import InputError
+from shardmark.base.table.formats import Format
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import Baseline, Runs, load_runs
-from shardmark.core.errors import InputError
-from shardmark.core.text import say, say_text
-from shardmark.report.table.formats import Format
 
 if TYPE_CHECKING:
-    from shardmark.analysis.compare.comparison import Comparison
-    from shardmark.report.table.table import Table
-    from shardmark.report.views.registry import View
-    from shardmark.results.store import Damaged, StoredRun
+    from shardmark.base.results.store import Damaged, StoredRun
+    from shardmark.base.table.table import Table
+    from shardmark.bench.analysis.compare.comparison import Comparison
+    from shardmark.bench.report.views.registry import View
 
 DEFAULT_THRESHOLD_PERCENT = 2.0
 """The smallest change that is called a regression."""
@@ -127,9 +127,9 @@ def compare(
         loaded = load_runs(runs)
         _report_damaged(damaged for run in loaded for damaged in run.damaged)
         raise typer.Exit(_regression(loaded, form, percent, min_decided or 100))
-    from shardmark.analysis.compare.comparison import compare as compare_runs
-    from shardmark.report.table.comparison import WIDE
-    from shardmark.report.views.registry import find_view
+    from shardmark.bench.analysis.compare.comparison import compare as compare_runs
+    from shardmark.bench.report.table.comparison import WIDE
+    from shardmark.bench.report.views.registry import find_view
 
     parsed_views = [find_view(name) for name in views]
     with_comparison = _with_comparison(parsed_views, form)
@@ -190,8 +190,8 @@ def _render(
     columns: Sequence[str] | None,
 ) -> str:
     """Render the comparison, or the views of it."""
-    from shardmark.report.answers.overview import overview, overview_json
-    from shardmark.report.table.formats import render_tables
+    from shardmark.base.table.formats import render_tables
+    from shardmark.bench.report.answers.overview import overview, overview_json
 
     tables: dict[View, list[Table]] = {}
     for view, value in views:
@@ -214,9 +214,9 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float, min_dec
 
     The code is 1 if a cell regressed, 2 if fewer cells are decided than `min_decided` percent.
     """
-    from shardmark.analysis.compare.regression import find_regressions
-    from shardmark.report.table.formats import render_json, render_points, render_tables
-    from shardmark.report.views.regression import (
+    from shardmark.base.table.formats import render_json, render_points, render_tables
+    from shardmark.bench.analysis.compare.regression import find_regressions
+    from shardmark.bench.report.views.regression import (
         regression_json,
         regression_lines,
         regression_table,

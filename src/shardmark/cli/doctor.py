@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 
 import typer
 
+from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import TextOrJson, path_of
-from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
-from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
-    from shardmark.core.machine import Machine
-    from shardmark.measure.system.machine_checks import Check
-    from shardmark.results.network import NetworkRecord
+    from shardmark.base.machine import Machine
+    from shardmark.base.results.network import NetworkRecord
+    from shardmark.ranks.measure.system.machine_checks import Check
 
 RANKS = (2, 1, 3, 4)
 """Numbers of ranks, in the order in which a strategy is asked whether it supports them."""
@@ -110,10 +110,10 @@ def doctor(
 
 def _print_findings(*, as_json: bool) -> bool:
     """Print software, devices, limits and strategies; return whether trials can be measured."""
-    from shardmark.measure.system.environment import machine
-    from shardmark.measure.system.gpu_probe import gpu_checks
-    from shardmark.measure.system.gpus import all_cuda_devices
-    from shardmark.measure.system.machine_checks import (
+    from shardmark.ranks.measure.system.environment import machine
+    from shardmark.ranks.measure.system.gpu_probe import gpu_checks
+    from shardmark.ranks.measure.system.gpus import all_cuda_devices
+    from shardmark.ranks.measure.system.machine_checks import (
         device_checks,
         host_checks,
         problems,
@@ -153,9 +153,9 @@ def _print_findings(*, as_json: bool) -> bool:
 
 def _all_reduce_check(gpus: int) -> Check:
     """Check an all-reduce over all GPUs, and measure the links between them."""
-    from shardmark.analysis.network.links import link_summary, with_fits
-    from shardmark.measure.network.probe import probe_network
-    from shardmark.measure.system.machine_checks import Check, State
+    from shardmark.bench.analysis.network.links import link_summary, with_fits
+    from shardmark.ranks.measure.network.probe import probe_network
+    from shardmark.ranks.measure.system.machine_checks import Check, State
 
     name = f"NCCL, {gpus} GPUs"
     try:
@@ -171,8 +171,8 @@ def strategy_availability(this_machine: Machine) -> list[Availability]:
 
     A strategy that cannot run here has the first number of ranks that it supports.
     """
-    from shardmark.core.recipe import Recipe
-    from shardmark.strategies import STRATEGIES, build_strategy
+    from shardmark.base.recipe import Recipe
+    from shardmark.ranks.strategies import STRATEGIES, build_strategy
 
     recipe = Recipe(global_batch=64, epochs=1)  # long enough for every strategy
     answers = []
@@ -219,8 +219,8 @@ def _measure_links(
     Under `torchrun` all ranks but one return None.  `speed` also measures matrix products and
     copies of a rank with its share of the cores.
     """
-    from shardmark.measure.network.probe import Device, probe_network
-    from shardmark.measure.system.environment import machine
+    from shardmark.ranks.measure.network.probe import Device, probe_network
+    from shardmark.ranks.measure.system.environment import machine
 
     if seconds <= 0:
         raise InputError("--seconds", f"found {seconds:g}", "allowed is more than 0")
@@ -233,7 +233,7 @@ def _measure_links(
         return max(1, machine().cores // local_ranks) if speed else None
 
     if all(name in os.environ for name in STARTED_BY_LAUNCHER):
-        from shardmark.measure.network.links import measure_links, process_group
+        from shardmark.ranks.measure.network.links import measure_links, process_group
 
         if ranks is not None:
             raise InputError("--ranks", "found under torchrun", "torchrun sets the number of ranks")
@@ -247,10 +247,10 @@ def _measure_links(
 def _write_node(path: Path, record: NetworkRecord) -> None:
     import torch
 
-    from shardmark.analysis.network.links import with_fits
-    from shardmark.core.storage import storing
-    from shardmark.measure.memory.tensors import room_bytes
+    from shardmark.base.storage import storing
+    from shardmark.bench.analysis.network.links import with_fits
     from shardmark.predict.hardware.written import write_node
+    from shardmark.ranks.measure.memory.tensors import room_bytes
 
     device = torch.device(record.device_type)
     name, memory_bytes = "cpu", room_bytes(device, max(Counter(record.hosts).values()))
@@ -272,9 +272,9 @@ def _write_node(path: Path, record: NetworkRecord) -> None:
 
 
 def _print_network(record: NetworkRecord, *, as_json: bool) -> None:
-    from shardmark.analysis.network.links import with_fits
-    from shardmark.report.table.formats import render_json, render_tables
-    from shardmark.report.views.network import links_table
+    from shardmark.base.table.formats import render_json, render_tables
+    from shardmark.bench.analysis.network.links import with_fits
+    from shardmark.bench.report.views.network import links_table
 
     record = with_fits(record)
     if as_json:

@@ -8,26 +8,26 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
+from shardmark.base.errors import StrategyUnavailable
+from shardmark.base.machine import Machine
+from shardmark.base.results.schema import TrialResult
+from shardmark.base.results.store import RunFolder, is_run, load_run
+from shardmark.base.table.formats import render_json
+from shardmark.base.text import say, say_text
+from shardmark.bench.launch.engines import submission
+from shardmark.bench.launch.estimate import time_lines
+from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
+from shardmark.bench.launch.input_checks import check_plan, check_schedules, refused_models
+from shardmark.bench.launch.run_options import RunOptions
+from shardmark.bench.launch.trial_queue import runs_again
+from shardmark.bench.progress.lines import shown
+from shardmark.bench.report.answers.wording import listed
 from shardmark.cli.arguments import TextOrJson
-from shardmark.config.axes import title_of
-from shardmark.config.experiment import Experiment
-from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.machine import Machine
-from shardmark.core.text import say, say_text
-from shardmark.launch.engines import submission
-from shardmark.launch.estimate import time_lines
-from shardmark.launch.fingerprint import check_same_run, fingerprint_of
-from shardmark.launch.input_checks import check_plan, check_schedules, refused_models
-from shardmark.launch.run_options import RunOptions
-from shardmark.launch.trial_queue import runs_again
-from shardmark.measure.system.environment import machine
-from shardmark.progress.lines import shown
-from shardmark.report.answers.wording import listed
-from shardmark.report.table.formats import render_json
-from shardmark.results.schema import TrialResult
-from shardmark.results.store import RunFolder, is_run, load_run
-from shardmark.trials.matrix import Plan
-from shardmark.trials.trial import Trial
+from shardmark.experiment.axes import title_of
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.matrix import Plan
+from shardmark.ranks.measure.system.environment import machine
+from shardmark.ranks.trial import Trial
 
 GAP = "  "
 """Separator of columns, which no column contains."""

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.errors import InputError
+from shardmark.base.text import say
 from shardmark.cli.arguments import Runs, load_runs, path_of
-from shardmark.core.errors import InputError
-from shardmark.core.text import say
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"
@@ -79,8 +79,8 @@ def export(
     ] = None,
 ) -> None:
     """Export runs to a tracker or to tables, or one trial to a launch command."""
-    from shardmark.report.export import export_runs
-    from shardmark.report.export.launch import LAUNCHERS, export_launch
+    from shardmark.bench.report.export import export_runs
+    from shardmark.bench.report.export.launch import LAUNCHERS, export_launch
 
     place = _place(to, out, tracking_uri)
     if trial is not None and to.value not in LAUNCHERS:

@@ -12,9 +12,9 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.errors import InputError
+from shardmark.base.text import say
 from shardmark.cli.arguments import path_of
-from shardmark.core.errors import InputError
-from shardmark.core.text import say
 
 
 class Template(StrEnum):
@@ -90,7 +90,7 @@ def init(
     if script is None:
         texts = _template_texts(task or Template.TOKENS, ranks)
     else:
-        from shardmark.config.proposal import propose
+        from shardmark.experiment.proposal import propose
 
         proposal = propose(script, ranks)
         texts = {"experiment.yaml": proposal.text}
@@ -117,7 +117,7 @@ def init(
 
 
 def _template(name: str) -> str:
-    return (files("shardmark.config") / "templates" / name).read_text(encoding="utf-8")
+    return (files("shardmark.experiment") / "templates" / name).read_text(encoding="utf-8")
 
 
 def _template_texts(task: Template, ranks: int) -> dict[str, str]:

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.errors import InputError
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import TextOrJson
-from shardmark.core.errors import InputError
-from shardmark.core.text import say, say_text
 
 KINDS = {
     "strategies": "strategies of distributed training, with their fixed options",
@@ -35,7 +35,7 @@ def list_(
     """List the names of strategies, models, metrics and other kinds, one a line."""
     lines = listing(kind)
     if form is TextOrJson.JSON:
-        from shardmark.report.table.formats import render_json
+        from shardmark.base.table.formats import render_json
 
         entries = [{"name": name, "description": line} for name, line in lines.items()]
         say_text(render_json({"kind": kind or "kinds", "entries": entries}))
@@ -50,14 +50,14 @@ def listing(kind: str) -> Mapping[str, str]:
 
     Raises `InputError` for an unknown kind.
     """
-    from shardmark.analysis.studies.study import studies
-    from shardmark.config.load import presets
-    from shardmark.config.messages import choices
-    from shardmark.core.metrics import METRICS
-    from shardmark.workloads.datasets import DATASETS
-    from shardmark.workloads.detection.options import DETECTORS
-    from shardmark.workloads.language.options import LANGUAGE_MODELS
-    from shardmark.workloads.models import MODELS, OTHER_MODELS
+    from shardmark.base.metrics import METRICS
+    from shardmark.experiment.load import presets
+    from shardmark.experiment.messages import choices
+    from shardmark.extras.detection.options import DETECTORS
+    from shardmark.extras.studies.study import studies
+    from shardmark.ranks.workloads.datasets import DATASETS
+    from shardmark.ranks.workloads.language.options import LANGUAGE_MODELS
+    from shardmark.ranks.workloads.models import MODELS, OTHER_MODELS
 
     if kind not in KINDS and kind:
         raise InputError("list", f"unknown kind {kind!r}", choices(kind, tuple(KINDS)))
@@ -77,7 +77,7 @@ def listing(kind: str) -> Mapping[str, str]:
 
 
 def _strategies() -> dict[str, str]:
-    from shardmark.strategies import PLUGINS, STRATEGIES, fixed_options, strategy_class
+    from shardmark.ranks.strategies import PLUGINS, STRATEGIES, fixed_options, strategy_class
 
     lines = {}
     for name in STRATEGIES:
@@ -87,7 +87,7 @@ def _strategies() -> dict[str, str]:
 
 
 def _configurations() -> dict[str, str]:
-    from shardmark.workloads.configurations import PREFIX, shipped
+    from shardmark.ranks.workloads.configurations import PREFIX, shipped
 
     return {
         f"{PREFIX}{name}": f"sizes alone, {model['parameters'] / 1e6:,.0f} M parameters"
@@ -96,7 +96,7 @@ def _configurations() -> dict[str, str]:
 
 
 def _workloads() -> dict[str, str]:
-    from shardmark.workloads import PLUGINS, WORKLOADS, options_class
+    from shardmark.ranks.workloads import PLUGINS, WORKLOADS, options_class
 
     lines = {name: _summary(options) for name, options in WORKLOADS.items()}
     return lines | _plugins(PLUGINS, WORKLOADS, options_class)
@@ -106,7 +106,7 @@ def _plugins(
     group: str, built_in: Container[str], class_of: Callable[[str], type]
 ) -> dict[str, str]:
     """Return the names that other packages register, with a description or an import error."""
-    from shardmark.core.plugins import plugin_names
+    from shardmark.base.plugins import plugin_names
 
     lines = {}
     for name in plugin_names(group):

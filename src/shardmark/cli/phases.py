@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from shardmark.core.text import say
+from shardmark.base.text import say
 
 
 class PhaseLines:

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.errors import InputError
+from shardmark.base.storage import storing
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import Overrides, path_of
 from shardmark.cli.phases import PhaseLines
-from shardmark.core.errors import InputError
-from shardmark.core.storage import storing
-from shardmark.core.text import say, say_text
 
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -167,15 +167,15 @@ def plan(
 
     Exit code 0 if something fits, 1 if nothing does or nothing could be predicted.
     """
+    from shardmark.base.results.store import load_run
+    from shardmark.base.table.formats import Format
     from shardmark.cli.compare import terminal_width
-    from shardmark.config.load import to_yaml
+    from shardmark.experiment.load import to_yaml
     from shardmark.predict.models import Models
     from shardmark.predict.padding import padding_of
     from shardmark.predict.plan import compare_machines, parse_nodes
-    from shardmark.predict.question import question_about
-    from shardmark.report.table.formats import Format
-    from shardmark.report.views.plan import render_plan
-    from shardmark.results.store import load_run
+    from shardmark.predict.request import question_about
+    from shardmark.predict.table import render_plan
 
     if view not in (None, "when"):
         raise InputError("--view", f"a plan has no view {view!r}", "allowed is when")

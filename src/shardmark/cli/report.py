@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shardmark.base.text import say
 from shardmark.cli.arguments import Baseline, Runs, load_runs, path_of
-from shardmark.core.text import say
 
 
 def report(
@@ -54,10 +54,10 @@ def report(
     ] = None,
 ) -> None:
     """Write a self-contained, interactive page about one or more runs, and its figures."""
-    from shardmark.analysis.compare.comparison import compare
-    from shardmark.analysis.studies.against import set_against
-    from shardmark.analysis.studies.study import load_study
-    from shardmark.report.page.page import default_out, write_report
+    from shardmark.bench.analysis.compare.comparison import compare
+    from shardmark.bench.report.page.page import default_out, write_report
+    from shardmark.extras.studies.against import set_against
+    from shardmark.extras.studies.study import load_study
 
     study = None if against is None else load_study(against, "--against")
     stored = load_runs(runs)

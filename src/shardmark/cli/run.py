@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.base.errors import StorageError
+from shardmark.base.storage import storing
+from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import (
     EngineOption,
     ExperimentName,
@@ -21,14 +24,11 @@ from shardmark.cli.arguments import (
     path_of,
     with_engine,
 )
-from shardmark.core.errors import StorageError
-from shardmark.core.storage import storing
-from shardmark.core.text import say, say_text
 
 if TYPE_CHECKING:
-    from shardmark.config.experiment import Experiment
-    from shardmark.launch.run_options import RunOptions
-    from shardmark.trials.matrix import Plan
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.experiment.experiment import Experiment
+    from shardmark.experiment.matrix import Plan
 
 RunFormat = Annotated[
     TextOrJson,
@@ -82,9 +82,9 @@ def run(
     form: RunFormat = TextOrJson.TEXT,
 ) -> None:
     """Run every trial of an experiment and compare them."""
-    from shardmark.config.load import load_experiment
-    from shardmark.core.durations import parse_seconds
-    from shardmark.launch.run_options import RunOptions
+    from shardmark.base.durations import parse_seconds
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.experiment.load import load_experiment
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     words = ["shardmark", "run", experiment]
@@ -112,7 +112,7 @@ def run_and_print(
     form: TextOrJson = TextOrJson.TEXT,
 ) -> None:
     """Run the experiment and print its results; `words` is the command, with or without `--out`."""
-    from shardmark.trials.matrix import expand
+    from shardmark.experiment.matrix import expand
 
     plan = expand(experiment)
     if dry_run:
@@ -120,10 +120,10 @@ def run_and_print(
 
         print_plan(experiment, plan, out, options, form)
         return
-    from shardmark.launch.controller import run_experiment
-    from shardmark.launch.engines import serve_as_node
-    from shardmark.progress.display import listener
-    from shardmark.results.runs_folder import run_folder
+    from shardmark.base.results.runs_folder import run_folder
+    from shardmark.bench.launch.controller import run_experiment
+    from shardmark.bench.launch.engines import serve_as_node
+    from shardmark.bench.progress.display import listener
 
     quiet = options.quiet
     if options.remeasure and REQUEUED_VARIABLE in os.environ:
@@ -153,11 +153,11 @@ def run_and_print(
 
 def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
     """Print which runs are measured now and, for a command without `--out`, which is unfinished."""
-    from shardmark.core.errors import ShardmarkError
-    from shardmark.core.masking import masked_commands
-    from shardmark.results.runs_folder import folders_in_use, runs_named
-    from shardmark.results.schema import Outcome
-    from shardmark.results.store import RunFolder, load_run
+    from shardmark.base.errors import ShardmarkError
+    from shardmark.base.masking import masked_commands
+    from shardmark.base.results.runs_folder import folders_in_use, runs_named
+    from shardmark.base.results.schema import Outcome
+    from shardmark.base.results.store import RunFolder, load_run
 
     in_use, resolved = folders_in_use(), masked_commands(experiment.model_dump(mode="json"))
     for folder in in_use:
@@ -181,10 +181,10 @@ def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] 
 
 def _print_results(folder: Path, form: TextOrJson, *, quiet: bool) -> int:
     """Print the answers; return 1 if a trial failed, timed out or diverged."""
-    from shardmark.analysis.compare.comparison import compare
+    from shardmark.base.results.store import load_run
+    from shardmark.bench.analysis.compare.comparison import compare
+    from shardmark.bench.report.answers.overview import overview, overview_json
     from shardmark.cli.compare import terminal_width
-    from shardmark.report.answers.overview import overview, overview_json
-    from shardmark.results.store import load_run
 
     stored = load_run(folder)
     comparison = compare([stored], None)

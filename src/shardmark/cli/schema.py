@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from shardmark.core.text import say
+from shardmark.base.text import say
 
 
 def schema() -> None:
     """Print the JSON schema of the experiment file, for editors."""
-    from shardmark.config.experiment import experiment_schema
+    from shardmark.experiment.experiment import experiment_schema
 
     say(*json.dumps(experiment_schema(), indent=2).split("\n"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardmark.base.errors import InputError
 from shardmark.cli.arguments import (
     AcceptOption,
     EngineOption,
@@ -24,7 +25,6 @@ from shardmark.cli.arguments import (
     with_engine,
 )
 from shardmark.cli.run import RunFormat, run_and_print
-from shardmark.core.errors import InputError
 
 if TYPE_CHECKING:
     from shardmark.scripts.command import ScriptCommand
@@ -84,8 +84,8 @@ def time(
 
     The same as `shardmark run` with `workload: {name: script}`.
     """
-    from shardmark.config.load import from_mapping
-    from shardmark.launch.run_options import RunOptions
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.experiment.load import from_mapping
 
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
@@ -109,7 +109,7 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
 
     Without `ranks`, the commands give their number.  Raises `InputError` if they differ in it.
     """
-    from shardmark.core.masking import masked_words
+    from shardmark.base.masking import masked_words
     from shardmark.scripts.variants import named_variants
 
     named = sorted({command.ranks for command in commands if command.ranks is not None})

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardmark.base.scratch import scratch_folder
+from shardmark.base.text import as_text, say, say_text
 from shardmark.cli.arguments import (
     EngineOption,
     ExperimentName,
@@ -15,11 +17,9 @@ from shardmark.cli.arguments import (
     TextOrJson,
     with_engine,
 )
-from shardmark.core.scratch import scratch_folder
-from shardmark.core.text import as_text, say, say_text
 
 if TYPE_CHECKING:
-    from shardmark.results.verification import Verification
+    from shardmark.base.results.verification import Verification
 
 NOT_EQUIVALENT = 1
 UNDECIDED = 2
@@ -38,14 +38,14 @@ def verify(
     Exit code 0 if every strategy that can run here is equivalent; 1 if one is not, or fails; 2 if
     none is worse than undecided, or no strategy can run here.
     """
-    from shardmark.config.load import load_experiment
-    from shardmark.launch.controller import verify_experiment
-    from shardmark.launch.engines import serve_as_node
-    from shardmark.launch.listener import NullListener
-    from shardmark.progress.lines import Lines
-    from shardmark.report.table.formats import render_json
-    from shardmark.results.verification import is_accepted, is_undecided
-    from shardmark.trials.matrix import expand
+    from shardmark.base.results.verification import is_accepted, is_undecided
+    from shardmark.base.table.formats import render_json
+    from shardmark.bench.launch.controller import verify_experiment
+    from shardmark.bench.launch.engines import serve_as_node
+    from shardmark.bench.launch.listener import NullListener
+    from shardmark.bench.progress.lines import Lines
+    from shardmark.experiment.load import load_experiment
+    from shardmark.experiment.matrix import expand
 
     resolved = load_experiment(experiment, with_engine(engine, overrides))
     plan = expand(resolved)
@@ -71,7 +71,7 @@ def verify(
 
 def _text(verification: Verification) -> list[str]:
     """Return the summary, and a line for each verdict with the cause of a deviation."""
-    from shardmark.results.verification import numerics_text, verdict_text
+    from shardmark.base.results.verification import numerics_text, verdict_text
 
     tried = [verdict for verdict in verification.verdicts if verdict.tried_as is None]
     same = sum(verdict.equivalent is True for verdict in tried)

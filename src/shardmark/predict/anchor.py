@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from shardmark.core.errors import InputError
-from shardmark.core.metrics import FEW_STEPS
-from shardmark.costs import costs_of
+from shardmark.base.errors import InputError
+from shardmark.base.metrics import FEW_STEPS
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import StoredRun
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
+from shardmark.predict.costs import costs_of
 from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
 from shardmark.predict.intervals import Kind
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import StoredRun
-from shardmark.strategies.base import samples_of_share
-from shardmark.trials.trial import Trial
+from shardmark.ranks.strategies.base import samples_of_share
+from shardmark.ranks.trial import Trial
 
 if TYPE_CHECKING:
     from shardmark.predict.models import Models

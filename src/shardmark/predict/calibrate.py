@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray  # noqa: TC002  (beside numpy)
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 from shardmark.predict.step import Factors, Step
 from shardmark.predict.timing import Constants
 

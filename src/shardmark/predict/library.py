@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardmark.costs.base import Cell, Costs
+from shardmark.predict.costs.base import Cell, Costs
 from shardmark.predict.hardware.catalogue import Card
 
 OPERATIONS: Mapping[str, float] = {

@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmark.core.layout import Layout
-from shardmark.core.recipe import Recipe
-from shardmark.costs import cost_model
-from shardmark.costs.base import FP32_BYTES, Cell, StepState, UnitState
+from shardmark.base.layout import Layout
+from shardmark.base.recipe import Recipe
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import FP32_BYTES, Cell, StepState, UnitState
 from shardmark.predict.hardware.catalogue import Card, GiB
 from shardmark.predict.profile import Amount, Profile, Unit, values_of
-from shardmark.strategies.base import Strategy
+from shardmark.ranks.strategies.base import Strategy
 
 Array = NDArray[np.float64]
 Bytes = TypeVar("Bytes", float, Array)

@@ -7,23 +7,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardmark.core.errors import DataError, InputError, ShardmarkError
-from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Optimizer, Recipe, Weights
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell
+from shardmark.base.errors import DataError, InputError, ShardmarkError
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.recipe import Optimizer, Recipe, Weights
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell
 from shardmark.predict.profile import Profile
-from shardmark.trials.trial import Trial
-from shardmark.workloads import check_data
-from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.language.tokenizers import rows_without_text
-from shardmark.workloads.options import WorkloadOptions
-from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import check_data
+from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.language.tokenizers import rows_without_text
+from shardmark.ranks.workloads.options import WorkloadOptions
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from shardmark.workloads.base import Workload
+    from shardmark.ranks.workloads.base import Workload
 
 FEW_SAMPLES = 8
 """Random samples of tokens for a trace: those of its larger step."""
@@ -56,7 +56,7 @@ class Models:
         Raises `ShardmarkError` for a model that cannot be built or traced.
         """
         from shardmark.predict.trace.trace import trace, with_optimizer
-        from shardmark.strategies.parameters import check_parameters
+        from shardmark.ranks.strategies.parameters import check_parameters
 
         settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile)
         key = (options, *settings, device_type, activations)
@@ -131,7 +131,7 @@ class Models:
 
     def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Return the fields of `ModelSize` about traffic between ranks inside the model."""
-        from shardmark.strategies.initial_weights import build_on_meta
+        from shardmark.ranks.strategies.initial_weights import build_on_meta
 
         workload, *_ = self._model(cell.workload, cell.recipe)
         with _named_failures(cell.workload):
@@ -158,9 +158,9 @@ class Models:
 
     def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
         """Return the task, its model, without weights if possible, and the bytes of its data."""
-        from shardmark.measure.memory.tensors import live_tensor_bytes
-        from shardmark.strategies.initial_weights import build_on_meta
-        from shardmark.workloads import build_workload
+        from shardmark.ranks.measure.memory.tensors import live_tensor_bytes
+        from shardmark.ranks.strategies.initial_weights import build_on_meta
+        from shardmark.ranks.workloads import build_workload
 
         options = options.without_weights()
         for cached_options, built in self._built:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

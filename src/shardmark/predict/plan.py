@@ -8,13 +8,16 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from shardmark.config.axes import title_of
-from shardmark.config.experiment import Experiment
-from shardmark.core.errors import InputError, ShardmarkError, StrategyUnavailable
-from shardmark.core.machine import Machine
-from shardmark.core.recipe import MAX_RANKS, Recipe
-from shardmark.core.text import as_text, with_options
+from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
+from shardmark.base.machine import Machine
+from shardmark.base.recipe import MAX_RANKS, Recipe
+from shardmark.base.results.store import StoredRun
+from shardmark.base.text import as_text, with_options
+from shardmark.experiment.axes import title_of
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
+from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
@@ -22,15 +25,12 @@ from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
 from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
-from shardmark.predict.search.largest_batch import largest
 from shardmark.predict.search.layouts import searcher_of, winner_of
 from shardmark.predict.search.search import Search
 from shardmark.predict.step import Factors, StepTime, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.results.store import StoredRun
-from shardmark.strategies.base import Strategy
-from shardmark.trials.matrix import cells_of_any_size, unsupported_reason
-from shardmark.trials.trial import Trial, ranks_and_nodes
+from shardmark.ranks.strategies.base import Strategy
+from shardmark.ranks.trial import Trial, ranks_and_nodes
 
 HOUR_SECONDS = 3600.0
 EQUAL_WORK = 1.1

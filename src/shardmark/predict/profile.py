@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
-from shardmark.core.traffic import FROZEN_ELEMENT_BYTES, ModelSize
-from shardmark.costs.base import FP32_BYTES
+from shardmark.base.traffic import FROZEN_ELEMENT_BYTES, ModelSize
+from shardmark.predict.costs.base import FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

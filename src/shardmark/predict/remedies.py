@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from shardmark.config.model_name import adapter_of, strategies_of
-from shardmark.core.errors import ShardmarkError
-from shardmark.core.machine import Machine
+from shardmark.base.errors import ShardmarkError
+from shardmark.base.machine import Machine
+from shardmark.experiment.matrix import unsupported_reason
 from shardmark.predict.hardware.catalogue import GiB, NodeType
 from shardmark.predict.memory import Fit, fit_of, rank_memory
+from shardmark.predict.model_name import adapter_of, strategies_of
 from shardmark.predict.models import Models
-from shardmark.trials.matrix import unsupported_reason
-from shardmark.trials.trial import StrategySpec, Trial
-from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.models import is_user_function
-from shardmark.workloads.options import Adapter
+from shardmark.ranks.trial import StrategySpec, Trial
+from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.models import is_user_function
+from shardmark.ranks.workloads.options import Adapter
 
 MOST_TIMES, MOST_RANKS = 16, 64
 """A remedy names at most 16 times the ranks of the question; for few ranks, at most 64."""

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmark.core.layout import Layout
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import Traffic
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell, Costs, HostState
+from shardmark.base.layout import Layout
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import Traffic
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell, Costs, HostState
 from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
@@ -31,7 +31,7 @@ from shardmark.predict.timing import (
     update_products_seconds,
     update_seconds,
 )
-from shardmark.strategies.base import Strategy
+from shardmark.ranks.strategies.base import Strategy
 
 Array = NDArray[np.float64]
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")

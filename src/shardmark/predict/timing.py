@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import Traffic, required_fraction
-from shardmark.costs.base import FP32_BYTES
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import Traffic, required_fraction
+from shardmark.predict.costs.base import FP32_BYTES
 from shardmark.predict.fp8 import PRODUCT_SHARE
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Kind, Operation

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 

@@ -24,10 +24,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardmark.core.errors import InputError
-from shardmark.core.processes import adopt_orphans, die_with_parent, end_descendants
-from shardmark.core.scratch import remove_tree, scratch_folder
-from shardmark.core.text import say
+from shardmark.base.errors import InputError
+from shardmark.base.processes import adopt_orphans, die_with_parent, end_descendants
+from shardmark.base.scratch import remove_tree, scratch_folder
+from shardmark.base.text import say
 from shardmark.scripts import isolation
 
 NOT_ISOLATED = 97

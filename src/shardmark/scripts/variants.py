@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise, takewhile
 from pathlib import PurePath
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 from shardmark.scripts.command import ScriptCommand
 
 

@@ -15,15 +15,16 @@ from torch import Tensor
 
 from shardmark.audit import causes
 from shardmark.audit.audit import AuditReport
-from shardmark.audit.batches import checksum
 from shardmark.audit.comparison import Records
-from shardmark.audit.plan import Plan, rank_file
-from shardmark.audit.record import Forward, LossCall, Micro, Record, Step
 from shardmark.audit.script import audit_script
+from shardmark.base.errors import InputError
 from shardmark.cli import main
-from shardmark.core.errors import InputError
+from shardmark.scripts.batches import checksum
 from shardmark.scripts.command import ScriptCommand, parse_command
+from shardmark.scripts.record import Forward, LossCall, Micro, Record, Step
+from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import Started
+from tests import ROOT
 
 
 class Ended(Started):
@@ -154,7 +155,7 @@ def test_a_script_that_does_not_exist_is_refused_before_anything_starts(
 
 
 def test_the_guide_lists_every_cause() -> None:
-    guide = Path(__file__).parents[3] / "docs" / "guides" / "is-my-script-right.md"
+    guide = ROOT / "docs" / "guides" / "is-my-script-right.md"
     rows = guide.read_text().split("## Causes")[1].split("## ")[0].splitlines()
     columns = [row.split("|")[1] for row in rows if row.startswith("| `")]
     listed = re.findall(r"`(\w+)`", " ".join(columns))

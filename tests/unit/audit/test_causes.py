@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shardmark.audit import causes
 from shardmark.audit.comparison import Records, Vectors, reproduces, tensors_differ
-from shardmark.audit.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
+from shardmark.scripts.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
 
 GENERATOR = torch.Generator().manual_seed(1)
 OWN = [torch.randn(40, generator=GENERATOR) for _ in range(2)]

@@ -8,22 +8,22 @@ from typing import Any
 
 import pytest
 
+from shardmark.base.errors import ShardmarkError
+from shardmark.base.machine import Machine
+from shardmark.base.results.network import NetworkRecord
 from shardmark.cli import main
 from shardmark.cli.doctor import strategy_availability
-from shardmark.core.errors import ShardmarkError
-from shardmark.core.machine import Machine
-from shardmark.measure.network import probe as network_probe
-from shardmark.measure.system import environment, gpu_probe, machine_checks
-from shardmark.measure.system.gpus import CudaDevice, CudaDevices
-from shardmark.measure.system.machine_checks import (
+from shardmark.ranks.measure.network import probe as network_probe
+from shardmark.ranks.measure.system import environment, gpu_probe, machine_checks
+from shardmark.ranks.measure.system.gpus import CudaDevice, CudaDevices
+from shardmark.ranks.measure.system.machine_checks import (
     Check,
     State,
     device_checks,
     host_checks,
     software_checks,
 )
-from shardmark.results.network import NetworkRecord
-from shardmark.strategies import STRATEGIES
+from shardmark.ranks.strategies import STRATEGIES
 from tests.golden.test_golden import GOLDEN
 from tests.json_fields import problems_of
 

@@ -13,20 +13,20 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from shardmark.analysis.compare.comparison import compare
-from shardmark.api.run import load
+from shardmark.base.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
+from shardmark.base.results.store import load_run
+from shardmark.base.table.formats import csv_cell, escape_markdown
+from shardmark.base.text import one_line, printable, say
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.progress import display
+from shardmark.bench.progress.lines import Lines
+from shardmark.bench.report.page.page import render_page
+from shardmark.bench.run import load
 from shardmark.cli import main
-from shardmark.core.errors import DataError, InputError, ShardmarkError, StrategyUnavailable
-from shardmark.core.text import one_line, printable, say
-from shardmark.measure.system import machine_checks
-from shardmark.progress import display
-from shardmark.progress.lines import Lines
-from shardmark.report.page.page import render_page
-from shardmark.report.table.formats import csv_cell, escape_markdown
-from shardmark.results.store import load_run
+from shardmark.ranks.measure.system import machine_checks
 from tests.golden.hostile import GOLDEN, hostile_copy
 from tests.golden.invented import invented_trial, write_run
-from tests.unit.report_page.test_page import Parsed
+from tests.unit.bench.report.page.test_page import Parsed
 
 STEERS = (
     "=1+2\x1b[2J\x1b]0;title\x07\x9b31m\u202e\u2066\u200f\u2028\x85\r\v\f\x1c\b\x7f"

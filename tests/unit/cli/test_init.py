@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.bench.launch.input_checks import check_plan
 from shardmark.cli import main
 from shardmark.cli.init import CODE_FILES, Template
-from shardmark.config.load import load_experiment
-from shardmark.launch.input_checks import check_plan
-from shardmark.trials.matrix import expand
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
 
 
 @pytest.mark.parametrize("task", [None, *Template])
@@ -69,7 +69,7 @@ def test_init_asks_in_a_terminal_without_options(
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal(answers.format(tmp_path)))
     assert main(["init", *(flag.format(tmp_path) for flag in flags)]) == 0
-    template = files("shardmark.config") / "templates" / f"{expected[0]}.py"
+    template = files("shardmark.experiment") / "templates" / f"{expected[0]}.py"
     assert (tmp_path / "my_task.py").read_text() == template.read_text()
     experiment = load_experiment(str(tmp_path / "experiment.yaml"))
     assert {trial.world_size for trial in expand(experiment).trials} == {1, expected[1]}

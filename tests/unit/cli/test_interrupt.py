@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.launch import session
-from shardmark.launch.outcome import Ending
-from shardmark.launch.trial_artifacts import TRIAL_FILES, clear
-from shardmark.results.schema import Outcome, TrialResult
-from shardmark.results.store import RunFolder, load_run
-from tests.unit.launch.fakes import FakeEngine
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import RunFolder, load_run
+from shardmark.bench.launch import session
+from shardmark.bench.launch.outcome import Ending
+from shardmark.bench.launch.trial_artifacts import TRIAL_FILES, clear
+from tests.unit.bench.launch.fakes import FakeEngine
 
 SETTINGS = (
     "matrix.strategy=[single]",
@@ -59,9 +59,10 @@ def _when_emptying(patch: pytest.MonkeyPatch, stop: Stop) -> None:
             stop()
         clear(directory, keep=keep)
 
-    patch.setattr("shardmark.launch.trial.clear", stop_when_emptying)
+    patch.setattr("shardmark.bench.launch.trial.clear", stop_when_emptying)
 
 
+SUMMARISE = "shardmark.bench.launch.trial.summarise"
 BEFORE_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = {
     "machine": lambda engine, patch, stop: patch.setattr(engine, "machine", stop),
     "loading": lambda engine, patch, stop: patch.setattr(engine, "load", stop),
@@ -72,7 +73,9 @@ IN_A_TRIAL: dict[str, Callable[[FakeEngine, pytest.MonkeyPatch, Stop], None]] = 
     "starting": lambda engine, patch, stop: patch.setattr(engine, "run", stop),
     # As the real engine, which ends the ranks itself and returns.
     "training": lambda engine, *_: engine.ends.update(single=INTERRUPTED),
-    "summing up": lambda _, patch, stop: patch.setattr("shardmark.launch.trial.summarise", stop),
+    "summing up": lambda _, patch, stop: patch.setattr(
+        "shardmark.bench.launch.trial.summarise", stop
+    ),
 }
 PHASES = BEFORE_A_TRIAL | IN_A_TRIAL
 

@@ -12,11 +12,11 @@ import typer
 
 import shardmark
 from shardmark import cli
+from shardmark.base.metrics import METRICS
 from shardmark.cli.list import KINDS, listing
-from shardmark.core.metrics import METRICS
+from tests import GOLDEN
 from tests.golden.invented import invented_trial, write_run
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
 Captured = pytest.CaptureFixture[str]
 
 

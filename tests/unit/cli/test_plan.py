@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import shardmark
+from shardmark.base.errors import InputError
 from shardmark.cli import main
 from shardmark.cli.plan import parse_amount
-from shardmark.core.errors import InputError
 from shardmark.predict.profile import Profile
 from tests.unit.predict.made import MadeModels, made_profile
 

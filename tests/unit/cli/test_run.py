@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 
 from shardmark import cli
-from shardmark.analysis.compare.comparison import compare
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import load_experiment
-from shardmark.launch import controller
-from shardmark.launch.run_options import RunOptions
-from shardmark.progress.lines import Quiet
-from shardmark.report.answers.overview import overview
-from shardmark.results.files import write_model
-from shardmark.results.fingerprint import FINGERPRINT_FILE, Fingerprint
-from shardmark.results.schema import Failure, Outcome
-from shardmark.results.store import RunFolder, load_run
-from shardmark.results.verification import Verification, write_verification
-from shardmark.trials.matrix import expand
+from shardmark.base.results.files import write_model
+from shardmark.base.results.fingerprint import FINGERPRINT_FILE, Fingerprint
+from shardmark.base.results.schema import Failure, Outcome
+from shardmark.base.results.store import RunFolder, load_run
+from shardmark.base.results.verification import Verification, write_verification
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.launch import controller
+from shardmark.bench.launch.run_options import RunOptions
+from shardmark.bench.progress.lines import Quiet
+from shardmark.bench.report.answers.overview import overview
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
 from tests.golden.invented import invented_trial, write_run
 from tests.json_fields import problems_of
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import from_mapping
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import from_mapping
 
 BASE: dict[str, Any] = {
     "name": "test",

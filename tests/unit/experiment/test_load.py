@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from shardmark.config.engines import LocalOptions, TorchrunOptions
-from shardmark.config.experiment import Experiment, experiment_schema
-from shardmark.config.load import from_mapping, load_experiment, preset_names, presets, to_yaml
-from shardmark.core.errors import DataError, InputError
-from shardmark.core.recipe import Optimizer, Schedule
-from shardmark.trials.matrix import expand
-from shardmark.workloads import check_data
+from shardmark.base.errors import DataError, InputError
+from shardmark.base.recipe import Optimizer, Schedule
+from shardmark.experiment.engines import LocalOptions, TorchrunOptions
+from shardmark.experiment.experiment import Experiment, experiment_schema
+from shardmark.experiment.load import from_mapping, load_experiment, preset_names, presets, to_yaml
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.workloads import check_data
 
 Make = Callable[..., Experiment]
 

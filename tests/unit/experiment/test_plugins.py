@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.base.errors import InputError
 from shardmark.cli.list import listing
-from shardmark.config.load import from_mapping
-from shardmark.core.errors import InputError
-from shardmark.strategies import build_strategy, strategy_factory
-from shardmark.trials.matrix import expand
-from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload, check_data, options_class
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.strategies import build_strategy, strategy_factory
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import build_workload, check_data, options_class
 
 ENTRY_POINTS = """
 [shardmark.strategies]
@@ -33,7 +33,7 @@ MODULES = {
     "broken": "raise RuntimeError('no libfast.so')\n",
     "strategy": '''
 from dataclasses import dataclass
-from shardmark.strategies.ddp import DDP
+from shardmark.ranks.strategies.ddp import DDP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutsideDDP(DDP):
@@ -44,7 +44,7 @@ class OutsideDDP(DDP):
 ''',
     "options": '''
 from typing import Literal
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.ranks.workloads.options import WorkloadOptions
 
 class OutsideOptions(WorkloadOptions):
     """Pictures from another package."""
@@ -145,8 +145,8 @@ def test_list_shows_plugins_and_built_in_names_take_precedence() -> None:
 def test_plugins_are_imported_on_first_use(installed: Path) -> None:
     program = """
 import sys
-from shardmark.config.load import load_experiment
-from shardmark.trials.matrix import expand
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import expand
 expand(load_experiment("language-quickstart"), "cpu")
 assert "outside" not in sys.modules
 """

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from shardmark.config.load import from_mapping
-from shardmark.config.proposal import propose
-from shardmark.core.errors import InputError
-from shardmark.core.strict_yaml import parse_yaml
-from shardmark.scripts.reading import Reading, read_script
+from shardmark.base.errors import InputError
+from shardmark.base.strict_yaml import parse_yaml
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.proposal import propose
+from shardmark.experiment.script_reading import Reading, read_script
 
 VISION = """
 import argparse

@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.launch.fakes import FakeEngine
 
+from shardmark.base.errors import InputError
+from shardmark.base.strict_yaml import format_yaml
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.fingerprint import fingerprint_of
+from shardmark.bench.launch.input_checks import check_plan
 from shardmark.cli import main
 from shardmark.cli.time import experiment_of
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import from_mapping, load_experiment, to_yaml
-from shardmark.core.errors import InputError
-from shardmark.core.strict_yaml import format_yaml
-from shardmark.launch.controller import run_experiment
-from shardmark.launch.fingerprint import fingerprint_of
-from shardmark.launch.input_checks import check_plan
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import from_mapping, load_experiment, to_yaml
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import build_workload
 from shardmark.scripts.command import parse_command
 from shardmark.scripts.variants import named_variants
-from shardmark.trials.matrix import expand
-from shardmark.trials.trial import Trial
-from shardmark.workloads import build_workload
+from tests.unit.bench.launch.fakes import FakeEngine
 
 
 def mapping(**changes: Any) -> dict[str, Any]:

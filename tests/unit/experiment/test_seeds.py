@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import yaml
 
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import load_experiment, resolve
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import Measure
-from shardmark.launch.fingerprint import check_same_run
-from shardmark.results.fingerprint import Fingerprint
-from shardmark.results.store import EXPERIMENT_FILE
-from shardmark.trials.matrix import expand
-from shardmark.trials.trial import cell_id
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Measure
+from shardmark.base.results.fingerprint import Fingerprint
+from shardmark.base.results.store import EXPERIMENT_FILE
+from shardmark.bench.launch.fingerprint import check_same_run
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import load_experiment, resolve
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.trial import cell_id
 
 Make = Callable[..., Experiment]
 TWO = "matrix.strategy=[single, ddp]"

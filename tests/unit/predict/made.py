@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import ModelSize
+from shardmark.base.errors import StrategyUnavailable
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import ModelSize
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
-from shardmark.trials.trial import Trial
-from shardmark.workloads.options import WorkloadOptions
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads.options import WorkloadOptions
 
 MB = 10**6
 

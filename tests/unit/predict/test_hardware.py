@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
 from shardmark.predict.hardware.catalogue import load_card, load_node, names, nodes_of
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.recipe import Optimizer, Recipe
-from shardmark.core.traffic import ModelSize
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell
+from shardmark.base.recipe import Optimizer, Recipe
+from shardmark.base.traffic import ModelSize
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell
 from shardmark.predict.hardware.catalogue import Card
 from shardmark.predict.library import OPERATIONS, library_seconds, library_work
-from shardmark.strategies import STRATEGIES, build_strategy
+from shardmark.ranks.strategies import STRATEGIES, build_strategy
 
 RECIPE = Recipe(steps=1, global_batch=16)
 SIZE = ModelSize(

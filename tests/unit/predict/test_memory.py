@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import ModelSize
-from shardmark.costs.base import StepState
-from shardmark.costs.zero_buckets import BucketState, reduced_in_buckets
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import ModelSize
+from shardmark.predict.costs.base import StepState
+from shardmark.predict.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.predict.hardware.catalogue import Card, load_card
 from shardmark.predict.memory import (
     LEAST,
@@ -25,8 +25,8 @@ from shardmark.predict.memory import (
 )
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
-from shardmark.strategies import build_strategy
-from shardmark.workloads.vision.options import ClassificationOptions
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 PARAMETERS = 200_000
 """Of each of the blocks: more than DeepSpeed keeps whole."""

@@ -9,13 +9,16 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
-from tests.golden.invented import invented_rank, invented_trial
-from tests.unit.predict.made import MadeModels, made_profile
 from torch import nn
 
-from shardmark.config.experiment import Experiment
-from shardmark.config.load import load_experiment
-from shardmark.core.errors import InputError
+from shardmark.base.errors import InputError
+from shardmark.base.results.schema import StabilityFinding, StabilityKind, Summary, TrialResult
+from shardmark.base.results.store import StoredRun
+from shardmark.base.table.formats import Format
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import load_experiment
+from shardmark.experiment.matrix import cells_of_any_size
+from shardmark.predict.batch.predicted import largest
 from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
 from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
@@ -24,15 +27,12 @@ from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
-from shardmark.predict.question import question_about
-from shardmark.predict.search.largest_batch import largest
+from shardmark.predict.request import question_about
 from shardmark.predict.step import Factors, plan_step
+from shardmark.predict.table import render_plan, text_of
 from shardmark.predict.timing import Constants
-from shardmark.report.table.formats import Format
-from shardmark.report.views.plan import render_plan, text_of
-from shardmark.results.schema import StabilityFinding, StabilityKind, Summary, TrialResult
-from shardmark.results.store import StoredRun
-from shardmark.trials.matrix import cells_of_any_size
+from tests.golden.invented import invented_rank, invented_trial
+from tests.unit.predict.made import MadeModels, made_profile
 
 ALL = ["single", "ddp", "fsdp", {"name": "fsdp-hybrid", "shard_group": 2}, "zero-1", "zero-3", "pp"]
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from shardmark.core.errors import InputError
-from shardmark.predict.question import Question, question_about
+from shardmark.base.errors import InputError
+from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.remedies import CHANGES, Change
-from shardmark.trials.matrix import cells_of_any_size
+from shardmark.predict.request import Question, question_about
 
 TASK = """
 class Task:

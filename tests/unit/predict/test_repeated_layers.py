@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Recipe
-from shardmark.costs import cost_model
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.recipe import Recipe
+from shardmark.predict.costs import cost_model
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.repeated_layers import Repetition, shortened_copy
 from shardmark.predict.trace.trace import trace
-from shardmark.strategies import build_strategy
-from shardmark.workloads import build_workload, options
-from shardmark.workloads.base import Workload
-from shardmark.workloads.language.gpt import GPT
-from shardmark.workloads.language.task import Language
-from shardmark.workloads.own.task import OwnTask
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.workloads import build_workload, options
+from shardmark.ranks.workloads.base import Workload
+from shardmark.ranks.workloads.language.gpt import GPT
+from shardmark.ranks.workloads.language.task import Language
+from shardmark.ranks.workloads.own.task import OwnTask
 
 if TYPE_CHECKING:
     from torch import nn
@@ -116,7 +116,7 @@ def test_encoder_and_decoder_repeat_their_layers(
     }
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "whisper", "vocab_size": 60_000, **sizes}))
-    task = "shardmark.workloads.own.transformers_model:TransformersModel"
+    task = "shardmark.predict.tasks.transformers_model:TransformersModel"
     chosen = {"name": "own", "task": task, "options": {"model": f"hf:{file}"}}
     workload = build_workload(options(chosen), 0)
     full, short = both(workload, OwnTask, monkeypatch, precision="bf16")

@@ -7,20 +7,20 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.unit.predict.made import made_profile
-from tests.unit.predict.test_plan import experiment, planned
 
-from shardmark.config.load import load_experiment, to_yaml
-from shardmark.core.recipe import Recipe
+from shardmark.base.recipe import Recipe
+from shardmark.experiment.load import load_experiment, to_yaml
+from shardmark.experiment.matrix import expand
 from shardmark.predict.hardware.catalogue import load_node
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.profile import Profile
 from shardmark.predict.search.search import GAIN, Candidate, Searcher
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.strategies import STRATEGIES
-from shardmark.strategies.base import Strategy
-from shardmark.trials.matrix import expand
+from shardmark.ranks.strategies import STRATEGIES
+from shardmark.ranks.strategies.base import Strategy
+from tests.unit.predict.made import made_profile
+from tests.unit.predict.test_plan import experiment, planned
 
 GiB = 2**30
 RANKS, NODES = 16, 2

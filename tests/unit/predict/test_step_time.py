@@ -9,20 +9,20 @@ from typing import Any, get_args
 
 import pytest
 
-from shardmark.core.errors import InputError
-from shardmark.core.recipe import Precision, Recipe
-from shardmark.core.traffic import ModelSize, RequiredTraffic, Traffic
-from shardmark.costs import COSTS, cost_model
-from shardmark.costs.base import Cell, Costs
-from shardmark.costs.replicas import DDPCosts
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Precision, Recipe
+from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
+from shardmark.predict.costs import COSTS, cost_model
+from shardmark.predict.costs.base import Cell, Costs
+from shardmark.predict.costs.replicas import DDPCosts
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed, load_node
 from shardmark.predict.intervals import COVERAGE, RESIDUALS, interval, residuals_of
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 from shardmark.predict.step import Factors, Step, distribution_tax, plan_step, two_streams
 from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Strategy
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import Strategy
 
 PLAIN = Constants(
     core_share=1,

@@ -10,28 +10,28 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.training.toy import ALONE, ToyWorkload, recipe
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardmark.core.errors import InputError
-from shardmark.core.layout import ActivationSharding
-from shardmark.core.recipe import Weights
-from shardmark.measure.memory.tensors import allocator_rise_bytes
-from shardmark.measure.step.recorder import NoSpans
+from shardmark.base.errors import InputError
+from shardmark.base.layout import ActivationSharding
+from shardmark.base.recipe import Weights
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.trace import trace, with_optimizer
-from shardmark.strategies import build_strategy
-from shardmark.strategies.base import Server
-from shardmark.workloads.adapters import NF4_BYTES, add_adapter
-from shardmark.workloads.base import TensorPlan
-from shardmark.workloads.flops import grouped_product_flops
-from shardmark.workloads.language.options import LanguageOptions
-from shardmark.workloads.options import Adapter
+from shardmark.ranks.measure.memory.tensors import allocator_rise_bytes
+from shardmark.ranks.measure.step.recorder import NoSpans
+from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies.base import Server
+from shardmark.ranks.workloads.adapters import NF4_BYTES, add_adapter
+from shardmark.ranks.workloads.base import TensorPlan
+from shardmark.ranks.workloads.flops import grouped_product_flops
+from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.options import Adapter
+from tests.unit.ranks.train.toy import ALONE, ToyWorkload, recipe
 
 WIDTH = 300
 

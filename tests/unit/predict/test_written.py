@@ -7,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardmark.analysis.network.links import with_fits
+from shardmark.base.results.network import RankSpeed, read_network
+from shardmark.bench.analysis.network.links import with_fits
 from shardmark.cli import main
-from shardmark.measure.system import speed
 from shardmark.predict.hardware.catalogue import Timed, load_node
 from shardmark.predict.hardware.written import write_node
 from shardmark.predict.timing import Constants
-from shardmark.results.network import RankSpeed, read_network
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "v1"
+from shardmark.ranks.measure.system import speed
+from tests import GOLDEN
 
 
 def test_a_measured_node_is_read_back(tmp_path: Path) -> None:

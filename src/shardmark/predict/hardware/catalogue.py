@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
-from shardmark.config.messages import dotted, nearest
-from shardmark.core.errors import InputError
-from shardmark.core.peaks import peak_flops_per_second
-from shardmark.core.recipe import Model
-from shardmark.core.strict_yaml import parse_yaml
+from shardmark.base.errors import InputError
+from shardmark.base.peaks import peak_flops_per_second
+from shardmark.base.recipe import Model
+from shardmark.base.strict_yaml import parse_yaml
+from shardmark.experiment.messages import dotted, nearest
 
 Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
@@ -50,7 +50,7 @@ class Card(Model):
     """Data sheet of a device: dense peaks, and links in one direction."""
 
     device: str | None = None
-    """Name that the driver reports; its peaks are in `core/peaks.py`."""
+    """Name that the driver reports; its peaks are in `base/peaks.py`."""
     peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], PositiveFloat] = Field(
         default_factory=dict
     )

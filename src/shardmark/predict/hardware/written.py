@@ -9,10 +9,10 @@ from typing import Any
 
 from scipy.optimize import isotonic_regression
 
-from shardmark.core.strict_yaml import format_yaml
+from shardmark.base.results.network import MeasuredOperation, NetworkRecord, Reach
+from shardmark.base.strict_yaml import format_yaml
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.timing import Constants
-from shardmark.results.network import MeasuredOperation, NetworkRecord, Reach
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "point_to_point")
 """Operations whose fit describes a link; the first that has a fit counts."""

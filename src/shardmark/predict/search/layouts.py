@@ -9,18 +9,18 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from shardmark.config.experiment import Experiment
-from shardmark.core.errors import StrategyUnavailable
-from shardmark.core.layout import Mesh
-from shardmark.core.machine import Machine
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import ModelSize
+from shardmark.base.errors import StrategyUnavailable
+from shardmark.base.layout import Mesh
+from shardmark.base.machine import Machine
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import ModelSize
+from shardmark.experiment.experiment import Experiment
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.models import Models
 from shardmark.predict.search.search import LAYERED, Division, Search, Searcher
 from shardmark.predict.step import Factors
 from shardmark.predict.timing import Constants
-from shardmark.trials.trial import StrategySpec, Trial
+from shardmark.ranks.trial import StrategySpec, Trial
 
 MOST_STAGES = 64
 CHECKPOINTING = (False, True)

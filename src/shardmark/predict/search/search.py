@@ -11,11 +11,11 @@ from itertools import product
 from math import isqrt
 from typing import Any
 
-from shardmark.core.layout import Layout, Mesh
-from shardmark.core.recipe import Recipe
-from shardmark.core.traffic import ModelSize
-from shardmark.costs import cost_model
-from shardmark.costs.base import Cell, StepState
+from shardmark.base.layout import Layout, Mesh
+from shardmark.base.recipe import Recipe
+from shardmark.base.traffic import ModelSize
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell, StepState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import (
     MemoryColumn,
@@ -28,8 +28,8 @@ from shardmark.predict.memory import (
 from shardmark.predict.profile import Profile
 from shardmark.predict.step import Column, Factors, Step, layout_column
 from shardmark.predict.timing import Constants
-from shardmark.strategies import STRATEGIES
-from shardmark.strategies.base import samples_of_share
+from shardmark.ranks.strategies import STRATEGIES
+from shardmark.ranks.strategies.base import samples_of_share
 
 Division = tuple[bool, int, int]
 """Activation checkpointing, number of tensor-parallel ranks, number of pipeline stages."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import Shard
 
-from shardmark.core.layout import ActivationSharding
-from shardmark.strategies.layers.divided import DIVIDED, placement_of
+from shardmark.base.layout import ActivationSharding
+from shardmark.ranks.strategies.layers.divided import DIVIDED, placement_of
 
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)

@@ -25,11 +25,11 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
-from shardmark.core.errors import InputError
-from shardmark.core.layout import REPLICATED_ACTIVATIONS, ActivationSharding
-from shardmark.core.recipe import Optimizer, Recipe, Weights
-from shardmark.core.shares import Shard
-from shardmark.core.traffic import (
+from shardmark.base.errors import InputError
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.recipe import Optimizer, Recipe, Weights
+from shardmark.base.shares import Shard
+from shardmark.base.traffic import (
     ELEMENT_BYTES,
     FROZEN_ELEMENT_BYTES,
     ModelSize,
@@ -37,7 +37,7 @@ from shardmark.core.traffic import (
     matrix_shapes,
     stored_element_bytes,
 )
-from shardmark.costs.base import FP32_BYTES
+from shardmark.predict.costs.base import FP32_BYTES
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
@@ -49,17 +49,26 @@ from shardmark.predict.trace.repeated_layers import (
 )
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
 from shardmark.predict.trace.unit_trace import Moments, Pass, UnitTrace
-from shardmark.strategies.blocks import checkpointed_blocks, hidden_matrices, sharding_units
-from shardmark.strategies.casting import allow_mixed_dtype_batch_norm, cast_inputs, widen_outputs
-from shardmark.strategies.execution import prepare
-from shardmark.strategies.initial_weights import build_on_meta
-from shardmark.strategies.layers.divided import styled_modules
-from shardmark.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
-from shardmark.strategies.step import AUTOCAST_DTYPES, autocast, create_optimizer, share_of_step
-from shardmark.workloads.base import Batch, BatchPlan, TensorPlan, Workload
-from shardmark.workloads.flops import UNKNOWN_TO_TORCH
-from shardmark.workloads.model_building import preserved_generators, seed_generators
-from shardmark.workloads.sampled_task import with_tensors
+from shardmark.ranks.strategies.blocks import checkpointed_blocks, hidden_matrices, sharding_units
+from shardmark.ranks.strategies.casting import (
+    allow_mixed_dtype_batch_norm,
+    cast_inputs,
+    widen_outputs,
+)
+from shardmark.ranks.strategies.execution import prepare
+from shardmark.ranks.strategies.initial_weights import build_on_meta
+from shardmark.ranks.strategies.layers.divided import styled_modules
+from shardmark.ranks.strategies.optimizers import HIDDEN_MATRIX, check_hidden_matrices
+from shardmark.ranks.strategies.step import (
+    AUTOCAST_DTYPES,
+    autocast,
+    create_optimizer,
+    share_of_step,
+)
+from shardmark.ranks.workloads.base import Batch, BatchPlan, TensorPlan, Workload
+from shardmark.ranks.workloads.flops import UNKNOWN_TO_TORCH
+from shardmark.ranks.workloads.model_building import preserved_generators, seed_generators
+from shardmark.ranks.workloads.sampled_task import with_tensors
 
 logger = logging.getLogger(__name__)
 

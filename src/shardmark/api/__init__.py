@@ -1,1 +1,0 @@
-"""Shardmark from Python: runs, and models that a notebook or a script defines."""

@@ -1,0 +1,334 @@
+"""A table for all formats: columns that define how values are shown, rows in base units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from shardmark.base.metrics import METRICS
+from shardmark.base.statistics.intervals import Estimate
+from shardmark.base.text import one_line
+
+if TYPE_CHECKING:
+    from shardmark.bench.analysis.compare.rows import Row
+
+EMPTY_CELL = "-"
+"""Text of a cell without a value."""
+BYTES = "bytes"
+"""Unit of a column that is shown in KiB, MiB or GiB, whichever suits its largest value."""
+_BYTE_UNITS = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
+
+Item = TypeVar("Item")
+Part = TypeVar("Part")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A missing value with its reason."""
+
+    reason: str
+
+
+Value = str | bool | int | float | Estimate | Missing | Mapping[str, Any] | Sequence[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Content of a column, and how it is shown to people."""
+
+    key: str
+    """Name of the column in CSV and JSON."""
+    title: str
+    _: KW_ONLY
+    unit: str = ""
+    """Unit that is shown to people; empty for none."""
+    scale: float = 1.0
+    """Factor from the base unit to the shown unit."""
+    decimals: int | None = None
+    """Number of decimals; None for about four significant digits."""
+    interval: Literal["", "±", "to"] = ""
+    """Form of an estimate's interval: none, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
+    numeric: bool = True
+    """Numbers stand to the right, text to the left."""
+    names_row: bool = False
+    """True if the column identifies rows: each part of a divided table has it."""
+    estimated: bool = False
+    """True if the column holds estimates, which are three columns in CSV."""
+    base_unit: str = ""
+    """Unit of the column's estimates in JSON."""
+    shown_to: Literal["all", "people", "programs"] = "all"
+    """Readers of the column; `programs` read CSV and JSON."""
+
+    def show(self, value: Value) -> str:
+        """Format the value for people, on one line and without control characters."""
+        if value is None or isinstance(value, Missing):
+            return EMPTY_CELL
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        if isinstance(value, Estimate):
+            return self._estimate(value)
+        if isinstance(value, int | float):
+            scaled = value * self.scale
+            is_whole = self.decimals is None and float(scaled).is_integer()
+            return number(scaled, decimals=0 if is_whole else self.decimals)
+        return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
+
+    def _estimate(self, estimate: Estimate) -> str:
+        text = number(estimate.value * self.scale, decimals=self.decimals)
+        if self.interval and estimate.too_noisy:
+            return f"{text} (too noisy)"
+        if not self.interval or estimate.low is None or estimate.high is None:
+            return text
+        places = len(text.partition(".")[2])
+
+        def bound(base_value: float) -> str:
+            scaled = base_value * self.scale
+            huge = "e" in text or abs(scaled) >= HUGE
+            return f"{scaled:.2e}" if huge else f"{scaled:.{places}f}"
+
+        if self.interval == "±":
+            return f"{text} ±{bound(estimate.half_width or 0.0)}"
+        if estimate.low == estimate.high:
+            return text
+        return f"{text} ({bound(estimate.low)} to {bound(estimate.high)})"
+
+
+Columns = Sequence[tuple[Column, Callable[[Item], Value]]]
+"""Columns, each with the function that returns an item's value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of values, each in the order of the columns, with notes below."""
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[tuple[Value, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def for_people(self) -> tuple[list[Column], list[list[str]]]:
+        """Return the columns with content, and the rows' cells as text."""
+        columns, cells = [], []
+        for index, column in enumerate(self.columns):
+            texts = [column.show(row[index]) for row in self.rows]
+            filled = column.names_row or any(text not in ("", EMPTY_CELL) for text in texts)
+            if filled and column.shown_to != "programs":
+                columns.append(replace(column, title=one_line(column.title)))
+                cells.append(texts)
+        return columns, [list(row) for row in zip(*cells, strict=True)]
+
+    def values(self, key: str) -> tuple[Value, ...]:
+        """Return the values of a column by its key.  Raises `KeyError` for an unknown key."""
+        index = {column.key: index for index, column in enumerate(self.columns)}[key]
+        return tuple(row[index] for row in self.rows)
+
+    def cells(self, key: str) -> tuple[str, ...]:
+        """Return the cells of a column as text.  Raises `KeyError` for an unknown key."""
+        column = {column.key: column for column in self.columns}[key]
+        return tuple(column.show(value) for value in self.values(key))
+
+
+def table_of(
+    title: str, items: Sequence[Item], columns: Columns[Item], notes: Sequence[str] = ()
+) -> Table:
+    """Return a table with a row for each item; the columns' functions give its values."""
+    rows = tuple(tuple(value_of(item) for _, value_of in columns) for item in items)
+    fitted = (
+        _in_fitting_unit(column, [row[i] for row in rows]) for i, (column, _) in enumerate(columns)
+    )
+    return Table(title=title, columns=tuple(fitted), rows=rows, notes=tuple(notes))
+
+
+def table_by_row(
+    title: str,
+    items: Sequence[tuple[Row, Item]],
+    columns: Columns[Item],
+    notes: Sequence[str] = (),
+) -> Table:
+    """Return a table with a line for each item: its row's identity, then the item's columns."""
+    rows = row_columns([row for row, _ in items])
+    all_columns = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
+    return table_of(title, items, all_columns, notes)
+
+
+def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
+    """Adapt columns of a part to items that have such a part, as a point of a curve has a row."""
+
+    def through(value_of: Callable[[Part], Value]) -> Callable[[Item], Value]:
+        return lambda item: value_of(part_of(item))
+
+    return [(column, through(value_of)) for column, value_of in columns]
+
+
+def for_programs(key: str) -> Column:
+    """Return a column that only CSV and JSON have."""
+    return Column(key, key, shown_to="programs")
+
+
+def _in_fitting_unit(column: Column, values: Sequence[Value]) -> Column:
+    """Return a column of bytes in the unit that suits the largest value; others are unchanged."""
+    if column.unit != BYTES:
+        return column
+    numbers = (value.value if isinstance(value, Estimate) else value for value in values)
+    largest = max((value for value in numbers if isinstance(value, int | float)), default=0)
+    unit, size = byte_unit(largest)
+    return replace(column, unit=unit, scale=1 / size)
+
+
+def byte_unit(largest_bytes: float) -> tuple[str, float]:
+    """Return name and bytes of the binary unit that suits the largest value."""
+    return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
+
+
+HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
+"""Values from which a table shows a power of ten."""
+
+
+def number(value: float, *, decimals: int | None = None) -> str:
+    """Format with fixed decimals or about four significant digits; huge numbers have exponents."""
+    if abs(value) >= (
+        HUGE_WITH_DECIMALS if decimals else HUGE
+    ):  # a diverging loss would be wider than its column
+        return f"{value:.2e}"
+    if decimals is not None:
+        return f"{value:.{decimals}f}"
+    for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3)):
+        if abs(value) >= limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.4g}"
+
+
+def abbreviated(value: float, *, gap: str = "") -> str:
+    """Format with about three significant digits and k, M, B or T, as `35.7k`."""
+    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= 0.9995 * size:
+            return f"{value / size:.3g}{gap}{letter}"
+    return f"{value:.3g}"
+
+
+# Metrics of the catalogue
+
+_SHOWN = {
+    column.key: column
+    for column in (
+        Column("samples_per_second", "samples/s", interval="±"),
+        Column("tokens_per_second", "tokens/s", interval="±"),
+        Column("step_seconds", "step", unit="ms", scale=1000),
+        Column("exposed_communication_seconds", "exposed", unit="ms", scale=1000),
+        Column("epoch_seconds", "epoch", unit="s"),
+        Column("elapsed_seconds", "since start", unit="s", base_unit="seconds"),
+        Column("total_seconds", "total", unit="s"),
+        Column("evaluation_seconds", "eval.", unit="s"),
+        Column("speedup", "speed-up", decimals=2, interval="to"),
+        Column("scaling_efficiency", "eff.", unit="%", scale=100, decimals=0),
+        Column("memory_ratio", "peak ratio", decimals=2),
+        Column("peak_memory_bytes", "peak", unit=BYTES),
+        Column("state_bytes", "state", unit=BYTES, base_unit="bytes"),
+        Column("peak_rss_bytes", "RSS", unit=BYTES),
+        Column("device_used_bytes", "GPU used", unit=BYTES),
+        Column("cpu_percent", "CPU", unit="%", decimals=0),
+        Column("gpu_utilization", "GPU", unit="%", decimals=0),
+        Column("power_watts", "GPUs", unit="W", decimals=0),
+        Column("processes", "proc.", decimals=0),
+        Column("threads", "threads", decimals=0),
+        Column("train_loss", "train loss", decimals=4),
+        Column("validation_loss", "val. loss", decimals=4),
+        Column("bits_per_byte", "bits/byte", decimals=3),
+        Column("perplexity", "perplexity", decimals=2),
+        Column("map", "mAP", decimals=4),
+        Column("map_50", "mAP@50", decimals=4),
+        Column("map_75", "mAP@75", decimals=4),
+        Column("accuracy_top1", "top-1", unit="%", scale=100, decimals=1),
+        Column("accuracy_top5", "top-5", unit="%", scale=100, decimals=1),
+        Column("staleness_mean", "stale", decimals=2),
+        Column("server_wait_seconds", "server wait", unit="ms", scale=1000),
+    )
+}
+
+
+def metric_column(name: str, **changes: Any) -> Column:
+    """Return the column of a metric; a metric outside the catalogue has its own name as title."""
+    definition = METRICS.get(name)
+    column = _SHOWN.get(name) or Column(name, name, unit=definition.unit if definition else "")
+    base_unit = definition.unit if definition else column.base_unit
+    return replace(column, **{"estimated": True, "base_unit": base_unit, **changes})
+
+
+def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
+    """Return the metric's column, with its estimate or reason from `metrics` and `missing`."""
+
+    def value_of(item: Any) -> Value:
+        return item.metrics.get(name) or Missing(item.missing.get(name, "not recorded"))
+
+    return metric_column(name, **changes), value_of
+
+
+# Columns that identify rows
+
+
+def row_columns(rows: Sequence[Row]) -> Columns[Row]:
+    """Return the columns that identify rows: varying axes for people, all fields for programs."""
+    # Imported here because every command imports this file for the names of the formats.
+    from shardmark.bench.analysis.compare.rows import plain
+    from shardmark.experiment.axes import title_of
+
+    keys = list(dict.fromkeys(key for row in rows for key in row.shown_varied))
+    by_axis = any(key.startswith("workload") for row in rows for key in row.varied)
+    fields = ["experiment", *([] if by_axis else ["workload"]), "precision"]
+    varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
+    short = [title_of(key).rpartition(".")[2] for key in keys]
+    labels = {row.label: row.strategy for row in rows}
+    several = {name for name in labels.values() if list(labels.values()).count(name) > 1}
+
+    def label(row: Row) -> str:
+        return row.label if row.strategy in several else row.strategy
+
+    def axis(key: str, title: str) -> tuple[Column, Callable[[Row], Value]]:
+        column = replace(_name(key), title=key if short.count(title) > 1 else title, numeric=True)
+        return column, lambda row: None if row.varied.get(key) is None else plain(row.varied[key])
+
+    def field(key: str) -> tuple[Column, Callable[[Row], Value]]:
+        return for_programs(key), lambda row: identity_of(row).get(key)
+
+    return [
+        *((_name(name), attrgetter(name)) for name in varying),
+        (replace(_name("label"), title="strategy"), label),
+        (replace(_name("ranks"), numeric=True), ranks_of),
+        *map(axis, keys, short),
+        *map(field, dict.fromkeys(key for row in rows for key in identity_of(row))),
+    ]
+
+
+def _name(key: str) -> Column:
+    return Column(key, key, numeric=False, names_row=True, shown_to="people")
+
+
+def identity_of(row: Row) -> dict[str, Any]:
+    """Return the row's identity; varied keys have their dotted names."""
+    return {
+        "experiment": row.experiment,
+        "workload": row.workload,
+        "strategy": row.strategy,
+        "strategy_options": dict(row.strategy_options),
+        "world_size": row.world_size,
+        "precision": row.precision,
+        **row.varied,
+        "synthetic": row.synthetic,
+        "weak_scaling": row.weak_scaling,
+        "equivalent": row.equivalent,
+        "inherits": row.inherits,
+        "mathematics": list(row.mathematics),
+        "deviation": row.deviation,
+        "diverged": row.diverged,
+        "baseline": row.baseline,
+        "verdict": row.verdict,
+        "outcomes": dict(row.outcomes),
+    }
+
+
+def ranks_of(row: Row) -> str:
+    """Return the number of training ranks, with servers behind a plus sign: `2+1`."""
+    return f"{row.world_size}+{row.servers}" if row.servers else str(row.world_size)

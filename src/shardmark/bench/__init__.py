@@ -1,0 +1,1 @@
+"""Runs and comparisons: which strategy or variant is fastest, and which differences are real."""

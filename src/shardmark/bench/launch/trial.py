@@ -1,0 +1,324 @@
+"""Runs a trial from its plan to its stored result.  Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from shardmark.base.errors import StrategyUnavailable
+from shardmark.base.machine import Machine
+from shardmark.base.masking import masked_commands
+from shardmark.base.results.schema import (
+    NOT_MEASURED,
+    Failure,
+    Outcome,
+    RankRecord,
+    StabilityFinding,
+    Summary,
+    TrialResult,
+)
+from shardmark.base.results.store import Damaged, RunFolder
+from shardmark.base.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
+from shardmark.base.traffic import ModelSize, RequiredTraffic
+from shardmark.bench.analysis.diagnose.trial_stability import stability_of_trial
+from shardmark.bench.analysis.trial.summarise import summarise
+from shardmark.bench.launch.engine import Engine, Task
+from shardmark.bench.launch.fingerprint import REMEDY, changed_meanwhile
+from shardmark.bench.launch.listener import ProgressListener, TrialProgress
+from shardmark.bench.launch.outcome import Ending, decide, explain_mismatch, on_node
+from shardmark.bench.launch.placement import check_trial
+from shardmark.bench.launch.trial_artifacts import (
+    RankSampler,
+    clear,
+    merge_logs,
+    merge_samples,
+    merge_steps,
+    raise_disk_error,
+    rank_records,
+    read_lines,
+)
+from shardmark.predict.costs import costs_of
+from shardmark.predict.costs.base import Cell
+from shardmark.ranks.measure.step.progress import read_progress
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads import task_modules
+
+LAST_LINES = 3
+"""Lines of a script's errors in the reason of its failure."""
+LINE_CHARACTERS = 200
+SYNC_BATCH_NORM_NOTE = (
+    "each synchronised batch norm of C channels also all-gathers 2 C + 1 numbers and all-reduces "
+    "2 C in each micro-batch"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """An attempt at a trial."""
+
+    trial: Trial
+    order: int
+    """Place of the trial in the run's random order."""
+    attempt: int
+    at_seconds: float = field(default_factory=time.time)
+    """Unix time."""
+    monotonic_seconds: float = field(default_factory=time.monotonic)
+    """The same instant of the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRunner:
+    """Runs trials of one experiment on one engine into one folder."""
+
+    engine: Engine
+    machine: Machine
+    folder: RunFolder
+    listener: ProgressListener
+
+    def load(self, trials: Sequence[Trial]) -> None:
+        """Have the engine import what the trials' ranks need, before the first trial."""
+        self.engine.load(modules_of(trials), self.machine.device_type)
+
+    def run(self, trial: Trial, *, order: int, attempt: int = 1) -> TrialResult:
+        """Run one trial and store its result, also of a failed or interrupted one."""
+        with suppress(StrategyUnavailable):  # `_run` reports it
+            check_trial(trial, self.machine, self.engine)
+            self.engine.prepare(trial)
+        launch = Launch(trial=trial, order=order, attempt=attempt)
+        try:
+            return self._run(launch)
+        except KeyboardInterrupt:  # during start or summary
+            if self.folder.read_result(trial.id) is not None:
+                raise
+            ending = Ending(status="interrupted", agent_exit_code=None)
+            decision = decide(ending, (), processes=0, trial_seconds=0, progress=())
+            result = self._store(launch, *decision)
+            clear(self.folder.trial_folder(trial.id))
+            return result
+
+    def _run(self, launch: Launch) -> TrialResult:
+        trial = launch.trial
+        self._set_measured_aside(trial)
+        directory = self.folder.create_trial(trial.id)
+        clear(directory, keep=())  # files of an earlier attempt
+        try:
+            check_trial(trial, self.machine, self.engine)
+        except StrategyUnavailable as error:
+            missing = Failure(reason=error.reason, remedy=error.remedy)
+            return self._store(launch, Outcome.UNAVAILABLE, missing)
+        (directory / TRIAL_FILE).write_text(trial.model_dump_json())
+        ending = self._watch(trial, directory)
+        processes = trial.layout.processes
+        records = rank_records(directory, range(processes))
+        progress = [read_progress(directory, rank) for rank in trial.layout.training_ranks]
+        outcome, failure = decide(
+            ending,
+            records,
+            processes=processes,
+            trial_seconds=trial.limits.trial_seconds,
+            progress=[rank.steps if rank is not None else None for rank in progress],
+        )
+        if outcome is Outcome.FAILED:
+            raise_disk_error(directory, records, ending)
+        if outcome is Outcome.OK and (changed := changed_meanwhile(self.folder, trial, records)):
+            outcome, failure = Outcome.FAILED, Failure(reason=changed, remedy=REMEDY)
+        merge_logs(directory)
+        merge_steps(directory, processes)
+        if self.engine.samples:
+            merge_samples(directory)
+        if failure is not None:
+            failure = _explained(failure, directory)
+            if trial.workload.trains_itself:
+                failure = _with_last_lines(failure, directory)
+            failure = _located(failure, trial, records)
+        result = self._store(launch, outcome, failure, ranks=records)
+        clear(directory)
+        return result
+
+    def _set_measured_aside(self, trial: Trial) -> None:
+        """Move an earlier attempt's result to `set-aside` when another attempt begins."""
+        stored = self.folder.read_result(trial.id)
+        if isinstance(stored, Damaged):
+            suffix = "damaged"
+        elif stored is None or stored.outcome in NOT_MEASURED:
+            return
+        else:
+            suffix = str(stored.outcome) if stored.disturbed is None else "disturbed"
+        self.folder.set_aside(self.folder.trial_folder(trial.id), suffix)
+
+    def _watch(self, trial: Trial, directory: Path) -> Ending:
+        ranks = range(trial.layout.processes)
+        sampler = RankSampler(directory, SAMPLES_FILE, ranks, trial.measure.sample_seconds)
+
+        def on_tick() -> None:
+            if not self.engine.samples:
+                sampler.look()
+            # All ranks, since the first may be slow.
+            progress = [
+                reached for rank in ranks if (reached := read_progress(directory, rank)) is not None
+            ]
+            if progress:
+                self.listener.trial_stepped(TrialProgress.combine(progress))
+
+        with nullcontext() if self.engine.samples else sampler:
+            return self.engine.run(
+                directory, trial_seconds=trial.limits.trial_seconds, on_tick=on_tick
+            )
+
+    def _store(
+        self,
+        launch: Launch,
+        outcome: Outcome,
+        failure: Failure | None,
+        *,
+        ranks: tuple[RankRecord, ...] = (),
+    ) -> TrialResult:
+        trial, total_seconds = launch.trial, time.monotonic() - launch.monotonic_seconds
+        metrics: dict[str, Summary | None] = {}
+        missing: dict[str, str] = {}
+        stability: tuple[StabilityFinding, ...] = ()
+        if outcome is Outcome.OK:
+            directory = self.folder.trial_folder(trial.id)
+            samples = list(read_lines(directory / SAMPLES_FILE))
+            stability = stability_of_trial(ranks, read_lines(directory / STEPS_FILE), samples)
+            metrics, missing = summarise(
+                ranks,
+                read_lines(directory / STEPS_FILE),
+                samples,
+                launched_at_seconds=launch.at_seconds,
+                total_seconds=total_seconds,
+                device_type=trial.device_type,
+                precision=trial.recipe.precision,
+                tf32=trial.recipe.tf32,
+                steps_per_epoch=next((r.steps_per_epoch for r in ranks), None),
+                layout=trial.layout,
+                samples_per_step=trial.samples_per_step,
+            )
+        return self.folder.write_result(
+            TrialResult(
+                id=trial.id,
+                trial=masked_commands(trial.model_dump(mode="json")),
+                strategy=trial.strategy.name,
+                strategy_options=trial.strategy.options,
+                world_size=trial.world_size,
+                layout=trial.layout,
+                needed_traffic=_needed_traffic(trial, ranks),
+                precision=trial.precision,
+                varied=trial.varied,
+                synthetic=any(rank.synthetic for rank in ranks),
+                repeat=trial.repeat,
+                order=launch.order,
+                outcome=outcome,
+                failure=failure,
+                started_at_seconds=launch.at_seconds,
+                total_seconds=total_seconds,
+                ranks=ranks,
+                metrics=metrics,
+                missing=missing,
+                stability=stability,
+                attempt=launch.attempt,
+                files={},
+            )
+        )
+
+
+def modules_of(trials: Sequence[Trial]) -> list[str]:
+    """Return the modules that the trials' ranks import beside those that every rank imports."""
+    names: dict[str, None] = {}
+    for trial in trials:
+        names |= dict.fromkeys((*trial.built_strategy.loads(), *task_modules(trial.workload)))
+    return list(names)
+
+
+def run_unmeasured(
+    trial: Trial, directory: Path, engine: Engine, task: Task
+) -> tuple[Outcome, Failure | None, tuple[RankRecord, ...]]:
+    """Run another task than `measure` on the trial's ranks, in a new folder.
+
+    Raises `KeyboardInterrupt` after Ctrl-C, and `StorageError` if a disk error is the cause.
+    """
+    directory.mkdir(parents=True)
+    (directory / TRIAL_FILE).write_text(trial.model_dump_json())
+    processes, limit_seconds = trial.layout.processes, trial.limits.trial_seconds
+    ending = engine.run(directory, trial_seconds=limit_seconds, on_tick=lambda: None, task=task)
+    if ending.status == "interrupted":
+        raise KeyboardInterrupt
+    records = rank_records(directory, range(processes))
+    outcome, failure = decide(
+        ending,
+        records,
+        processes=processes,
+        trial_seconds=limit_seconds,
+        progress=(),
+    )
+    if outcome is Outcome.FAILED:
+        raise_disk_error(directory, records, ending)
+    if outcome is Outcome.FAILED and failure is not None:
+        merge_logs(directory)
+        failure = _explained(failure, directory)
+    return outcome, failure, records
+
+
+def _explained(failure: Failure, directory: Path) -> Failure:
+    with (directory / LOG_FILE).open(errors="replace") as log:
+        return explain_mismatch(failure, log)
+
+
+def _with_last_lines(failure: Failure, directory: Path) -> Failure:
+    """Return the failure of a script with the last lines of its rank's errors, if they say more."""
+    prefix = f"[rank {failure.rank} stderr] "
+    with (directory / LOG_FILE).open(errors="replace") as log:
+        texts = (line.removeprefix(prefix).strip() for line in log if line.startswith(prefix))
+        last = deque(filter(None, texts), LAST_LINES)
+    if not last or last[-1][:LINE_CHARACTERS] in failure.reason:
+        return failure
+    return failure.model_copy(
+        update={
+            "reason": f"{failure.reason}: {' | '.join(line[:LINE_CHARACTERS] for line in last)}"
+        }
+    )
+
+
+def _needed_traffic(trial: Trial, ranks: Sequence[RankRecord]) -> RequiredTraffic | None:
+    """Traffic that the strategy requires; None without a cost model, or a probe's counts."""
+    if (costs := costs_of(trial.built_strategy)) is None:
+        return None
+    for rank in ranks:
+        probe = rank.probe
+        if probe and probe.parameters is not None and probe.trained_parameters is not None:
+            size = ModelSize(
+                parameters=probe.parameters,
+                trained_parameters=probe.trained_parameters,
+                trained_matrices=probe.trained_matrices,
+                frozen_element_bytes=probe.frozen_element_bytes,
+                divided=probe.divided or {},
+                divided_again=probe.divided_again,
+                between_stages_bytes=probe.between_stages_bytes,
+                tied_parameters=probe.tied_parameters,
+            )
+            cell = Cell(
+                size=size,
+                recipe=trial.recipe,
+                world_size=trial.world_size,
+                nodes=trial.nodes,
+            )
+            needed = costs.required_traffic(cell)
+            if trial.recipe.sync_batch_norm and trial.layout.shares > 1:
+                notes = (needed.note, SYNC_BATCH_NORM_NOTE)
+                needed = replace(needed, note="; ".join(note for note in notes if note))
+            return needed
+    return None
+
+
+def _located(failure: Failure, trial: Trial, ranks: Sequence[RankRecord]) -> Failure:
+    """Return the failure with its rank's node, if the trial has several nodes."""
+    if failure.rank is None or trial.nodes == 1:
+        return failure
+    nodes = enumerate(trial.layout.ranks_by_node)
+    node = next(number for number, ranks_there in nodes if failure.rank in ranks_there)
+    host = next((record.host for record in ranks if record.rank == failure.rank), None)
+    return on_node(failure, node, host)

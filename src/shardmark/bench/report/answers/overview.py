@@ -1,0 +1,58 @@
+"""A comparison on one screen: answers, table, reasons, and commands to run next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from shardmark.base.table.formats import Format, render_json, render_points, render_tables
+from shardmark.bench.analysis.compare.comparison import Comparison
+from shardmark.bench.report.answers.answers import (
+    answer_grid,
+    answer_lines,
+    answers,
+    next_commands,
+)
+from shardmark.bench.report.answers.why import why_lines
+from shardmark.bench.report.table.comparison import BRIEF, comparison_json, comparison_table
+
+
+def overview(
+    comparison: Comparison,
+    form: Format = Format.TEXT,
+    columns: Sequence[str] | None = None,
+    width: int | None = 80,
+) -> str:
+    """Return the comparison in that format, with a line break at the end; CSV is the table alone.
+
+    A text table that is wider than `width` continues below; None is for a file.
+    """
+    if form is Format.JSON:
+        return overview_json(comparison, columns=columns or ())
+    brief = width if form is Format.TEXT and not columns else None
+    table = comparison_table(comparison, columns or BRIEF, brief_width=brief)
+    shown = render_tables([table], form, width, headings=False)
+    if form is Format.CSV:
+        return shown
+    first, grid = answer_lines(comparison), answer_grid(comparison)
+    last = [*why_lines(comparison), *next_commands(comparison)]
+    parts = [
+        render_points(first, form, width) if first else "",
+        "" if grid is None else render_tables([grid], form, width),
+        shown,
+        render_points(last, form, width) if last else "",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def overview_json(
+    comparison: Comparison,
+    views: Mapping[str, object] | None = None,
+    columns: Sequence[str] = (),
+) -> str:
+    """Return `answers`, `rows`, `warnings`, `rounding` if it was measured, and the views by key."""
+    answer_documents = [asdict(answer) for answer in answers(comparison)]
+    twins = [asdict(twin) for twin in comparison.rounding]
+    rounding = {"rounding": twins} if twins else {}
+    rows = comparison_json(comparison, columns)
+    return render_json({"answers": answer_documents, **rows, **rounding, **(views or {})})

@@ -1,0 +1,73 @@
+"""Texts for rows and amounts, for sentences about a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardmark.base.table.table import metric_column, number
+from shardmark.bench.analysis.advise.groups import conditions_of
+from shardmark.bench.analysis.compare.rounding import Rounding
+from shardmark.bench.analysis.compare.rows import Row, plain
+
+_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes"))
+
+
+def name(row: Row, *, with_ranks: bool = True) -> str:
+    """Name the row within its group by strategy, ranks, and the settings that vary in the group."""
+    hidden = conditions_of(row)
+    varied = [
+        f"{key.rpartition('.')[2]}={plain(value)}"
+        for key, value in row.shown_varied.items()
+        if key not in hidden
+    ]
+    label = f"{row.label} on {ranks(row.world_size)}" if with_ranks else row.label
+    return ", ".join([label, *varied])
+
+
+def rounding_text(rounding: Rounding) -> str:
+    """Return `rounding alone changes top-1 by 1.2 %; single, ddp and fsdp are within that`."""
+    column = metric_column(rounding.metric)
+    amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
+    text = f"rounding alone changes {column.title} by {amount}"
+    if not rounding.same:
+        return text
+    return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} are within that"
+
+
+def ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def listed(texts: Sequence[str], conjunction: str = "and", most: int = 3) -> str:
+    """Return `a, b and c`; for a longer list the first ones and the number of the others."""
+    shown = [*texts[: most - 1], f"{len(texts) - most + 1} more"] if len(texts) > most else texts
+    if len(shown) == 1:
+        return shown[0]
+    return f"{', '.join(shown[:-1])} {conjunction} {shown[-1]}"
+
+
+def rate(value: float) -> str:
+    """Format samples per second without the unit."""
+    return f"{value:,.0f}" if value >= 100 else number(value)
+
+
+def size(value: float, like: float | None = None, *, unit: bool = True) -> str:
+    """Format bytes in the unit that suits the value, or the value `like`."""
+    reference = abs(value if like is None else like)
+    scale, suffix = next((entry for entry in _UNITS if reference >= entry[0]), _UNITS[-1])
+    return f"{short(value / scale)} {suffix}" if unit else short(value / scale)
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{short(seconds * 1000)} ms"
+
+
+def short(value: float) -> str:
+    """Format three significant digits, or a whole number from 100 on."""
+    return f"{value:.0f}" if abs(value) >= 99.95 else f"{float(f'{value:.3g}'):g}"
+
+
+def percent(share: float) -> str:
+    """Format a fraction as whole percent from 10 % on, else with two significant digits."""
+    value = 100 * share
+    return f"{value:.0f} %" if abs(value) >= 10 else f"{float(f'{value:.2g}'):g} %"

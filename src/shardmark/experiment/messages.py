@@ -1,0 +1,137 @@
+"""Formatting of values, names and places in error messages."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from shardmark.base.errors import InputError
+
+Location = tuple[str | int, ...]
+
+_SHOWN_CHARACTERS = 60
+_LISTED_NAMES = 20
+_MOST_LISTED_NAMES = 60
+_SYNONYMS = {
+    alias: name
+    for name, aliases in {
+        "global_batch": "batch batchsize globalbatchsize trainbatchsize",
+        "per_rank_batch": "perdevicebatchsize perdevicetrainbatchsize microbatchsize",
+        "epochs": "numepochs numtrainepochs maxepochs nepochs",
+        "steps": "maxsteps numsteps trainsteps totalsteps iterations maxiters",
+        "lr": "learningrate",
+        "weight_decay": "wd",
+        "warmup_steps": "warmup numwarmupsteps",
+        "precision": "amp dtype mixedprecision torchdtype",
+        "gradient_accumulation": "accumulategradbatches gradientaccumulationsteps accumulation",
+        "gradient_clipping": "clip gradclip maxgradnorm gradientclipval clipgradnorm",
+        "activation_checkpointing": "gradientcheckpointing checkpointing recompute",
+        "strategy": "strategies",
+        "world_size": "worldsizes gpus ngpus numgpus devices ndevices ranks nprocs numprocesses",
+        "ranks_per_node": "nprocpernode gpuspernode devicespernode",
+        "repeats": "repeat repetitions runs numruns trials",
+        "trial_seconds": "timeout",
+        "loader_workers": "numworkers dataloadernumworkers",
+        "dataset data_dir": "data",
+        "data_dir": "dataroot datapath datasetpath root",
+        "width": "hiddensize dmodel nembd embeddim",
+        "sequence_length": "seqlen maxlength maxseqlen blocksize contextlength",
+        "fp32": "32 float float32 full 32true",
+        "fp16": "16 half float16 16mixed",
+        "cuda": "gpu",
+        "ddp": "distributeddataparallel ddpspawn horovod allreduce",
+        "fsdp": "fsdp2 fullyshard fullyshardeddataparallel",
+        "fsdp-hybrid": "hsdp hybridshard",
+        "zero-1 zero-2 zero-3": "zero deepspeed",
+        "zero-2": "deepspeedzero2 deepspeedstage2",
+        "zero-3": "deepspeedzero3 deepspeedstage3",
+        "tp": "tensorparallel",
+        "pp": "pipeline pipelineparallel gpipe",
+        "ulysses": "sequenceparallel contextparallel",
+        "ps-sync": "ps parameterserver",
+        "own": "custom mine",
+    }.items()
+    for alias in aliases.split()
+}
+"""Names of this package, separated by blanks, by the normalised names of other libraries."""
+
+
+def show(value: object) -> str:
+    """Format a value for a message, on one line and shortened if it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
+    """Return a hint such as ` (nearest: 'fsdp')`, or an empty text if no name is similar."""
+    near = near_names(value, names, count)
+    return f" (nearest: {', '.join(map(repr, near))})" if near else ""
+
+
+def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]:
+    """Return names that equal the value up to case and `-_`, a synonym's name, or similar names."""
+    allowed, text = list(names), str(value)
+    for key in (_normalised(text), _normalised(text.rpartition(".")[2])):
+        for targets in ([key], [*map(_normalised, _SYNONYMS.get(key, "").split())]):
+            for sections in (0, -1):  # with the sections before the key, then without
+                if equal := [
+                    name
+                    for name in allowed
+                    if _normalised(name.split(".", sections)[-1]) in targets
+                ]:
+                    return equal
+    normalised = {_normalised(name): name for name in allowed}
+    similar = (
+        difflib.get_close_matches(_normalised(text), normalised, n=count, cutoff=0.5)
+        if count
+        else []
+    )
+    return [normalised[key] for key in similar]
+
+
+def _normalised(text: str) -> str:
+    return re.sub(r"[-_ ]", "", text.lower())
+
+
+def choices(value: object, names: Sequence[str]) -> str:
+    """Describe the allowed names; of a long list only the similar names, if there are any."""
+    near = nearest(value, names, 3)
+    if near and len(names) > _LISTED_NAMES:
+        return near.strip(" ()")
+    if len(names) > _MOST_LISTED_NAMES:
+        return "`shardmark schema` lists those that there are"
+    return f"allowed are {', '.join(names)}{nearest(value, names)}" if names else "remove it"
+
+
+def dotted(location: Iterable[str | int]) -> str:
+    """Format a location, such as `("matrix", "strategy", 1)` as `matrix.strategy[1]`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}"
+    return text.removeprefix(".")
+
+
+def mistake(location: Location, problem: str, allowed: str, value: object) -> InitErrorDetails:
+    """Describe a mistake for `refuse`.  The location is relative to the validated field."""
+    error = PydanticCustomError(
+        "mistake", "{problem}; {allowed}", {"problem": problem, "allowed": allowed}
+    )
+    return InitErrorDetails(type=error, loc=location, input=value)
+
+
+def refuse(mistakes: Sequence[InitErrorDetails]) -> NoReturn:
+    """Raise the mistakes inside a validator; pydantic prepends the location of the field."""
+    raise ValidationError.from_exception_data("experiment", list(mistakes))
+
+
+def join(errors: Sequence[InputError]) -> InputError:
+    """Return one error whose text has a line for every error."""
+    place, problem, allowed, *more = errors[0].args
+    return InputError(place, problem, allowed, *more, *errors[1:])

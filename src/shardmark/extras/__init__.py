@@ -1,0 +1,1 @@
+"""Parts that are loaded by name only."""

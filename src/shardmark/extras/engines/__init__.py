@@ -1,0 +1,1 @@
+"""Engines that start ranks on several machines."""

@@ -1,0 +1,72 @@
+"""Predictions of memory, time and cost on other machines, from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardmark.experiment.experiment import Experiment
+    from shardmark.predict.plan import Plan
+
+
+def plan(
+    experiment: str | Path | Mapping[str, Any] | Experiment,
+    on: str | Sequence[str],
+    *,
+    nodes: int | str | Sequence[int] = 1,
+    run: str | Path | None = None,
+    price_per_hour: float | Sequence[float] | None = None,
+    search: bool = False,
+    work: float | None = None,
+    padding: float | None = None,
+    mean_length: float | None = None,
+    **overrides: Any,
+) -> Plan:
+    """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
+
+    A model is named as on the command line (`"resnet50"`, `"hf:Qwen/Qwen3-8B"`); `work` is the
+    number of tokens or samples to price.  `on` is a number of cards (`"8xh100"`, `"2x8xh100"`), a
+    node type, or a YAML file; a list compares several machines.  `nodes` is a number, a list, or
+    `"1..128"`; `run` is a stored run of the model that calibrates the prediction; `price_per_hour`
+    is the price of one card, or a list of one price for each machine.  `search` compares all
+    layouts of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the
+    fastest as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
+    the mean number of tokens without it: speed and cost are then those of the other tokens.
+    Experiment and overrides are those of `run`.
+
+    Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its
+    `reason`.
+    """
+    from shardmark.base.results.store import load_run
+    from shardmark.experiment.load import override_of
+    from shardmark.experiment.model_source import resolve_experiment
+    from shardmark.predict.model_name import is_experiment
+    from shardmark.predict.models import Models
+    from shardmark.predict.padding import padding_of
+    from shardmark.predict.plan import compare_machines, parse_nodes
+    from shardmark.predict.request import question_about
+
+    machines = [str(on)] if isinstance(on, str | Path) else [*map(str, on)]
+    counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
+    counted = parse_nodes(str(counts))
+    if isinstance(experiment, str) and not is_experiment(experiment):
+        options = [override_of(key, value) for key, value in overrides.items()]
+        question = question_about(experiment, machines, counted, overrides=options)
+        resolved, is_model = question.experiment, True
+    else:
+        resolved, is_model = resolve_experiment(experiment, overrides), False
+    prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
+    return compare_machines(
+        resolved,
+        machines,
+        counted,
+        Models(),
+        run=None if run is None else load_run(Path(run).expanduser()),
+        prices_per_hour=prices,
+        search=search,
+        work=work,
+        assumed_steps=is_model,
+        padding=padding_of(padding, mean_length),
+    )

@@ -1,0 +1,1 @@
+"""The largest batch of each strategy."""

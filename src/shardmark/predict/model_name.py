@@ -1,0 +1,281 @@
+"""Makes the experiment of a question about a model, which needs no file and no data.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Optimizer
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import Override, from_mapping, preset_names
+from shardmark.experiment.messages import nearest
+from shardmark.extras.detection.options import DETECTORS
+from shardmark.ranks.workloads.configurations import (
+    CLASS,
+    LATENT_PIXELS,
+    LATENT_SIZE,
+    PREFIX,
+    shipped,
+    span_corruption_targets,
+    stored_configuration,
+)
+from shardmark.ranks.workloads.language.options import ENCODERS, HUGGING_FACE, OTHER_TASKS
+from shardmark.ranks.workloads.models import (
+    check_model_name,
+    is_user_function,
+    registered_names,
+    user_definition,
+)
+from shardmark.ranks.workloads.options import Adapter
+
+DIFFUSERS_TASK = "shardmark.predict.tasks.diffusers_model:DiffusersModel"
+TRANSFORMERS_TASK = "shardmark.predict.tasks.transformers_model:TransformersModel"
+LONGEST = 4096
+"""Sequence length of a language model that takes longer ones, unless it is given."""
+ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
+SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+ADAPTED = ("language", "own")
+"""Workloads that take adapters."""
+IMAGE_SIZE = 224
+OTHER_IMAGE_SIZES = {"vit_cifar": 32, "inception_v3": 299}
+"""Sizes of models that are built for others than `IMAGE_SIZE`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedModel:
+    """Assumptions about a model that is named without an experiment."""
+
+    workload: Mapping[str, Any]
+    batch: int
+    """Samples of a GPU in a step."""
+    sample: str
+    """Name of one sample, as `picture of 224 x 224`."""
+    optimizer: Mapping[str, Any] = field(default_factory=lambda: ADAMW)
+
+
+def experiment_of(
+    name: str,
+    *,
+    devices: int,
+    nodes: int,
+    precision: str,
+    least_devices: int | None = None,
+    batch: int | None = None,
+    sequence_length: int | None = None,
+    adapter: str | None = None,
+    overrides: Sequence[str | Override] = (),
+) -> tuple[Experiment, str]:
+    """Return an experiment with a model on so many devices, and what was assumed of it.
+
+    `least_devices` is the size of the smallest of several machines.  Raises `InputError` for an
+    unknown name.
+    """
+    model = named_model(name, sequence_length)
+    options = {**model.workload, **model.workload.get("options", {})}
+    if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
+        raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
+    workload = dict(model.workload)
+    if adapter is not None:
+        workload["adapter"] = adapter_of(adapter, precision).model_dump()
+        if workload["name"] not in ADAPTED:
+            allowed = "leave it out: language models and tasks of your own take adapters"
+            raise InputError("--adapter", f"{name} takes no adapter", allowed)
+    content = {
+        "name": re.sub(r"[^\w.-]+", "-", name.rpartition("/")[2]).strip("-._")[:60] or "model",
+        "workload": workload,
+        "recipe": {
+            "per_rank_batch": batch or model.batch,
+            "steps": 100,
+            "optimizer": model.optimizer,
+            "precision": precision,
+        },
+        "matrix": {
+            "strategy": strategies_of(devices, nodes, least_devices),
+            "world_size": [devices],
+        },
+        "device": "cuda",
+    }
+    experiment = from_mapping(content, overrides, place=name)
+    recipe = experiment.recipe
+    count = recipe.per_rank_batch or recipe.global_batch
+    sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
+    pictures = "picture" in model.sample
+    parts = [
+        f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
+        *(["loaders that keep up"] if pictures else []),
+        *(["no channels_last"] if pictures and not recipe.channels_last else []),
+        _optimizer(recipe.optimizer),
+        _recomputation(recipe.activation_checkpointing),
+    ]
+    if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
+        parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
+    return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
+
+
+def _optimizer(optimizer: Optimizer) -> str:
+    names = {"adamw": "AdamW", "sgd": "SGD", "lamb": "LAMB"}
+    name = names.get(optimizer.name, optimizer.name.capitalize())
+    return name if optimizer.state_bits == 32 else f"{name} of {optimizer.state_bits}-bit state"
+
+
+def _recomputation(checkpointing: bool | str | int) -> str:
+    if isinstance(checkpointing, str):
+        return f"{checkpointing} activation checkpointing"
+    if isinstance(checkpointing, bool):
+        return f"{'' if checkpointing else 'no '}activation checkpointing"
+    return f"activation checkpointing of one block in {checkpointing}"
+
+
+def adapter_of(name: str, precision: str) -> Adapter:
+    """Return the adapter `lora`, with frozen weights in 16 bits unless nothing else is, or `qlora`.
+
+    Raises `InputError` for another name.
+    """
+    bases: dict[str, Literal["fp32", "bf16", "nf4"]] = {
+        "lora": "fp32" if precision == "fp32" else "bf16",
+        "qlora": "nf4",
+    }
+    if name not in bases:
+        raise InputError("--adapter", f"found {name!r}", f"allowed are {' and '.join(bases)}")
+    return Adapter(base=bases[name])
+
+
+def strategies_of(devices: int, nodes: int, least_devices: int | None = None) -> list[Any]:
+    """Return the strategies that a question about a model compares.
+
+    `least_devices` is the size of the smallest of several machines.
+    """
+    if least_devices == 1 < devices:
+        return ["single", *strategies_of(devices, nodes)]
+    if devices == 1:
+        return ["single"]
+    if nodes == 1:
+        return ["ddp", "zero-1", "zero-2", "zero-3", "fsdp-grad-op", "fsdp"]
+    hybrid = {"name": "fsdp-hybrid", "shard_group": devices // nodes}
+    return ["ddp", "zero-1", "zero-2", "zero-3", hybrid, "fsdp"]
+
+
+def is_experiment(name: str) -> bool:
+    """Return whether the name is a preset or an experiment's file, and not a model."""
+    path = Path(name).expanduser()
+    is_file = path.suffix != ".json" and ":" not in path.name and path.is_file()
+    is_run = (path / "experiment.yaml").is_file()
+    return is_file or is_run or name in preset_names() or path.suffix in {".yaml", ".yml"}
+
+
+def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
+    """Return the workload of a model by its name.  Raises `InputError` for an unknown one."""
+    folder = Path(name.removeprefix(PREFIX)).expanduser()
+    has_file = folder.suffix == ".json" or (folder / "config.json").is_file()
+    if name.startswith(PREFIX) or has_file or name in shipped():
+        return _of_transformers(name, sequence_length)
+    if is_user_function(name):
+        return _of_user(name, sequence_length)
+    if name in DETECTORS:
+        workload = {"name": "detection", "model": name}
+        return NamedModel(workload=workload, batch=2, sample="picture", optimizer=SGD)
+    try:
+        check_model_name(name)
+    except ValueError as error:
+        names = (*preset_names(), *shipped(), *DETECTORS, *registered_names("torchvision"))
+        allowed = (
+            "allowed are an experiment's file, a preset, a model of torchvision, timm:NAME,"
+            " hf:NAME, hf:FILE.json, a folder of save_pretrained, module:function and a task's"
+            f" module:Class{nearest(name, names, count=3)}"
+        )
+        is_missing = "not installed" in str(error)
+        raise InputError(name, str(error) if is_missing else "no such model", allowed) from None
+    return _of_pictures(name)
+
+
+def _of_pictures(name: str) -> NamedModel:
+    size = OTHER_IMAGE_SIZES.get(name, IMAGE_SIZE)
+    sizes = {"image_size": size, "classes": 1000}
+    workload = {"name": "classification", "model": name, "dataset": "random", **sizes}
+    by_adamw = re.search(r"vit|swin|deit|beit|convnext|eva", name)  # as in their papers
+    return NamedModel(
+        workload=workload,
+        batch=64,
+        sample=f"picture of {size} x {size}",
+        optimizer=ADAMW if by_adamw else SGD,
+    )
+
+
+def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
+    model = name if name.startswith(PREFIX) else f"{PREFIX}{name}"
+    folder = Path(model.removeprefix(PREFIX)).expanduser()
+    if model not in HUGGING_FACE and (folder / "config.json").is_file():
+        model = f"{PREFIX}{folder / 'config.json'}"  # weights do not change the answer
+    try:
+        stored = {} if model in HUGGING_FACE else stored_configuration(model)
+    except (OSError, ValueError) as error:
+        raise InputError(name, str(error), "name a config.json of transformers") from error
+    if stored is None:
+        names = (*HUGGING_FACE, *(f"{PREFIX}{other}" for other in shipped()))
+        allowed = "download its config.json, and name hf:config.json"
+        raise InputError(
+            name, "its sizes are not in the package", allowed + nearest(model, names, count=3)
+        )
+    if CLASS in stored:
+        task = {"name": "own", "task": DIFFUSERS_TASK, "options": {"model": model}}
+        pixels = LATENT_PIXELS * stored.get("sample_size", LATENT_SIZE)
+        sample = f"picture of {pixels} x {pixels} as stored latents"
+        return NamedModel(workload=task, batch=4 if stored.get("sample_size") else 1, sample=sample)
+    kind = stored.get("model_type", model.removeprefix(PREFIX))
+    if kind in OTHER_TASKS:
+        options: dict[str, Any] = {"model": model}
+        sample = "sample"
+        if kind == "t5":
+            length = sequence_length or 512
+            options["sequence_length"] = length
+            sample = f"sample of {length} tokens and {span_corruption_targets(length)} of target"
+        if kind == "whisper":
+            options["target_length"] = sequence_length or 448
+            sample = f"sample of 30 s, 1500 positions, and {options['target_length']} of text"
+        task = {"name": "own", "task": TRANSFORMERS_TASK, "options": options}
+        return NamedModel(workload=task, batch=8, sample=sample)
+    longest = LONGEST
+    for key in ("max_position_embeddings", "n_positions"):
+        longest = min(longest, stored.get(key) or longest)
+    if kind in ENCODERS:
+        longest = min(longest, 512)
+    workload: dict[str, Any] = {
+        "name": "language",
+        "model": model,
+        "dataset": "random",
+        "sequence_length": sequence_length or longest,
+        "objective": "masked" if kind in ENCODERS else "causal",
+    }
+    if not isinstance(stored.get("vocab_size"), int):
+        workload["vocabulary"] = 32_000  # of a family, whose tokenizer decides it
+    sample = f"sequence of {workload['sequence_length']} tokens"
+    return NamedModel(workload=workload, batch=1, sample=sample)
+
+
+def _of_user(name: str, sequence_length: int | None) -> NamedModel:
+    """Return the workload of a task, or of a function or class that makes a model."""
+    definition = user_definition(name)
+    if isinstance(definition, ast.ClassDef):
+        methods = {node.name for node in definition.body if isinstance(node, ast.FunctionDef)}
+        if "forward" not in methods:
+            return NamedModel(workload={"name": "own", "task": name}, batch=8, sample="sample")
+        definition = next(
+            (n for n in definition.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"),
+            None,
+        )
+    arguments = definition.args if isinstance(definition, ast.FunctionDef) else None
+    names = {a.arg for a in (*arguments.args, *arguments.kwonlyargs)} if arguments else set()
+    if "vocabulary" not in names:
+        return _of_pictures(name)
+    length = sequence_length or 1024
+    sizes = {"dataset": "random", "vocabulary": 32_000, "sequence_length": length}
+    workload = {"name": "language", "model": name, **sizes}
+    return NamedModel(workload=workload, batch=8, sample=f"sequence of {length} tokens")

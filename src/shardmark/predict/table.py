@@ -1,0 +1,665 @@
+"""Shows a plan as answers, tables and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields, replace
+from functools import partial
+from math import inf
+from operator import attrgetter
+from typing import Any
+
+from shardmark.base.durations import duration
+from shardmark.base.layout import Mesh
+from shardmark.base.statistics.intervals import Estimate
+from shardmark.base.table.formats import (
+    Format,
+    records,
+    render_json,
+    render_points,
+    render_tables,
+)
+from shardmark.base.table.table import (
+    BYTES,
+    Column,
+    Columns,
+    Missing,
+    Table,
+    Value,
+    abbreviated,
+    for_programs,
+    metric_column,
+    number,
+    table_of,
+)
+from shardmark.base.text import as_text, with_options
+from shardmark.bench.report.answers.wording import listed
+from shardmark.experiment.axes import title_of
+from shardmark.predict.memory import RankMemory
+from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
+from shardmark.predict.remedies import Remedy
+from shardmark.predict.search.search import Candidate, Search
+from shardmark.predict.when.view import planned_tables
+
+QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
+MOST_ROWS = 12
+"""Largest number of cells that are all shown."""
+
+
+def render_plan(
+    plan: Plan,
+    form: Format,
+    width: int | None,
+    *,
+    assumed: str | None = None,
+    memory: bool = False,
+    speed: bool = False,
+    best_of_each: bool = False,
+    when: bool = False,
+) -> str:
+    """Return answers, a table and notes, with a line break at the end.
+
+    `assumed` says what was assumed of a model that was named alone.  `memory` adds the parts of the
+    memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine, and
+    `when` only the best strategy in each range of an axis.
+    """
+    ranges = planned_tables(plan) if when else []
+    if form is Format.JSON:
+        by_range = (
+            {"when": [record for table in ranges for record in records(table)]} if when else {}
+        )
+        return render_json(plan_json(plan) | by_range | {"assumed": assumed})
+    if when:
+        notes = [*_deviation_notes(plan.rows), *_last_notes(plan)]
+        parts = [
+            render_tables(ranges, form, width),
+            *([render_points(notes, form, width)] if notes else []),
+        ]
+        return "\n".join(parts)
+    made = [
+        answer_table(plan, assumed, best_of_each=best_of_each),
+        *([memory_table(plan)] if memory else ()),
+        *([speed_table(plan)] if speed else ()),
+        remedies_table(plan),
+        *search_tables(plan),
+    ]
+    tables = [table for table in made if table.rows]
+    last = _last_notes(plan)
+    parts = [
+        render_points([*_answers(plan)], form, width),
+        render_tables(tables, form, width) if tables else "",
+        render_points(last, form, width) if last else "",
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """Return `answers` in the form of `compare`, `rows` in base units, and `notes`."""
+    answers = [
+        {
+            "question": best.question,
+            "decided": decided(best),
+            "strategy": best.row.strategy,
+            "nodes": best.row.nodes,
+            "ranks": best.row.ranks,
+            "text": text_of(best),
+            "task": best.row.task,
+        }
+        for part in plan.by_task
+        for best in part.best
+    ]
+    columns = [*_identity(), *_speed(plan), *_memory(plan.rows), *_for_programs()]
+    rows = records(table_of("", plan.rows, columns))
+    return {
+        "experiment": plan.experiment,
+        "on": plan.on,
+        "measured": plan.anchored,
+        "answers": answers,
+        "rows": rows,
+        "fewest": None if plan.fewest is None else asdict(plan.fewest),
+        "remedies": [asdict(remedy) for remedy in plan.remedies],
+        "search": None if plan.search is None else _search_json(plan, plan.search),
+        "notes": [*plan.doubts, _range_note(plan), *_last_notes(plan)],
+    }
+
+
+def decided(best: Best) -> bool:
+    """Return True if the next best strategy is worse by more than the predictions' error."""
+    return not _close(best)
+
+
+def _close(best: Best) -> list[Prediction]:
+    cost = COSTS[best.question]
+    margin = best.row.error_fraction(best.question)
+    return [rival for rival in best.rivals if cost(rival) <= (1 + margin) * cost(best.row)]
+
+
+def text_of(best: Best) -> str:
+    """Return an answer in sentences, with close rivals and deviating training."""
+    row, exact = best.row, best.exact
+    text = brief_text_of(best)
+    if row.own_mathematics:
+        text += f" By its own definition: {'; '.join(row.own_mathematics)}."
+        if exact is not None:
+            figure = _figure_of(best)(exact)
+            text += f" Training as one device would: {exact.place}, {figure}."
+    return text
+
+
+def brief_text_of(best: Best, figure: str | None = None) -> str:
+    """Return an answer with close rivals, with another figure if one is given."""
+    figure = _figure_of(best)(best.row) if figure is None else figure
+    doubt = " if its memory suffices (tight)" if best.row.fit == "tight" else ""
+    text = f"{QUESTIONS[best.question]}: {best.row.place}{doubt}, {figure}."
+    if close := [_rival(rival) for rival in _close(best)]:
+        text += f" Too close to tell from {listed(close)}."
+    return text
+
+
+def _figure_of(best: Best) -> Callable[[Prediction], str]:
+    figures: dict[str, Callable[[Prediction], str]]
+    cost = partial(_cost_text, work=best.work)
+    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
+    return figures[best.question]
+
+
+def _speed_text(row: Prediction) -> str:
+    assert row.time is not None
+    return f"{abbreviated(row.work_per_second)} {row.unit}/s, bound by {row.time.bound}"
+
+
+def _memory_text(row: Prediction) -> str:
+    assert row.device_bytes is not None
+    needed, card = (size / 2**30 for size in (row.device_bytes, row.card_bytes))
+    size_text = number(needed) if needed >= 1 else f"{number(1024 * needed)} MiB"
+    return f"{size_text} of {number(card)} GiB of each card"
+
+
+def _cost_text(row: Prediction, work: float | None) -> str:
+    hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
+    if dollars is not None and hours is not None:
+        took = duration(hours * HOUR_SECONDS)
+        subject = "the recipe" if work is None else amount(work, row.unit)
+        return f"{number(dollars, decimals=2)} dollars and {took} for {subject}"
+    million = 1e6 * (row.tokens_per_sample or 1)
+    hours = row.devices * (row.hours_for(million) or 0.0)
+    return f"{number(hours)} GPU-hours for a million samples"
+
+
+def _rival(row: Prediction) -> str:
+    return row.label if row.on is None else f"{row.label} on {row.on}"
+
+
+def amount(work: float, unit: str) -> str:
+    """Return tokens or samples in words, as `10 B tokens`."""
+    return f"{abbreviated(work, gap=' ')} {unit}"
+
+
+def _answers(plan: Plan) -> Iterator[str]:
+    yield from plan.doubts
+    for part in plan.by_task:
+        yield from _task_answers(part)
+    if plan.search is not None and plan.search.front:
+        yield f"Best layout that was searched: {_layout_text(plan.search.front[0], plan.rows[0])}."
+    if plan.fewest is not None:
+        needed = number(plan.fewest.device_bytes / 2**30)
+        yield f"Fewest: {plan.fewest.change}, with {plan.fewest.strategy} in {needed} GiB."
+
+
+def _task_answers(plan: Plan) -> Iterator[str]:
+    if plan.best:
+        if not any(row.fit == "yes" for row in plan.rows):
+            yield "Tight: the tensors fit, but not with the usual context and fragmentation."
+        fastest, _, cheapest = plan.best
+        row = fastest.row
+        figure = _speed_text(row)
+        if row.hours_for(plan.work or row.work) is not None and row.price_per_hour is not None:
+            figure += f": {_cost_text(row, plan.work)}"
+        answers = [brief_text_of(fastest, figure)]
+        if cheapest.row is not row:
+            answers.append(brief_text_of(cheapest))
+        yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
+    elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
+        task = (
+            ", ".join(as_text(value) for value in plan.rows[0].task.values()) if plan.rows else ""
+        )
+        subject = "No speed" if any(row.fits for row in plan.rows) else "Nothing"
+        reasons = dict.fromkeys(row.reason for row in plan.rows if row.reason is not None)
+        reasons_text = f": {next(iter(reasons))}" if len(reasons) == 1 else "; each reason is below"
+        yield f"{subject}{f' of {task}' if task else ''} could be predicted{reasons_text}."
+    elif plan.search is not None and plan.search.front:
+        yield "None of the experiment's strategies fits."
+    else:
+        sized = (row for row in plan.rows if row.device_bytes is not None)
+        least = min(sized, key=lambda row: (row.device_bytes or 0.0) / row.card_bytes)
+        hint = "" if plan.search is not None else "; --search compares more layouts"
+        yield f"Nothing fits: {least.place} needs least, {_memory_text(least)}{hint}."
+
+
+def _layout_text(layout: Candidate, row: Prediction) -> str:
+    """Return, for example, `fsdp-tp (data 4, tensor 2), 9,500 tokens/s, 123 ms a step in 9 GiB`."""
+    sizes = layout.mesh.model_dump()
+    parts = ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+    parts_text = [f"{layout.strategy} ({parts})" if parts else layout.strategy]
+    parts_text += ["recomputing activations"] if layout.activation_checkpointing else []
+    parts_text += ["offloading"] if layout.cpu_offload else []
+    needed = number(layout.device_bytes / 2**30)
+    parts_text += [
+        f"{abbreviated(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
+    ]
+    return (
+        f"{', '.join(parts_text)}, {number(1000 * layout.step_seconds)} ms a step in {needed} GiB"
+    )
+
+
+def _range_note(plan: Plan) -> str:
+    if plan.anchored is not None:
+        return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
+    return (
+        "In brackets: 90 % interval without a measurement, from published runs of other machines;"
+        " --from RUN gives a narrower one."
+    )
+
+
+def _last_notes(plan: Plan) -> list[str]:
+    return [*_refusals(plan), *plan.notes]
+
+
+def _refusals(plan: Plan) -> Iterator[str]:
+    """Yield each reason once, with the strategies and ranks for which it holds."""
+    sizes: dict[str, dict[str, dict[str, None]]] = {}
+    for row in plan.rows:
+        if row.reason is not None:
+            labels = sizes.setdefault(row.reason, {})
+            labels.setdefault(row.label, {})[str(row.ranks)] = None
+    for reason, labels in sizes.items():
+        places: dict[str, list[str]] = {}
+        for label, ranks in labels.items():
+            places.setdefault(", ".join(ranks), []).append(label)
+        places_text = "; ".join(f"{', '.join(names)} on {ranks}" for ranks, names in places.items())
+        yield f"Not predicted: {places_text} ranks: {reason}"
+
+
+def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False) -> Table:
+    """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
+    predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
+    rows = _best_of_machines(plan, predicted) if best_of_each else _chosen(predicted)
+    count = next((row.parameters for row in rows if row.parameters), None)
+    active = next((row.active_parameters for row in rows if row.active_parameters), None)
+    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
+    size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
+    size_text += "" if count is None else ")"
+    precision = "" if plan.precision is None else f", {plan.precision}"
+    work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
+    if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
+        work += f", since the recipe's steps train unequal numbers of {plan.unit}"
+    notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
+    if any(row.fit == "tight" for row in rows):
+        notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
+    if not best_of_each and len(rows) < len(predicted):
+        same = [
+            f"{title_of(key).rpartition('.')[2]} {next(iter(values))}"
+            for key, values in _axes(rows).items()
+            if len(values) == 1
+        ]
+        notes.append(
+            f"The best of each strategy in {len(predicted)} rows: --memory and --speed have all."
+            f"{f' Here: {listed(same)}.' if same else ''}"
+        )
+    notes += [] if assumed is None else [f"Assumed: {assumed}."]
+    useful = min((row.useful_fraction for row in rows), default=1.0)
+    if useful < 1:
+        notes.append(
+            f"Padding: {number(100 * (1 - useful))} % of the tokens; speed, hours and dollars are"
+            f" those of the others.  Packed samples train {number(1 / useful)} times as many in a"
+            " second."
+        )
+    notes += [_range_note(plan), *_deviation_notes(rows)]
+    title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
+    columns = [*_names(rows), *_answer_columns(plan)]
+    # Machines or numbers of ranks leave no room for the last column.
+    if best_of_each or (plan.assumed_steps and len({row.ranks for row in rows}) > 1):
+        columns = columns[:-1]
+    return table_of(title, rows, columns, notes)
+
+
+def _best_of_machines(plan: Plan, rows: Sequence[Prediction]) -> list[Prediction]:
+    """Return the cheapest row of each kind of machine, which the answer names, too."""
+    machines: dict[str | None, list[Prediction]] = {}
+    for row in _chosen(rows):
+        machines.setdefault(row.on, []).append(row)
+    parts = (replace(plan, rows=tuple(of_machine)) for of_machine in machines.values())
+    return [part.best[-1].row if part.best else part.rows[0] for part in parts]
+
+
+def _chosen(rows: Sequence[Prediction]) -> list[Prediction]:
+    """Return the rows of the table, in its order.
+
+    Several machines are ordered by cost, strategies of one size by fit and speed.  Of many cells,
+    only the best of each strategy is chosen.
+    """
+    order = ("yes", "tight", "no", None)
+    machines = {row.on for row in rows}
+    by_cost = len(machines) > 1
+
+    def rank(row: Prediction) -> tuple[float, float]:
+        if by_cost:
+            return not row.fits, COSTS["cost"](row) if row.time else inf
+        return order.index(row.fit), -row.work_per_second
+
+    folds = len(rows) > MOST_ROWS and any(len(values) > 1 for values in _axes(rows).values())
+    one_size = len({row.ranks for row in rows}) == 1
+    if not (by_cost or folds or one_size):
+        return [*rows]
+    chosen: dict[object, Prediction] = {}
+    for row in sorted(rows, key=rank):
+        place = (row.label, row.ranks, row.on, as_text(row.task)) if folds else id(row)
+        chosen.setdefault(place, row)
+    return [*chosen.values()]
+
+
+def _room_text(rows: Sequence[Prediction]) -> str:
+    sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)]
+    return listed(sizes) if sizes else ""  # nothing was predicted
+
+
+def _answer_columns(plan: Plan) -> Columns[Prediction]:
+    def rate(row: Prediction) -> Value:
+        if row.time is None or row.low_seconds is None or row.high_seconds is None:
+            return Missing(row.reason or "")
+        ends = (abbreviated(row.step_work / end) for end in (row.high_seconds, row.low_seconds))
+        return f"{abbreviated(row.work_per_second)} ({'-'.join(ends)})"
+
+    return [
+        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
+        (
+            Column("device_bytes", "GiB", scale=1 / 2**30),
+            lambda row: _value_or_reason(row, row.device_bytes),
+        ),
+        (Column("rate", f"{plan.unit}/s (range)"), rate),
+        (Column("hours", "hours"), lambda row: row.hours_for(plan.work or row.work)),
+        (
+            Column("dollars", "dollars"),
+            lambda row: row.dollars_for(plan.work or row.work),
+        ),
+        (
+            Column("bound", "bound by", numeric=False),
+            lambda row: None if row.time is None else row.time.bound,
+        ),
+    ]
+
+
+def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
+    """Yield the deviations from the training of one device, each with its strategies."""
+    names: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for deviation in row.own_mathematics:
+            names.setdefault(deviation, {})[row.strategy] = None
+    for deviation, strategies in names.items():
+        yield f"{', '.join(strategies)}: {deviation}."
+
+
+def remedies_table(plan: Plan) -> Table:
+    """Return the table of changes that save memory, for an experiment that does not fit."""
+    columns: Columns[Remedy] = [
+        (
+            Column("change", "change", numeric=False, names_row=True),
+            attrgetter("change"),
+        ),
+        (Column("strategy", "strategy", numeric=False), attrgetter("strategy")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30), attrgetter("device_bytes")),
+        (Column("fits", "fits", numeric=False), attrgetter("fit")),
+    ]
+    settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
+    single = [setting for setting in settings if setting.count("--") == 1]
+    notes = [f"Options: {', '.join(single)}."] if single else []
+    fits = any(remedy.fit == "yes" for remedy in plan.remedies)
+    title = "What would make it fit" if fits else "What saves memory, but is not enough"
+    return table_of(title, plan.remedies, columns, notes)
+
+
+def speed_table(plan: Plan) -> Table:
+    rows = [row for row in plan.rows if row.time is not None]
+    naive = "Naive: each GPU keeps its throughput on the fewest GPUs."
+    notes = [_range_note(plan), naive]
+    if plan.work is not None:
+        notes.append(f"Time and dollars are for {amount(plan.work, plan.unit)}.")
+    return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
+
+
+def memory_table(plan: Plan) -> Table:
+    rows = [row for row in plan.rows if row.memory is not None]
+    notes = [
+        "Of the card: memory of the peak's tensors with fragmentation, context and libraries."
+        " Largest batch: samples of a rank in one pass."
+    ]
+    return table_of("Memory of a rank at its peak", rows, [*_names(rows), *_memory(rows)], notes)
+
+
+def search_tables(plan: Plan) -> list[Table]:
+    """Return the table of the best layouts, the fastest first."""
+    if (search := plan.search) is None:
+        return []
+    row = plan.rows[0]
+    columns: Columns[Candidate] = [
+        (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
+        (
+            Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
+            lambda layout: "/".join(map(str, _sizes(layout.mesh))),
+        ),
+        (Column("micro_batch", "micro-batch"), attrgetter("micro_batch")),
+        (Column("activation_checkpointing", "recomputes"), _recomputes),
+        (Column("cpu_offload", "offloads"), _offloads),
+        (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
+        (
+            Column(f"{row.unit}_per_second", f"{row.unit}/s"),
+            lambda layout: layout.samples_per_second * (row.tokens_per_sample or 1),
+        ),
+        (Column("device_bytes", "memory", unit=BYTES), attrgetter("device_bytes")),
+    ]
+    notes = [
+        f"{search.searched} layouts of FSDP, tensor ranks and stages were compared in"
+        f" {search.seconds:.2f} s. Shown is the fastest, and what is slower in a tenth less memory."
+        " Times have no interval: measure the few that you would use."
+    ]
+    nodes = f"{search.nodes} node{'s' if search.nodes > 1 else ''}"
+    title = f"Best layouts of {search.ranks} ranks on {nodes} of {plan.on}"
+    return [table_of(title, search.front, columns, notes)]
+
+
+def _searched(layout: Candidate) -> str:
+    """Return, for example, `fsdp-hybrid (reshard_after_forward=false)`; others have columns."""
+    flags = {name: value for name, value in layout.options.items() if isinstance(value, bool)}
+    return with_options(layout.strategy, flags)
+
+
+def _recomputes(layout: Candidate) -> bool:
+    return layout.activation_checkpointing
+
+
+def _offloads(layout: Candidate) -> bool:
+    return layout.cpu_offload
+
+
+def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
+    return mesh.data, mesh.shard, mesh.tensor, mesh.pipeline
+
+
+def _search_json(plan: Plan, search: Search) -> dict[str, Any]:
+    front = [
+        {**asdict(layout), "mesh": layout.mesh.model_dump(), "options": _plain_options(layout)}
+        for layout in search.front
+    ]
+    return {
+        "ranks": search.ranks,
+        "nodes": search.nodes,
+        "searched": search.searched,
+        "front": front,
+        "winner": None if plan.winner is None else plan.winner.model_dump(mode="json"),
+    }
+
+
+def _plain_options(layout: Candidate) -> dict[str, Any]:
+    return {
+        name: value.model_dump() if isinstance(value, Mesh) else value
+        for name, value in layout.options.items()
+    }
+
+
+def _names(rows: Sequence[Prediction]) -> Columns[Prediction]:
+    """Return the columns that tell rows apart, for people."""
+    labels = {row.label: row.strategy for row in rows}
+    several = {name for name in labels.values() if [*labels.values()].count(name) > 1}
+
+    def label(row: Prediction) -> str:
+        return row.label if row.strategy in several else row.strategy
+
+    def axis(key: str) -> tuple[Column, Callable[[Prediction], Value]]:
+        title = title_of(key).rpartition(".")[2]
+        column = Column(f"varied.{key}", title, names_row=True, shown_to="people")
+        return column, lambda row: as_text(row.varied.get(key))
+
+    name = Column("label", "strategy", numeric=False, names_row=True, shown_to="people")
+    ranks = Column("ranks_of", "ranks", names_row=True, shown_to="people")
+    has_sizes = len({row.ranks for row in rows}) > len({row.on for row in rows})
+    by_ranks = [(ranks, attrgetter("ranks"))] if has_sizes else []
+    axes = [key for key, values in _axes(rows).items() if len(values) > 1]
+    machines = Column("on", "machines", numeric=False, names_row=True, shown_to="people")
+    on = [(machines, attrgetter("on"))] if any(row.on for row in rows) else []
+    return [(name, label), *by_ranks, *on, *map(axis, axes)]
+
+
+def _axes(rows: Sequence[Prediction]) -> dict[str, dict[str, None]]:
+    """Return the different values of each varied key, as text."""
+    axes: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for key, value in row.varied.items():
+            axes.setdefault(key, {})[as_text(value)] = None
+    return axes
+
+
+def _speed(plan: Plan) -> Columns[Prediction]:
+    unit, work = plan.unit, plan.work
+
+    def rate(row: Prediction) -> Value:
+        return _estimate(row, lambda seconds: row.step_work / seconds)
+
+    def naive(row: Prediction) -> Value:
+        samples_per_second = row.naive_samples_per_second
+        return (
+            Missing(row.reason or "")
+            if samples_per_second is None
+            else samples_per_second * (row.tokens_per_sample or 1)
+        )
+
+    def time_taken(row: Prediction) -> str | None:
+        hours = row.hours_for(work or row.work)
+        return None if hours is None else duration(hours * HOUR_SECONDS)
+
+    def priced(row: Prediction, dollars: float | None) -> Value:
+        if row.price_per_hour is None:
+            return Missing(row.reason or "no price was given: --price-per-hour")
+        return _value_or_reason(row, dollars)
+
+    return [
+        (
+            Column(
+                "step_seconds", "step", unit="ms", scale=1000, estimated=True, base_unit="seconds"
+            ),
+            lambda row: _estimate(row, lambda seconds: seconds),
+        ),
+        (
+            Column(
+                f"{unit}_per_second",
+                f"{unit}/s",
+                interval="to",
+                estimated=True,
+                base_unit=f"{unit}/s",
+            ),
+            rate,
+        ),
+        (Column(f"naive_{unit}_per_second", "naive"), naive),
+        (
+            Column("bound", "bound by", numeric=False),
+            lambda row: _value_or_reason(row, None if row.time is None else row.time.bound),
+        ),
+        (
+            Column(
+                "recipe",
+                "recipe takes" if work is None else f"{amount(work, unit)} take",
+                shown_to="people",
+            ),
+            time_taken,
+        ),
+        (
+            Column("cost", "dollars", decimals=2, shown_to="people"),
+            lambda row: priced(row, row.dollars_for(work or row.work)),
+        ),
+        (
+            for_programs("hours"),
+            lambda row: _value_or_reason(row, row.hours_for(work or row.work)),
+        ),
+        (for_programs("dollars"), lambda row: priced(row, row.dollars_for(work or row.work))),
+        (for_programs(f"trained_{unit}"), lambda row: _value_or_reason(row, work or row.work)),
+    ]
+
+
+def _estimate(row: Prediction, value_of_seconds: Any) -> Value:
+    if row.time is None or row.low_seconds is None or row.high_seconds is None:
+        return Missing(row.reason or "")
+    ends = sorted((value_of_seconds(row.low_seconds), value_of_seconds(row.high_seconds)))
+    return Estimate(value=value_of_seconds(row.time.seconds), low=ends[0], high=ends[1], n=0)
+
+
+def _value_or_reason(row: Prediction, value: Value) -> Value:
+    return Missing(row.reason or "not known") if value is None else value
+
+
+def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
+    offloaded = any(row.memory is not None and row.memory.on_host for row in rows)
+
+    def part(name: str) -> Any:
+        return lambda row: _value_or_reason(row, row.memory and getattr(row.memory, name))
+
+    def share(row: Prediction) -> Value:
+        needed = row.device_bytes
+        return _value_or_reason(row, None if needed is None else needed / row.card_bytes)
+
+    return [
+        (Column("peak_memory_bytes", "peak", unit=BYTES), part("peak_bytes")),
+        (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
+        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
+        (
+            Column("largest_batch", "largest batch"),
+            lambda row: _value_or_reason(row, row.largest_batch),
+        ),
+        *(
+            (
+                Column(f"{field.name}_bytes", field.name.replace("_", " "), unit=BYTES),
+                part(field.name),
+            )
+            for field in fields(RankMemory)
+            if field.name != "on_host" or offloaded
+        ),
+    ]
+
+
+def _identity() -> Columns[Prediction]:
+    names = ("strategy", "strategy_options", "varied", "on", "nodes", "ranks", "devices", "samples")
+    return [(for_programs(name), attrgetter(name)) for name in names]
+
+
+def _for_programs() -> Columns[Prediction]:
+    return [
+        (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
+        (for_programs("card_bytes"), attrgetter("card_bytes")),
+        (for_programs("parameters"), lambda row: _value_or_reason(row, row.parameters)),
+        (for_programs("active_parameters"), attrgetter("active_parameters")),
+        (for_programs("useful_fraction"), attrgetter("useful_fraction")),
+        (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
+        (
+            for_programs("seconds_by_part"),
+            lambda row: _value_or_reason(row, None if row.time is None else asdict(row.time)),
+        ),
+        (for_programs("reason"), attrgetter("reason")),
+    ]

@@ -1,0 +1,1 @@
+"""Tasks whose shapes alone are needed."""

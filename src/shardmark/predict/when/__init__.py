@@ -1,0 +1,1 @@
+"""The best strategy at each value of an axis, and where it changes."""

@@ -1,0 +1,1 @@
+"""The work of a rank: workloads, strategies, training, measurement."""

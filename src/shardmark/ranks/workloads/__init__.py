@@ -1,0 +1,140 @@
+"""The training tasks: model, data, loss and quality metrics.  This module imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    Field,
+    SerializeAsAny,
+    TypeAdapter,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from shardmark.base.errors import DataError, InputError
+from shardmark.base.extras import require
+from shardmark.base.plugins import load_plugin, plugin_names
+from shardmark.extras.detection.options import DetectionOptions
+from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.options import WorkloadOptions
+from shardmark.ranks.workloads.own.options import OwnOptions
+from shardmark.ranks.workloads.script.options import ScriptOptions
+from shardmark.ranks.workloads.vision.options import ClassificationOptions
+
+if TYPE_CHECKING:
+    from shardmark.ranks.workloads.base import Workload
+
+WORKLOADS: dict[str, type[WorkloadOptions]] = {
+    "classification": ClassificationOptions,
+    "detection": DetectionOptions,
+    "language": LanguageOptions,
+    "own": OwnOptions,
+    "script": ScriptOptions,
+}
+PLUGINS = "shardmark.workloads"
+"""Group of the entry points by which other packages register options of tasks."""
+
+
+@cache
+def options_class(name: str) -> type[WorkloadOptions]:
+    """Return the options of the built-in task of that name, or import those of a package.
+
+    Raises `InputError` for a package that cannot be imported.
+    """
+    if name in WORKLOADS:
+        return WORKLOADS[name]
+    return load_plugin(PLUGINS, name, WorkloadOptions)
+
+
+def _of_any_package(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
+    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+    if isinstance(name, str) and name not in WORKLOADS and name in plugin_names(PLUGINS):
+        return options_class(name).model_validate(value)
+    return built_in(value)
+
+
+TaskOptions = Annotated[
+    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions | ScriptOptions,
+    Field(discriminator="name"),
+    WrapValidator(_of_any_package),
+    SerializeAsAny(),
+]
+"""The `workload` section of an experiment file; the field `name` selects the class."""
+_TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
+
+
+def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
+    """Validate the options of a task.  Raises `pydantic.ValidationError`."""
+    checked: WorkloadOptions = _TASK_OPTIONS.validate_python(dict(mapping))
+    return checked
+
+
+def check_data(options: WorkloadOptions) -> int | None:
+    """Number of training samples; None if only a rank can count them.  Imports no torch.
+
+    Raises `DataError` or `InputError` for missing or invalid data.  Runs once before the first
+    trial, and makes everything that all ranks read, such as tokens.
+    """
+    check_extras(options)
+    samples: int | None = _data(options).check(options)
+    return samples
+
+
+def check_extras(options: WorkloadOptions) -> None:
+    """Raise `InputError` with the command that installs the first missing library of the task."""
+    for module, place in options.optional_modules().items():
+        require(module, needed_for=place)
+
+
+def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
+    """Files and folders that training reads; some may not exist yet."""
+    paths: tuple[Path, ...] = _data(options).paths(options)
+    return paths
+
+
+def corpora(options: WorkloadOptions) -> Mapping[str, str]:
+    """SHA-256 of each embedded text corpus, by name; empty for other data."""
+    if not isinstance(options, LanguageOptions):
+        return {}
+    digests: Mapping[str, str] = _data(options).corpora(options)
+    return digests
+
+
+def task_modules(options: WorkloadOptions) -> tuple[str, ...]:
+    """Modules that the ranks import, to be loaded before the first trial; the task comes first."""
+    return (f"{_room(options)}.task", *options.loads())
+
+
+def build_workload(options: WorkloadOptions, seed: int) -> Workload:
+    """Read the data and create the task; the seed determines everything random in it."""
+    check_extras(options)
+    built: Workload = importlib.import_module(task_modules(options)[0]).build(options, seed)
+    return built
+
+
+def shortened(options: WorkloadOptions) -> WorkloadOptions:
+    """The same task with no more validation samples than a verification needs."""
+    most = options.verified_samples
+    few = min(most, options.validation_samples or most)
+    short = options.model_copy(update={"validation_samples": few})
+    try:
+        check_data(short)
+    except InputError:
+        return options  # the data have fewer
+    except DataError:
+        pass  # whoever reads the data will say so
+    return short
+
+
+def _room(options: WorkloadOptions) -> str:
+    """The package of the task: module `data` finds data without torch, module `task` trains."""
+    return type(options).__module__.removesuffix(".options")
+
+
+def _data(options: WorkloadOptions) -> Any:
+    return importlib.import_module(f"{_room(options)}.data")

@@ -1,0 +1,106 @@
+"""Adds adapters to a model: small trained matrices beside frozen weights.  Imports torch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from shardmark.base.errors import InputError
+from shardmark.base.traffic import ELEMENT_BYTES
+from shardmark.ranks.workloads.model_building import seeded
+from shardmark.ranks.workloads.options import Adapter
+
+LINEAR = ("Linear", "Conv1D")
+"""Classes of linear layers; the second one is that of GPT-2 in transformers."""
+NF4_BYTES = (4 + 0.127) / 8
+"""Bytes of a weight in 4 bits with double quantization (Dettmers et al., arXiv 2305.14314,
+section 3)."""
+
+
+def add_adapter(
+    model: nn.Module, adapter: Adapter, blocks: Sequence[nn.Module] | None, *, seed: int
+) -> None:
+    """Freeze the model and add the adapter's matrices, in place.  Blocks stay the same modules.
+
+    Raises `InputError` for targets that the model lacks, or that take no matrices.
+    """
+    from peft import LoraConfig, inject_adapter_in_model
+
+    parts = [model] if blocks is None else blocks
+    names = _linear_layers(model, parts) if adapter.targets is None else [*adapter.targets]
+    if not names:
+        raise InputError(
+            "workload.adapter.targets",
+            "null, and the model's blocks have no linear layer",
+            "name some layers",
+        )
+    config = LoraConfig(
+        r=adapter.rank,
+        lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor alone
+        lora_dropout=adapter.dropout,
+        target_modules=names,
+    )
+    with seeded(seed), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out")  # peft sets what fits
+        try:
+            inject_adapter_in_model(config, model)
+        except ValueError as error:
+            raise InputError("workload.adapter.targets", str(error), "name linear layers") from None
+    if adapter.base != "fp32":
+        _cast_frozen(model)
+    if adapter.base == "nf4":
+        for layer in _bases(parts):
+            setattr(layer.weight, ELEMENT_BYTES, NF4_BYTES)
+            layer.forward = _Dequantised(layer)  # type: ignore[assignment]
+    model.train()
+
+
+def _linear_layers(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
+    """Names of the linear layers in the blocks."""
+    inside = {module for block in blocks for module in block.modules()}
+    named = model.named_modules()
+    return [name for name, m in named if m in inside and type(m).__name__ in LINEAR]
+
+
+def _cast_frozen(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
+def _bases(blocks: Sequence[nn.Module]) -> list[nn.Linear]:
+    """Frozen linear layers in the blocks, with or without matrices beside them."""
+    modules = {module: None for block in blocks for module in block.modules()}
+    linear = [module for module in modules if isinstance(module, nn.Linear)]
+    return [layer for layer in linear if not layer.weight.requires_grad]
+
+
+class _Dequantised:
+    """A linear layer whose weight is widened from 4 bits in each pass, and never saved."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self._layer = layer
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        output: Tensor = _WidenedProduct.apply(inputs, self._layer.weight)
+        return output if self._layer.bias is None else output + self._layer.bias
+
+
+class _WidenedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, inputs: Tensor, weight: Tensor) -> Tensor:
+        context.save_for_backward(weight)
+        wide = weight.to(torch.bfloat16, copy=True)
+        return functional.linear(inputs.to(wide.dtype), wide)
+
+    @staticmethod
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (weight,) = context.saved_tensors
+        return gradient @ weight.to(torch.bfloat16, copy=True), None

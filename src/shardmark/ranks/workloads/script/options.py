@@ -1,0 +1,68 @@
+"""Options of a training script: its command.  Imports no torch."""
+
+from __future__ import annotations
+
+import shlex
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from shardmark.base.errors import InputError
+from shardmark.ranks.workloads.options import WorkloadOptions
+from shardmark.scripts.command import ScriptCommand, parse_command
+
+
+class ScriptOptions(WorkloadOptions):
+    """A training script of your own, unchanged."""
+
+    verified_samples: ClassVar[int] = 0
+    trains_itself: ClassVar[bool] = True
+
+    name: Literal["script"] = "script"
+    command: str = ""
+    """Script and the arguments that all variants share: `train.py --data DIR`, or `python -m
+    package.module`.  Without it, every variant is a complete command."""
+    until_exit: bool = False
+    """Measure until the script ends.  By default it is ended after the steps that are needed."""
+    writes_are_fine: bool = False
+    """Let the script write to your files.  By default it writes to a private copy."""
+
+    @model_validator(mode="after")
+    def _decides_its_data(self) -> Self:
+        for key in WorkloadOptions.model_fields.keys() - {"name"}:
+            if getattr(self, key) != WorkloadOptions.model_fields[key].default:
+                raise ValueError(f"{key} is set, which the script decides; leave it out")
+        return self
+
+    @property
+    def data_name(self) -> str:
+        return "the script's data"
+
+    def with_arguments(self, arguments: str) -> str:
+        """Return the command of a variant."""
+        return f"{self.command} {arguments}".strip()
+
+    def parsed(self) -> ScriptCommand:
+        """Return script and arguments.  Raises `InputError` for a command that cannot be run."""
+        place = f"command {self.command!r}"
+        try:
+            command = parse_command(shlex.split(self.command))
+        except ValueError as error:  # a quotation mark is missing
+            raise InputError(place, str(error), "close the quotation") from None
+        if command.launcher != "python" or len(command.words) > 1:
+            start = shlex.join(command.words)
+            raise InputError(
+                place,
+                f"it begins with `{start}`, and Shardmark starts the ranks itself",
+                "begin with the script (NAME.py), or with python -m; world_size is the number of"
+                " ranks",
+            )
+        return command
+
+    def user_modules(self) -> tuple[str, ...]:
+        """Return the script, which is named by its file or its module."""
+        try:
+            words = self.parsed().script
+        except InputError:
+            return ()  # `check_data` reports it
+        return words[1:2] if words[0] == "-m" else words[:1]

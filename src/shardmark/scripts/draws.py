@@ -1,0 +1,86 @@
+"""Random numbers of a script: recorded on every rank, put together when they are replayed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode  # documented, but has no public name
+
+from shardmark.scripts.full_tensors import is_distributed_tensor
+
+AUDIT = str(Path(__file__).parents[1])
+TORCH = str(Path(torch.__file__).parent)
+AUDIT = str(Path(__file__).parents[1])
+DATA = str(Path(TORCH) / "utils" / "data")
+FROM_A_MODEL = ("multinomial",)
+"""Operators that sample from a model's outputs, as generation does."""
+
+
+class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Passes the result of every operator that draws random numbers to a function.
+
+    `watch(place, result, samples_outputs)` returns the tensor to use, or None to use the result.
+    """
+
+    def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return result
+        if any(_is_no_draw(value) for value in (*args[:1], result)):
+            return result
+        place = user_place()
+        if place is None:
+            return result
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return self._dropout(place, args, result)
+        if "scaled_dot_product" in name or not isinstance(result, Tensor):
+            return result  # attention without dropout draws nothing
+        return self._replaced(place, name, result, in_place=name.endswith("_"))
+
+    def _replaced(self, place: str, name: str, result: Tensor, *, in_place: bool) -> Tensor:
+        value = self._watch(place, result, name in FROM_A_MODEL)
+        if value is None:
+            return result
+        if value.shape == result.shape:
+            return result.copy_(value)
+        return result if in_place else value.to(result.device, result.dtype)
+
+    def _dropout(self, place: str, args: Any, result: Any) -> Any:
+        """Dropout of a GPU, whose operator returns the mask too."""
+        mask = result[1]
+        value = self._watch(place, mask, False)
+        if value is None or value.shape != mask.shape:
+            return result
+        mask.copy_(value)
+        return args[0] * mask / (1 - args[1]), mask
+
+
+def _is_no_draw(value: Any) -> bool:
+    """True for parameters, which initial weights are drawn for, and for sharded tensors."""
+    return isinstance(value, Tensor) and (
+        isinstance(value, torch.nn.Parameter) or value.is_meta or is_distributed_tensor(value)
+    )
+
+
+def user_place() -> str | None:
+    """Lines of the script that lead to this call; None for a call from torch's data loaders."""
+    places: list[str] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(DATA):
+            return None
+        if not file.startswith((TORCH, AUDIT)):
+            places.append(f"{Path(file).name}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(places[:12])

@@ -1,0 +1,775 @@
+"""Observer of a process of an audited script: records its first optimizer steps."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import gc
+import math
+import os
+import random
+import shutil
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, is_tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DistributedSampler, SequentialSampler, Subset
+
+from shardmark.scripts import hooks
+from shardmark.scripts.batches import checksum, leaves, row_checksums
+from shardmark.scripts.draws import user_place
+from shardmark.scripts.full_tensors import (
+    frameworks_of,
+    full_copy,
+    full_gradients,
+    full_parameters,
+    is_a,
+    is_distributed_tensor,
+    plain_name,
+    sampled,
+    sampling_of,
+)
+from shardmark.scripts.record import (
+    BATCHES,
+    START,
+    Clip,
+    Draw,
+    Forward,
+    Loader,
+    LossCall,
+    Micro,
+    Record,
+    Step,
+    save,
+)
+from shardmark.scripts.recording import Plan, rank_file
+
+MOST_DRAWN_BYTES = 2**29
+"""Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
+LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
+"""Packages that ask for the length of a loader on their own."""
+GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
+MOST_INDICES = 10**6
+TOTALS = ("total_iters", "T_max", "total_steps")
+"""Attributes of torch's schedules that hold the number of steps after which they end."""
+LONGEST_WAIT_SECONDS = 30.0
+"""Time that a rank waits for the others before it ends."""
+
+
+class Observer:
+    """Records what the hooks see, and ends the process after the last step."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.record = Record(rank=0, ranks=1)
+        self.optimizers: list[weakref.ref[Any]] = []
+        self.scale = 1.0
+        self.unscaled = False
+        self._batches: list[list[Any]] = []
+        self._roots: list[nn.Module] = []
+        self._stack: list[nn.Module] = []
+        self._outputs: list[Tensor] = []
+        """Outputs of the outermost modules since the last backward pass."""
+        self.in_backward = False
+        self._hooked: dict[int, Tensor] = {}
+        self._local: dict[tuple[int, str], Tensor] = {}
+        self._places: dict[tuple[int, str], nn.Module] = {}
+        self._micro = Micro()
+        self._locals_of_micros: list[dict[tuple[int, str], Tensor]] = []
+        self._step = Step()
+        self._in_step: Any = None
+        self._stepping: list[weakref.ref[Any]] = []
+        """Optimizers that together take a step."""
+        self._slices: list[slice] = []
+        """Each optimizer's part of the parameters."""
+        self._stepped: set[int] = set()
+        """Optimizers that have taken this step."""
+        self._settings: dict[int, list[dict[str, float]]] = {}
+        self._parameters: list[Tensor] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._start: list[Tensor] = []
+        """Full parameters before the first step, of a rank whose values a replay starts from."""
+        self._with_gradient: dict[int, str] = {}
+        self._model_buffers = False
+        self._buffers_of_losses: dict[int, dict[str, Tensor]] = {}
+        self._process = os.getpid()
+        self._written = False
+        self._clipped: list[dict[int, Tensor | None]] = []
+        self._drawn_bytes = 0
+        self._draws_in_forward = 0
+        self._busy = False
+        atexit.register(self.write)
+        if plan.deterministic:
+            _seed()
+
+    # Forward passes
+
+    def before_module(self, module: nn.Module) -> None:
+        if self.in_backward or self._busy:
+            return
+        outermost = not self._stack
+        self._stack.append(module)
+        if not torch.is_grad_enabled():
+            return
+        if outermost:
+            self._end_step()
+        if outermost and _has_parameters(module):
+            self.before_root(module)
+        if not self._model_buffers and _keeps_buffers(self._stack):
+            self._step.buffers |= _buffers(module)
+            self._model_buffers = next(module.buffers(), None) is not None
+        elif outermost and not _has_parameters(module):
+            kind = type(module).__name__
+            buffers = {f"{kind}.{name}": value for name, value in _buffers(module).items()}
+            if any(f.step == len(self.record.steps) for f in self.record.forwards[-1:]):
+                self._buffers_of_losses[id(module)] = buffers
+            else:
+                self._step.buffers = buffers | self._step.buffers
+
+    def before_root(self, module: nn.Module) -> None:
+        """Called before every forward pass of an outermost module that computes gradients."""
+        self._draws_in_forward = 0
+        if all(module is not root for root in self._roots):
+            if not self._roots:
+                self._choose_sampling(module)
+            self._roots.append(module)
+            names = (*self.record.frameworks, *frameworks_of(module))
+            self.record.frameworks = list(dict.fromkeys(names))
+            if is_a(module, "DeepSpeedEngine") and len(self._roots) == 1:
+                hooks.watch_deepspeed(self, type(module))
+            if self.plan.deterministic:
+                _without_dropout(module)
+        for name, parameter in module.named_parameters():
+            owner, _, leaf = name.rpartition(".")
+            if (
+                parameter.requires_grad
+                and parameter.is_leaf
+                and not is_distributed_tensor(parameter)
+            ):
+                self._watch_gradient(module.get_submodule(owner), leaf, parameter)
+
+    def _choose_sampling(self, module: nn.Module) -> None:
+        """Choose the elements of a large model that are recorded, and refuse what has no room."""
+        ranks = _ranks()
+        elements = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        if "FSDP1" not in frameworks_of(module):  # its slices of flat parameters are not sampled
+            self.record.every = sampling_of(elements)
+        recorded_bytes = 4 * elements * (1 + ranks * (3 * self.plan.steps + 4) / self.record.every)
+        for place, free_bytes in (
+            (f"on the disk of {self.plan.directory}", _free_bytes(self.plan.directory)),
+            ("of memory", _available_bytes()),
+        ):
+            if recorded_bytes > free_bytes:
+                self.record.refusal = (
+                    f"the records of {ranks} ranks take {recorded_bytes / 2**30:.3g} GiB, and "
+                    f"{free_bytes / 2**30:.3g} GiB are free {place}; set TMPDIR to a folder with "
+                    "room, or audit fewer ranks"
+                )
+
+    def after_module(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        if self.in_backward or self._busy or not self._stack:
+            return
+        self._stack.pop()
+        if not torch.is_grad_enabled():
+            return
+        for name, parameter in module._parameters.items():
+            if parameter is None or not parameter.requires_grad:
+                continue
+            if is_distributed_tensor(parameter):
+                self.record.refusal = (
+                    f"the weights of {type(module).__name__} stay divided in the forward pass "
+                    "(tensor parallel): a rank has no gradient of its own to compare"
+                )
+            elif parameter.is_leaf:
+                self._watch_gradient(module, name, parameter)
+        if is_a(module, "DistributedDataParallel"):  # its forward pass decides
+            self._micro.synchronised = bool(module.require_backward_grad_sync)
+        buffers = self._buffers_of_losses.pop(id(module), {})
+        if any(leaf.requires_grad for leaf in pytree.tree_leaves(outputs) if is_tensor(leaf)):
+            self._step.buffers = buffers | self._step.buffers
+        if isinstance(module, _BatchNorm) and module.training:
+            self.record.batch_norm |= not is_a(module, "SyncBatchNorm")
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():
+            self.record.epsilon = max(self.record.epsilon, _rounding_error(outputs))
+        if not self._stack and any(module is root for root in self._roots):
+            self.after_root(module, inputs, outputs)
+
+    def after_root(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        tensors = leaves(inputs)
+        self._outputs += [v for v in pytree.tree_leaves(outputs) if isinstance(v, Tensor)]
+        self.record.forwards.append(
+            Forward(
+                module=type(module).__name__,
+                inputs=[row_checksums(tensor) for tensor in tensors],
+                outputs=[row_checksums(tensor) for tensor in leaves(outputs)],
+                rows=len(tensors[0]) if tensors else 0,
+                step=len(self.record.steps),
+                micro=len(self._step.micros),
+            )
+        )
+
+    # Backward passes
+
+    def _watch_gradient(self, module: nn.Module, name: str, parameter: Tensor) -> None:
+        if id(parameter) in self._hooked:
+            return
+        self._hooked[id(parameter)] = parameter
+        self.record.gradient_hooks |= bool(parameter._backward_hooks)
+        key = (id(module), name)
+        self._places[key] = module
+        parameter.register_hook(partial(self._add_gradient, key))  # type: ignore[no-untyped-call]
+
+    def _add_gradient(self, key: tuple[int, str], gradient: Tensor) -> None:
+        if not is_distributed_tensor(gradient):
+            value = full_copy(gradient, self.record.every) / self.scale
+            self._local[key] = self._local[key] + value if key in self._local else value
+
+    def before_backward(self, tensors: Any) -> None:
+        self._end_step()
+        self.in_backward = True
+        self.record.backward_passes += 1
+        self._local = {}
+        value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        if isinstance(value, Tensor) and value.numel() == 1:
+            self._micro.loss = float(value.detach()) / self.scale
+        self._micro.place = user_place() or ""
+
+    def after_backward(self) -> None:
+        self.in_backward = False
+        self._outputs = []
+        self._locals_of_micros.append(self._local)
+        self._step.micros.append(self._micro)
+        self._micro = Micro()
+
+    def loss_called(  # noqa: PLR0917
+        self,
+        name: str,
+        reduction: str,
+        target: Any,
+        ignored: int,
+        value: Tensor,
+        of_row: Callable[[int], Tensor],
+    ) -> None:
+        """Note a call of a loss function; `of_row` computes the loss of one row of targets."""
+        weight = 0.0
+        if isinstance(target, Tensor):
+            counts = target.is_floating_point() or target.dtype == torch.bool
+            weight = float(target.numel() if counts else (target != ignored).sum())
+        number = float(value.detach()) if value.numel() == 1 else None
+        self._micro.losses.append(
+            LossCall(
+                function=name,
+                reduction=reduction,
+                weight=weight,
+                value=number,
+                couples=not self.record.steps and self._couples(of_row, target, ignored),
+            )
+        )
+
+    def _couples(self, of_row: Callable[[int], Tensor], target: Any, ignored: int) -> bool:
+        """True if the loss of one row depends on several rows of the model's outputs."""
+        row = 0
+        if isinstance(target, Tensor) and target.dim() and not target.is_floating_point():
+            counting = (target != ignored).reshape(len(target), -1).any(1)
+            row = int(counting.nonzero()[0]) if bool(counting.any()) else 0
+        outputs = [output for output in self._outputs if output.requires_grad and output.dim()]
+        if any(output._backward_hooks for output in outputs):
+            return False  # FSDP gathers parameters in hooks of the outputs' gradients
+        gradients: Sequence[Tensor | None] = []
+        with self._recording(), suppress(RuntimeError, IndexError, TypeError, ValueError):
+            loss = of_row(row)
+            gradients = torch.autograd.grad(loss, outputs, retain_graph=True, allow_unused=True)
+        rows = [(g != 0).reshape(len(g), -1).any(1).sum() for g in gradients if g is not None]
+        return any(int(number) > 1 for number in rows)
+
+    def collective(self, name: str, values: Sequence[Any]) -> None:
+        """Note a gather of results of the model: torch.distributed's functions return no gradient.
+
+        Inside of the model, a gather of parameters is none.
+        """
+        if self._busy:
+            return
+        self.record.collectives += 1
+        if name not in GATHERS or self.in_backward or not (self._stack or self.record.forwards):
+            return
+        flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
+        tensors = [v for v in flat if isinstance(v, Tensor) and v.is_floating_point()]
+        tensors = [v for v in tensors if v.numel() > 1]
+        if self._stack:
+            tensors = [v for v in tensors if v.requires_grad and not v.is_leaf]
+        if tensors and not _inside_autograd_function():
+            line = (user_place() or "").split(" < ")[0]
+            self._micro.gathers.append(f"{name} at {line}")
+
+    # Clipping and optimizer steps
+
+    def before_clip(self, parameters: Sequence[Tensor]) -> None:
+        with self._recording():
+            gradients = full_gradients(parameters, deepspeed=False, every=self.record.every)
+            self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
+
+    def after_clip(self, norm: Any, limit: float) -> None:
+        with self._recording():
+            value = float(full_copy(norm)) if isinstance(norm, Tensor) else None
+            scaled = self.scale != 1.0 and not self.unscaled
+            self._step.clips.append(Clip(norm=value, limit=limit, scaled=scaled, scale=self.scale))
+
+    def before_step(self, optimizer: Any) -> None:
+        if self._skips(optimizer):
+            return
+        again = self._in_step is optimizer  # a closure that computes the gradient
+        self._in_step = optimizer
+        with self._recording():
+            self.record.joined |= dist.is_available() and dist.is_initialized()
+            number = self._number_of(optimizer)
+            if number in self._stepped and not again:
+                self._end_step()
+            deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
+            if number is None:
+                if self._changes_only(optimizer):
+                    return
+                number = self._add(optimizer, deepspeed=deepspeed)
+            step, chosen = self._step, self._slices[number]
+            parameters = self._parameters[chosen]
+            step.gradients += [None] * (len(self._parameters) - len(step.gradients))
+            gradients_of = partial(full_gradients, deepspeed=deepspeed, every=self.record.every)
+            step.gradients[chosen] = gradients_of(parameters)
+            step.evaluations += again or not number
+            inner = optimizer.optimizer if deepspeed else optimizer
+            self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
+            step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
+            if self.record.steps and not again:
+                every = self.record.every
+                values = full_parameters(parameters, deepspeed=deepspeed, every=every)
+                for n, value in enumerate(values, chosen.start):
+                    if not torch.equal(value, self.record.steps[-1].after[n]):
+                        step.moved[n] = checksum(value)
+            numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
+            for micro, gradients in zip(step.micros, self._locals_of_micros, strict=True):
+                for key, gradient in gradients.items():
+                    parameter = self._places[key]._parameters.get(key[1])
+                    position = numbers.get(id(parameter))
+                    if position is not None:
+                        micro.gradients[position] = gradient
+            for clip, gradients_by_id in zip(step.clips, self._clipped, strict=False):
+                clip.gradients = [
+                    gradients_by_id.get(id(parameter)) for parameter in self._parameters
+                ]
+
+    def after_step(self, optimizer: Any) -> None:
+        if self._skips(optimizer):
+            return
+        self._in_step = None
+        number = self._number_of(optimizer)
+        if number is None:
+            return
+        step, chosen = self._step, self._slices[number]
+        deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
+        with self._recording():
+            parameters = self._parameters[chosen]
+            step.after += [torch.empty(0)] * (len(self._parameters) - len(step.after))
+            every = self.record.every
+            step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed, every=every)
+            gradients = (
+                [] if deepspeed else full_gradients(parameters, deepspeed=False, every=every)
+            )
+            pairs = zip(step.gradients[chosen], gradients, strict=False)
+            if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
+                step.reduced = step.reduced or list(step.gradients)
+                step.reduced[chosen] = gradients
+        self._stepped.add(number)
+        alone = bool(self.record.steps) or sum(ref() is not None for ref in self.optimizers) <= 1
+        if alone and len(self._stepped) == len(self._stepping):
+            self._end_step()
+
+    def begin_step(self) -> None:
+        """Forget the backward passes and clips since the last step: a scaler skipped a step."""
+        self._end_step()
+        self._step, self._locals_of_micros, self._clipped = Step(), [], []
+        self._stepped, self._settings = set(), {}
+        self._model_buffers, self._buffers_of_losses = False, {}
+        self.unscaled = False
+
+    def _end_step(self) -> None:
+        """End the step of all optimizers that have stepped since the last backward pass."""
+        self._close_step()
+        if len(self.record.steps) >= self.plan.steps or self.record.refusal:
+            self.finish()
+
+    def _close_step(self) -> None:
+        if not self._stepped:
+            return
+        if not self.record.steps:
+            self._find_twins()
+            numbered = set(map(id, self._parameters))
+            self.record.orphans = [
+                name for key, name in self._with_gradient.items() if key not in numbered
+            ]
+        elif len(self._stepped) < len(self._stepping):
+            self.record.refusal = "of several optimizers, one takes a step less often than another"
+        self.record.steps.append(self._step)
+        self._stepped = set()
+        self.begin_step()
+
+    def _number_of(self, optimizer: Any) -> int | None:
+        return next((n for n, ref in enumerate(self._stepping) if ref() is optimizer), None)
+
+    def _changes_only(self, optimizer: Any) -> bool:
+        """True for an optimizer whose steps are changes of the weights between two steps.
+
+        An outer optimizer of local SGD, or one of another model, needs no backward pass.
+        """
+        numbered = set(map(id, self._parameters))
+        updated = set(map(id, trained_parameters(optimizer)))
+        of_models = {id(parameter) for root in self._roots for parameter in root.parameters()}
+        after_a_step = self._stepping and (self._stepped or not self._step.micros)
+        unseen = self.record.steps and not updated & of_models
+        if after_a_step and (updated <= numbered or unseen):
+            return True
+        if updated & numbered:
+            self.record.refusal = "two optimizers take steps with the same parameters"
+        elif self.record.steps:
+            self.record.refusal = (
+                "two optimizers take steps, each after its own backward pass, as those of a GAN "
+                "do: their updates depend on each other"
+            )
+        if self.record.refusal:
+            self.finish()
+        return False
+
+    def _skips(self, optimizer: Any) -> bool:
+        """True for an optimizer inside of another one, or of DeepSpeed's engine."""
+        inside = self._in_step is not None and self._in_step is not optimizer
+        engine = is_a(type(optimizer), "DeepSpeedEngine")
+        return inside or ("DeepSpeed" in self.record.frameworks and not engine)
+
+    def _add(self, optimizer: Any, *, deepspeed: bool) -> int:
+        """Add an optimizer to those that take the first step together; returns its number."""
+        parameters = trained_parameters(optimizer)
+        first = len(self._parameters)
+        self._stepping.append(weakref.ref(optimizer))
+        self._slices.append(slice(first, first + len(parameters)))
+        self._parameters += parameters
+        names = {
+            id(parameter): plain_name(name)
+            for root in reversed(self._roots)
+            for name, parameter in root.named_parameters()
+        }
+        living = [created for ref in self.optimizers if (created := ref()) is not None]
+        self.record.optimizers += [n for n, o in enumerate(living) if o is optimizer]
+        self.record.names += [
+            names.get(id(p), f"parameter {n} of the optimizer")
+            for n, p in enumerate(parameters, first)
+        ]
+        self.record.flat_slices = "FSDP1" in self.record.frameworks
+        self.record.strangers += sum(id(p) not in names for p in parameters)
+        for parameter in parameters:
+            (value,) = full_parameters([parameter], deepspeed=deepspeed)
+            self.record.before.append(sampled(value, self.record.every).clone())
+            self.record.start.append(checksum(value))
+            self._shapes.append(tuple(value.shape))
+            if not self.plan.replays and (self.record.flat_slices or _rank() == 0):
+                self._start.append(value)
+        states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
+        steps = [int(state.get("step", 1)) for state in states if state]
+        self.record.resumed_at = max([self.record.resumed_at, *steps])
+        if not self._with_gradient and not self.record.flat_slices and not deepspeed:
+            self._with_gradient = {
+                id(parameter): plain_name(name)
+                for root in self._roots[:1]
+                for name, parameter in root.named_parameters()
+                if parameter.grad is not None
+            }
+        return len(self._stepping) - 1
+
+    def _find_twins(self) -> None:
+        """Find equal matrices of modules of different classes, as those of tied weights are."""
+        owners = {
+            id(parameter): type(module)
+            for root in self._roots
+            for module in root.modules()
+            for parameter in module._parameters.values()
+            if parameter is not None
+        }
+        first: dict[tuple[Any, ...], int] = {}
+        for number, (parameter, value) in enumerate(
+            zip(self._parameters, self.record.before, strict=True)
+        ):
+            shape = self._shapes[number]
+            if len(shape) < 2 or id(parameter) not in owners:
+                continue
+            other = first.setdefault((shape, self.record.start[number]), number)
+            differs = owners[id(parameter)] is not owners[id(self._parameters[other])]
+            if differs and torch.equal(value, self.record.before[other]) and value.std() > 0:
+                self.record.twins.append((self.record.names[other], self.record.names[number]))
+
+    # Data and random numbers
+
+    def batches(
+        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        with self._recording():
+            described = _described(loader)
+        self.record.loaders.append(described)
+        stored: list[Any] = []
+        self._batches.append(stored)
+        described.number = number
+        for batch in iterate():
+            self._micro.loaders.append(number)
+            stored.append(_copied(batch))
+            described.batches += 1
+            yield batch
+
+    def length_of(self, _number: int, length: int) -> int:
+        package = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
+        self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
+        return length
+
+    def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
+        """Record a draw.  A replay returns the ranks' draws in its place."""
+        if self._busy or self.in_backward:
+            return None
+        if samples_outputs and self._roots and not self._stack:
+            self.record.refusal = (
+                "the script samples from its model (multinomial), as generation does: ranks then "
+                "train on data that depends on their own weights"
+            )
+        self._drawn_bytes += value.numel() * value.element_size()
+        if self._drawn_bytes > MOST_DRAWN_BYTES:
+            return None
+        if self._stack and torch.is_grad_enabled():
+            draws = self.record.forward_draws.setdefault(len(self.record.forwards), [])
+            draws.append(value.detach().to("cpu", copy=True))
+        else:
+            self.record.draws.append(Draw(place=place, value=value.detach().to("cpu", copy=True)))
+        return None
+
+    # End
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """Keep the hooks from seeing what the observer does itself."""
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._busy = False
+
+    def write(self) -> None:
+        """Write the record, at the latest when the process ends."""
+        atexit.unregister(self.write)
+        if self._written or os.getpid() != self._process:  # the script may fork
+            return
+        self._close_step()
+        if not self.record.steps and not self.record.refusal and not self._roots:
+            return  # a launcher, or a worker of a data loader
+        self._busy = self._written = True
+        self.record.rank, self.record.ranks = _rank(), _ranks()
+        states = sys.modules.get("accelerate.state")
+        state = {} if states is None else states.PartialState._shared_state
+        alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
+        self.record.accelerate_alone = alone and not torch.cuda.is_available()
+        for schedule in filter(_is_schedule, gc.get_objects()):
+            values = [getattr(schedule, name, None) for name in TOTALS]
+            self.record.totals += [value for value in values if isinstance(value, int) and value]
+        self.record.ended_early = len(self.record.steps) < self.plan.steps
+        path = rank_file(self.plan.directory, self.record.rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.plan.replays:
+            save(self._batches, path.with_suffix(BATCHES))
+        if self._start:
+            save(self._start, path.with_suffix(START))
+        self.record.save(path)
+
+    def finish(self) -> None:
+        """Write the record and end the process, with the other ranks."""
+        self.write()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not self.record.refusal and dist.is_available() and dist.is_initialized():
+            timer = threading.Timer(LONGEST_WAIT_SECONDS, os._exit, [0])
+            timer.daemon = True
+            timer.start()
+            with suppress(RuntimeError):
+                dist.barrier()
+        os._exit(0)
+
+
+def _is_schedule(value: Any) -> bool:
+    return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)
+
+
+def _rank() -> int:
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_rank() if joined else int(os.environ.get("RANK", "0"))
+
+
+def _ranks() -> int:
+    joined = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if joined else int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _free_bytes(folder: str) -> float:
+    with suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return math.inf
+
+
+def _available_bytes() -> float:
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return math.inf
+
+
+def trained_parameters(optimizer: Any) -> list[Tensor]:
+    """Parameters that an optimizer or DeepSpeed's engine updates, in its order."""
+    if is_a(type(optimizer), "DeepSpeedEngine"):
+        return [p for p in optimizer.module.parameters() if p.requires_grad]
+    return [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers that configure a parameter group; `betas` gives `betas[0]` and so on."""
+    settings = {}
+    for name in ("lr", *getattr(optimizer, "defaults", {})):
+        value = group.get(name)
+        pairs = enumerate(value) if isinstance(value, tuple | list) else ()
+        numbers = {name: value, **{f"{name}[{index}]": item for index, item in pairs}}
+        for key, number in numbers.items():
+            scalar = isinstance(number, Tensor) and number.numel() == 1
+            if scalar or (isinstance(number, int | float) and not isinstance(number, bool)):
+                settings[key] = float(number)
+    return settings
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {
+        plain_name(name): full_copy(buffer)
+        for name, buffer in module.named_buffers()
+        if buffer.is_floating_point()
+    }
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
+    """True if buffers are as the pass uses them: DDP copies rank 0's when its own call begins."""
+    if is_a(stack[0], "DistributedDataParallel"):
+        return len(stack) == 2
+    return len(stack) == 1 and _has_parameters(stack[0])
+
+
+def _rounding_error(tensor: Tensor) -> float:
+    tf32 = (
+        tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    )
+    return 2.0**-11 if tf32 else float(torch.finfo(tensor.dtype).eps)
+
+
+def _described(loader: Any) -> Loader:
+    with suppress(TypeError, AttributeError, NotImplementedError):
+        dataset = loader.dataset
+        samples = len(dataset)
+        sampler = loader.sampler
+        batch_size = loader.batch_size
+        return Loader(
+            batch_size=batch_size,
+            length=len(loader),
+            samples=len(_base(dataset)),
+            sampler=type(sampler).__name__,
+            shuffles=bool(getattr(sampler, "shuffle", False)),
+            sampler_settings={
+                name: int(getattr(sampler, name))
+                for name in ("seed", "epoch", "num_replicas", "rank")
+                if isinstance(sampler, DistributedSampler)
+            },
+            indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
+            first_sample=_first_sample(loader),
+        )
+    return Loader(batch_size=getattr(loader, "batch_size", None))
+
+
+def _first_sample(loader: Any) -> float | None:
+    """Checksum of sample 0, which is read without a change of the random numbers that follow.
+
+    Not read for a loader with workers: its data set may open files that workers cannot share.
+    """
+    if getattr(loader.sampler, "num_replicas", 1) == 1 or loader.num_workers:
+        return None
+    numpy = sys.modules.get("numpy")
+    states = random.getstate(), numpy and numpy.random.get_state()
+    sums: list[list[float]] = [[]]
+    with torch.random.fork_rng(devices=[]), suppress(Exception):
+        sums = [
+            [float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])]
+            for _ in range(2)
+        ]
+    random.setstate(states[0])
+    if numpy is not None:
+        numpy.random.set_state(states[1])
+    return sum(sums[0]) if sums[0] and sums[0] == sums[1] else None
+
+
+def _base(dataset: Any) -> Any:
+    return _base(dataset.dataset) if isinstance(dataset, Subset) else dataset
+
+
+def _indices(sampler: Any, dataset: Any) -> list[int] | None:
+    """Indices of an epoch in the underlying data set, if reading them draws nothing."""
+    pure = isinstance(sampler, DistributedSampler | SequentialSampler)
+    if not pure and not isinstance(dataset, Subset):
+        return None
+    indices = list(sampler) if pure else list(range(len(dataset)))
+    while isinstance(dataset, Subset):
+        indices = [int(dataset.indices[index]) for index in indices]
+        dataset = dataset.dataset
+    return indices
+
+
+def _copied(batch: Any) -> Any:
+    """A copy of a batch, which the script may change; the batch itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # classes of the script may raise anything
+        return batch
+
+
+def _inside_autograd_function() -> bool:
+    """True in the forward pass of a function that defines its gradient itself."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        context = frame.f_locals.get("ctx")
+        if context is not None and hasattr(context, "save_for_backward"):
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _seed() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(0)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def _without_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if is_a(module, "_DropoutNd"):
+            module.p = 0.0  # type: ignore[assignment]
+        elif isinstance(getattr(module, "dropout", None), float):
+            module.dropout = 0.0  # type: ignore[assignment]

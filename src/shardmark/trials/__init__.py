@@ -1,1 +1,0 @@
-"""Expansion of an experiment into trials.  Imports no torch."""

@@ -1,0 +1,149 @@
+"""Verdicts on the cells of scripts, from reports of the audit that the test makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardmark.audit.audit import AuditReport
+from shardmark.audit.causes import Finding
+from shardmark.base.errors import InputError
+from shardmark.base.results.verification import Verdict, is_undecided, verdict_text
+from shardmark.bench.launch.audited import audit_cells
+from shardmark.bench.launch.estimate import time_lines
+from shardmark.bench.launch.listener import NullListener
+from shardmark.bench.launch.verification import cells_of, decides
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
+from shardmark.ranks.trial import Trial, trial_id
+from shardmark.scripts.command import ScriptCommand
+
+FINDING = Finding(
+    name="same_samples",
+    deviation="all ranks train on the same samples",
+    reason="the samples are not divided among the ranks",
+    remedy="give the DataLoader a DistributedSampler",
+    evidence="16 of 16",
+)
+
+
+def audited(command: str, *, ranks: int, **_: Any) -> AuditReport:
+    if "fails" in command:
+        raise InputError("command", "it ended with exit code 1", "its output says: KeyError")
+    same = None if "dropout" in command else "wrong" not in command
+    return AuditReport(
+        command=command,
+        ranks=ranks,
+        steps=3,
+        same=same,
+        answer=f"the answer for {command}",
+        findings=(FINDING,) if same is False else (),
+        checks=(),
+        method="replay",
+        frameworks=("torch",),
+        notes=(),
+    )
+
+
+def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank needs no audit, and what cannot be told is undecided."""
+    monkeypatch.setattr(
+        "shardmark.audit.script.audit_script",
+        lambda command, **more: audited(command.text, **more),
+    )
+    variants = dict.fromkeys(("right", "wrong", "dropout", "fails"))
+    mapping = {
+        "name": "tested",
+        "workload": {"name": "script", "command": "train.py"},
+        "matrix": {"variant": {name: name for name in variants}, "world_size": [1, 2]},
+        "placement": {"nodes": 1},
+    }
+    cells = cells_of(expand(from_mapping(mapping)).trials)
+    verdicts = {(v.strategy, v.world_size): v for v in audit_cells(cells, NullListener())}
+    assert {key: verdict.equivalent for key, verdict in verdicts.items()} == {
+        **{(name, 1): True for name in variants},
+        ("right", 2): True,
+        ("wrong", 2): False,
+        ("dropout", 2): None,
+        ("fails", 2): None,
+    }
+    causes = {name: verdicts[name, 2].cause for name in variants}
+    assert causes["right"] is None
+    assert causes["wrong"] is not None
+    assert causes["wrong"].text == FINDING.reason
+    for part in (FINDING.deviation, FINDING.evidence, FINDING.remedy):
+        assert part in causes["wrong"].evidence
+    assert is_undecided(verdicts["dropout", 2])
+    assert causes["fails"] is not None
+    assert "exit code 1" in causes["fails"].evidence
+    assert verdict_text(verdicts["fails", 2]) == "not tried"
+
+
+def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stored verdict answers for another list of accepted causes only if it needed none."""
+
+    def report(command: ScriptCommand, *, accept: Sequence[str], **_: Any) -> AuditReport:
+        accepted = "batch_norm_of_share" in accept
+        share = replace(FINDING, name="batch_norm_of_share", reason="batch norm is of a share")
+        made = audited(command.text, ranks=2)
+        if "norm" not in command.text:
+            return made
+        if accepted:
+            return replace(made, accepted=(share,))
+        return replace(made, same=False, findings=(share,))
+
+    monkeypatch.setattr("shardmark.audit.script.audit_script", report)
+
+    def cells_and_verdicts(accept: list[str] | None) -> list[tuple[Trial, Verdict]]:
+        mapping = {
+            "name": "tested",
+            "workload": {"name": "script", "command": "train.py"},
+            "matrix": {"variant": {"norm": "norm", "right": "right"}, "world_size": [2]},
+            "measure": {"accept": accept},
+        }
+        cells = cells_of(expand(from_mapping(mapping)).trials)
+        return list(zip(cells, audit_cells(cells, NullListener()), strict=True))
+
+    strict, loose = cells_and_verdicts([]), cells_and_verdicts(None)  # null: what is usual
+    assert [verdict.equivalent for _, verdict in strict] == [False, True]
+    assert [verdict.equivalent for _, verdict in loose] == [True, True]
+    assert [verdict.mathematics for _, verdict in loose] == [("batch norm is of a share",), ()]
+    assert strict[0][1].cause is not None
+    assert "--accept batch_norm_of_share" in strict[0][1].cause.text
+    assert [trial_id(cell) for cell, _ in strict] == [trial_id(cell) for cell, _ in loose]
+    for cells, verdicts, expected in (
+        (strict, strict, [True, True]),
+        (strict, loose, [False, True]),
+        (loose, strict, [False, True]),
+        (loose, loose, [True, True]),
+    ):
+        pairs = zip(cells, verdicts, strict=True)
+        assert [decides(verdict, cell) for (cell, _), (_, verdict) in pairs] == expected
+
+
+def test_only_scripts_have_accepted_causes() -> None:
+    with pytest.raises(InputError, match="measure: accept is set, which is for scripts"):
+        from_mapping(
+            {
+                "name": "tested",
+                "workload": {"name": "classification", "dataset": "random", "model": "resnet18"},
+                "recipe": {"steps": 4, "global_batch": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
+                "matrix": {"strategy": ["single"], "world_size": [1]},
+                "measure": {"accept": ["precision"]},
+            }
+        )
+
+
+def test_the_cost_of_audits_is_said_before_the_first_trial() -> None:
+    mapping = {
+        "name": "never-run",
+        "workload": {"name": "script", "command": "train.py"},
+        "matrix": {"variant": {"a": "a", "b": "b"}, "world_size": [1, 2]},
+    }
+    trials = expand(from_mapping(mapping)).trials
+    _, line = time_lines(trials, None, None, verify=True)
+    assert line.startswith("2 audits before the first trial")
+    assert len(time_lines(trials, None, None, verify=False)) == 1

@@ -1,0 +1,84 @@
+"""What the ranks leave behind: stored without loss, put together in the order of shares."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardmark.base.layout import Layout, RankLayout
+from shardmark.base.shares import Shard
+from shardmark.bench.reference.capture import BY_SHARE, CAPTURE_FILE, Capture, read_capture
+from shardmark.ranks.trial import Trial
+from tests.unit.bench.reference.verification_cases import array, handmade, verification_case
+
+
+def rank_capture(rank: int) -> Capture:
+    made = handmade()
+    own: dict[str, Any] = {name: (getattr(made, name)[rank],) for name in BY_SHARE}
+    return replace(made, tensors=made.tensors if rank == 0 else {}, **own)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        # Names from models and from `parameter/key`; values that no comparison likes.
+        {
+            "tensors": {
+                "optimizer state": {"a.0 b/exp_avg": array(math.inf, -0.0), "file": array()}
+            },
+            "buffers": ({"norm.count": np.array(3.0, dtype=np.float32), "nan": array(math.nan)},),
+            "quality": {"accuracy_top1": None},
+            "losses": ((1e-300, -0.0),),
+        },
+    ],
+)
+def test_a_rank_s_capture_survives_the_file(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Equal in every field; arrays to the last bit, in their order and of the same type."""
+    expected = replace(rank_capture(0), **changes)
+    expected.save(tmp_path / "rank.npz")
+    stored = Capture.load(tmp_path / "rank.npz")
+    mine, wanted = (replace(c, tensors={}, buffers=()) for c in (stored, expected))
+    assert mine == wanted
+    parts = zip(stored.tensors.values(), expected.tensors.values(), strict=True)
+    for tensors, wanted_tensors in ((stored.buffers[0], expected.buffers[0]), *parts):
+        assert list(tensors) == list(wanted_tensors)
+        for name, tensor in wanted_tensors.items():
+            np.testing.assert_array_equal(tensors[name], tensor, strict=True)
+    assert list(stored.tensors) == list(expected.tensors)
+
+
+def test_the_counting_rank_of_each_share_is_read_in_the_order_of_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with tensor parallel ranks, which see the same samples: each share is there once."""
+    shares = [Shard(index=index, count=2) for index in (1, 0)]
+    ranks = [RankLayout(share=s, counts_loss=c) for s in shares for c in (False, True)]
+    layout = Layout(ranks=(*ranks, RankLayout(share=None)), data=2, tensor=2)
+    monkeypatch.setattr(Trial, "layout", layout)
+    rank_capture(0).save(tmp_path / CAPTURE_FILE.format(3))
+    replace(rank_capture(1), skipped=((1,),)).save(tmp_path / CAPTURE_FILE.format(1))
+    capture, expected = read_capture(verification_case().trial, tmp_path), handmade()
+    for name in ("initial_sha256", "sample_ids", "losses", "draws", "learning_rates"):
+        assert getattr(capture, name) == getattr(expected, name), name
+    assert capture.skipped == ((), (1,))
+    assert capture.tensors.keys() == expected.tensors.keys()
+    for mine, wanted in zip(capture.buffers, expected.buffers, strict=True):
+        np.testing.assert_array_equal(mine["mean"], wanted["mean"])
+
+
+def test_shares_are_merged_into_one_capture() -> None:
+    made = handmade()
+    found = made.seen_by_one_process()
+    assert found.sample_ids == (((0, 1, 2, 3), (4, 5, 6, 7)),)
+    assert found.losses == ((3.0, 2.0),)
+    assert found.initial_sha256 == ("a" * 64,)
+    assert len(found.buffers) == 1
+    assert found.buffers[0] is made.buffers[0]
+    assert found.tensors is made.tensors
+    assert found.seen_by_one_process().losses == found.losses

@@ -1,0 +1,172 @@
+"""`shardmark compare`: every view in every format, and options that do not go together."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from shardmark import cli
+from shardmark.base.results.schema import Failure, Outcome, TrialResult
+from shardmark.base.table.formats import Format
+from shardmark.bench.report.answers.answers import answer_lines
+from shardmark.bench.report.answers.overview import overview
+from shardmark.cli.compare import terminal_width
+from tests.golden.invented import invented_trial, write_run
+from tests.runs import compare_trials, trained_trial
+
+VIEWS = {
+    "scaling": ("scaling", "Strong scaling", 3),
+    "time_to": ("time-to:accuracy_top1=0.6", "Training time to", 3),
+    "epochs": ("epochs", "Epoch by epoch", 8),
+}
+"""Key in JSON -> value of `--view`, title and number of rows."""
+OLD_OPTIONS = {
+    "scaling": ["--scaling"],
+    "epochs": ["--epochs"],
+    "network": ["--network"],
+    "time-to:train_loss": ["--time-to", "train_loss"],
+    "study:lamsal-2025": ["--against", "lamsal-2025"],
+}
+"""Value of `--view` -> the option of earlier versions."""
+
+
+def trials() -> list[TrialResult]:
+    return [
+        *(trained_trial("single", 1, repeat) for repeat in (0, 1)),
+        *(trained_trial("ddp", 2, repeat) for repeat in (0, 1)),
+        trained_trial("ddp", 4, 0, accuracies=(0.5, 0.75, 0.8, 0.9)),
+        invented_trial("fsdp", 2, outcome=Outcome.FAILED, failure=Failure(reason="100 % <b>|x")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_run(tmp_path_factory.mktemp("compare") / "run", trials()))
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(["compare", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("key", VIEWS)
+def test_a_view_works_in_every_format(
+    capsys: pytest.CaptureFixture[str], folder: str, key: str
+) -> None:
+    view, title, number = VIEWS[key]
+    outputs = {}
+    for form in Format:
+        code, outputs[form], err = answer(capsys, folder, "--view", view, "--format", form)
+        assert (code, err) == (0, "")
+        if not form.for_programs:
+            assert title in outputs[form]
+            assert "fsdp on 2 ranks (1 x failed)" in outputs[form]
+    rows = [line for line in outputs[Format.LATEX].splitlines() if line.endswith(r" \\")]
+    assert len(rows) >= number + 1
+    document = json.loads(outputs[Format.JSON])
+    assert [row["strategy"] for row in document["rows"]] == ["single", "ddp", "ddp", "fsdp"]
+    assert len(document[key]) == number
+    assert document["answers"]
+    assert len(list(csv.DictReader(io.StringIO(outputs[Format.CSV])))) == number
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "csv", "--view", "epochs", "--view", "scaling"], "2 views are given"),
+        (["--view", "speed"], "no view 'speed'; allowed are scaling, epochs, network, time-to:ME"),
+        (["--view", "scaling:2"], "this view has no value; write scaling"),
+        (["--view", "study"], "it has no value; write study:NAME"),
+        (["--view", "study:lamsal"], "no study 'lamsal'; allowed are"),
+        (["--nodes"], "--nodes: this view was removed; `shardmark export --to csv`"),
+        (["--pareto"], "--pareto: this view was removed; the figure 'Speed against memory'"),
+        (["--view", "scaling", "--wide"], "--wide: it is for the comparison table, in place of wh"),
+        (["--view", "epochs", "--columns", "threads"], "leave out --columns or --view epochs"),
+        (["--view", "network", "--baseline", "ddp"], "--baseline: it is for the comparison table"),
+        (["--view", "study:lamsal-2025", "--format", "csv", "--wide"], "leave out --wide or --vi"),
+        (["--regression", "--baseline", "ddp"], "leave out --baseline or --regression"),
+        (["--wide", "--columns", "threads"], "--columns: given with --wide; give one of"),
+        (["--columns", " ,"], "--columns: names no column"),
+        (["--columns", "speedupp"], "did you mean 'speedup'?"),
+        (["--view", "time-to:speed=1"], "'speed' is no loss or quality; allowed are train_loss"),
+    ],
+)
+def test_invalid_options_are_a_message(
+    capsys: pytest.CaptureFixture[str], folder: str, options: list[str], message: str
+) -> None:
+    code, out, err = answer(capsys, folder, *options)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("view", OLD_OPTIONS)
+def test_an_old_option_is_a_view_with_a_hint(
+    capsys: pytest.CaptureFixture[str], folder: str, view: str
+) -> None:
+    old = answer(capsys, folder, *OLD_OPTIONS[view])
+    new = answer(capsys, folder, "--view", view)
+    assert old[:2] == new[:2]
+    assert new[2] == ""
+    assert old[2].endswith(f"use --view {view}\n")
+
+
+def test_an_old_name_of_a_view_still_works(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    old = answer(capsys, folder, "--view", "studies:lamsal-2025")
+    assert old == answer(capsys, folder, "--view", "study:lamsal-2025")
+    assert old[0] == 0
+
+
+def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    views = ("time-to:accuracy_top1=0.6", "time-to:train_loss", "epochs")
+    options = [word for view in views for word in ("--view", view)]
+    assert answer(capsys, folder, *options)[1].count("Training time to ") == 2
+    document = json.loads(answer(capsys, folder, *options, "--format", "json")[1])
+    assert {row["metric"] for row in document["time_to"]} == {"accuracy_top1", "train_loss"}
+    assert document["epochs"]
+
+
+def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    first = answer_lines(compare_trials(*trials()))[0][:20]
+    text = answer(capsys, folder)[1]
+    assert text.startswith(first)
+    (line,) = [line for line in text.splitlines() if "single" in line and "402.0" in line]
+    assert len(line) <= 80
+    assert answer(capsys, folder, "--format", "markdown")[1].startswith(f"- {first}")
+    assert r"\begin{tabular}" in answer(capsys, folder, "--format", "latex")[1]
+    document = json.loads(answer(capsys, folder, "--format", "json")[1])
+    assert set(document) == {"answers", "rows", "warnings"}
+    questions = [each["question"] for each in document["answers"]]
+    assert questions[-3:] == ["fastest", "memory", "equivalent"]
+    assert answer(capsys, folder, "--format", "csv")[1].startswith("experiment,")
+
+
+def test_option_chooses_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+    assert "verdict" not in answer(capsys, folder)[1].partition("--------")[0]
+    assert "verdict" in answer(capsys, folder, "--wide")[1].partition("--------")[0]
+    chosen = answer(capsys, folder, "--columns", "threads, verdict")[1]
+    assert "strategy  ranks  threads  verdict" in chosen
+    study = answer(capsys, folder, "--view", "study:lamsal-2025", "--columns", "threads")[1]
+    assert "strategy  ranks  threads" in study, "above the study stands the comparison"
+    scaling = ("--view", "scaling", "--baseline", "ddp")
+    assert "baseline" in answer(capsys, folder, *scaling, "--format", "csv")[1]
+    assert answer(capsys, folder, *scaling, "--format", "json")[0] == 0
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_run_without_a_row_works_in_every_format(form: Format) -> None:
+    assert overview(compare_trials(), form)
+
+
+def test_a_terminal_s_width_divides_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert terminal_width() is None
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert terminal_width() == 50
+    text = overview(compare_trials(*trials()), width=terminal_width())
+    assert max(map(len, text.splitlines())) <= 50
+    assert text.count("strategy  ranks") == 2

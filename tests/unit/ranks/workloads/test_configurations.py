@@ -1,0 +1,238 @@
+"""Shipped configurations build models with the published numbers of parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import default_collate
+
+from shardmark.base.errors import InputError
+from shardmark.predict.tasks.diffusers_model import DiffusersModel
+from shardmark.predict.tasks.transformers_model import CLASSES, TransformersModel
+from shardmark.ranks.workloads import build_workload, options
+from shardmark.ranks.workloads.configurations import (
+    CLASS,
+    NOISE_MODELS,
+    shipped,
+    stored_configuration,
+)
+from shardmark.ranks.workloads.language.hugging_face import active_parameters
+from shardmark.ranks.workloads.language.options import ENCODERS, OTHER_TASKS
+from shardmark.ranks.workloads.language.tokens import token_data
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "t5": {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2},
+    "vit": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 56},
+    "dinov2": {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
+    "whisper": {
+        **{"vocab_size": 60, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+        **{"encoder_attention_heads": 2, "decoder_attention_heads": 2, "pad_token_id": 0},
+        **{"max_source_positions": 20, "max_target_positions": 8, "decoder_start_token_id": 1},
+        **{"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "bos_token_id": 1, "eos_token_id": 2},
+    },
+    "clip": {
+        "text_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "vocab_size": 50, "eos_token_id": 2},
+        "vision_config": {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+        | {"num_attention_heads": 2, "patch_size": 32, "image_size": 64},
+    },
+}
+
+
+HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}
+BLOCKS = {
+    "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"],
+    "up_block_types": ["CrossAttnUpBlock2D", "UpBlock2D"],
+    **{"block_out_channels": [8, 16], "norm_num_groups": 4, "attention_head_dim": 4},
+}
+SMALL_NOISE: dict[str, dict[str, Any]] = {
+    "UNet2DConditionModel": {
+        **BLOCKS,
+        **{"sample_size": 16, "cross_attention_dim": 16, "addition_embed_type": "text_time"},
+        **{"addition_time_embed_dim": 4, "projection_class_embeddings_input_dim": 32},
+    },
+    "DiTTransformer2DModel": {**HEADS, "num_layers": 2, "sample_size": 8},
+    "PixArtTransformer2DModel": {
+        **HEADS,
+        **{"num_layers": 2, "sample_size": 8, "caption_channels": 12, "cross_attention_dim": 16},
+    },
+    "SD3Transformer2DModel": {
+        **HEADS,
+        **{"num_layers": 2, "sample_size": 8, "joint_attention_dim": 12, "in_channels": 4},
+        **{"caption_projection_dim": 16, "pooled_projection_dim": 6, "out_channels": 4},
+    },
+    "FluxTransformer2DModel": {
+        **HEADS,
+        **{"num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 12, "in_channels": 4},
+        **{"pooled_projection_dim": 6, "guidance_embeds": True, "axes_dims_rope": [2, 2, 4]},
+    },
+}
+
+
+def file_of(content: dict[str, Any], tmp_path: Path) -> str:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(content))
+    return f"hf:{path}"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    entry = shipped()[name]
+    sizes = dict(entry["configuration"])
+    if CLASS in sizes:
+        diffusers = pytest.importorskip("diffusers")
+        with torch.device("meta"):
+            model = getattr(diffusers, sizes.pop(CLASS))(**sizes)
+        assert sum(parameter.numel() for parameter in model.parameters()) == entry["parameters"]
+        return
+    assert entry["source"] == f"https://huggingface.co/{name}/blob/main/config.json"
+    kind = sizes.pop("model_type")
+    causal = "AutoModelForMaskedLM" if kind in ENCODERS else "AutoModelForCausalLM"
+    auto_class = getattr(transformers, CLASSES.get(kind, causal))
+    if kind == "dinov2":  # published without a classifier
+        auto_class = transformers.AutoModel
+    if kind == "vit":
+        sizes["num_labels"] = 1000
+    with torch.device("meta"):
+        model = auto_class.from_config(transformers.AutoConfig.for_model(kind, **sizes))
+    assert sum(parameter.numel() for parameter in model.parameters()) == entry["parameters"]
+
+
+def test_there_are_at_least_60_with_every_family() -> None:
+    configurations = [entry["configuration"] for entry in shipped().values()]
+    kinds = {configuration.get("model_type") for configuration in configurations}
+    families = {"llama", "qwen2", "qwen3", "mistral", "mixtral", "gemma", "phi", "gpt2", "gpt_neox"}
+    assert families | set(ENCODERS) | set(OTHER_TASKS) <= kinds
+    assert {each[CLASS] for each in configurations if CLASS in each} == {*NOISE_MODELS}
+    assert len(shipped()) >= 60
+
+
+def test_a_file_takes_precedence_over_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "hf:Qwen/Qwen3-8B"
+    assert (stored_configuration(name) or {})["hidden_size"] == 4096
+    (tmp_path / "Qwen/Qwen3-8B").mkdir(parents=True)
+    (tmp_path / "Qwen/Qwen3-8B/config.json").write_text('{"hidden_size": 8}')
+    assert stored_configuration(name) == {"hidden_size": 8}
+    assert stored_configuration("hf:nobody/nothing") is None
+
+
+def test_the_vocabulary_of_a_configuration_counts(tmp_path: Path) -> None:
+    """Without `workload.vocabulary` the model had as many rows as the tokenizer has tokens."""
+    model = file_of(LLAMA, tmp_path)
+    built = build_workload(options({"name": "language", "model": model}), 0).build_model()
+    assert built.get_input_embeddings().weight.shape[0] == 300  # type: ignore[operator]
+    few = file_of({**LLAMA, "vocab_size": 100}, tmp_path)
+    with pytest.raises(InputError, match=r"need 258 rows.*has 100; use the tokenizer"):
+        build_workload(options({"name": "language", "model": few}), 0)
+    (tmp_path / "config.json").write_text("[]")
+    with pytest.raises(InputError, match="it has no keys; use a config"):
+        build_workload(options({"name": "language", "model": few}), 0)
+
+
+def test_random_tokens_need_no_text(tmp_path: Path) -> None:
+    model = file_of(LLAMA, tmp_path)
+    sizes = {"sequence_length": 16, "training_samples": 5, "validation_samples": 2}
+    chosen = options({"name": "language", "model": model, "dataset": "random", **sizes})
+    workload = build_workload(chosen, 0)
+    assert (workload.training_samples, workload.validation_samples) == (5, 2)
+    assert workload.synthetic
+    masked = options(
+        {"name": "language", "dataset": "random", "vocabulary": 40, "objective": "masked", **sizes}
+    )
+    tokens = token_data(masked)  # type: ignore[arg-type]
+    assert tokens.mask == 39 > tokens.training.tokens.max()
+    with pytest.raises(InputError, match=r"random: gpt says nowhere.*set workload.vocabulary"):
+        build_workload(options({"name": "language", "dataset": "random"}), 0)
+    with pytest.raises(ValueError, match="tokenizer has no effect"):
+        options({"name": "language", "dataset": "random", "tokenizer": {"bpe": 300}})
+
+
+def test_models_of_other_tasks_are_refused_by_language() -> None:
+    with pytest.raises(ValueError, match="neither a causal nor a masked language model"):
+        options({"name": "language", "model": "hf:openai/whisper-small"})
+    with pytest.raises(ValueError, match="needs objective: masked"):
+        options({"name": "language", "model": "hf:FacebookAI/roberta-base"})
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_models_of_other_tasks_train_on_random_inputs(kind: str, tmp_path: Path) -> None:
+    content = {"model_type": kind, **SMALL[kind]}
+    task = TransformersModel(file_of(content, tmp_path), sequence_length=6)
+    model = task.model()
+    sample = task.train_data()[0]
+    batch = {name: torch.stack([value, value]) for name, value in sample.items()}
+    loss = task.loss(model, batch)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.isfinite()
+    layers = task.blocks(model)
+    assert layers
+    assert all(p.grad is not None for layer in layers for p in layer.parameters())
+    with pytest.raises(InputError, match="found the type llama"):
+        TransformersModel(file_of(LLAMA, tmp_path))
+
+
+@pytest.mark.parametrize("kind", NOISE_MODELS)
+def test_models_that_predict_noise_train_on_random_latents(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("diffusers")
+    name = file_of({CLASS: kind, **SMALL_NOISE[kind]}, tmp_path)
+    task = DiffusersModel(name, image_size=64)
+    model = task.model()
+    total = task.loss(model, default_collate([*task.train_data()[:2]]))
+    total.backward()  # type: ignore[no-untyped-call]
+    blocks = task.blocks(model)
+    assert len(blocks) == {"UNet2DConditionModel": 18}.get(kind, 2)
+    assert all(p.grad is not None for block in blocks for p in block.parameters())
+    with pytest.raises(InputError, match="found 60; use a multiple of 16 pixels"):
+        DiffusersModel(name, image_size=60)
+    with pytest.raises(InputError, match="found the class AutoencoderKL; allowed are UNet2D"):
+        DiffusersModel(file_of({CLASS: "AutoencoderKL"}, tmp_path))
+    with pytest.raises(ValueError, match="neither a causal nor a masked language model"):
+        options({"name": "language", "model": "hf:black-forest-labs/FLUX.1-dev"})
+
+
+def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    t5 = TransformersModel(file_of({"model_type": "t5", **SMALL["t5"]}, tmp_path), 20, 5)
+    assert t5.tokens(t5.train_data()) == [25] * 16
+    assert {len(sample["labels"]) for sample in t5.train_data()} == {5}
+    model = file_of({"model_type": "whisper", **SMALL["whisper"]}, tmp_path)
+    assert TransformersModel(model).tokens([{}]) == [20 + 8]
+    with pytest.raises(InputError, match="has 8 positions; use at most 8"):
+        TransformersModel(model, target_length=9)
+    assert not hasattr(TransformersModel(file_of({"model_type": "vit"}, tmp_path)), "tokens")
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("mistralai/Mixtral-8x7B-v0.1", 12.9),
+        ("Qwen/Qwen3-30B-A3B", 3.3),
+        ("Qwen/Qwen3-235B-A22B", 22),
+        ("allenai/OLMoE-1B-7B-0924", 1.3),
+        ("deepseek-ai/DeepSeek-V3", 37),
+    ],
+)
+def test_the_parameters_of_a_token_are_the_published_ones(name: str, active: float) -> None:
+    """In billions, as the authors round them."""
+    transformers = pytest.importorskip("transformers")
+    sizes = dict(shipped()[name]["configuration"])
+    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    assert active_parameters(model) == pytest.approx(1e9 * active, rel=0.02)

@@ -1,0 +1,31 @@
+"""Random numbers of a script are seen wherever they are drawn, and replaced in a replay."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from shardmark.scripts.draws import WatchDraws
+
+
+def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    def watch(_place: str, value: Tensor, _samples: bool) -> None:
+        seen.append(tuple(value.shape))
+
+    with WatchDraws(watch):
+        nn.Linear(5, 5)
+        torch.randint(10, (4,))
+        nn.functional.dropout(torch.ones(2, 3), 0.5)
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.5)(torch.ones(2, 3, 4))
+    assert seen[:2] == [(4,), (2, 3)]
+    assert len(seen) > 4
+
+
+def test_a_replayed_draw_replaces_the_result() -> None:
+    def watch(_place: str, value: Tensor, _samples: bool) -> Tensor:
+        return torch.arange(2 * len(value))
+
+    with WatchDraws(watch):
+        assert torch.randint(10, (2,)).tolist() == [0, 1, 2, 3]

@@ -1,0 +1,305 @@
+"""The observer records the steps of the script's optimizers, whatever they are made of."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler
+
+from shardmark.scripts import full_tensors, hooks
+from shardmark.scripts.observer import Observer
+from shardmark.scripts.record import START, Record
+from shardmark.scripts.recording import Plan, rank_file
+
+
+@pytest.fixture
+def observer(tmp_path: Path) -> Iterator[Observer]:
+    observer = Observer(Plan(directory=str(tmp_path), steps=9))
+    yield observer
+    atexit.unregister(observer.write)
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)
+
+
+def test_an_optimizer_inside_of_another_one_takes_no_step_of_the_script(observer: Observer) -> None:
+    outer, inner = optimizer(), optimizer()
+    for _ in range(2):
+        observer.before_step(outer)
+        observer.before_step(inner)
+        observer.after_step(inner)
+        observer.after_step(outer)
+    assert len(observer.record.steps) == 2
+    assert observer.record.refusal == ""
+
+
+def test_an_optimizer_may_have_no_learning_rate(observer: Observer) -> None:
+    adafactor = optimizer()
+    adafactor.param_groups[0]["lr"] = None
+    observer.before_step(adafactor)
+    observer.after_step(adafactor)
+    assert observer.record.steps[0].rates == []
+
+
+class Augmented(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([random.random(), np.random.rand(), torch.rand(()).item()])
+
+
+def test_a_look_at_a_data_set_changes_no_random_numbers(observer: Observer) -> None:
+    data = Augmented()
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(data, num_replicas=2, rank=0)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+
+    def first(iterate: Callable[[], Iterator[torch.Tensor]]) -> torch.Tensor:
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        return next(iterate())
+
+    seen = first(lambda: observer.batches(loader, 0, lambda: iter(loader)))
+    assert torch.equal(seen, first(lambda: iter(loader)))
+    assert observer.record.draws == []
+
+
+class Trainer:
+    """Trains linear layers with the observer's calls that the hooks make."""
+
+    def __init__(self, observer: Observer, *layers: nn.Linear) -> None:
+        self.observer, self.layers = observer, layers
+        self.optimizers = [torch.optim.SGD(layer.parameters(), lr=0.1) for layer in layers]
+        observer.optimizers += map(weakref.ref, self.optimizers)
+
+    def backward(self, layer: nn.Linear) -> None:
+        self.observer.before_module(layer)
+        loss = layer(torch.ones(2, layer.in_features)).sum()
+        self.observer.after_module(layer, (torch.ones(2, layer.in_features),), loss)
+        self.observer.before_backward(loss)
+        loss.backward()
+        self.observer.after_backward()
+
+    def update(self, number: int) -> None:
+        self.observer.before_step(self.optimizers[number])
+        self.optimizers[number].step()
+        self.observer.after_step(self.optimizers[number])
+
+
+def test_optimizers_that_step_together_take_one_step(observer: Observer) -> None:
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
+    for _ in range(2):
+        for layer in trainer.layers:
+            trainer.backward(layer)
+        trainer.update(1)
+        trainer.update(0)
+    first, second = observer.record.steps
+    assert [tensor.shape for tensor in first.after] == [(1, 3), (1,), (2, 3), (2,)]
+    assert all(gradient is not None for gradient in (*first.gradients, *second.gradients))
+    assert [len(step.settings) for step in (first, second)] == [2, 2]
+    assert observer.record.optimizers == [1, 0]
+    assert observer.record.refusal == ""
+
+
+def test_optimizers_with_a_backward_pass_each_are_refused(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end() -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(observer, "finish", end)
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    trainer.backward(trainer.layers[1])
+    with pytest.raises(SystemExit):
+        trainer.update(1)
+    assert "each after its own backward pass" in observer.record.refusal
+
+
+def test_weights_that_change_between_two_steps_are_recorded(observer: Observer) -> None:
+    layer = nn.Linear(3, 2)
+    trainer = Trainer(observer, layer)
+    for changed in (False, False, True):
+        if changed:
+            with torch.no_grad():
+                layer.bias.fill_(1.0)
+        trainer.backward(layer)
+        trainer.update(0)
+    assert [list(step.moved) for step in observer.record.steps] == [[], [], [1]]
+
+
+def test_the_flag_of_ddp_counts_in_its_forward_pass(observer: Observer) -> None:
+    class DistributedDataParallel(nn.Linear):
+        require_backward_grad_sync = False
+
+    layer = DistributedDataParallel(3, 2)
+    trainer = Trainer(observer, layer)
+    observer.before_module(layer)
+    observer.after_module(layer, (), layer(torch.ones(2, 3)))
+    layer.require_backward_grad_sync = True
+    observer.before_backward(torch.ones(1))
+    observer.after_backward()
+    trainer.update(0)
+    assert [micro.synchronised for micro in observer.record.steps[0].micros] == [False]
+
+
+class Normalizer(nn.Module):
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((3,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - self.mean
+
+
+def test_buffers_of_modules_without_parameters_are_recorded(observer: Observer) -> None:
+    """A module after the model counts if the gradient flows through it: a meter does not."""
+    normalizer, layer = Normalizer(), nn.Linear(3, 3)
+    trainer = Trainer(observer, layer)
+
+    def call(outputs: torch.Tensor) -> None:
+        observer.before_module(normalizer)
+        observer.after_module(normalizer, (), outputs)
+
+    def buffers(before: torch.Tensor | None, after: torch.Tensor | None) -> set[str]:
+        if before is not None:
+            call(before)
+        trainer.backward(layer)
+        if after is not None:
+            call(after)
+        trainer.update(0)
+        return set(observer.record.steps[-1].buffers)
+
+    data = torch.ones(2, 3)
+    assert buffers(data, None) == {"Normalizer.mean"}
+    assert buffers(None, data) == set()
+    assert buffers(None, layer(data)) == {"Normalizer.mean"}
+
+
+def test_a_gather_inside_of_the_model_counts_if_it_takes_results(observer: Observer) -> None:
+    layer = nn.Linear(3, 2)
+    result = layer(torch.ones(2, 3))
+    observer.before_module(layer)
+    observer.collective("all_gather", ([torch.zeros(2, 2)], result.detach()))
+    observer.collective("all_gather_into_tensor", (torch.zeros(4, 3), layer.weight))
+    observer.collective("all_reduce", (result,))
+    assert observer._micro.gathers == []
+    observer.collective("all_gather", ([torch.zeros(2, 2)], result))
+    assert len(observer._micro.gathers) == 1
+    assert observer.record.collectives == 4
+
+
+def test_a_fork_of_the_script_writes_no_record(observer: Observer, tmp_path: Path) -> None:
+    trainer = Trainer(observer, nn.Linear(3, 2))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    observer._process += 1
+    observer.write()
+    assert not rank_file(str(tmp_path), 0).exists()
+    observer._process -= 1
+    observer.write()
+    assert len(Record.load(rank_file(str(tmp_path), 0)).steps) == 1
+
+
+def test_steps_before_os_exit_are_written(
+    observer: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(os, "_exit", codes.append)
+    hooks.watch_exit(observer)
+    trainer = Trainer(observer, nn.Linear(3, 2))
+    trainer.backward(trainer.layers[0])
+    trainer.update(0)
+    os._exit(3)
+    assert codes == [3]
+    assert len(Record.load(rank_file(str(tmp_path), 0)).steps) == 1
+
+
+def test_tensors_of_large_models_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(full_tensors, "MOST_ELEMENTS", 10)
+    assert [full_tensors.sampling_of(n) for n in (10, 11, 100, 10**9)] == [1, 5, 11, 51437]
+    matrix = torch.arange(30.0).view(5, 6)
+    assert full_tensors.sampled(matrix, 11).tolist() == [0, 11, 22]
+    assert full_tensors.sampled(matrix, 1) is matrix
+
+
+def trained(observer: Observer, model: nn.Module) -> None:
+    """One step, with the calls of the hooks."""
+    adam = torch.optim.Adam(model.parameters())
+    observer.optimizers.append(weakref.ref(adam))
+    observer.before_module(model)
+    outputs = model(torch.ones(2, 4))
+    observer.after_module(model, (torch.ones(2, 4),), outputs)
+    observer.before_backward(outputs.sum())
+    outputs.sum().backward()
+    observer.after_backward()
+    observer.before_step(adam)
+    adam.step()
+    observer.after_step(adam)
+    observer.before_module(model)
+
+
+def test_a_sampled_record_is_a_part_of_the_full_one(
+    observer: Observer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 8)
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    full = Observer(Plan(directory=str(tmp_path), steps=9))
+    atexit.unregister(full.write)
+    trained(full, model)
+    model = nn.Linear(4, 8)
+    model.load_state_dict(dict(zip(("weight", "bias"), start, strict=True)))
+    monkeypatch.setattr(full_tensors, "MOST_ELEMENTS", 10)
+    trained(observer, model)
+    assert (full.record.every, observer.record.every) == (1, 5)
+    (every,), (some,) = full.record.steps, observer.record.steps
+    pairs = [
+        *zip(every.gradients, some.gradients, strict=True),
+        *zip(every.after, some.after, strict=True),
+        *zip(full.record.before, observer.record.before, strict=True),
+        *((every.micros[0].gradients[n], some.micros[0].gradients[n]) for n in (0, 1)),
+    ]
+    for expected, value in pairs:
+        assert expected is not None
+        assert value is not None
+        assert torch.equal(expected.flatten()[::5], value)
+    assert observer.record.start == full.record.start  # sums of all elements
+    observer.write()
+    stored = torch.load(rank_file(str(tmp_path), 0).with_suffix(START))
+    assert all(torch.equal(a, b) for a, b in zip(stored, start, strict=True))
+
+
+def test_records_without_room_are_refused_before_the_first_step(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shardmark.scripts.observer._free_bytes", lambda _: 1000)
+    observer.before_module(nn.Linear(4, 8))
+    assert "are free on the disk of" in observer.record.refusal
+    assert "TMPDIR" in observer.record.refusal
+
+
+@pytest.mark.parametrize(
+    ("module", "asked"),
+    [("__main__", True), ("data.loaders", True), ("accelerate.data_loader", False)],
+)
+def test_a_script_in_a_folder_named_like_a_library_asks_for_lengths_itself(
+    observer: Observer, module: str, asked: bool
+) -> None:
+    code = compile("steps = count()", "/home/me/accelerate/examples/train.py", "exec")
+    exec(code, {"__name__": module, "count": lambda: observer.length_of(0, 4)})
+    assert observer.record.asked_lengths == asked
