@@ -8,14 +8,14 @@ import pytest
 from benchmarks.cluster import namespaces
 from benchmarks.cluster.bench import Bench, bench
 
+from tests import ROOT
 from tests.cluster.one_machine import one  # noqa: F401  (a fixture)
-from tests.kept_engine import REPOSITORY
 
 
 @pytest.fixture(autouse=True)
 def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands start there: the user's model is in it."""
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="session", autouse=True)

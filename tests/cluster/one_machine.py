@@ -15,8 +15,9 @@ from shardmark.base.results.store import StoredRun, load_run
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.progress import read_progress
+from tests import ROOT
 from tests.distributed.experiments import experiment
-from tests.kept_engine import REPOSITORY, KeptEngine
+from tests.kept_engine import KeptEngine
 
 EXPERIMENT = experiment(
     name="nodes",
@@ -37,7 +38,7 @@ def one(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> St
     """The experiment on this machine."""
     folder = tmp_path_factory.mktemp("one")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(REPOSITORY)  # where the user's model is
+        patch.chdir(ROOT)  # where the user's model is
         run_experiment(from_mapping(EXPERIMENT), folder / "run", engine=kept_engine)
     return load_run(folder / "run", verify=True)
 

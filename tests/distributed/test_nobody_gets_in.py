@@ -21,8 +21,9 @@ from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore
 from shardmark.bench.launch.placement import MeetingPoint
 from shardmark.experiment.load import from_mapping
+from tests import ROOT
 from tests.distributed.experiments import experiment
-from tests.kept_engine import REPOSITORY, KeptEngine
+from tests.kept_engine import KeptEngine
 from tests.listening import Address, is_loopback, of_this_process
 
 
@@ -79,7 +80,7 @@ def test_single_node_of_a_torchrun_engine_listens_on_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its controller and node process speak on the loopback, and the settings yield."""
-    monkeypatch.chdir(REPOSITORY)
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "an interface of the cluster")
     addresses: set[Address] = set()
 

@@ -22,9 +22,10 @@ from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.verification import LOGS_FOLDER
 from shardmark.bench.launch.controller import run_experiment, verify_experiment
 from shardmark.experiment.load import from_mapping
+from tests import ROOT
 from tests.distributed.experiments import experiment
 from tests.distributed.misbehaving import CGROUP, CGROUP_BYTES
-from tests.kept_engine import REPOSITORY, KeptEngine
+from tests.kept_engine import KeptEngine
 
 TRIAL_SECONDS = 10
 
@@ -116,7 +117,7 @@ def command(out: Path, mapping: dict[str, Any]) -> subprocess.Popen[str]:
     file.write_text(json.dumps(mapping))  # JSON is YAML
     return subprocess.Popen(
         [sys.executable, "-m", "shardmark", "run", str(file), "--out", str(out)],
-        cwd=REPOSITORY,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -12,7 +12,8 @@ import pytest
 import shardmark
 from shardmark.base.results.schema import Outcome
 from shardmark.bench.launch import session
-from tests.docs.pages import ROOT, blocks
+from tests import ROOT
+from tests.docs.pages import blocks
 from tests.kept_engine import KeptEngine
 
 

@@ -15,7 +15,8 @@ import pytest
 
 from shardmark.base.strict_yaml import parse_yaml
 from shardmark.cli import main
-from tests.docs.pages import ROOT, blocks, cases, commands, inline_commands, parse
+from tests import ROOT
+from tests.docs.pages import blocks, cases, commands, inline_commands, parse
 
 STORED = ROOT / "tests" / "golden" / "v1"
 """What every folder that a page names holds here: a run of `single`, `ddp` and `fsdp`.  A reader's

@@ -28,10 +28,10 @@ from shardmark.ranks.strategies import STRATEGIES, option_names
 from shardmark.ranks.workloads.datasets import DATASETS
 from shardmark.ranks.workloads.models import MODELS
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
+from tests import ROOT
 from tests.docs.pages import (
     PAGES,
     README,
-    ROOT,
     blocks,
     cases,
     inline_commands,

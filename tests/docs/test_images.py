@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import PAGES, ROOT
+from tests import ROOT
+from tests.docs.pages import PAGES
 
 IMAGES = ROOT / "docs" / "images"
 MOST_BYTES = 250_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shardmark
-from tests.docs.pages import ROOT
+from tests import ROOT
 
 DOCS = ROOT / "docs"
 NEEDED = ("sphinx", "myst_parser", "furo")

@@ -294,5 +294,5 @@ def _full_pass(
         (loss.total / loss.weight).backward()  # type: ignore[no-untyped-call]  # torch's
         gradients = arrays({n: p.grad for n, p in model.named_parameters() if p.grad is not None})
         model.zero_grad(set_to_none=True)
-        return gradients, float(loss.total / loss.weight), changed
+        return gradients, float((loss.total / loss.weight).detach()), changed
     return None
