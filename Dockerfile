@@ -14,6 +14,7 @@ ARG PIP_EXTRA_INDEX_URL
 ARG CONSTRAINTS=constraints.txt
 COPY constraints.txt pyproject.toml README.md LICENSE /source/
 COPY src /source/src
+COPY examples /source/examples
 WORKDIR /source
 RUN pip install --no-cache-dir ${CONSTRAINTS:+-c "$CONSTRAINTS"} ".[all]"
 

@@ -126,6 +126,9 @@ def test_wheel_holds_the_whole_package_and_says_what_it_is(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert ours - names == set()
+    examples = {f"shardmark/examples/{path.name}" for path in (ROOT / "examples").glob("*.py")}
+    assert examples
+    assert examples <= names
     assert [name for name in names if "tests" in name or "benchmarks" in name] == []
     assert (fields["Name"], fields["Version"]) == ("shardmark", shardmark.__version__)
     assert fields["License-Expression"] == "Apache-2.0"

@@ -17,6 +17,7 @@ from shardmark.base.table.table import (
     metric_column,
     table_of,
 )
+from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.report.table.notes import left_out
 from shardmark.extras.studies.against import (
@@ -28,14 +29,19 @@ from shardmark.extras.studies.against import (
     ClaimPair,
     Pair,
     conditions_text,
+    set_against,
 )
 from shardmark.extras.studies.paper_tables import paper_tables
-from shardmark.extras.studies.study import TOTAL, Claim
+from shardmark.extras.studies.study import TOTAL, Claim, load_study
 from shardmark.ranks.trial import DEFAULT_BASELINE, ranks_and_nodes
 
 _ONE_SIDED = 4
 """Largest number of trainings that a note names."""
 _name = partial(Column, numeric=False, names_row=True)
+
+
+def study_tables(comparison: Comparison, name: str) -> tuple[Table, ...]:
+    return against_tables(set_against(comparison, load_study(name)))
 
 
 def against_tables(against: Against) -> tuple[Table, ...]:

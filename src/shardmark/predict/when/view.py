@@ -62,7 +62,7 @@ def axis_value(axis: str, value: float) -> str:
     return f"{value:.0f}" if value.is_integer() else number(value)
 
 
-def when_tables(comparison: Comparison) -> list[Table]:
+def when_tables(comparison: Comparison, _: str = "") -> list[Table]:
     """Return a table for each axis and metric, with a row for each range and strategy."""
     return _tables(axis_lines(comparison.rows), "{metric} over {axis}", _MEASURED)
 

@@ -28,6 +28,7 @@ from shardmark.bench.analysis.advise.selection import select
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import METRIC
+from shardmark.bench.report.export.examples import example_text
 from shardmark.bench.report.export.launch_configuration import (
     LaunchConfiguration,
     launch_configuration,
@@ -99,8 +100,8 @@ def export_launch(
         contents |= _files_of(to, exported, folder)
     elif exported.configuration.importable:
         contents |= _wrapping_modules()
-    if to != "accelerate" and exported.configuration.loop is not None:
-        contents[LOOP] = exported.configuration.loop.code
+    if to != "accelerate" and exported.configuration.example is not None:
+        contents[LOOP] = example_text(exported.configuration.example)
     contents[SCRIPT] = _script(to, exported, run)
     encoded = {folder / name: content.encode() for name, content in contents.items()}
     for path in changed_files(encoded):

@@ -11,15 +11,6 @@ from typing import Any
 
 from shardmark.base.layout import Layout, Mesh
 from shardmark.base.recipe import Recipe
-from shardmark.bench.report.export.loop import (
-    Loop,
-    data_parallel_loop,
-    ddp_loop,
-    deepspeed_loop,
-    fsdp1_loop,
-    fsdp_loop,
-    with_zero_redundancy,
-)
 from shardmark.ranks.strategies.base import Strategy, is_native
 from shardmark.ranks.strategies.data_parallel import DataParallel
 from shardmark.ranks.strategies.ddp import DDP, HOOKS
@@ -78,8 +69,8 @@ class LaunchConfiguration:
     """Arguments of the wrapper under Accelerate, if Accelerate names them differently."""
     deepspeed: Mapping[str, Any] | None = None
     """DeepSpeed's configuration; None if the strategy is not DeepSpeed's."""
-    loop: Loop | None = None
-    """A short loop that trains in this way; None if it depends on the model."""
+    example: str | None = None
+    """The script of `examples/` that trains in this way; None if there is none."""
     importable: bool = False
     """True if `ranks/strategies/wrap.py` wraps a model in the same way."""
     notes: tuple[str, ...] = ()
@@ -104,14 +95,14 @@ def launch_configuration(
 
 
 def _single(_: Single, *__: object) -> LaunchConfiguration:
-    return LaunchConfiguration(accelerate={"distributed_type": "NO"}, loop=Loop())
+    return LaunchConfiguration(accelerate={"distributed_type": "NO"}, example="single")
 
 
 def _data_parallel(_: DataParallel, __: Recipe, layout: Layout, ___: str) -> LaunchConfiguration:
     return LaunchConfiguration(
         wrapper="torch.nn.DataParallel",
         arguments={"device_ids": list(range(layout.devices))},
-        loop=data_parallel_loop(),
+        example="dp",
     )
 
 
@@ -128,7 +119,7 @@ def _ddp(strategy: DDP, *_: object) -> LaunchConfiguration:
         # For MULTI_CPU, which is for MPI, Accelerate's launcher starts a single process.
         accelerate={"distributed_type": "MULTI_GPU"},
         accelerate_arguments=strategy.arguments("broadcast_buffers") | hook,
-        loop=ddp_loop(strategy.arguments(), *_compression(strategy)),
+        example="ddp",
         importable=strategy.compress == "none",
         notes=_compression_notes(strategy),
         accelerate_notes=(
@@ -160,11 +151,10 @@ def _compression(strategy: DDP) -> list[tuple[str, str]]:
 
 def _zero_redundancy(strategy: ZeroRedundancy, *_: object) -> LaunchConfiguration:
     arguments = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
-    loop = ddp_loop(strategy.arguments(), *_compression(strategy))
     return LaunchConfiguration(
         wrapper="torch.nn.parallel.DistributedDataParallel",
         arguments=strategy.arguments(),
-        loop=with_zero_redundancy(loop, arguments),
+        example="zro",
         notes=(
             *_compression_notes(strategy),
             "Make the optimizer as torch.distributed.optim.ZeroRedundancyOptimizer(parameters,"
@@ -214,7 +204,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
             },
         },
         accelerate=_except_on_cpu(accelerate, device_type),
-        loop=fsdp_loop(mesh, strategy.reshard_after_forward),
+        example="fsdp",
         importable=True,
         notes=notes,
         accelerate_notes=accelerate_notes,
@@ -253,7 +243,7 @@ def _fsdp1(
             {"distributed_type": "FSDP", "mixed_precision": "no", "fsdp_config": fsdp_config},
             device_type,
         ),
-        loop=fsdp1_loop(),
+        example="fsdp1",
         notes=(FSDP1_WRAP_NOTE,),
         accelerate_notes=_checkpointing_notes(recipe),
     )
@@ -267,7 +257,7 @@ def _zero(strategy: Zero, recipe: Recipe, _: Layout, device_type: str) -> Launch
         wrapper="deepspeed.initialize",
         accelerate=_except_on_cpu(accelerate, device_type),
         deepspeed=strategy.config(recipe, device_type),
-        loop=deepspeed_loop(),
+        example="zero",
         notes=(
             f"Hand {optimizer} to deepspeed.initialize: the file names none.",
             *((ZERO_CASTS_NOTE,) if strategy.is_native(recipe) else ()),
@@ -298,12 +288,18 @@ def _layered(strategy: Layered, _: Recipe, layout: Layout, __: str) -> LaunchCon
             " many parameters in each, embeddings left out. Sum the gradients of tied weights"
             " over their stages, and clip by the norm of all stages together."
         )
+    sharded = strategy.is_sharded(Mesh(data=layout.data, shard=layout.shard))
     if layout.shares > 1:
-        sharded = strategy.is_sharded(Mesh(data=layout.data, shard=layout.shard))
         wrapper = wrappers[0] if sharded else "DistributedDataParallel"
         modules = "Each stage" if layout.pipeline > 1 else "Blocks, then the model,"
         notes.append(f"{modules} is wrapped by {wrapper} over the ranks that have it.")
-    return LaunchConfiguration(wrapper=wrappers[-1], arguments=arguments, notes=tuple(notes))
+    has_example = sharded and layout.tensor > 1 and layout.pipeline == 1
+    return LaunchConfiguration(
+        wrapper=wrappers[-1],
+        arguments=arguments,
+        example="fsdp_tp" if has_example else None,
+        notes=tuple(notes),
+    )
 
 
 def _ulysses(
@@ -316,7 +312,7 @@ def _ulysses(
     return replace(
         configuration,
         accelerate=None,
-        loop=None,
+        example=None,
         importable=False,
         notes=(
             f"{layout.sequence} neighbouring ranks load the same samples, and keep a part of"

@@ -14,11 +14,11 @@ from shardmark.base.recipe import MAX_RANKS, Recipe
 from shardmark.base.table.table import Column, Columns, Missing, Table, table_of
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row
+from shardmark.bench.report.export.examples import ONE_DEVICE, changed_lines, code_lines
 from shardmark.bench.report.export.launch_configuration import (
     LaunchConfiguration,
     launch_configuration,
 )
-from shardmark.bench.report.export.loop import Loop
 from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.strategies.single import Single
 from shardmark.ranks.trial import Trial
@@ -37,13 +37,13 @@ FEATURES: Mapping[str, Mapping[str, Any]] = {
     "fused optimizer": {"optimizer.implementation": "fused"},
 }
 """Features of a recipe, by the keys that switch them on."""
-NOTES = (
+PACKAGES_NOTE = (
     "Packages: to install beside PyTorch. Arguments: values that `shardmark export` sets for the"
-    " wrapper, or in DeepSpeed's file, defaults included.",
-    f"Lines: added, changed or removed in a loop of {sum(map(bool, Loop().lines))} lines for one"
-    " device, in fp32, without evaluation; `shardmark export --to torchrun` writes it as loop.py.",
+    " wrapper, or in DeepSpeed's file, defaults included."
+)
+LAUNCHERS_NOTE = (
     "Launchers: targets of `shardmark export` on the device of the run. Features lost: on CUDA"
-    " devices, the strategy refuses the run's recipe with them, and one device does not.",
+    " devices, the strategy refuses the run's recipe with them, and one device does not."
 )
 
 
@@ -70,9 +70,9 @@ class Effort:
     def changed_lines(self) -> int | Missing:
         if self.configuration is None:
             return Missing("it runs only in Shardmark's processes")
-        if self.configuration.loop is None:
-            return Missing("they depend on the model")
-        return self.configuration.loop.changed_lines
+        if self.configuration.example is None:
+            return Missing("there is no example script: they depend on the model")
+        return changed_lines(self.configuration.example)
 
     @property
     def launchers(self) -> tuple[str, ...]:
@@ -83,7 +83,7 @@ class Effort:
         return ("torchrun", *(name for name, file in written.items() if file is not None))
 
 
-def effort_tables(comparison: Comparison) -> list[Table]:
+def effort_tables(comparison: Comparison, _: str = "") -> list[Table]:
     """Return one table, with a row for each strategy with its options."""
     efforts = efforts_of(comparison.rows)
     columns: Columns[Effort] = [
@@ -100,7 +100,12 @@ def effort_tables(comparison: Comparison) -> list[Table]:
     if not efforts:
         note = "No row is of a strategy: a script distributes its training itself."
         return [Table(title=TITLE, notes=(note,))]
-    return [table_of(TITLE, efforts, columns, NOTES)]
+    lines_note = (
+        "Lines: added, changed or removed in a script for one device, in fp32, with"
+        f" {len(code_lines(ONE_DEVICE))} lines of code. `shardmark export --to torchrun` writes the"
+        " script of a strategy as loop.py. Options of a strategy may need more lines."
+    )
+    return [table_of(TITLE, efforts, columns, (PACKAGES_NOTE, lines_note, LAUNCHERS_NOTE))]
 
 
 def efforts_of(rows: Sequence[Row]) -> list[Effort]:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import InputError
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.analysis.compare.comparison import Comparison
-from shardmark.bench.report.views.effort import effort_tables
 from shardmark.bench.report.views.epochs import epochs_tables, time_to_tables
 from shardmark.bench.report.views.metrics import metrics_tables
 from shardmark.bench.report.views.network import network_json, network_tables
 from shardmark.bench.report.views.scaling import scaling_tables
-from shardmark.extras.studies.against import set_against
-from shardmark.extras.studies.against_view import against_tables
-from shardmark.extras.studies.study import load_study
-from shardmark.predict.when.view import when_tables
 
 
 def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
     return [record for table in tables for record in records(table)]
+
+
+def _by_name(function: str) -> Callable[[Comparison, str], Sequence[Table]]:
+    """Return the function of a view, whose module is imported when the tables are made."""
+
+    def tables(comparison: Comparison, value: str) -> Sequence[Table]:
+        made: Sequence[Table] = resolve_name(function)(comparison, value)
+        return made
+
+    return tables
 
 
 class View(NamedTuple):
@@ -47,11 +53,11 @@ VIEWS = {
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
     "metrics": View("all_metrics", lambda comparison, _: metrics_tables(comparison)),
-    "effort": View("effort", lambda comparison, _: effort_tables(comparison)),
-    "when": View("when", lambda comparison, _: when_tables(comparison)),
+    "effort": View("effort", _by_name("shardmark.bench.report.views.effort:effort_tables")),
+    "when": View("when", _by_name("shardmark.predict.when.view:when_tables")),
     "study": View(
         "against",
-        lambda comparison, name: against_tables(set_against(comparison, load_study(name))),
+        _by_name("shardmark.extras.studies.against_view:study_tables"),
         value="NAME",
         with_comparison=True,
     ),

@@ -17,6 +17,7 @@ from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import expand
 from shardmark.ranks.strategies.deepspeed.strategy import Zero
 from shardmark.ranks.trial import Trial, cell_id
+from tests import ROOT
 from tests.golden.invented import invented_trial, invented_verdict, write_run
 
 STRATEGIES = "[single, ddp, fsdp, {name: fsdp-hybrid, shard_group: 2}, zero-3, ps-async]"
@@ -192,6 +193,7 @@ def test_deepspeed_is_the_strategy_s_own_configuration(tmp_path: Path) -> None:
 def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) -> None:
     files = exported(tmp_path, "torchrun", "ddp")
     assert set(files) == {"launch.sh", "loop.py", "settings.json", "wrap.py", "wrap_blocks.py"}
+    assert files["loop.py"] == (ROOT / "examples/ddp.py").read_text()
     assert "shardmark" not in "".join(
         line for line in files["wrap.py"].splitlines() if "import" in line
     )

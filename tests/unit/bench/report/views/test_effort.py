@@ -31,15 +31,24 @@ def test_each_strategy_has_a_line(comparison: Comparison) -> None:
     table = effort(comparison)
     by_name = dict(zip(table.values("strategy"), table.rows, strict=True))
     assert set(by_name) == {row.label for row in comparison.rows}
-    assert by_name["single"][1:4] == ("none", 0, 0), "the loop that is changed"
+    assert by_name["single"][1:4] == ("none", 0, 0), "the script that is changed"
     lines = dict(zip(table.values("strategy"), table.values("changed_lines"), strict=True))
     hybrid = "fsdp-hybrid (shard_group=2)"
-    assert lines["ddp"] < lines["fsdp"] < lines[hybrid]  # type: ignore[operator]  # numbers
+    assert lines["ddp"] < lines["fsdp"] == lines[hybrid]  # type: ignore[operator]  # numbers
+    assert lines["ddp"] == 18
     assert by_name["zero-3"][1] == "deepspeed"
     assert by_name["zero-3"][2] > by_name["ddp"][2]  # type: ignore[operator]  # numbers
     assert "deepspeed" in str(by_name["zero-3"][4])
     assert isinstance(lines["ps-async"], Missing)
     assert by_name["ps-async"][4] == "none"
+
+
+def test_a_strategy_without_an_example_has_no_lines(tmp_path: Path) -> None:
+    trials = planned(ranks=8, strategies="[fsdp, fsdp-tp, tp, fsdp-tp-pp]")
+    table = effort(compare([load_run(Path(stored(tmp_path / "run", trials)))]))
+    fsdp, fsdp_tp, *others = table.values("changed_lines")
+    assert fsdp < fsdp_tp  # type: ignore[operator]  # numbers
+    assert all(isinstance(lines, Missing) for lines in others)
 
 
 def test_features_are_lost_if_the_strategy_refuses_them(comparison: Comparison) -> None:
