@@ -10,7 +10,8 @@ from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure
 from shardmark.bench.report.figures.drawing import REFERENCE
 from shardmark.bench.report.figures.entries import Entry, Group, entries_in, estimates_series
-from shardmark.predict.when.crossings import AxisLine, axis_lines
+from shardmark.predict.when.crossings import RangeLine
+from shardmark.predict.when.measured import measured_lines
 from shardmark.predict.when.view import TITLES, axis_title
 
 _WIDEST_LINEAR = 8
@@ -21,11 +22,11 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
     """Draw throughput and memory over each axis, relative to the best strategy at each value."""
     entries = entries_in(groups)
     by_row = {id(entry.row): entry for entry in entries}
-    all_lines = axis_lines([entry.row for entry in entries])
+    all_lines = measured_lines([entry.row for entry in entries])
     # Strategies of one value each would be a column of points, which bars show better.
     lines = [line for line in all_lines if any(len(values) > 1 for values in line.rows.values())]
 
-    def panel(line: AxisLine) -> Panel:
+    def panel(line: RangeLine) -> Panel:
         best = {
             value: row
             for part in line.ranges
@@ -77,7 +78,7 @@ def when_figures(groups: Sequence[Group]) -> list[Figure]:
 def _relative(
     by_value: Mapping[float, Row],
     best: Mapping[float, Row],
-    line: AxisLine,
+    line: RangeLine,
     entries: Mapping[int, Entry],
 ) -> Series | None:
     """Return a strategy's values in percent of the best; the best itself is 100 %."""

@@ -2,122 +2,52 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import operator
+from collections.abc import Iterable, Sequence
+from functools import partial
 
-from shardmark.bench.analysis.compare.rows import plain
+from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.verdicts import METRIC
 from shardmark.predict.plan import COSTS, Prediction, Question
-from shardmark.predict.when.crossings import (
-    COMPARED,
-    PARAMETERS,
-    RANKS,
-    Crossing,
-    RangeLine,
-    best_ranges,
-    interpolated,
-)
+from shardmark.predict.when.crossings import RANKS, Point, RangeLine, Rules, lines_along
 
 
 def planned_lines(rows: Iterable[Prediction]) -> list[RangeLine]:
-    """Return a line for each axis, each combination of the other axes, and each metric.
-
-    Only strategies that fit are in a line.
-    """
-    fitting = [row for row in rows if row.fits and row.time is not None]
-    lines = []
-    for axis in _axes(fitting):
-        contexts: dict[tuple[tuple[str, str], ...], dict[str, dict[float, Prediction]]] = {}
-        for row in fitting:
-            if (value := _value_on(axis, row)) is not None:
-                context = tuple(_context(row, axis).items())
-                contexts.setdefault(context, {}).setdefault(row.label, {})[value] = row
-        shared = set.intersection(*map(set, contexts)) if len(contexts) > 1 else set(*contexts)
-        lines += [
-            RangeLine(
-                axis=axis,
-                metric=metric,
-                conditions={key: value for key, value in context if (key, value) not in shared},
-                ranges=ranges,
-            )
-            for context, by_strategy in contexts.items()
-            for metric in COMPARED
-            if (ranges := best_ranges(by_strategy, _Planned(_QUESTIONS[metric])))
-        ]
-    return lines
-
-
-_QUESTIONS: Mapping[str, Question] = {METRIC: "fastest", "peak_memory_bytes": "memory"}
-
-
-def _value_on(axis: str, row: Prediction) -> float | None:
-    value = {RANKS: row.ranks, PARAMETERS: row.parameters}.get(axis, row.varied.get(axis))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]  # a number
-
-
-def _axes(rows: Sequence[Prediction]) -> list[str]:
-    keys = dict.fromkeys((RANKS, *(key for row in rows for key in row.varied)))
-    several_tasks = len({plain(row.task) for row in rows}) > 1
-    axes = [*keys, *([PARAMETERS] if several_tasks else [])]
-    return [axis for axis in axes if len({_value_on(axis, row) for row in rows} - {None}) > 1]
-
-
-def _context(row: Prediction, axis: str) -> dict[str, str]:
-    """Return the row's conditions on all other axes."""
-    same_task = () if axis == PARAMETERS else row.task
-    conditions = {
-        "machines": row.on,
-        "ranks": None if axis == RANKS else row.ranks,
-        **{
-            k: v
-            for k, v in row.varied.items()
-            if k != axis and (k in same_task or k not in row.task)
-        },
-    }
-    return {key: plain(value) for key, value in conditions.items() if value is not None}
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """Judges predictions by their cost; differences within the error decide nothing."""
-
-    question: Question
-
-    def select(
-        self, rows: Sequence[Prediction], previous: str | None
-    ) -> tuple[Prediction, bool] | None:
-        first, *rivals = sorted(rows, key=COSTS[self.question])
-        close = [row for row in rivals if self._log_ratio(first, row) <= self._error(first)]
-        stays = [row for row in close if row.label == previous]
-        return (stays[0] if stays else first), not close
-
-    def times_better(self, row: Prediction, other: Prediction) -> float | None:
-        return math.exp(self._log_ratio(row, other))
-
-    def crossing(
-        self,
-        before: Mapping[float, Prediction],
-        after: Mapping[float, Prediction],
-        between: tuple[float, float],
-    ) -> Crossing | None:
-        """Return where the interpolated log ratio is zero, and where it is within the error."""
-        left, right = (self._log_ratio(after[value], before[value]) for value in between)
-        if left * right > 0 or left == right:
-            return None
-        zero = left / (left - right)
-        width = max(self._error(after[value]) for value in between) / abs(right - left)
-        low, high = zero - width, zero + width
-        return Crossing(
-            value=interpolated(between, zero),
-            low=interpolated(between, low) if low > 0 else None,
-            high=interpolated(between, high) if high < 1 else None,
+    """Return the lines of the strategies that fit."""
+    questions: dict[str, Question] = {METRIC: "fastest", "peak_memory_bytes": "memory"}
+    rules = {
+        metric: Rules(
+            best=partial(_best, question=question),
+            times_better=partial(_times_better, question=question),
+            combined=operator.add,  # an error of the prediction may be that of both
         )
+        for metric, question in questions.items()
+    }
+    points = [
+        Point(
+            result=row,
+            conditions={"machines": row.on, RANKS: row.ranks, **row.varied},
+            task=row.task.keys(),
+            parameters=row.parameters,
+            ranks=[row.ranks],
+        )
+        for row in rows
+        if row.fits and row.time is not None
+    ]
+    return lines_along(points, rules)
 
-    def _log_ratio(self, row: Prediction, other: Prediction) -> float:
-        cost = COSTS[self.question]
-        return math.log(cost(other) / cost(row))
 
-    def _error(self, row: Prediction) -> float:
-        return math.log1p(row.error_fraction(self.question))
+def _best(
+    rows: Sequence[Prediction], question: Question
+) -> tuple[Prediction, Sequence[Prediction], bool]:
+    """Return the best row; rows within the error of its prediction may be as good."""
+    first, *rivals = sorted(rows, key=COSTS[question])
+    error = first.error_fraction(question)
+    close = [row for row in rivals if _times_better(first, row, question).value <= 1 + error]
+    return first, close, not close
+
+
+def _times_better(row: Prediction, other: Prediction, question: Question) -> Estimate:
+    value = COSTS[question](other) / COSTS[question](row)
+    factor = 1 + row.error_fraction(question)
+    return Estimate(value=value, low=value / factor, high=value * factor, n=1)

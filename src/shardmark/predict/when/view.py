@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from shardmark.base.table.table import (
     Column,
+    Columns,
     Table,
-    Value,
     abbreviated,
     for_programs,
     number,
@@ -18,13 +19,8 @@ from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.verdicts import METRIC
 from shardmark.experiment.axes import title_of
 from shardmark.predict.plan import Plan
-from shardmark.predict.when.crossings import (
-    PARAMETERS,
-    BestRange,
-    Crossing,
-    RangeLine,
-    axis_lines,
-)
+from shardmark.predict.when.crossings import PARAMETERS, BestRange, RangeLine
+from shardmark.predict.when.measured import measured_lines
 from shardmark.predict.when.planned import planned_lines
 
 TITLES = {METRIC: "Throughput", "peak_memory_bytes": "Peak memory"}
@@ -59,12 +55,12 @@ def axis_value(axis: str, value: float) -> str:
     """Format a value of an axis; numbers of parameters as 1.3 B."""
     if axis == PARAMETERS:
         return abbreviated(value, gap=" ")
-    return f"{value:.0f}" if value.is_integer() else number(value)
+    return f"{value:.0f}" if round(value, 9).is_integer() else number(value)
 
 
 def when_tables(comparison: Comparison, _: str = "") -> list[Table]:
     """Return a table for each axis and metric, with a row for each range and strategy."""
-    return _tables(axis_lines(comparison.rows), "{metric} over {axis}", _MEASURED)
+    return _tables(measured_lines(comparison.rows), "{metric} over {axis}", _MEASURED)
 
 
 def planned_tables(plan: Plan) -> list[Table]:
@@ -74,56 +70,53 @@ def planned_tables(plan: Plan) -> list[Table]:
 
 
 def _tables(lines: Sequence[RangeLine], title: str, notes: Sequence[str]) -> list[Table]:
-    tables: dict[tuple[str, str], list[RangeLine]] = {}
+    tables: dict[tuple[str, str], list[_Line]] = {}
     for line in lines:
-        tables.setdefault((line.axis, line.metric), []).append(line)
+        items = tables.setdefault((line.axis, line.metric), [])
+        items += [_Line(line, part) for part in line.ranges]
     if not tables:
         note = (
             "No axis has two numbers at which two strategies can be compared. Vary, for example,"
             " world_size, recipe.global_batch or the model."
         )
         return [Table(title="Best strategy along an axis", notes=(note,))]
+    titles = (
+        title.format(metric=TITLES[metric].lower(), axis=axis_title(axis))
+        for axis, metric in tables
+    )
     return [
-        _table(_title(title, metric, axis), same, notes) for (axis, metric), same in tables.items()
+        table_of(text[0].upper() + text[1:], items, _columns(items), notes)
+        for text, items in zip(titles, tables.values(), strict=True)
     ]
 
 
-def _title(pattern: str, metric: str, axis: str) -> str:
-    title = pattern.format(metric=TITLES[metric].lower(), axis=axis_title(axis))
-    return title[0].upper() + title[1:]
-
-
-def _table(title: str, lines: Sequence[RangeLine], notes: Sequence[str]) -> Table:
-    keys = dict.fromkeys(key for line in lines for key in line.conditions)
-
-    def condition(key: str) -> tuple[Column, Callable[[_Line], Value]]:
-        column = Column(key, title_of(key).rpartition(".")[2], numeric=False, names_row=True)
-        return column, lambda item: item.line.conditions.get(key)
-
-    def text(key: str, title: str, *, names_row: bool = False) -> Column:
-        return Column(key, title, numeric=False, names_row=names_row)
-
-    def of_crossing(key: str) -> tuple[Column, Callable[[_Line], Value]]:
-        column = for_programs(f"begins_{key}")
-        return column, lambda item: item.part.begins and getattr(item.part.begins, key)
-
-    return table_of(
-        title,
-        [_Line(line, part) for line in lines for part in line.ranges],
-        [
-            *map(condition, keys),
-            (text("strategy", "strategy", names_row=True), lambda item: item.part.strategy),
-            (text("best_at", "best at"), _best_at),
-            (text("begins", "from"), _begins),
-            *map(of_crossing, ("value", "low", "high")),
-            (text("ahead", "ahead by"), _ahead),
-            (text("rival", "of"), lambda item: item.part.rival),
-            (text("shown", "shown"), lambda item: item.part.shown if item.part.best_at else None),
-            (for_programs("axis"), lambda item: item.line.axis),
-            (for_programs("metric"), lambda item: item.line.metric),
-        ],
-        notes,
-    )
+def _columns(items: Sequence[_Line]) -> Columns[_Line]:
+    keys = dict.fromkeys(key for item in items for key in item.line.conditions)
+    text = partial(Column, numeric=False)
+    return [
+        *(
+            (
+                text(key, title_of(key).rpartition(".")[2], names_row=True),
+                lambda item, key=key: item.line.conditions.get(key),
+            )
+            for key in keys
+        ),
+        (text("strategy", "strategy", names_row=True), lambda item: item.part.strategy),
+        (text("best_at", "best at"), _best_at),
+        (text("begins", "from"), _begins),
+        *(
+            (
+                for_programs(f"begins_{end}"),
+                lambda item, end=end: item.part.begins and getattr(item.part.begins, end),
+            )
+            for end in ("value", "low", "high")
+        ),
+        (text("ahead", "ahead by"), _ahead),
+        (text("rival", "of"), lambda item: item.part.rival),
+        (text("shown", "shown"), lambda item: item.part.shown if item.part.best_at else None),
+        (for_programs("axis"), lambda item: item.line.axis),
+        (for_programs("metric"), lambda item: item.line.metric),
+    ]
 
 
 def _best_at(item: _Line) -> str:
@@ -132,23 +125,17 @@ def _best_at(item: _Line) -> str:
 
 
 def _begins(item: _Line) -> str | None:
+    """Return the crossing with its interval, or the two values between which there is one."""
     crossing, line = item.part.begins, item.line
     if crossing is not None:
-        return crossing_text(line.axis, crossing)
-    measured = [part for part in line.ranges if part.best_at]
-    if item.part not in measured[1:]:
+        ends = [crossing.low, crossing.high]
+        low, high = (".." if end is None else axis_value(line.axis, end) for end in ends)
+        return f"{axis_value(line.axis, crossing.value)} ({low} to {high})"
+    place = line.ranges.index(item.part)
+    if place == 0 or not item.part.best_at:
         return None
-    before = measured[measured.index(item.part) - 1].best_at[-1]
-    ends = (axis_value(line.axis, end) for end in (before, item.part.best_at[0]))
-    return "between {} and {}".format(*ends)
-
-
-def crossing_text(axis: str, crossing: Crossing) -> str:
-    """Format a crossing with its interval, such as `1.3 B (1.1 B to 1.6 B)`."""
-    low, high = (
-        ".." if end is None else axis_value(axis, end) for end in (crossing.low, crossing.high)
-    )
-    return f"{axis_value(axis, crossing.value)} ({low} to {high})"
+    values = line.ranges[place - 1].best_at[-1], item.part.best_at[0]
+    return "between {} and {}".format(*(axis_value(line.axis, value) for value in values))
 
 
 def _ahead(item: _Line) -> str | None:

@@ -11,7 +11,8 @@ from shardmark.base.table.formats import records
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.report.figures import figures_of
 from shardmark.bench.report.views.registry import find_view
-from shardmark.predict.when.crossings import AxisLine, BestRange, axis_lines
+from shardmark.predict.when.crossings import BestRange, RangeLine
+from shardmark.predict.when.measured import measured_lines
 from shardmark.predict.when.view import axis_value, when_tables
 from tests.golden.invented import invented_trial
 from tests.runs import compare_trials
@@ -37,8 +38,8 @@ def measured(rates: Rates, axis: str = AXIS) -> Comparison:
     )
 
 
-def throughput(comparison: Comparison) -> AxisLine:
-    return next(x for x in axis_lines(comparison.rows) if x.metric == "samples_per_second")
+def throughput(comparison: Comparison) -> RangeLine:
+    return next(x for x in measured_lines(comparison.rows) if x.metric == "samples_per_second")
 
 
 def varying(rate: float, spread: float = 0.01) -> list[float]:
@@ -67,18 +68,15 @@ def test_the_lead_changes_where_the_log_ratio_is_zero() -> None:
     assert fsdp.begins.value == pytest.approx(8.0)
 
 
-def test_the_interval_of_a_crossing_is_fieller_s() -> None:
+def test_the_interval_of_a_crossing_comes_from_those_of_the_ratios() -> None:
     begins = throughput(measured(CROSSING)).ranges[1].begins
     assert begins is not None
     assert begins.low is not None
     assert begins.high is not None
-    # At either end the log ratio is as far from zero as its interval is wide.
-    height, error = math.log(1.25), 0.01 / math.sqrt(3)
-    for end in (begins.low, begins.high):
-        part = math.log(end / 4) / math.log(16 / 4)
-        ratio = height * (2 * part - 1)
-        width = 4.30265 * error * math.sqrt((1 - part) ** 2 + part**2)
-        assert abs(ratio) == pytest.approx(width, rel=1e-4)
+    # At the middle, the error of the log ratio is that of the mean of two independent ones.
+    width = 4.30265 * 0.01 / math.sqrt(3) / math.sqrt(2)
+    slope = 2 * math.log(1.25) / math.log(16 / 4)
+    assert math.log(begins.high / 8) == pytest.approx(width / slope, rel=1e-4)
     assert begins.low * begins.high == pytest.approx(64)
     assert begins.low < 8 < begins.high
 
@@ -123,7 +121,7 @@ def test_the_view_and_the_figure_have_the_crossing() -> None:
     table, *_ = view.tables(comparison, value)
     assert table.title == "Throughput over global_batch"
     assert table.cells("best_at") == ("4", "16 to 64", "nowhere")
-    assert table.cells("begins")[1].startswith("8 (7.574 to ")
+    assert table.cells("begins")[1].startswith("8 (7.575 to ")
     assert records(table)[1]["begins_value"] == pytest.approx(8.0)
     (figure,) = [f for f in figures_of(comparison) if f.name == "best-by-axis"]
     names = [series.name for series in figure.panels[0].series]
