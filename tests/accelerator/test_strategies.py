@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from shardmark.base.evidence import Capture
 from shardmark.base.recipe import Optimizer
-from shardmark.bench.reference.capture import Capture
 from shardmark.ranks.measure.system.environment import machine
 from shardmark.ranks.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.ranks.strategies.base import RankContext

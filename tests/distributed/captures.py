@@ -9,9 +9,10 @@ from typing import Any, Literal
 from torch.nn import functional
 
 from shardmark.base.errors import ShardmarkError
+from shardmark.base.evidence import Capture
 from shardmark.base.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.base.results.verification import Verdict
-from shardmark.bench.reference.capture import Capture, capture_steps
+from shardmark.bench.reference.capture import capture_steps
 from shardmark.bench.reference.verdict import ReferenceCache, verdict_on
 from shardmark.ranks.strategies.base import RankContext, Server
 from shardmark.ranks.train.schedule import set_numerics

@@ -11,8 +11,8 @@ import torch
 import torch._dynamo
 
 import shardmark
+from shardmark.base.evidence import Capture
 from shardmark.bench.launch.controller import run_experiment
-from shardmark.bench.reference.capture import Capture
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.compilation import Compilation
 from shardmark.ranks.strategies.base import RankContext

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.errors import InputError
+from shardmark.base.evidence import Check
 from shardmark.base.layout import Layout, data_parallel
 from shardmark.base.metrics import METRICS, TRIAL_METRICS
 from shardmark.base.results.schema import (
@@ -23,13 +24,7 @@ from shardmark.base.results.schema import (
     WindowRecord,
 )
 from shardmark.base.results.store import RunFolder
-from shardmark.base.results.verification import (
-    REFERENCE,
-    Check,
-    Verdict,
-    Verification,
-    write_verification,
-)
+from shardmark.base.results.verification import REFERENCE, Verdict, Verification, write_verification
 from shardmark.base.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.ranks.strategies import build_strategy
 

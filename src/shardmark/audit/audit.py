@@ -24,10 +24,8 @@ from shardmark.audit.comparison import (
 )
 from shardmark.audit.script import Progress, Start, launch
 from shardmark.base.errors import InputError
-from shardmark.base.recipe import ACCEPTABLE, USUAL
-from shardmark.base.results.verification import Check
+from shardmark.base.evidence import ACCEPTABLE, BLIND, MARGIN, USUAL, Check
 from shardmark.base.text import counted
-from shardmark.bench.reference.compare import BLIND, MARGIN
 from shardmark.ranks.measure.system.gpus import used_memory
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.record import PARTIAL, Record
@@ -38,6 +36,8 @@ PORT_TAKEN = "ddress already in use"
 VANISHING = 1e-4
 """Norm of a gradient, relative to that of the weights, that may be rounding alone."""
 
+REPLAYS = "shardmark.audit.replay:ReplayObserver"
+"""Observer that the hooks call in a replay."""
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
@@ -232,7 +232,7 @@ class _Runs:
         order = tuple(range(self.ranks))
         return replace(
             self._plan,
-            **{"order": order, "recorded": self._plan.directory, **changes},
+            **{"order": order, "recorded": self._plan.directory, "observer": REPLAYS, **changes},
             directory=str(self._folder / name),
         )
 

@@ -22,8 +22,8 @@ from shardmark.audit.comparison import (
     stacked,
     tensors_differ,
 )
+from shardmark.base.evidence import Array
 from shardmark.base.text import counted
-from shardmark.bench.reference.capture import Array
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.record import Loader, Micro, Record
 

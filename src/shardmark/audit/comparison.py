@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardmark.base.results.verification import Check
-from shardmark.bench.reference.capture import Array, Capture
-from shardmark.bench.reference.compare import BLIND, MARGIN, TINY, Tolerances, equal, worst_of
+from shardmark.base.evidence import (
+    BLIND,
+    MARGIN,
+    TINY,
+    Array,
+    Capture,
+    Check,
+    Tolerances,
+    equal,
+    worst_of,
+)
 from shardmark.scripts.joining import joined_tensors
 from shardmark.scripts.record import Record
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
-from shardmark.base.recipe import ACCEPTABLE, USUAL
+from shardmark.base.evidence import ACCEPTABLE, USUAL
 from shardmark.base.scratch import scratch_folder
-from shardmark.ranks.workloads.script.data import check_exists
-from shardmark.scripts.command import ScriptCommand, free_port, hooked_environment
+from shardmark.scripts.command import ScriptCommand, check_exists, free_port, hooked_environment
 from shardmark.scripts.recording import LONGEST_SECONDS, PROCESS_FILE, STEPS, Plan
 from shardmark.scripts.start import TRACKERS_OFF, Protection, Started, start_fork, start_words
 

@@ -20,6 +20,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from shardmark.base.evidence import USUAL, AcceptableCause
+
 UserPath = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 
 
@@ -360,21 +362,6 @@ class Repeats(Model):
 GPU_WARMUP_SECONDS = 5.0
 GPU_WINDOW_SECONDS = 15.0
 """Long enough for stable clocks, and for a mean of thirty readings of the power."""
-
-
-AcceptableCause = Literal[
-    "batch_norm_of_share",
-    "buffers_differ",
-    "local_steps",
-    "precision",
-    "uneven_weights",
-    "whole_batch_loss",
-]
-"""Deviations of N ranks from one process that a script may have on purpose."""
-
-ACCEPTABLE: tuple[AcceptableCause, ...] = get_args(AcceptableCause)
-USUAL: tuple[AcceptableCause, ...] = ("batch_norm_of_share",)
-"""Deviations that most scripts with such a model have: they are accepted by default."""
 
 
 class Measure(Model):

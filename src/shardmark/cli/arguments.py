@@ -6,14 +6,11 @@ import os
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shardmark.base.errors import InputError
-
-if TYPE_CHECKING:
-    from shardmark.base.results.store import StoredRun
 
 
 def path_of(text: str) -> Path:
@@ -45,7 +42,7 @@ def words_of(text: str | None) -> list[str]:
 
 def causes_of(accept: str | None, *, strict: bool) -> list[str]:
     """Return the causes to accept: those that the user names, and usual ones unless `strict`."""
-    from shardmark.base.recipe import USUAL  # imports pydantic
+    from shardmark.base.evidence import USUAL
 
     return [*dict.fromkeys([*([] if strict else USUAL), *words_of(accept)])]
 
@@ -119,12 +116,3 @@ def with_engine(engine: str | None, overrides: Sequence[str] | None) -> list[str
     """Return the overrides, with the engine's name first so that its options are valid."""
     name = [] if engine is None else [f"engine.name={engine}"]
     return [*name, *(overrides or ())]
-
-
-def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
-    """Load each folder once, or the latest run.  Raises `InputError` for a folder without a run."""
-    from shardmark.base.results.runs_folder import latest_run
-    from shardmark.base.results.store import load_run
-
-    folders = {path.resolve(): path for path in runs or [latest_run()]}
-    return [load_run(path) for path in folders.values()]

@@ -12,7 +12,8 @@ import typer
 from shardmark.base.errors import InputError
 from shardmark.base.table.formats import Format
 from shardmark.base.text import say, say_text
-from shardmark.cli.arguments import Baseline, Runs, load_runs
+from shardmark.cli.arguments import Baseline, Runs
+from shardmark.cli.stored_runs import load_runs
 
 if TYPE_CHECKING:
     from shardmark.base.results.store import Damaged, StoredRun

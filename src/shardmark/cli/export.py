@@ -10,7 +10,8 @@ import typer
 
 from shardmark.base.errors import InputError
 from shardmark.base.text import say
-from shardmark.cli.arguments import Runs, load_runs, path_of
+from shardmark.cli.arguments import Runs, path_of
+from shardmark.cli.stored_runs import load_runs
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from shardmark.base.text import say
-from shardmark.cli.arguments import Baseline, Runs, load_runs, path_of
+from shardmark.cli.arguments import Baseline, Runs, path_of
+from shardmark.cli.stored_runs import load_runs
 
 
 def report(

@@ -15,6 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from shardmark.base.errors import InputError
+from shardmark.base.modules import find_without_import, looked_in
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 
@@ -329,3 +330,15 @@ def hooked_environment(hooks: str, variables: Mapping[str, str]) -> dict[str, st
         "SHARDMARK_PATH": str(Path(__file__).parents[2]),
         **variables,
     }
+
+
+def check_exists(command: ScriptCommand) -> None:
+    """Raise `InputError` if the command's script or module does not exist."""
+    first, *rest = command.script
+    if first == "-m":
+        exists, problem = find_without_import(rest[0]) is not None, f"no module {rest[0]!r}"
+    else:
+        exists = Path(first).expanduser().is_file() or shutil.which(first) is not None
+        problem = f"no file {first!r}{looked_in(first)}"
+    if not exists:
+        raise InputError(f"command {command.text!r}", problem, "give the script's path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import json
 import os
@@ -58,11 +59,9 @@ CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 def install() -> None:
     """Install all hooks; called once in every process, at the end of the import of torch."""
-    from shardmark.audit.replay import ReplayObserver
-    from shardmark.scripts.observer import Observer
-
     plan = Plan.from_environment()
-    observer = ReplayObserver(plan) if plan.replays else Observer(plan)
+    module, _, name = plan.observer.partition(":")
+    observer: Observer = getattr(importlib.import_module(module), name)(plan)
     _watch_modules(observer)
     _watch_backward(observer)
     _watch_optimizers(observer)

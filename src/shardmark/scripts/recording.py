@@ -39,6 +39,9 @@ class Plan:
     perturbed: bool = False
     """Change the initial weights of a replay by one rounding, to see what rounding does."""
 
+    observer: str = "shardmark.scripts.observer:Observer"
+    """`module:class` of the object that the hooks call."""
+
     @property
     def replays(self) -> bool:
         return self.recorded is not None

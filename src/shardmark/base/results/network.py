@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.files import read_if_exists, write_model
-from shardmark.base.results.schema import Stored
+from shardmark.base.stored import Stored
 
 NETWORK_FILE = "network.json"
 

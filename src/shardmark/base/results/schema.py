@@ -5,11 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from shardmark.base.errors import ErrorKind
 from shardmark.base.layout import Layout
 from shardmark.base.results.migrate import without_restarts
+from shardmark.base.stored import Stored
 from shardmark.base.traffic import RequiredTraffic
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -32,12 +33,6 @@ NOT_MEASURED = (Outcome.UNAVAILABLE, Outcome.INTERRUPTED)
 Phase = Literal["forward", "backward", "update", "other"]
 """Phase of an optimizer step; `other` is outside of the three."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-
-
-class Stored(BaseModel):
-    """Base of the stored models: frozen, and without unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class WindowRecord(Stored):

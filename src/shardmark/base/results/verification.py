@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from shardmark.base.evidence import LARGEST, Check
 from shardmark.base.results.files import read_if_exists, write_model
-from shardmark.base.results.schema import SCHEMA_VERSION, Stored
+from shardmark.base.results.schema import SCHEMA_VERSION
+from shardmark.base.stored import Stored
 
 VERIFICATION_FILE = "verification.json"
 LOGS_FOLDER = "verification-logs"
@@ -18,23 +20,6 @@ VERDICTS_FILE = "verdicts.json"
 """Verdicts on the cells that are finished."""
 NOT_TRIED = "not tried"
 """Text of the cause if a cell's ranks or its reference could not run."""
-LARGEST = 1e300
-"""Represents a difference that is not finite, because JSON has no infinity."""
-
-
-class Check(Stored):
-    """A quantity that is compared with the reference."""
-
-    name: str
-    holds: bool
-    found: float | str
-    expected: float | str
-    tolerance: float | None
-    """Maximum difference; None if the values must be equal."""
-    where: str | None = None
-    """Rank, step or tensor with the largest difference, to which `found` belongs."""
-    in_tolerances: float | None = None
-    """The difference in units of the tolerance."""
 
 
 class Cause(Stored):

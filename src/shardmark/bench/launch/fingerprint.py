@@ -19,6 +19,7 @@ from typing import Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.masking import masked_commands
+from shardmark.base.modules import find_without_import
 from shardmark.base.recipe import Measure
 from shardmark.base.results.files import read_if_exists, write_model
 from shardmark.base.results.fingerprint import (
@@ -34,7 +35,6 @@ from shardmark.base.text import canonical
 from shardmark.experiment.experiment import Experiment
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import corpora, data_paths
-from shardmark.ranks.workloads.models import find_without_import
 
 REMEDY = "measure into a new folder (--out DIR), or everything anew (--remeasure)"
 GROWING = (

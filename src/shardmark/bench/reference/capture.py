@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shardmark.base.evidence import PARTS, Array, Capture
 from shardmark.base.recipe import Recipe
 from shardmark.base.recipe import Schedule as RecipeSchedule
 from shardmark.base.shares import Shard
@@ -38,102 +33,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Array = NDArray[np.floating[Any]]
 
 CAPTURE_FILE = "rank-{}.capture.npz"
-
-PARTS = ("gradient", "parameters after the first update", "parameters", "optimizer state")
-"""Names of the groups of tensors, in the order in which a step computes them."""
-
-BY_SHARE = (
-    *("initial_sha256", "sample_ids", "weights", "losses", "draws", "skipped", "buffers"),
-    "data_set",
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """Results of a few steps of a strategy, or of the reference.
-
-    Fields named in `BY_SHARE` have one entry for each distinct share of the batch, in order.
-    """
-
-    initial_sha256: tuple[str, ...]
-    sample_ids: tuple[tuple[tuple[int, ...], ...], ...]
-    """Ids of the samples, by share and step."""
-    weights: tuple[tuple[float, ...], ...]
-    """Weight of the samples, by share and step."""
-    losses: tuple[tuple[float, ...], ...]
-    """Loss by share and step."""
-    draws: tuple[tuple[tuple[str, ...], ...], ...]
-    """Random draws that the workload has recorded, by share and step."""
-    skipped: tuple[tuple[int, ...], ...]
-    """Steps without an update because a loss-scaled gradient was not finite, by share."""
-    buffers: tuple[Mapping[str, Array], ...]
-    learning_rates: tuple[float, ...]
-    quality: Mapping[str, float | None]
-    samples_evaluated: int
-    tensors: Mapping[str, Mapping[str, Array]]
-    """Tensors by group (see `PARTS`) and name; names of the optimizer state are `parameter/key`."""
-    data_set: tuple[str, ...] = ()
-    """Numbers of samples of the data sets, by share."""
-    weight_source: str = ""
-    """Description of how ranks determine weights that their batches do not know."""
-
-    def save(self, path: Path) -> None:
-        """Write the capture of one share to an `.npz` file: tensors as arrays, the rest as JSON."""
-        (buffers,) = self.buffers
-        parts = {**self.tensors, "buffers": buffers}
-        arrays: dict[str, Any] = {
-            f"{part}\t{name}": a for part, named in parts.items() for name, a in named.items()
-        }
-        facts = json.dumps(asdict(replace(self, tensors={}, buffers=())))
-        with path.open("wb") as file:
-            np.savez(file, allow_pickle=False, facts=np.array(facts), **arrays)
-
-    @classmethod
-    def load(cls, path: Path) -> Capture:
-        with np.load(path) as stored:
-            facts: dict[str, Any] = json.loads(str(stored["facts"]))
-            named: dict[str, dict[str, Array]] = {}
-            for key in stored.files:
-                part, tab, name = key.partition("\t")
-                if tab:
-                    named.setdefault(part, {})[name] = stored[key]
-        facts = {key: _as_tuples(value) for key, value in facts.items()}
-        return cls(**facts | {"buffers": (named.pop("buffers", {}),), "tensors": named})
-
-    @classmethod
-    def of_shares(cls, shares: Sequence[Capture]) -> Capture:
-        """Join the captures of all shares.  The first one has the unsharded tensors."""
-        joined: dict[str, Any] = {
-            name: tuple(chain.from_iterable(getattr(share, name) for share in shares))
-            for name in BY_SHARE
-        }
-        return replace(shares[0], **joined)
-
-    def seen_by_one_process(self) -> Capture:
-        """Convert to the report of one process that drives all devices (DataParallel)."""
-        steps = range(len(self.learning_rates))
-        ids = tuple(tuple(i for rank in self.sample_ids for i in rank[step]) for step in steps)
-        weights = tuple(sum(rank[step] for rank in self.weights) for step in steps)
-        draws = tuple(tuple(sorted(d for rank in self.draws for d in rank[step])) for step in steps)
-        losses = tuple(float(np.mean([rank[step] for rank in self.losses])) for step in steps)
-        return replace(
-            self,
-            initial_sha256=self.initial_sha256[:1],
-            data_set=self.data_set[:1],
-            sample_ids=(ids,),
-            weights=(weights,),
-            losses=(losses,),
-            draws=(draws,),
-            skipped=self.skipped[:1],
-            buffers=self.buffers[:1],
-        )
-
-
-def _as_tuples(value: Any) -> Any:
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 class GradientSpans:

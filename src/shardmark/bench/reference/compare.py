@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
+from shardmark.base.evidence import (
+    MARGIN,
+    PARTS,
+    TINY,
+    Capture,
+    Check,
+    Tolerances,
+    equal,
+    finite_norm,
+    value_of,
+    worst_of,
+)
 from shardmark.base.metrics import METRICS
-from shardmark.base.results.verification import LARGEST, Check
-from shardmark.bench.reference.capture import PARTS, Array, Capture
 from shardmark.ranks.strategies.step import WEIGHT_TOLERANCE
-
-Quantity = tuple[str | int, ...]
-"""Keys to a value of a capture: ("tensors", "gradient", "conv1.weight"), ("losses", rank, step)."""
-
-MARGIN = 8.0
-"""Tolerance divided by the largest deviation among the disturbed runs of the reference."""
-
-BLIND = 0.25
-"""Largest tolerance, relative to the gradient's norm, that still detects a factor of two."""
-
-TINY = 1e-45
 
 SKIPPED = "skipped steps"
 
@@ -51,90 +50,22 @@ NAMES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerances:
-    """The expected capture, and the deviations that rounding alone causes."""
-
-    reference: Capture
-    undisturbed: Capture
-    """The run as defined.  For a hypothesis `reference` is another run, with the same spreads."""
-    disturbed: Sequence[Capture]
-    floor: float
-    """Relative deviation that one rounding of a result causes."""
-    exact_forward: bool = False
-    """Require bitwise equal first losses: the model amplifies rounding in its forward pass."""
-    least: float = 0.0
-    """Difference that always counts as equal."""
-    _spreads: dict[Quantity, float] = field(default_factory=dict, init=False, repr=False)
-    """Cache of `allowed`: norms of all tensors of a large model take seconds."""
-
-    @property
-    def hide_errors(self) -> bool:
-        """True if a gradient that is wrong by a factor of two could pass."""
-        gradient = self.reference.tensors["gradient"]
-        allowed = sum(self.allowed("tensors", "gradient", name) ** 2 for name in gradient)
-        return allowed > BLIND**2 * sum(norm(tensor) ** 2 for tensor in gradient.values())
-
-    @property
-    def rounding_skips(self) -> bool:
-        """True if rounding alone decides which steps overflow."""
-        return any(run.skipped != self.undisturbed.skipped for run in self.disturbed)
+class QualityTolerances(Tolerances):
+    """Tolerances that know metrics of quality as well."""
 
     def allowed(self, *quantity: str | int) -> float:
-        """Largest difference, of tensors in the 2-norm, that counts as equal.
+        """Largest difference that counts as equal.
 
         A fraction of samples, such as accuracy, may differ by one sample, for ties.  A user-defined
         metric counts as a fraction if it is between 0 and 1 and no disturbance changes it: other
         metrics change in their last digits.
         """
-        kind, name = quantity[0], quantity[-1]
-        if self.exact_forward and kind == "losses" and name == 0:
-            return 0.0
-        if quantity not in self._spreads:
-            runs = (run for run in self.disturbed if run.skipped == self.undisturbed.skipped)
-            spreads = (difference(run, self.undisturbed, quantity) for run in runs)
-            self._spreads[quantity] = max(spreads, default=0.0)
-        spread, size = self._spreads[quantity], finite_norm(value_of(self.reference, quantity))
-        metric = METRICS.get(str(name))
-        fraction = metric.unit == "fraction" if metric else spread == 0 and 0 <= size <= 1
-        if kind == "quality" and fraction:
-            return MARGIN * spread + 1 / max(1, self.reference.samples_evaluated)
-        return MARGIN * spread + self.floor * size + self.least
-
-
-def norm(values: Array | float | None) -> float:
-    """The 2-norm; 0 for a missing value."""
-    return 0.0 if values is None else float(np.linalg.norm(np.asarray(values, np.float64)))
-
-
-def finite_norm(values: Array | float | None) -> float:
-    """The 2-norm of the finite elements: infinite ones, as in a mask, would allow any deviation."""
-    array = np.asarray(0.0 if values is None else values, np.float64)
-    return norm(np.where(np.isfinite(array), array, 0.0))
-
-
-def deviation(actual: Any, wanted: Any) -> float:
-    """The 2-norm of the difference; equal infinite elements differ by zero.
-
-    A missing value, and one of another shape, counts as zero.
-    """
-    if actual is None or wanted is None or np.shape(actual) != np.shape(wanted):
-        return norm(wanted)
-    one, other = np.asarray(actual, np.float64), np.asarray(wanted, np.float64)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return norm(np.subtract(one, other, out=np.zeros_like(one), where=~same))
-
-
-def value_of(capture: Capture, quantity: Quantity) -> Any:
-    """The tensor or number; None if the capture lacks it."""
-    value: Any = getattr(capture, str(quantity[0]))
-    for key in quantity[1:]:
-        value = (value or {}).get(key) if isinstance(value, Mapping | None) else value[key]
-    return value
-
-
-def difference(capture: Capture, expected: Capture, quantity: Quantity) -> float:
-    """Norm of the difference between two captures' values."""
-    return deviation(value_of(capture, quantity), value_of(expected, quantity))
+        if quantity[0] == "quality":
+            spread, metric = self.spread(quantity), METRICS.get(str(quantity[-1]))
+            size = finite_norm(value_of(self.reference, quantity))
+            if metric.unit == "fraction" if metric else spread == 0 and 0 <= size <= 1:
+                return MARGIN * spread + 1 / max(1, self.reference.samples_evaluated)
+        return Tolerances.allowed(self, *quantity)  # `super()` does not work with slots
 
 
 def nonfinite_step(capture: Capture) -> tuple[int, int, float] | None:
@@ -176,18 +107,6 @@ def checks_of(capture: Capture, tolerances: Tolerances) -> tuple[Check, ...]:
         ),
         worst_of("buffers", buffers, capture, tolerances),
         *_quality_checks(capture, tolerances),
-    )
-
-
-def equal(name: str, actual: str, expected: str, location: str | None = None) -> Check:
-    """A check that holds if both values are equal."""
-    return Check(
-        name=name,
-        holds=actual == expected,
-        found=actual,
-        expected=expected,
-        tolerance=None,
-        where=location,
     )
 
 
@@ -297,30 +216,6 @@ def _loss_check(capture: Capture, tolerances: Tolerances, steps: Sequence[int]) 
         for step in steps
     }
     return worst_of("losses", losses, capture, tolerances)
-
-
-def worst_of(
-    name: str, quantities: Mapping[str, Quantity], capture: Capture, tolerances: Tolerances
-) -> Check:
-    """A check on the quantity with the largest deviation in tolerances."""
-    worst, deviation, allowed, units = "nothing to compare", 0.0, 0.0, 0.0
-    for location, quantity in quantities.items():
-        change = difference(capture, tolerances.reference, quantity)
-        tolerance = tolerances.allowed(*quantity)
-        ratio = 0.0 if change == 0 else change / max(tolerance, TINY)
-        if not np.isfinite(ratio):
-            ratio = LARGEST
-        if ratio >= units:
-            worst, deviation, allowed, units = location, change, tolerance, ratio
-    return Check(
-        name=name,
-        holds=units <= 1,
-        found=deviation if np.isfinite(deviation) else LARGEST,
-        expected=0.0,
-        tolerance=allowed if np.isfinite(allowed) else LARGEST,
-        where=worst,
-        in_tolerances=units,
-    )
 
 
 def _quality_checks(capture: Capture, tolerances: Tolerances) -> Iterator[Check]:

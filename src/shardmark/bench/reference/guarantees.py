@@ -6,11 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from shardmark.base.evidence import Capture, Check, equal
 from shardmark.base.results.schema import ExchangeRecord, RankRecord
-from shardmark.base.results.verification import Check
 from shardmark.base.shares import Shard
-from shardmark.bench.reference.capture import Capture
-from shardmark.bench.reference.compare import equal
 from shardmark.ranks.train.record import weights_sha256
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import build_workload

@@ -11,21 +11,16 @@ from itertools import chain
 import numpy as np
 import torch
 
+from shardmark.base.evidence import TINY, Array, Capture, Check, Tolerances, deviation, equal, norm
 from shardmark.base.numerics import ONE_DEVICE, Numerics
 from shardmark.base.recipe import Recipe
-from shardmark.base.results.verification import Cause, Check
-from shardmark.bench.reference.capture import Array, Capture
+from shardmark.base.results.verification import Cause
 from shardmark.bench.reference.compare import (
     DATA_SET,
     NAMES,
     SKIPPED,
-    TINY,
-    Tolerances,
     checks_of,
-    deviation,
-    equal,
     first_deviation,
-    norm,
     step_numbers,
 )
 from shardmark.bench.reference.reference import Hypothesis

@@ -13,18 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
+from shardmark.base.evidence import PARTS, Array, Capture, Tolerances
 from shardmark.base.numerics import ONE_DEVICE, Numerics
 from shardmark.base.recipe import Recipe
 from shardmark.base.shares import Shard, StepShard
-from shardmark.bench.reference.capture import (
-    PARTS,
-    Array,
-    Capture,
-    arrays,
-    data_set_of,
-    flat_state,
-)
-from shardmark.bench.reference.compare import Tolerances
+from shardmark.bench.reference.capture import arrays, data_set_of, flat_state
+from shardmark.bench.reference.compare import QualityTolerances
 from shardmark.bench.reference.lockstep import Lockstep, OutOfStepError
 from shardmark.bench.reference.power_sgd import ReferencePowerSGD
 from shardmark.ranks.strategies.blocks import sharding_units
@@ -711,7 +705,7 @@ class ReferenceRuns:
             return [self.run(noise=noise) for noise in noises]
 
         reference, again = self.run(), self.run()
-        first = Tolerances(
+        first = QualityTolerances(
             reference=reference,
             undisturbed=reference,
             disturbed=[again, *disturbed([1], compute)],

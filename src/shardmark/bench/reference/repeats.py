@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 
+from shardmark.base.evidence import BLIND
 from shardmark.base.results.verification import Cause
 from shardmark.base.shares import Shard
-from shardmark.bench.reference.compare import BLIND, nonfinite_step
+from shardmark.bench.reference.compare import nonfinite_step
 from shardmark.bench.reference.reference import Reference
 from shardmark.ranks.train.exchanged_group import world_of
 
 if TYPE_CHECKING:
-    from shardmark.bench.reference.compare import Tolerances
+    from shardmark.base.evidence import Tolerances
     from shardmark.bench.reference.reference import ReferenceRuns
 
 COUNTERS = (

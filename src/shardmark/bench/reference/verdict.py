@@ -17,28 +17,15 @@ from typing import NamedTuple
 import torch
 
 from shardmark.base.errors import ShardmarkError, error_kind
+from shardmark.base.evidence import BLIND, Capture, Check, Tolerances
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.files import write_atomically
 from shardmark.base.results.schema import RankRecord
-from shardmark.base.results.verification import (
-    CELLS_FILE,
-    NOT_TRIED,
-    VERDICTS_FILE,
-    Cause,
-    Check,
-    Verdict,
-)
+from shardmark.base.results.verification import CELLS_FILE, NOT_TRIED, VERDICTS_FILE, Cause, Verdict
 from shardmark.base.run_files import TRIAL_FILE, rank_file
 from shardmark.base.text import one_line
-from shardmark.bench.reference.capture import Capture, at_constant_rate, read_capture
-from shardmark.bench.reference.compare import (
-    BLIND,
-    INPUT_CHECKS,
-    SKIPPED,
-    Tolerances,
-    checks_of,
-    nonfinite_step,
-)
+from shardmark.bench.reference.capture import at_constant_rate, read_capture
+from shardmark.bench.reference.compare import INPUT_CHECKS, SKIPPED, checks_of, nonfinite_step
 from shardmark.bench.reference.guarantees import guarantee_checks
 from shardmark.bench.reference.hypotheses import cause_of, reduction_checks
 from shardmark.bench.reference.reference import (

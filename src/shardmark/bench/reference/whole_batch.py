@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shardmark.base.results.verification import Cause, Check
+from shardmark.base.evidence import Array, Check, Tolerances, equal, norm, worst_of
+from shardmark.base.results.verification import Cause
 from shardmark.base.shares import Shard
 from shardmark.base.text import one_line
-from shardmark.bench.reference.capture import Array, arrays
-from shardmark.bench.reference.compare import Tolerances, equal, norm, worst_of
+from shardmark.bench.reference.capture import arrays
 from shardmark.bench.reference.lockstep import generator_states, same_states
 from shardmark.bench.reference.reference import Reference, ReferenceRuns, put_buffers
 from shardmark.ranks.strategies.parameters import listed

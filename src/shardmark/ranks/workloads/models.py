@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from difflib import get_close_matches
 from functools import cache
-from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
 from shardmark.base.extras import install_command, is_installed
+from shardmark.base.modules import find_without_import, looked_in
 
 MODELS: dict[str, str] = {
     "resnet18": "residual network, 11.7 M parameters (He et al., 2016)",
@@ -161,31 +160,6 @@ def user_definition(name: str) -> ast.ClassDef | ast.FunctionDef | None:
     function = name.rpartition(":")[2]
     definitions = (n for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
     return next((node for node in definitions if node.name == function), None)
-
-
-def looked_in(path: str | Path) -> str:
-    """The places where a relative path is looked up, as the end of a message; else empty."""
-    relative = not Path(path).expanduser().is_absolute()
-    return f" in the current folder {Path.cwd()} or beside the experiment file" if relative else ""
-
-
-def find_without_import(module: str, folders: Iterable[Path] = ()) -> ModuleSpec | None:
-    """Find a module like `find_spec`, which imports parent packages, and these may import torch.
-
-    `folders` are searched before Python's own.
-    """
-    locations: list[str] | None = [*map(str, folders), str(Path.cwd()), *sys.path]
-    spec: ModuleSpec | None = None
-    for name in module.split("."):
-        if locations is None:
-            return None
-        # By its last part: below a folder without __init__.py Python looks up loaded parents.
-        spec = PathFinder.find_spec(name, locations)
-        if spec is None:
-            return None
-        below = spec.submodule_search_locations
-        locations = None if below is None else list(below)
-    return spec
 
 
 def _missing_methods(tree: ast.Module, name: str, methods: Collection[str]) -> list[str]:

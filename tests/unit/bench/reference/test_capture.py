@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardmark.base.evidence import BY_SHARE, Capture
 from shardmark.base.layout import Layout, RankLayout
 from shardmark.base.shares import Shard
-from shardmark.bench.reference.capture import BY_SHARE, CAPTURE_FILE, Capture, read_capture
+from shardmark.bench.reference.capture import CAPTURE_FILE, read_capture
 from shardmark.ranks.trial import Trial
 from tests.unit.bench.reference.verification_cases import array, handmade, verification_case
 

@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.results.verification import LARGEST, Check
-from shardmark.bench.reference.capture import PARTS, Capture
-from shardmark.bench.reference.compare import (
-    MARGIN,
-    NAMES,
-    Tolerances,
-    checks_of,
-    first_deviation,
-)
+from shardmark.base.evidence import LARGEST, MARGIN, PARTS, Capture, Check, Tolerances
+from shardmark.bench.reference.compare import NAMES, checks_of, first_deviation
 from tests.unit.bench.reference.verification_cases import (
     array,
     handmade,

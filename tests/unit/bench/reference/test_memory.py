@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from shardmark.base.evidence import Tolerances
 from shardmark.base.results.verification import CELLS_FILE, VERDICTS_FILE, Verdict
 from shardmark.bench.reference import verdict
-from shardmark.bench.reference.compare import Tolerances
 from shardmark.bench.reference.reference import Hypothesis, ReferenceRuns
 from shardmark.bench.reference.verdict import known_reference, verdict_on
 from tests.unit.bench.reference.verification_cases import STEPS, OneReference, verification_case

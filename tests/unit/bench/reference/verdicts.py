@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from shardmark.base.results.verification import Cause, Check, Verdict, Verification
+from shardmark.base.evidence import Check
+from shardmark.base.results.verification import Cause, Verdict, Verification
 from tests.golden.invented import invented_verdict
 
 GOOD = invented_verdict(

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from shardmark.base.evidence import Array, Capture, Tolerances
 from shardmark.base.recipe import Limits, Measure
 from shardmark.base.results.verification import Verdict
 from shardmark.base.shares import Shard
-from shardmark.bench.reference.capture import Array, Capture
-from shardmark.bench.reference.compare import Tolerances
+from shardmark.bench.reference.compare import QualityTolerances
 from shardmark.bench.reference.reference import AS_DEFINED, Hypothesis, Noise, ReferenceRuns
 from shardmark.bench.reference.verdict import (
     KnownReference,
@@ -92,7 +92,9 @@ def with_tensor(made: Capture, part: str, tensors: Mapping[str, Array]) -> Captu
 
 
 def tolerances_of(made: Capture, *disturbed: Capture, floor: float = 1e-3) -> Tolerances:
-    return Tolerances(reference=made, undisturbed=made, disturbed=disturbed or (made,), floor=floor)
+    return QualityTolerances(
+        reference=made, undisturbed=made, disturbed=disturbed or (made,), floor=floor
+    )
 
 
 def tight(*disturbed: Capture, floor: float = 1e-3) -> Tolerances:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.errors import ShardmarkError
+from shardmark.base.evidence import Check
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.files import open_regular, read_regular
 from shardmark.base.results.schema import Failure, RankRecord, TrialResult
 from shardmark.base.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
-from shardmark.base.results.verification import Check, Verdict, deviation_text
+from shardmark.base.results.verification import Verdict, deviation_text
 from shardmark.base.run_files import LOG_FILE
 from shardmark.base.strict_yaml import MAX_CHARACTERS
 from shardmark.base.table.table import (

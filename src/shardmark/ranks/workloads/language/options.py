@@ -10,13 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.base.errors import InputError
+from shardmark.base.modules import looked_in
 from shardmark.ranks.workloads.configurations import (
     CLASS,
     NOISE_MODELS,
     shipped,
     stored_configuration,
 )
-from shardmark.ranks.workloads.models import check_model_name, is_user_function, looked_in
+from shardmark.ranks.workloads.models import check_model_name, is_user_function
 from shardmark.ranks.workloads.options import Adapter, ModelOptions, modules_of
 
 HUGGING_FACE: dict[str, str] = {

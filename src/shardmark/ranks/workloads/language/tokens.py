@@ -19,6 +19,7 @@ import numpy as np
 
 from shardmark.base.errors import DataError, InputError
 from shardmark.base.extras import is_installed
+from shardmark.base.modules import looked_in
 from shardmark.ranks.workloads.datasets.files import cache_folder, make_folder
 from shardmark.ranks.workloads.language.corpus import (
     VALIDATED,
@@ -30,7 +31,6 @@ from shardmark.ranks.workloads.language.corpus import (
 )
 from shardmark.ranks.workloads.language.options import EMBEDDED
 from shardmark.ranks.workloads.language.tokenizers import tokenizer_of
-from shardmark.ranks.workloads.models import looked_in
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

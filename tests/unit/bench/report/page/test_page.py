@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.base.evidence import Check
 from shardmark.base.results.schema import (
     Failure,
     Outcome,
@@ -20,7 +21,7 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.results.store import load_run
-from shardmark.base.results.verification import Cause, Check, Verification, write_verification
+from shardmark.base.results.verification import Cause, Verification, write_verification
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.report.figures import figures_of
