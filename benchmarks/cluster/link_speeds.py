@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.cluster.bench import UNLIMITED, bits_per_second
 from benchmarks.harness import Table, surroundings_in, surroundings_line
 
+from shardmark.base.cells import NODES
 from shardmark.base.errors import InputError
 from shardmark.base.results.schema import StabilityKind
 from shardmark.base.results.store import RunFolder, StoredRun, is_run, load_run
@@ -27,7 +28,6 @@ from shardmark.bench.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.bench.analysis.network.traffic import traffic_of
 from shardmark.bench.analysis.network.wire import WireOfRow, wires_of
 from shardmark.bench.report.page.parts import planned_trials
-from shardmark.experiment.axes import NODES
 
 NAME = "link-speeds"
 LOOPBACK = "lo"

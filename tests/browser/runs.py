@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from shardmark.base.cells import cell_id
 from shardmark.base.results.schema import (
     Failure,
     Outcome,
@@ -15,7 +16,6 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.results.verification import Cause, Verdict, Verification, write_verification
-from shardmark.ranks.trial import cell_id
 from tests.golden.invented import invented_verdict, write_run
 from tests.runs import FIRST_STEP_AT_SECONDS, sample_line, server_record, trained_trial
 

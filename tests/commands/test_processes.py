@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shardmark.base.cells import cell_id
 from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.bench.launch.local.engine import LocalEngine
 from shardmark.experiment.engines import TorchrunOptions
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import expand
 from shardmark.extras.engines.nodes import torchrun
-from shardmark.ranks.trial import cell_id
 from tests import ROOT
 from tests.unit.bench.launch.fakes import experiment
 from tests.unit.extras.engines.nodes import request

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 
+from shardmark.base.cells import title_of
 from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.results.schema import TrialResult
@@ -23,7 +24,6 @@ from shardmark.bench.launch.trial_queue import runs_again
 from shardmark.bench.progress.lines import shown
 from shardmark.bench.report.answers.wording import listed
 from shardmark.cli.arguments import TextOrJson
-from shardmark.experiment.axes import title_of
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import Plan
 from shardmark.ranks.measure.system.environment import machine

@@ -19,6 +19,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
+from shardmark.base.cells import NODES
 from shardmark.base.plugins import plugin_names
 from shardmark.base.recipe import (
     MAX_RANKS,
@@ -56,13 +57,7 @@ MATRIX_ONLY_AXES = ("strategy", "world_size")
 """Keys that exist only as axes."""
 VARIANT = "variant"
 """Axis of a script: a mapping from names to arguments, which stands in for `strategy`."""
-NODES = "placement.nodes"
 SIZE_AXES = ("world_size", NODES, "placement.ranks_per_node")
-
-
-def title_of(key: str) -> str:
-    """Return the title of an axis in tables and notes: its key, or `nodes`."""
-    return "nodes" if key == NODES else key
 
 
 @dataclass(frozen=True)

@@ -12,22 +12,16 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from shardmark.base.cells import DEFAULT_BASELINE, NODES, ranks_and_nodes
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import MAX_RANKS, Measure, Recipe, SlowRanks
-from shardmark.experiment.axes import NODES, SIZE_AXES, assigned, named
+from shardmark.experiment.axes import SIZE_AXES, assigned, named
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.messages import Location, dotted, join, show
 from shardmark.experiment.problems import explain
 from shardmark.ranks.strategies import SHARED_OPTIONS, option_names
 from shardmark.ranks.strategies.base import Strategy
-from shardmark.ranks.trial import (
-    DEFAULT_BASELINE,
-    StrategySpec,
-    Trial,
-    ranks_and_nodes,
-    strategy_of,
-    trial_id,
-)
+from shardmark.ranks.trial import StrategySpec, Trial, strategy_of, trial_id
 from shardmark.ranks.workloads import TaskOptions
 from shardmark.ranks.workloads.script.options import ScriptOptions
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
+from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.recipe import MAX_RANKS, Recipe
 from shardmark.base.results.store import StoredRun
 from shardmark.base.text import as_text, with_options
-from shardmark.experiment.axes import title_of
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
@@ -30,7 +30,7 @@ from shardmark.predict.search.search import Search
 from shardmark.predict.step import Factors, StepTime, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.ranks.strategies.base import Strategy
-from shardmark.ranks.trial import Trial, ranks_and_nodes
+from shardmark.ranks.trial import Trial
 
 HOUR_SECONDS = 3600.0
 EQUAL_WORK = 1.1

@@ -9,6 +9,7 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
+from shardmark.base.cells import title_of
 from shardmark.base.durations import duration
 from shardmark.base.layout import Mesh
 from shardmark.base.statistics.intervals import Estimate
@@ -34,7 +35,6 @@ from shardmark.base.table.table import (
 )
 from shardmark.base.text import as_text, with_options
 from shardmark.bench.report.answers.wording import listed
-from shardmark.experiment.axes import title_of
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
 from shardmark.predict.remedies import Remedy

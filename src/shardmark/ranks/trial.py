@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
+from shardmark.base.cells import digest, ranks_and_nodes
 from shardmark.base.layout import Layout
-from shardmark.base.masking import masked_commands
 from shardmark.base.recipe import (
     GPU_WARMUP_SECONDS,
     GPU_WINDOW_SECONDS,
@@ -20,14 +18,12 @@ from shardmark.base.recipe import (
     Model,
     Recipe,
 )
-from shardmark.base.text import canonical, with_options
+from shardmark.base.text import with_options
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.strategies.script import ScriptVariant
 from shardmark.ranks.workloads import TaskOptions
 from shardmark.ranks.workloads.options import WorkloadOptions
-
-DEFAULT_BASELINE = "single"
 
 
 class StrategySpec(Model):
@@ -139,11 +135,6 @@ class Trial(Model):
         return f"repeat {self.repeat + 1} of {self.measure.repeats}{seed}"
 
 
-def ranks_and_nodes(world_size: int, nodes: int) -> str:
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
-    return ranks if nodes == 1 else f"{ranks} of {nodes} nodes"
-
-
 def trial_id(trial: Trial) -> str:
     """Return an identifier such as `fsdp-hybrid-w4-bf16-r0-1a2b3c4d`, with `-n2` on two nodes.
 
@@ -163,18 +154,4 @@ def trial_id(trial: Trial) -> str:
     name = re.sub(r"[^a-z0-9]+", "-", trial.strategy.name.lower()).strip("-")
     size = f"w{trial.world_size}" + (f"-n{trial.nodes}" if trial.nodes > 1 else "")
     repeat = "twin" if trial.twin else f"r{trial.repeat}"
-    return f"{name}-{size}-{trial.precision}-{repeat}-{_digest(content)[:8]}"
-
-
-def cell_id(trial: Mapping[str, Any]) -> str:
-    """Return a hash of a stored trial's cell, which all its repeats share, whatever their seeds."""
-    keys = ("workload", "recipe", "strategy", "world_size", "device_type", "nodes")
-    content = {key: trial.get(key, 1) for key in keys}
-    if trial.get("measure", {}).get("seeds", 1) > 1:
-        recipe = trial["recipe"]
-        content["recipe"] = {**recipe, "seed": recipe["seed"] - trial["repeat"]}
-    return _digest(content)[:12]
-
-
-def _digest(content: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(masked_commands(content)).encode()).hexdigest()
+    return f"{name}-{size}-{trial.precision}-{repeat}-{digest(content)[:8]}"

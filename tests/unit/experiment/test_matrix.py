@@ -10,12 +10,13 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from shardmark.base.cells import cell_id
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Measure, Recipe
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import from_mapping, load_experiment
 from shardmark.experiment.matrix import Plan, expand
-from shardmark.ranks.trial import StrategySpec, Trial, cell_id, trial_id
+from shardmark.ranks.trial import StrategySpec, Trial, trial_id
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 Make = Callable[..., Experiment]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from shardmark.base.cells import cell_id
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Measure
 from shardmark.base.results.fingerprint import Fingerprint
@@ -18,7 +19,6 @@ from shardmark.bench.launch.fingerprint import check_same_run
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import load_experiment, resolve
 from shardmark.experiment.matrix import expand
-from shardmark.ranks.trial import cell_id
 
 Make = Callable[..., Experiment]
 TWO = "matrix.strategy=[single, ddp]"

@@ -272,8 +272,8 @@ def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
 def row_columns(rows: Sequence[Row]) -> Columns[Row]:
     """Return the columns that identify rows: varying axes for people, all fields for programs."""
     # Imported here because every command imports this file for the names of the formats.
+    from shardmark.base.cells import title_of
     from shardmark.bench.analysis.compare.rows import plain
-    from shardmark.experiment.axes import title_of
 
     keys = list(dict.fromkeys(key for row in rows for key in row.shown_varied))
     by_axis = any(key.startswith("workload") for row in rows for key in row.varied)

@@ -7,12 +7,13 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from shardmark.base.cells import cell_id
 from shardmark.base.durations import duration
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.results.runs_folder import runs_named
 from shardmark.base.results.store import StoredRun, is_run, load_run
 from shardmark.bench.launch.trial_queue import cell_of, expected_seconds
-from shardmark.ranks.trial import Trial, cell_id
+from shardmark.ranks.trial import Trial
 
 
 def time_lines(

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
+from shardmark.base.cells import cell_id
 from shardmark.base.recipe import Repeats
 from shardmark.base.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.bench.analysis.advise.decided import decided_cells
 from shardmark.experiment.matrix import Plan
-from shardmark.ranks.trial import Trial, cell_id
+from shardmark.ranks.trial import Trial
 
 
 def cell_of(trial: Trial) -> str:

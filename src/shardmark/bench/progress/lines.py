@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shardmark.base.cells import NODES
 from shardmark.base.durations import duration
 from shardmark.base.metrics import METRICS, RATES
 from shardmark.base.results.schema import Outcome, TrialResult
@@ -14,7 +15,6 @@ from shardmark.base.text import one_line, say
 from shardmark.bench.launch.listener import NullListener, TrialProgress
 from shardmark.bench.progress.pace import Pace
 from shardmark.bench.report.answers.wording import size
-from shardmark.experiment.axes import NODES
 from shardmark.experiment.messages import show
 from shardmark.ranks.trial import Trial
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from shardmark.base.cells import DEFAULT_BASELINE, title_of
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.store import RunFolder
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
@@ -25,9 +26,7 @@ from shardmark.bench.analysis.compare.rows import (
     plain,
     trained,
 )
-from shardmark.experiment.axes import title_of
 from shardmark.extras.studies.study import STATE, TOTAL, Batch, Claim, Figures, Study
-from shardmark.ranks.trial import DEFAULT_BASELINE
 
 SPEEDUP, RELATIVE_TIME, RELATIVE_PEAK = "speedup", "relative_time", "relative_peak"
 """Over the same strategy on the study's fewest ranks; time for the same samples, and peak memory,

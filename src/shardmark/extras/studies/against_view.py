@@ -8,6 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
+from shardmark.base.cells import DEFAULT_BASELINE, ranks_and_nodes
 from shardmark.base.metrics import METRICS
 from shardmark.base.table.table import (
     Column,
@@ -33,7 +34,6 @@ from shardmark.extras.studies.against import (
 )
 from shardmark.extras.studies.paper_tables import paper_tables
 from shardmark.extras.studies.study import TOTAL, Claim, load_study
-from shardmark.ranks.trial import DEFAULT_BASELINE, ranks_and_nodes
 
 _ONE_SIDED = 4
 """Largest number of trainings that a note names."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import isfinite
 from typing import Any
 
+from shardmark.base.cells import ranks_and_nodes
 from shardmark.bench.analysis.compare.rows import can_be_disturbed
 from shardmark.bench.report.figures.chart import (
     Figure,
@@ -36,7 +37,6 @@ from shardmark.extras.studies.against import (
 )
 from shardmark.extras.studies.against_view import cells_of, name_of, range_text
 from shardmark.extras.studies.study import Claim, Figures
-from shardmark.ranks.trial import ranks_and_nodes
 
 
 def published_figures(against: Against) -> list[Figure]:

@@ -7,10 +7,10 @@ from dataclasses import asdict
 from math import lcm
 from typing import Any
 
+from shardmark.base.cells import title_of
 from shardmark.base.table.formats import Format, render_json, render_points, render_tables
 from shardmark.base.table.table import BYTES, Column, Columns, Missing, Value, table_of
 from shardmark.base.text import as_text
-from shardmark.experiment.axes import title_of
 from shardmark.predict.batch.predicted import LargestBatch, passes_of
 
 

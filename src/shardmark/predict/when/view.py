@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from shardmark.base.cells import title_of
 from shardmark.base.table.table import (
     Column,
     Columns,
@@ -17,7 +18,6 @@ from shardmark.base.table.table import (
 )
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.verdicts import METRIC
-from shardmark.experiment.axes import title_of
 from shardmark.predict.plan import Plan
 from shardmark.predict.when.crossings import PARAMETERS, BestRange, RangeLine
 from shardmark.predict.when.measured import measured_lines

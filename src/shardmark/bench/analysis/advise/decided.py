@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardmark.base.cells import cell_id
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import StoredRun
 from shardmark.base.statistics.effects import holm, pairwise_effects
@@ -13,7 +14,6 @@ from shardmark.bench.analysis.advise.groups import groups_of
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.rows import Row, rate_of
 from shardmark.bench.analysis.compare.verdicts import BASELINE, METRIC
-from shardmark.ranks.trial import cell_id
 
 STOPPING_LEVEL = 0.001
 """Significance level of the tests after each repeat, so strict that the verdicts after the last

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from itertools import chain, combinations
 from statistics import fmean
 
+from shardmark.base.cells import DEFAULT_BASELINE, NODES
 from shardmark.base.errors import InputError
 from shardmark.base.results.store import Damaged, StoredRun
 from shardmark.base.statistics.intervals import Estimate, estimate_difference, estimate_ratio
@@ -19,8 +20,6 @@ from shardmark.bench.analysis.compare.verdicts import (
     with_quality_verdicts,
     with_verdicts,
 )
-from shardmark.experiment.axes import NODES
-from shardmark.ranks.trial import DEFAULT_BASELINE
 
 MAX_EFFICIENCY = 1.5
 """Scaling efficiency above which a measurement must have been disturbed: caches give less."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from shardmark.base.cells import cell_id
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import StoredRun
 from shardmark.bench.analysis.compare.rows import Row, main_quality, seed_of, trained
-from shardmark.ranks.trial import cell_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from shardmark.base.cells import NODES, cell_id, ranks_and_nodes, title_of
 from shardmark.base.errors import InputError
 from shardmark.base.metrics import (
     COMPARISON_METRICS,
@@ -27,8 +28,6 @@ from shardmark.base.results.verification import Verdict
 from shardmark.base.statistics.effects import Difference, Effect
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
 from shardmark.base.text import with_options
-from shardmark.experiment.axes import NODES, title_of
-from shardmark.ranks.trial import cell_id, ranks_and_nodes
 
 NO_REASON = "no reason was recorded"
 RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")

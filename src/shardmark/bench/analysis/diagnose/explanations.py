@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Literal
 
+from shardmark.base.cells import DEFAULT_BASELINE
 from shardmark.base.statistics.effects import holm, pairwise_effects
 from shardmark.base.statistics.intervals import trimmed_mean
 from shardmark.bench.analysis.advise.groups import ComparableGroup
@@ -18,7 +19,6 @@ from shardmark.bench.analysis.compare.verdicts import (
     is_different,
     verdict_between,
 )
-from shardmark.ranks.trial import DEFAULT_BASELINE
 
 Kind = Literal["slower", "little memory saved", "waits for a rank"]
 

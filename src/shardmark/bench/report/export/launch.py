@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from shardmark.base.cells import cell_id, ranks_and_nodes
 from shardmark.base.environment_variables import ALLOCATOR
 from shardmark.base.errors import InputError
 from shardmark.base.masking import MASK
@@ -34,7 +35,7 @@ from shardmark.bench.report.export.launch_configuration import (
     launch_configuration,
 )
 from shardmark.ranks.measure.system.environment import is_stored
-from shardmark.ranks.trial import Trial, cell_id, ranks_and_nodes
+from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.script.options import ScriptOptions
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"

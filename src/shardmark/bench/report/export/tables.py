@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import from_json
 
+from shardmark.base.cells import cell_id
 from shardmark.base.errors import InputError
 from shardmark.base.extras import require
 from shardmark.base.metrics import METRICS, TRIAL_METRICS
@@ -26,7 +27,6 @@ from shardmark.bench.analysis.compare.epochs import epoch_values
 from shardmark.bench.analysis.compare.rows import other_varied, plain
 from shardmark.bench.analysis.trial.rank_metrics import workers_of
 from shardmark.bench.analysis.trial.raw_files import mapping, number, objects
-from shardmark.ranks.trial import cell_id
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
+from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.epochs import EpochsOfRow, epochs_of
 from shardmark.bench.analysis.compare.rows import Row, plain
 from shardmark.bench.report.figures.chart import Series
 from shardmark.bench.report.figures.drawing import short
-from shardmark.ranks.trial import ranks_and_nodes
 
 LONGEST_NAME = 40
 LONGEST_TITLE = 60

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import RankRecord
 from shardmark.base.table.table import byte_unit, ranks_of
@@ -22,7 +23,6 @@ from shardmark.bench.report.figures.entries import (
     having,
     reliability,
 )
-from shardmark.ranks.trial import ranks_and_nodes
 
 _RATE, _PEAK, _EFFICIENCY = "samples_per_second", "peak_memory_bytes", "scaling_efficiency"
 _MOST_NAMED = 12

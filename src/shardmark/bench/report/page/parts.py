@@ -11,6 +11,7 @@ from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
+from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.evidence import Check
 from shardmark.base.metrics import METRICS
@@ -33,8 +34,6 @@ from shardmark.base.table.table import (
 from shardmark.base.text import one_line, with_options
 from shardmark.bench.analysis.compare.rows import Row, failures_of, plain
 from shardmark.bench.report.figures.measured import peak_bytes
-from shardmark.experiment.axes import title_of
-from shardmark.ranks.trial import ranks_and_nodes
 
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024

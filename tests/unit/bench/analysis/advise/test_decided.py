@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from shardmark.base.cells import cell_id
 from shardmark.base.results.schema import Outcome
 from shardmark.bench.analysis.advise.decided import decided_cells, undecided_rows
 from shardmark.bench.analysis.compare.verdicts import FASTER, SLOWER, with_verdicts
-from shardmark.ranks.trial import cell_id
 from tests.unit.bench.analysis.advise.test_selection import rows_with
 from tests.unit.bench.report.answers.invented_rows import Cell, compared
 

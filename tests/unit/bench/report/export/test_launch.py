@@ -11,12 +11,13 @@ from typing import Any, Literal
 import pytest
 import yaml
 
+from shardmark.base.cells import cell_id
 from shardmark.base.results.verification import REFERENCE, Verification, write_verification
 from shardmark.cli import BAD_INPUT, main
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import expand
 from shardmark.ranks.strategies.deepspeed.strategy import Zero
-from shardmark.ranks.trial import Trial, cell_id
+from shardmark.ranks.trial import Trial
 from tests import ROOT
 from tests.golden.invented import invented_trial, invented_verdict, write_run
 
