@@ -71,6 +71,17 @@ def test_a_script_that_does_not_train_is_refused(tmp_path: Path, script: str, pr
             "optimizer.step()\n",
             "not finite",
         ),
+        (
+            "from torch.utils.data import DataLoader, DistributedSampler\n"
+            "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+            "optimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
+            "data = [(torch.ones(2) * n, torch.zeros(2)) for n in range(8)]\n"
+            "for x, y in DataLoader(data, 2, sampler=DistributedSampler(data)):\n"
+            "    torch.nn.functional.mse_loss(net(x), y).backward()\n"
+            "    optimizer.step()\n"
+            "    raise IndexError('k is out of range')\n",
+            "k is out of range",
+        ),
     ],
 )
 def test_a_training_that_cannot_be_audited_is_refused(

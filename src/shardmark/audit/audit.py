@@ -119,10 +119,17 @@ class _Runs:
         self._progress = progress
         self.command, self.ranks, self.steps = command, ranks, plan.steps
         self._accept = accept
+        self.remedy_for_draws = (
+            "set dropout, drop path and other random parts of the model to 0"
+            if plan.deterministic
+            else "audit it with --deterministic"
+        )
         self.accepted: dict[str, Finding] = {}
         self._plan, self._start, self._seconds = plan, start, seconds
         self._folder = Path(plan.directory).parent
         self.failures: list[str] = []
+        self.crash = ""
+        """Error that ended the script on the ranks before its last step that is compared."""
 
     def may_accept(self, name: str) -> bool:
         return name in self._accept
@@ -165,6 +172,9 @@ class _Runs:
                 f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
                 _remedy_for_idle_ranks(records, self.ranks),
             )
+        if code and any(record.ended_early for record in records):
+            steps = counted(min(len(record.steps) for record in records), "step")
+            self.crash = f"after {steps} the script ends with exit code {code}: {started.error()}"
         return records
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
@@ -291,6 +301,17 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
             ]
         )
     records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
+    if replay is not None and records.matched and _order_matters(records, replay):
+        replay, disturbed = runs.replays(
+            [
+                runs.plan("halves", halves=True),
+                runs.plan("halves-disturbed", halves=True, order=backwards),
+            ]
+        )
+        pairs = replace(records, replay=replay, disturbed=disturbed)
+        if replay is not None and pairs.matched and not _order_matters(pairs, replay):
+            records = pairs
+        replay = records.replay
     if records.reduces_in_step:
         records = records.after_reduction()
     weights = causes.of_weights(records)
@@ -354,8 +375,9 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     if not explained and (not gradient.holds or _order_matters(records, replay)):
         finding = causes.of_gradient(records, replay, with_shares, lambda: runs.alone)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
-        if buffers and finding is not None and finding.name == "whole_batch_loss":
-            finding = None  # the ranks' models differ
+        unclear = buffers or _order_matters(records, replay)
+        if unclear and finding is not None and finding.name == "whole_batch_loss":
+            finding = None  # the ranks' models differ, or one process has several gradients
         if not gradient.holds and (finding is None or _vanishes(records, replay)):
             spread = runs.effect_of_rounding(records, replay)
             if MARGIN * spread > off_from(replay):
@@ -381,11 +403,11 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
                 "repeat for all ranks"
                 if replay.unmatched
                 else "in one process the gradient depends on the order of the samples: the script "
-                "branches on a sample, or draws random numbers not by torch"
+                "pairs samples, branches on one, or draws random numbers not by torch"
             )
             return runs.report(
                 None,
-                f"cannot be told: {reason}; audit it with --deterministic",
+                f"cannot be told: {reason}; {runs.remedy_for_draws}",
                 records.ranks,
                 findings=findings,
                 checks=checks,
@@ -539,7 +561,7 @@ def _reported(
             f"{ranks} do not train what one process trains ({check.name}: {size}{place}); no cause "
             "could be shown"
         )
-    elif reason := causes.unseen(records):
+    elif reason := causes.unseen(records) or runs.crash:
         return runs.report(
             None,
             f"cannot be told: {reason}",

@@ -118,7 +118,10 @@ class ReplayObserver(Observer):
         self.record.loaders.append(described)
         batch_size = self._ranks[0].loaders[iteration].batch_size
         for parts in zip(*recorded, strict=False):
-            for batch in parts if self.plan.interleaved else [joined(parts, batch_size)]:
+            halves = self.plan.halves
+            for batch in (
+                parts if self.plan.interleaved else [joined(parts, batch_size, halves=halves)]
+            ):
                 described.batches += 1
                 yield batch
 

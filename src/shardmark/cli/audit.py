@@ -34,7 +34,7 @@ def audit(
         typer.Argument(
             metavar="COMMAND...",
             help="The training command as you type it: torchrun, python -m torch.distributed.run, "
-            "accelerate launch, deepspeed, or a script.",
+            "accelerate launch, deepspeed, fabric run, or a script.",
         ),
     ],
     *,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,24 +15,27 @@ IGNORED = -100
 """Target that torch's loss functions ignore."""
 
 
-def joined(parts: Sequence[Any], batch_size: int | None = None) -> Any:
-    """Concatenate batches of equal structure; tensors of other lengths are padded."""
+def joined(parts: Sequence[Any], batch_size: int | None = None, *, halves: bool = False) -> Any:
+    """Concatenate batches of equal structure; tensors of other lengths are padded.
+
+    With `halves`, the first halves of all tensors come before the second ones, as in a batch that
+    has pairs of samples in its halves.
+    """
     first = parts[0]
+    join = partial(joined, batch_size=batch_size, halves=halves)
     if isinstance(first, Tensor):
-        return _concatenated(parts)
+        return _concatenated(parts, halves=halves)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
-        return type(first)(
-            {key: joined([part[key] for part in parts], batch_size) for key in first}
-        )
+        return type(first)({key: join([part[key] for part in parts]) for key in first})
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first)]
         return dataclasses.replace(
-            first, **{n: joined([getattr(part, n) for part in parts], batch_size) for n in names}
+            first, **{n: join([getattr(part, n) for part in parts]) for n in names}
         )
     if isinstance(first, list | tuple):
         if _lists_samples(first, batch_size):
             return type(first)(value for part in parts for value in part)
-        values = [joined(same, batch_size) for same in zip(*parts, strict=True)]
+        values = [join(same) for same in zip(*parts, strict=True)]
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
     return first
 
@@ -54,7 +58,7 @@ def _rows(value: Any) -> int | None:
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _concatenated(parts: Sequence[Tensor]) -> Tensor:
+def _concatenated(parts: Sequence[Tensor], *, halves: bool) -> Tensor:
     if parts[0].dim() == 0:
         return parts[0]
     if any(part.dim() != parts[0].dim() for part in parts):
@@ -70,6 +74,9 @@ def _concatenated(parts: Sequence[Tensor]) -> Tensor:
             if any(pads)
             else part
         )
+    if halves and all(len(part) % 2 == 0 for part in padded):
+        chunks = zip(*(part.chunk(2) for part in padded), strict=True)
+        return torch.cat([half for same in chunks for half in same])
     return torch.cat(padded)
 
 

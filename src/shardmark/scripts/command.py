@@ -23,12 +23,13 @@ RANK_OPTIONS = {
     "torchrun": ("--nproc-per-node", "--nproc_per_node"),
     "accelerate": ("--num-processes", "--num_processes"),
     "deepspeed": ("--num-gpus", "--num_gpus", "--num_accelerators"),
+    "fabric": ("--devices",),
 }
 """Options of launchers with the number of ranks; the first spelling is shown to users."""
 
 RENDEZVOUS = re.compile(
-    r"--(standalone|rdzv[-_]\w+|master[-_](addr|port)|main[-_]process[-_](ip|port)|node[-_]rank"
-    r"|nnodes|num[-_](nodes|machines)|machine[-_]rank)"
+    r"--(standalone|rdzv[-_]\w+|master[-_](addr|port)|main[-_](process[-_])?(ip|port|address)"
+    r"|node[-_]rank|nnodes|num[-_](nodes|machines)|machine[-_]rank)"
 )
 """Options that name a meeting point or machines: each start gets a meeting point of its own."""
 
@@ -55,6 +56,7 @@ LAUNCHERS = {
         ("python", "-m", "accelerate.commands.launch"),
     ),
     "deepspeed": (("deepspeed",),),
+    "fabric": (("fabric", "run"), ("python", "-m", "lightning.fabric.cli", "run")),
     "python": (("python",),),
 }
 """First words of commands by launcher."""
@@ -90,7 +92,7 @@ class ScriptCommand:
     """A launcher with its options, and a training script with its arguments."""
 
     launcher: str
-    """`torchrun`, `accelerate`, `deepspeed`, or `python` for a script without a launcher."""
+    """A key of `LAUNCHERS`; `python` for a script without a launcher."""
     words: tuple[str, ...]
     """The launcher's words without the number of ranks and without a meeting point."""
     script: tuple[str, ...]
@@ -230,7 +232,8 @@ def _refusal(words: Sequence[str]) -> InputError:
         "command",
         f"it begins with {words[0]!r}",
         "begin with torchrun, python -m torch.distributed.run, accelerate launch, deepspeed, "
-        "python, or a script; for another program give its Python module (python -m NAME ...)",
+        "fabric run, python, or a script; for another program give its Python module (python -m "
+        "NAME ...)",
     )
 
 
@@ -310,6 +313,7 @@ def _meeting(launcher: str, ranks: int) -> list[str]:
         "torchrun": ["--standalone"],
         "accelerate": ["--main_process_port", "0"],
         "deepspeed": ["--master_port", str(free_port())],
+        "fabric": ["--main_port", str(free_port())],
     }[launcher]
     return [*meeting, option, str(ranks)]
 

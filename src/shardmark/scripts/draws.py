@@ -82,5 +82,7 @@ def user_place() -> str | None:
             return None
         if not file.startswith((TORCH, AUDIT)):
             places.append(f"{Path(file).name}:{frame.f_lineno}")
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
+            break  # a replay in a fork has callers that the rank does not have
         frame = frame.f_back  # type: ignore[assignment]
     return " < ".join(places[:12])

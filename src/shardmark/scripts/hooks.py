@@ -296,6 +296,8 @@ def _set_devices_of_lightning() -> None:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             if "LOCAL_WORLD_SIZE" in os.environ and "devices" in kwargs:
                 kwargs["devices"] = int(os.environ["LOCAL_WORLD_SIZE"])
+                if "LT_DEVICES" in os.environ:  # `fabric run` refuses two different numbers
+                    os.environ["LT_DEVICES"] = os.environ["LOCAL_WORLD_SIZE"]
             create(self, *args, **kwargs)
 
         connector.__init__ = init

@@ -126,8 +126,9 @@ class Observer:
         if outermost and _has_parameters(module):
             self.before_root(module)
         if not self._model_buffers and _keeps_buffers(self._stack):
-            self._step.buffers |= _buffers(module)
-            self._model_buffers = next(module.buffers(), None) is not None
+            replicas = [m for m in module.modules() if m is not module and _is_replica(m)]
+            self._step.buffers = _buffers(module, without=replicas) | self._step.buffers
+            self._model_buffers = not replicas and next(module.buffers(), None) is not None
         elif outermost and not _has_parameters(module):
             kind = type(module).__name__
             buffers = {f"{kind}.{name}": value for name, value in _buffers(module).items()}
@@ -654,11 +655,13 @@ def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
     return settings
 
 
-def _buffers(module: nn.Module) -> dict[str, Tensor]:
+def _buffers(module: nn.Module, without: Sequence[nn.Module] = ()) -> dict[str, Tensor]:
+    """Buffers by name, without those of some modules inside."""
+    left_out = {id(buffer) for other in without for buffer in other.buffers()}
     return {
         plain_name(name): full_copy(buffer)
         for name, buffer in module.named_buffers()
-        if buffer.is_floating_point()
+        if buffer.is_floating_point() and id(buffer) not in left_out
     }
 
 
@@ -668,9 +671,13 @@ def _has_parameters(module: nn.Module) -> bool:
 
 def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
     """True if buffers are as the pass uses them: DDP copies rank 0's when its own call begins."""
-    if is_a(stack[0], "DistributedDataParallel"):
-        return len(stack) == 2
-    return len(stack) == 1 and _has_parameters(stack[0])
+    if len(stack) == 1:
+        return _has_parameters(stack[0]) and not _is_replica(stack[0])
+    return _is_replica(stack[-2])
+
+
+def _is_replica(module: nn.Module) -> bool:
+    return is_a(module, "DistributedDataParallel")
 
 
 def _rounding_error(tensor: Tensor) -> float:
@@ -706,22 +713,25 @@ def _described(loader: Any) -> Loader:
 def _first_sample(loader: Any) -> float | None:
     """Checksum of sample 0, which is read without a change of the random numbers that follow.
 
-    Not read for a loader with workers: its data set may open files that workers cannot share.
+    The ranks read it with equal seeds, as they may augment it by random numbers of their own.  Not
+    read for a loader with workers: its data set may open files that workers cannot share.
     """
     if getattr(loader.sampler, "num_replicas", 1) == 1 or loader.num_workers:
         return None
     numpy = sys.modules.get("numpy")
     states = random.getstate(), numpy and numpy.random.get_state()
-    sums: list[list[float]] = [[]]
+    sums: list[list[float]] = []
     with torch.random.fork_rng(devices=[]), suppress(Exception):
-        sums = [
-            [float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])]
-            for _ in range(2)
-        ]
+        for _ in range(4):  # equal by chance only if it draws from a generator of its own
+            torch.default_generator.manual_seed(0)
+            random.seed(0)
+            if numpy is not None:
+                numpy.random.seed(0)
+            sums.append([float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])])
     random.setstate(states[0])
     if numpy is not None:
         numpy.random.set_state(states[1])
-    return sum(sums[0]) if sums[0] and sums[0] == sums[1] else None
+    return sum(sums[0]) if sums and sums[0] and all(other == sums[0] for other in sums) else None
 
 
 def _base(dataset: Any) -> Any:

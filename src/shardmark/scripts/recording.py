@@ -33,6 +33,8 @@ class Plan:
     """Ranks in the order in which their shares are put together."""
     interleaved: bool = False
     """Give the ranks' micro-batches one after another: one process takes `ranks` times as many."""
+    halves: bool = False
+    """Put the first halves of the ranks' batches before the second ones: they may hold pairs."""
     batch_norm: Literal["batch", "shares"] = "batch"
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
 

@@ -33,3 +33,9 @@ def test_a_number_beside_tensors_stays_in_its_place() -> None:
     inputs, length = joined([(torch.ones(2, 3), 3), (torch.zeros(1, 3), 3)])
     assert len(inputs) == 3
     assert length == 3
+
+
+def test_pairs_in_the_halves_of_a_batch_stay_in_halves() -> None:
+    batches = [{"x": torch.tensor([1, 2, -1, -2])}, {"x": torch.tensor([3, -3])}]
+    assert joined(batches)["x"].tolist() == [1, 2, -1, -2, 3, -3]
+    assert joined(batches, halves=True)["x"].tolist() == [1, 2, 3, -1, -2, -3]

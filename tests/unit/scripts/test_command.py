@@ -192,3 +192,14 @@ def test_hooks_and_the_sitecustomize_of_the_user_both_run(
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert run.stdout.split() == ["theirs", "torch", "hook"]
+
+
+def test_fabric_starts_its_ranks_on_a_port_of_their_own() -> None:
+    parsed = parse_command(
+        ["fabric", "run", "--strategy", "ddp", "--devices=4", "--main_port", "7", "t.py"]
+    )
+    assert parsed.ranks == 4
+    *words, port, devices, count, script = parsed.with_ranks(2)
+    assert words == ["fabric", "run", "--strategy", "ddp", "--main_port"]
+    assert (devices, count, script) == ("--devices", "2", "t.py")
+    assert port != "7"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import torch
 from torch import Tensor, nn
 
@@ -29,3 +32,16 @@ def test_a_replayed_draw_replaces_the_result() -> None:
 
     with WatchDraws(watch):
         assert torch.randint(10, (2,)).tolist() == [0, 1, 2, 3]
+
+
+def test_a_place_ends_at_the_script_whatever_starts_it(tmp_path: Path) -> None:
+    places: list[str] = []
+
+    def watch(place: str, _value: Tensor, _samples: bool) -> None:
+        places.append(place)
+
+    script = tmp_path / "train.py"
+    script.write_text("import torch\n\n\ndef noise():\n    return torch.randn(3)\n\n\nnoise()\n")
+    with WatchDraws(watch):
+        runpy.run_path(str(script), run_name="__main__")
+    assert places == ["train.py:5 < train.py:8"]

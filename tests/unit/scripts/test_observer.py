@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler
 
 from shardmark.scripts import full_tensors, hooks
+from shardmark.scripts import observer as observer_module
 from shardmark.scripts.observer import Observer
 from shardmark.scripts.record import START, Record
 from shardmark.scripts.recording import Plan, rank_file
@@ -303,3 +304,54 @@ def test_a_script_in_a_folder_named_like_a_library_asks_for_lengths_itself(
     code = compile("steps = count()", "/home/me/accelerate/examples/train.py", "exec")
     exec(code, {"__name__": module, "count": lambda: observer.length_of(0, 4)})
     assert observer.record.asked_lengths == asked
+
+
+class Flipped(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        pixels = torch.arange(4.0) + index
+        return pixels.flip(0) if torch.rand(()) < 0.5 else pixels
+
+
+def test_ranks_that_augment_by_other_random_numbers_begin_with_the_same_sample(
+    observer: Observer,
+) -> None:
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(
+        Flipped(), num_replicas=2, rank=0
+    )
+    loader = DataLoader(Flipped(), batch_size=2, sampler=sampler)
+    for seed in range(8):
+        torch.manual_seed(seed)
+        list(observer.batches(loader, 0, lambda: iter(())))
+    assert len({loader.first_sample for loader in observer.record.loaders}) == 1
+    assert observer.record.loaders[0].first_sample is not None
+
+
+class Wrapper(nn.Module):
+    """Calls a replica and keeps a buffer of its own, as a task around a model does."""
+
+    mean: torch.Tensor
+
+    def __init__(self, replica: nn.Module) -> None:
+        super().__init__()
+        self.model = replica
+        self.register_buffer("mean", torch.ones(1))
+
+
+def test_buffers_of_a_replica_in_a_wrapper_are_those_that_it_received(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = nn.BatchNorm1d(2)
+    replica = nn.Sequential(norm)
+    monkeypatch.setattr(observer_module, "_is_replica", lambda module: module is replica)
+    wrapper = Wrapper(replica)
+    observer.before_module(wrapper)
+    observer.before_module(replica)
+    norm.running_mean = torch.full((2,), 5.0)  # rank 0's buffers arrive
+    observer.before_module(norm)
+    recorded = {name: value.tolist() for name, value in observer._step.buffers.items()}
+    assert recorded["mean"] == [1.0]
+    assert [5.0, 5.0] in recorded.values()
+    assert [0.0, 0.0] not in recorded.values()
