@@ -116,7 +116,9 @@ class ReplayObserver(Observer):
             return
         described = Loader(batch_size=getattr(loader, "batch_size", None))
         self.record.loaders.append(described)
+        sampler = getattr(loader, "batch_sampler", None)  # has the size if it is the user's own
         batch_size = self._ranks[0].loaders[iteration].batch_size
+        batch_size = batch_size or getattr(sampler, "batch_size", None)
         for parts in zip(*recorded, strict=False):
             halves = self.plan.halves
             for batch in (
