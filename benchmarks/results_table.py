@@ -27,11 +27,12 @@ from shardmark.base.results.store import ENVIRONMENT_FILE, RunFolder, load_run
 from shardmark.base.results.verification import Verification
 from shardmark.base.run_files import LOG_FILE
 from shardmark.base.table.formats import Format, render_tables
-from shardmark.base.table.table import metric, table_by_row
+from shardmark.base.table.table import metric
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.epochs import epochs_of
 from shardmark.bench.analysis.compare.rows import STATE_METRICS
 from shardmark.bench.report.table.comparison import comparison_json, comparison_table
+from shardmark.bench.report.table.row_columns import table_by_row
 from shardmark.bench.report.views.effort import effort_tables
 from shardmark.extras.studies.against import set_against
 from shardmark.extras.studies.against_view import against_tables

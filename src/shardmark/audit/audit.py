@@ -26,7 +26,6 @@ from shardmark.audit.script import Progress, Start, launch
 from shardmark.base.errors import InputError
 from shardmark.base.evidence import ACCEPTABLE, BLIND, MARGIN, USUAL, Check
 from shardmark.base.text import counted
-from shardmark.ranks.measure.system.gpus import used_memory
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.record import PARTIAL, Record
 from shardmark.scripts.recording import Plan, rank_file
@@ -127,6 +126,7 @@ class _Runs:
         self.accepted: dict[str, Finding] = {}
         self._plan, self._start, self._seconds = plan, start, seconds
         self._folder = Path(plan.directory).parent
+        self._on_gpu = False
         self.failures: list[str] = []
         self.crash = ""
         """Error that ended the script on the ranks before its last step that is compared."""
@@ -156,6 +156,7 @@ class _Runs:
         is_full = next(folder.glob(f"*{PARTIAL}"), None) is not None or filled_disk(folder)
         missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
         records = [Record.load(path) for path in paths if path.is_file()]
+        self._on_gpu = any(record.on_gpu for record in records)
         idle = [*missing, *(record.rank for record in records if not record.steps)]
         if idle and is_full:
             raise InputError(
@@ -183,11 +184,10 @@ class _Runs:
         records: list[Record | None] = []
         again: list[int] = []
         start = partial(launch, self._start, self.command, 1)
-        one_by_one = bool(used_memory())  # torch's question would break forks of this process
-        started = [] if one_by_one else [start(plan) for plan in plans]
+        started = [] if self._on_gpu else [start(plan) for plan in plans]
         try:
             for number, plan in enumerate(plans):
-                run = start(plan) if one_by_one else started[number]
+                run = start(plan) if self._on_gpu else started[number]
                 code = run.wait(self._seconds)
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None

@@ -6,7 +6,8 @@ import json
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)")
 """Terminal sequences that set colours or a title, or move the cursor."""
@@ -70,3 +71,8 @@ def _write(text: str, *, error: bool = False) -> None:
 def canonical(value: object) -> str:
     """Format content as JSON with sorted keys, such that equal content has equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=repr)
+
+
+def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
+    """Return strict JSON, without NaN, with a line break at the end."""
+    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"

@@ -68,7 +68,7 @@ def audit(
     what one process trains, 1 if not, 2 if it cannot be told.
     """
     from shardmark.audit.script import audit_script
-    from shardmark.base.table.formats import render_json
+    from shardmark.base.text import render_json
     from shardmark.scripts.command import parse_command
 
     parsed = parse_command(command)

@@ -215,7 +215,8 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float, min_dec
 
     The code is 1 if a cell regressed, 2 if fewer cells are decided than `min_decided` percent.
     """
-    from shardmark.base.table.formats import render_json, render_points, render_tables
+    from shardmark.base.table.formats import render_points, render_tables
+    from shardmark.base.text import render_json
     from shardmark.bench.analysis.compare.regression import find_regressions
     from shardmark.bench.report.views.regression import (
         regression_json,

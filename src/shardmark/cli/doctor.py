@@ -272,7 +272,8 @@ def _write_node(path: Path, record: NetworkRecord) -> None:
 
 
 def _print_network(record: NetworkRecord, *, as_json: bool) -> None:
-    from shardmark.base.table.formats import render_json, render_tables
+    from shardmark.base.table.formats import render_tables
+    from shardmark.base.text import render_json
     from shardmark.bench.analysis.network.links import with_fits
     from shardmark.bench.report.views.network import links_table
 

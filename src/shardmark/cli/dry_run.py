@@ -13,8 +13,7 @@ from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import RunFolder, is_run, load_run
-from shardmark.base.table.formats import render_json
-from shardmark.base.text import say, say_text
+from shardmark.base.text import render_json, say, say_text
 from shardmark.bench.launch.engines import submission
 from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of

@@ -35,7 +35,7 @@ def list_(
     """List the names of strategies, models, metrics and other kinds, one a line."""
     lines = listing(kind)
     if form is TextOrJson.JSON:
-        from shardmark.base.table.formats import render_json
+        from shardmark.base.text import render_json
 
         entries = [{"name": name, "description": line} for name, line in lines.items()]
         say_text(render_json({"kind": kind or "kinds", "entries": entries}))

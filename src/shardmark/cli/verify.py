@@ -39,7 +39,7 @@ def verify(
     none is worse than undecided, or no strategy can run here.
     """
     from shardmark.base.results.verification import is_accepted, is_undecided
-    from shardmark.base.table.formats import render_json
+    from shardmark.base.text import render_json
     from shardmark.bench.launch.controller import verify_experiment
     from shardmark.bench.launch.engines import serve_as_node
     from shardmark.bench.launch.listener import NullListener

@@ -13,13 +13,7 @@ from shardmark.base.cells import title_of
 from shardmark.base.durations import duration
 from shardmark.base.layout import Mesh
 from shardmark.base.statistics.intervals import Estimate
-from shardmark.base.table.formats import (
-    Format,
-    records,
-    render_json,
-    render_points,
-    render_tables,
-)
+from shardmark.base.table.formats import Format, records, render_points, render_tables
 from shardmark.base.table.table import (
     BYTES,
     Column,
@@ -33,7 +27,7 @@ from shardmark.base.table.table import (
     number,
     table_of,
 )
-from shardmark.base.text import as_text, with_options
+from shardmark.base.text import as_text, render_json, with_options
 from shardmark.bench.report.answers.wording import listed
 from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction

@@ -579,6 +579,7 @@ class Observer:
         states = sys.modules.get("accelerate.state")
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
+        self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
         for schedule in filter(_is_schedule, gc.get_objects()):
             values = [getattr(schedule, name, None) for name in TOTALS]

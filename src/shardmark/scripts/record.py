@@ -196,6 +196,7 @@ class Record:
     """Number of parameters of the optimizer that the model does not have."""
     joined: bool = False
     """True if the process was in a process group when it took a step."""
+    on_gpu: bool = False
     accelerate_alone: bool = False
     """True if Accelerate (or the Trainer, which uses it) knows one process alone, without a GPU."""
     collectives: int = 0

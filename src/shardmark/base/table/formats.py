@@ -7,14 +7,14 @@ import io
 import json
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
 from shardmark.base.extras import require
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.table import Column, Missing, Table, Value
-from shardmark.base.text import one_line
+from shardmark.base.text import one_line, render_json
 
 GUTTER = "  "
 NOTE_WIDTH = 98
@@ -246,8 +246,3 @@ def json_value(value: Value, unit: str = "") -> Any:
         bounds = {"value": value.value, "low": value.low, "high": value.high}
         return bounds | {"unit": unit, "n": value.n}
     return value
-
-
-def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
-    """Return strict JSON, without NaN, with a line break at the end."""
-    return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"

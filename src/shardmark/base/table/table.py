@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from shardmark.base.metrics import METRICS
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.text import one_line
-
-if TYPE_CHECKING:
-    from shardmark.bench.analysis.compare.rows import Row
 
 EMPTY_CELL = "-"
 """Text of a cell without a value."""
@@ -142,18 +138,6 @@ def table_of(
     return Table(title=title, columns=tuple(fitted), rows=rows, notes=tuple(notes))
 
 
-def table_by_row(
-    title: str,
-    items: Sequence[tuple[Row, Item]],
-    columns: Columns[Item],
-    notes: Sequence[str] = (),
-) -> Table:
-    """Return a table with a line for each item: its row's identity, then the item's columns."""
-    rows = row_columns([row for row, _ in items])
-    all_columns = [*for_items(rows, itemgetter(0)), *for_items(columns, itemgetter(1))]
-    return table_of(title, items, all_columns, notes)
-
-
 def for_items(columns: Columns[Part], part_of: Callable[[Item], Part]) -> Columns[Item]:
     """Adapt columns of a part to items that have such a part, as a point of a curve has a row."""
 
@@ -264,71 +248,3 @@ def metric(name: str, **changes: Any) -> tuple[Column, Callable[[Any], Value]]:
         return item.metrics.get(name) or Missing(item.missing.get(name, "not recorded"))
 
     return metric_column(name, **changes), value_of
-
-
-# Columns that identify rows
-
-
-def row_columns(rows: Sequence[Row]) -> Columns[Row]:
-    """Return the columns that identify rows: varying axes for people, all fields for programs."""
-    # Imported here because every command imports this file for the names of the formats.
-    from shardmark.base.cells import title_of
-    from shardmark.bench.analysis.compare.rows import plain
-
-    keys = list(dict.fromkeys(key for row in rows for key in row.shown_varied))
-    by_axis = any(key.startswith("workload") for row in rows for key in row.varied)
-    fields = ["experiment", *([] if by_axis else ["workload"]), "precision"]
-    varying = [name for name in fields if len({getattr(row, name) for row in rows}) > 1]
-    short = [title_of(key).rpartition(".")[2] for key in keys]
-    labels = {row.label: row.strategy for row in rows}
-    several = {name for name in labels.values() if list(labels.values()).count(name) > 1}
-
-    def label(row: Row) -> str:
-        return row.label if row.strategy in several else row.strategy
-
-    def axis(key: str, title: str) -> tuple[Column, Callable[[Row], Value]]:
-        column = replace(_name(key), title=key if short.count(title) > 1 else title, numeric=True)
-        return column, lambda row: None if row.varied.get(key) is None else plain(row.varied[key])
-
-    def field(key: str) -> tuple[Column, Callable[[Row], Value]]:
-        return for_programs(key), lambda row: identity_of(row).get(key)
-
-    return [
-        *((_name(name), attrgetter(name)) for name in varying),
-        (replace(_name("label"), title="strategy"), label),
-        (replace(_name("ranks"), numeric=True), ranks_of),
-        *map(axis, keys, short),
-        *map(field, dict.fromkeys(key for row in rows for key in identity_of(row))),
-    ]
-
-
-def _name(key: str) -> Column:
-    return Column(key, key, numeric=False, names_row=True, shown_to="people")
-
-
-def identity_of(row: Row) -> dict[str, Any]:
-    """Return the row's identity; varied keys have their dotted names."""
-    return {
-        "experiment": row.experiment,
-        "workload": row.workload,
-        "strategy": row.strategy,
-        "strategy_options": dict(row.strategy_options),
-        "world_size": row.world_size,
-        "precision": row.precision,
-        **row.varied,
-        "synthetic": row.synthetic,
-        "weak_scaling": row.weak_scaling,
-        "equivalent": row.equivalent,
-        "inherits": row.inherits,
-        "mathematics": list(row.mathematics),
-        "deviation": row.deviation,
-        "diverged": row.diverged,
-        "baseline": row.baseline,
-        "verdict": row.verdict,
-        "outcomes": dict(row.outcomes),
-    }
-
-
-def ranks_of(row: Row) -> str:
-    """Return the number of training ranks, with servers behind a plus sign: `2+1`."""
-    return f"{row.world_size}+{row.servers}" if row.servers else str(row.world_size)

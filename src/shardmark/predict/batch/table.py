@@ -8,9 +8,9 @@ from math import lcm
 from typing import Any
 
 from shardmark.base.cells import title_of
-from shardmark.base.table.formats import Format, render_json, render_points, render_tables
+from shardmark.base.table.formats import Format, render_points, render_tables
 from shardmark.base.table.table import BYTES, Column, Columns, Missing, Value, table_of
-from shardmark.base.text import as_text
+from shardmark.base.text import as_text, render_json
 from shardmark.predict.batch.predicted import LargestBatch, passes_of
 
 

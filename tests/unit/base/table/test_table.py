@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from shardmark.base.statistics.intervals import Estimate
-from shardmark.base.table.formats import (
-    Format,
-    records,
-    render_json,
-    render_points,
-    render_tables,
-)
+from shardmark.base.table.formats import Format, records, render_points, render_tables
 from shardmark.base.table.table import (
     Column,
     Missing,
@@ -27,6 +21,7 @@ from shardmark.base.table.table import (
     number,
     table_of,
 )
+from shardmark.base.text import render_json
 
 HOSTILE = '\x1b[31mred\n=1+2 a&b_c%$#{}\\~^<b>|`"[*'
 

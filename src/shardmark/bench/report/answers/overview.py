@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
-from shardmark.base.table.formats import Format, render_json, render_points, render_tables
+from shardmark.base.table.formats import Format, render_points, render_tables
+from shardmark.base.text import render_json
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.report.answers.answers import (
     answer_grid,

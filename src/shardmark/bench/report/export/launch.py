@@ -21,8 +21,7 @@ from shardmark.base.results.files import changed_files, write_files
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RunFolder, StoredRun
 from shardmark.base.strict_yaml import format_yaml
-from shardmark.base.table.formats import render_json
-from shardmark.base.text import one_line, with_options
+from shardmark.base.text import one_line, render_json, with_options
 from shardmark.base.version import __version__
 from shardmark.bench.analysis.advise.groups import ComparableGroup, groups_of
 from shardmark.bench.analysis.advise.selection import select

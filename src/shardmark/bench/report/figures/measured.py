@@ -9,7 +9,7 @@ from statistics import fmean
 from shardmark.base.cells import ranks_and_nodes
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import RankRecord
-from shardmark.base.table.table import byte_unit, ranks_of
+from shardmark.base.table.table import byte_unit
 from shardmark.bench.analysis.compare.rows import main_rate
 from shardmark.bench.analysis.compare.step_time import step_time
 from shardmark.bench.report.figures.chart import Figure, Panel, Series, figure, stacked_panel
@@ -23,6 +23,7 @@ from shardmark.bench.report.figures.entries import (
     having,
     reliability,
 )
+from shardmark.bench.report.table.row_columns import ranks_of
 
 _RATE, _PEAK, _EFFICIENCY = "samples_per_second", "peak_memory_bytes", "scaling_efficiency"
 _MOST_NAMED = 12

@@ -18,7 +18,6 @@ from shardmark.base.errors import InputError
 from shardmark.base.results.files import write_files
 from shardmark.base.results.store import StoredRun
 from shardmark.base.table.formats import render_csv
-from shardmark.base.table.table import row_columns
 from shardmark.base.text import one_line, printable
 from shardmark.base.version import __version__
 from shardmark.bench.analysis.compare.comparison import Comparison
@@ -41,6 +40,7 @@ from shardmark.bench.report.page.parts import (
 )
 from shardmark.bench.report.table.comparison import WIDE, comparison_table
 from shardmark.bench.report.table.notes import NoteKind, notes_of
+from shardmark.bench.report.table.row_columns import row_columns
 from shardmark.bench.report.views.effort import effort_tables
 from shardmark.bench.report.views.metrics import metrics_tables
 from shardmark.bench.report.views.network import network_tables

@@ -28,12 +28,12 @@ from shardmark.base.table.table import (
     Table,
     for_items,
     metric_column,
-    row_columns,
     table_of,
 )
 from shardmark.base.text import one_line, with_options
 from shardmark.bench.analysis.compare.rows import Row, failures_of, plain
 from shardmark.bench.report.figures.measured import peak_bytes
+from shardmark.bench.report.table.row_columns import row_columns
 
 TAIL_LINES = 40
 TAIL_BYTES = 64 * 1024

@@ -11,17 +11,7 @@ from typing import Any
 from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.metrics import METRICS
 from shardmark.base.table.formats import json_value
-from shardmark.base.table.table import (
-    BYTES,
-    Column,
-    Missing,
-    Table,
-    Value,
-    identity_of,
-    metric,
-    row_columns,
-    table_of,
-)
+from shardmark.base.table.table import BYTES, Column, Missing, Table, Value, metric, table_of
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import (
     STATE_METRICS,
@@ -35,6 +25,7 @@ from shardmark.bench.analysis.compare.verdicts import METRIC, quality_of
 from shardmark.bench.analysis.diagnose.stability import warnings_of
 from shardmark.bench.report.answers.wording import listed
 from shardmark.bench.report.table.notes import brief_notes, notes_of
+from shardmark.bench.report.table.row_columns import identity_of, row_columns
 
 PREDICTED = "predicted"
 """Column that asks for predictions: the models are traced, which takes seconds."""

@@ -23,12 +23,12 @@ from shardmark.base.table.table import (
     metric,
     metric_column,
     number,
-    table_by_row,
 )
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.epochs import Epoch, EpochsOfRow, epochs_of
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.report.table.notes import by_reason, left_out, seeds_note
+from shardmark.bench.report.table.row_columns import table_by_row
 
 SHOWN = ("train_loss", "epoch_seconds", "elapsed_seconds", "evaluation_seconds", "map", "map_50",
          "accuracy_top1", "bits_per_byte", "perplexity")  # fmt: skip

@@ -26,7 +26,6 @@ from shardmark.base.table.table import (
     Table,
     Value,
     for_programs,
-    table_by_row,
     table_of,
 )
 from shardmark.bench.analysis.compare.comparison import Comparison
@@ -35,6 +34,7 @@ from shardmark.bench.analysis.network.links import COSTS
 from shardmark.bench.analysis.network.traffic import Interface, TrafficOfRow, traffic_of
 from shardmark.bench.analysis.network.wire import WireOfRow, wires_of
 from shardmark.bench.report.table.notes import by_reason, left_out
+from shardmark.bench.report.table.row_columns import table_by_row
 
 KEYS = {
     "Bytes on the network": "bytes",

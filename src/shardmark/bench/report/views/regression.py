@@ -7,16 +7,10 @@ from typing import Any
 
 from shardmark.base.metrics import METRICS
 from shardmark.base.table.formats import records
-from shardmark.base.table.table import (
-    Column,
-    Table,
-    for_items,
-    for_programs,
-    metric,
-    table_by_row,
-)
+from shardmark.base.table.table import Column, Table, for_items, for_programs, metric
 from shardmark.bench.analysis.compare.regression import Change, ChangedCell, Regression
 from shardmark.bench.analysis.compare.rows import main_rate
+from shardmark.bench.report.table.row_columns import table_by_row
 
 NAMED = 3
 """Largest number of regressed cells that have a line of their own."""

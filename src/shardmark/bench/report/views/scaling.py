@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from shardmark.base.cells import NODES
 from shardmark.base.statistics.intervals import Estimate
-from shardmark.base.table.table import Table, for_items, metric, metric_column, table_by_row
+from shardmark.base.table.table import Table, for_items, metric, metric_column
 from shardmark.bench.analysis.compare.comparison import Comparison, ratio_between, single_baseline
 from shardmark.bench.analysis.compare.rows import Row, main_rate, plain
 from shardmark.bench.analysis.compare.verdicts import METRIC
 from shardmark.bench.report.table.notes import left_out
+from shardmark.bench.report.table.row_columns import table_by_row
 
 _TITLES = {
     False: "Strong scaling: the ranks share one global batch",

@@ -16,7 +16,8 @@ from shardmark.base.errors import InputError
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import StoredRun
-from shardmark.base.table.formats import Format, render_json, render_tables
+from shardmark.base.table.formats import Format, render_tables
+from shardmark.base.text import render_json
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.report.table.comparison import WIDE, comparison_json, comparison_table
 from tests.golden.invented import invented_rank, invented_trial
