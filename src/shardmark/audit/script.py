@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardmark.base.accepted import ACCEPTABLE, USUAL
 from shardmark.base.errors import InputError
-from shardmark.base.evidence import ACCEPTABLE, USUAL
 from shardmark.base.scratch import scratch_folder
 from shardmark.scripts.command import ScriptCommand, check_exists, free_port, hooked_environment
 from shardmark.scripts.recording import LONGEST_SECONDS, PROCESS_FILE, STEPS, Plan

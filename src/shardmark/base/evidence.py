@@ -10,26 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardmark.base.stored import Stored
-
-AcceptableCause = Literal[
-    "batch_norm_of_share",
-    "buffers_differ",
-    "local_steps",
-    "precision",
-    "uneven_weights",
-    "whole_batch_loss",
-]
-"""Deviations of N ranks from one process that a script may have on purpose."""
-
-ACCEPTABLE: tuple[AcceptableCause, ...] = get_args(AcceptableCause)
-USUAL: tuple[AcceptableCause, ...] = ("batch_norm_of_share",)
-"""Deviations that most scripts with such a model have: they are accepted by default."""
 
 Array = NDArray[np.floating[Any]]
 
