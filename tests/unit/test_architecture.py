@@ -22,9 +22,9 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_600),
     "compare": (("cli/compare.py",), 163, 29_350),
-    "plan": (("cli/plan.py",), 184, 34_200),
-    "run": (("cli/run.py",), 231, 42_660),
-    "time": (("cli/time.py",), 233, 42_850),
+    "plan": (("cli/plan.py",), 185, 34_200),
+    "run": (("cli/run.py",), 232, 42_660),
+    "time": (("cli/time.py",), 234, 42_850),
     "verify": (("cli/verify.py",), 183, 33_590),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -32,7 +32,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (74, 11_160)
+RANK_OF_DDP = (75, 11_160)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 68_250
 SHORT_HELPERS = 262
