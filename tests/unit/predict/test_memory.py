@@ -10,7 +10,8 @@ import pytest
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.costs.base import StepState
+from shardmark.predict.costs import cost_model
+from shardmark.predict.costs.base import Cell, StepState
 from shardmark.predict.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.predict.hardware.catalogue import Card, load_card
 from shardmark.predict.memory import (
@@ -400,3 +401,13 @@ def test_the_fullest_stage_of_a_pipeline_holds_more_activations() -> None:
     layout: Any = SimpleNamespace(shares=1, tensor=1, sequence=1, pipeline=4)
     column = memory_column(cell, layout, StepState(parameters=0.0, units=()), in_flight=1.0)
     assert column.slices == pytest.approx(4 / 1.6)  # a stage has 1.6 times the average
+
+
+@pytest.mark.parametrize(("wrap", "retained"), [("blocks", STATE / 4), ("root", STATE)])
+def test_units_that_are_not_sharded_alone_retain_full_gradients(wrap: str, retained: float) -> None:
+    profile = replace(invented(), units=tuple(replace(u, block=True) for u in invented().units))
+    cell = Cell(
+        size=profile.size, recipe=recipe(), world_size=4, units=profile.units, device_type="cuda"
+    )
+    state = cost_model(build_strategy("fsdp", {"wrap": wrap})).step_state(cell)
+    assert [unit.retained_gradients for unit in state.units] == [retained] * BLOCKS

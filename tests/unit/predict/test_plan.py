@@ -20,13 +20,14 @@ from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
-from shardmark.predict.hardware.catalogue import joined_node, load_card
+from shardmark.predict.hardware.catalogue import joined_node, load_card, load_node
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
+from shardmark.predict.remedies import remedies_of
 from shardmark.predict.request import question_about
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.table import render_plan, text_of
@@ -522,3 +523,22 @@ def test_8_bits_are_faster_where_the_card_has_them() -> None:
         planned(experiment(["ddp"], precision="fp32"), fp8=True)
     question = question_about("hf:Qwen/Qwen3-8B", ["8xh100"], [1], precision="fp8")
     assert (question.fp8, question.experiment.recipe.precision) == (True, "bf16")
+
+
+def test_a_search_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise InputError("model", "7 heads", "an even number of heads")
+
+    monkeypatch.setattr("shardmark.predict.plan.searcher_of", fail)
+    plan = planned(experiment(["ddp"]), search=True)
+    (note,) = (note for note in plan.notes if note.startswith("No layouts could be searched: "))
+    assert "7 heads" in note
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 8)])
+def test_fewer_ranks_of_one_node_or_fewer_nodes_are_a_remedy(nodes: int, ranks: int) -> None:
+    models = MadeModels(made_profile(million_parameters=20_000.0))
+    cells, _ = cells_of_any_size(experiment(["fsdp"]))
+    remedies = remedies_of(cells, load_node("h100x8"), nodes, models)
+    fewer = [one.ranks for one in remedies if one.change.endswith("GPUs and CPU offload")]
+    assert fewer == [ranks]

@@ -12,6 +12,7 @@ from shardmark.base.errors import InputError
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.remedies import CHANGES, Change
 from shardmark.predict.request import Question, question_about
+from shardmark.ranks.workloads.language.options import LanguageOptions
 
 TASK = """
 class Task:
@@ -146,6 +147,16 @@ def test_only_optimizers_that_have_one_are_fused() -> None:
         question = about("hf:gpt2", overrides=[f"recipe.optimizer={{name: {name}}}"])
         (cell, *_), _ = cells_of_any_size(question.experiment)
         assert fused.applied(cell).recipe.optimizer.implementation == implementation
+
+
+def test_only_losses_of_known_output_layers_are_computed_in_pieces() -> None:
+    (pieces,) = (change for change in CHANGES if change.name == "loss in 8 pieces")
+    for name, count in (("hf:gpt2", 8), ("task.py:reads", 1)):
+        (cell, *_), _ = cells_of_any_size(about("hf:gpt2").experiment)
+        cell = cell.changed(workload=cell.workload.model_copy(update={"model": name}))
+        options = pieces.applied(cell).workload
+        assert isinstance(options, LanguageOptions)
+        assert options.loss_chunks == count
 
 
 @pytest.mark.parametrize(

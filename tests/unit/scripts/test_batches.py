@@ -39,3 +39,10 @@ def test_pairs_in_the_halves_of_a_batch_stay_in_halves() -> None:
     batches = [{"x": torch.tensor([1, 2, -1, -2])}, {"x": torch.tensor([3, -3])}]
     assert joined(batches)["x"].tolist() == [1, 2, -1, -2, 3, -3]
     assert joined(batches, halves=True)["x"].tolist() == [1, 2, 3, -1, -2, -3]
+
+
+def test_tensors_of_other_dimensions_are_joined_flat() -> None:
+    batch = joined([torch.tensor([[1, 2]]), torch.tensor([3])])
+    assert batch.tolist() == [1, 2, 3]
+    rows = joined([torch.ones(1, 2), torch.ones(1, 3)])
+    assert rows.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shardmark.scripts import full_tensors, hooks
 from shardmark.scripts import observer as observer_module
@@ -355,3 +355,39 @@ def test_buffers_of_a_replica_in_a_wrapper_are_those_that_it_received(
     assert recorded["mean"] == [1.0]
     assert [5.0, 5.0] in recorded.values()
     assert [0.0, 0.0] not in recorded.values()
+
+
+def test_a_recomputed_forward_pass_is_none_of_the_script(observer: Observer) -> None:
+    """Activation checkpointing calls a part of the model again in the backward pass."""
+    layer = nn.Linear(3, 2)
+    outputs = layer(torch.ones(2, 3))
+    observer.before_backward(outputs.sum())
+    observer.before_module(layer)
+    observer.after_module(layer, (torch.ones(2, 3),), outputs)
+    observer.after_backward()
+    assert observer.record.forwards == []
+
+
+def test_indices_of_a_subset_are_those_of_its_data_set(observer: Observer) -> None:
+    data = Subset(Subset(Augmented(), [7, 5, 3, 1]), [2, 0])
+    list(observer.batches(loader := DataLoader(data), 0, lambda: iter(loader)))
+    assert observer.record.loaders[0].indices == [3, 7]
+
+
+@pytest.mark.parametrize(("partitioned", "read"), [(True, 5.0), (False, 1.0)])
+def test_partitioned_tensors_are_read_by_deepspeed(
+    partitioned: bool, read: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    if partitioned:
+        parameter.ds_id = 0  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        full_tensors, "_deepspeed_function", lambda _: lambda p: torch.full_like(p, 5.0)
+    )
+    (gradient,) = full_tensors.full_gradients([parameter], deepspeed=True)
+    (value,) = full_tensors.full_parameters([parameter], deepspeed=True)
+    assert gradient is not None
+    assert (gradient.tolist(), value.tolist()) == ([read] * 2, [read] * 2)
+    (value,) = full_tensors.full_parameters([parameter], deepspeed=False)
+    assert value.tolist() == [1.0] * 2

@@ -264,3 +264,19 @@ def test_the_loss_scale_stays_where_the_gradients_are() -> None:
     optimizer = torch.optim.SGD([weight], lr=1.0)
     scaler.step(optimizer)
     assert weight.item() == 0.0
+
+
+def test_after_step_of_the_task_is_called_after_each_update() -> None:
+    class Counting(ToyWorkload):
+        has_after_step = True
+
+        def after_step(self, model: nn.Module, step: int) -> None:
+            weights = [parameter.detach().clone() for parameter in model.parameters()]
+            calls.append((step, weights))
+
+    calls: list[tuple[int, list[Tensor]]] = []
+    worker = worker_on(workload := Counting())
+    for step in range(2):
+        worker.step(workload.batch(range(8 * step, 8 * step + 8)), NoSpans())
+    assert [step for step, _ in calls] == [1, 2]
+    assert all(map(torch.equal, calls[-1][1], worker.module.parameters()))
