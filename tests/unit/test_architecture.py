@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -20,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_600),
-    "compare": (("cli/compare.py",), 163, 29_350),
-    "plan": (("cli/plan.py",), 185, 34_200),
-    "run": (("cli/run.py",), 232, 42_660),
-    "time": (("cli/time.py",), 234, 42_850),
-    "verify": (("cli/verify.py",), 183, 33_590),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_650),
+    "compare": (("cli/compare.py",), 71, 12_050),
+    "plan": (("cli/plan.py",), 183, 33_950),
+    "run": (("cli/run.py",), 209, 38_050),
+    "time": (("cli/time.py",), 211, 38_200),
+    "verify": (("cli/verify.py",), 183, 33_300),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -34,10 +35,10 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (75, 11_160)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 68_250
+SOURCE_LINES = 68_300
 SHORT_HELPERS = 262
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
-WRONG_ARROWS = 26
+WRONG_ARROWS = 13
 """Imports that `pyproject.toml` excepts from the contract of the parts."""
 SLACK = 1.02
 """A ceiling that is further above the code is lowered."""
@@ -156,3 +157,11 @@ def short_helpers(file: Path) -> int:
         and named[node.name] == 1
         for node in nodes
     )
+
+
+def test_every_part_that_is_found_by_name_exists() -> None:
+    texts = (file.read_text() for file in SOURCE.rglob("*.py"))
+    places = {place for text in texts for place in re.findall(r'"(shardmark\.[\w.]+:\w+)"', text)}
+    assert len(places) > 10
+    for place in places:
+        assert callable(resolve_name(place)), place

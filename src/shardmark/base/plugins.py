@@ -1,11 +1,22 @@
-"""Strategies and workloads that other installed packages register by entry points."""
+"""Parts that are found by name: those of this package, and those that other packages register."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 from shardmark.base.errors import InputError
+
+
+def by_name(place: str) -> Callable[..., Any]:
+    """Return a function that calls `package.module:function`, which is imported when called."""
+
+    def call(*values: Any, **options: Any) -> Any:
+        return resolve_name(place)(*values, **options)
+
+    return call
 
 
 def plugin_names(group: str) -> tuple[str, ...]:

@@ -167,20 +167,18 @@ class Run:
         `predicted` also draws what `plan` predicts against what was measured; `against` is
         the name of a published study, whose tables, figures and claims are added.
         """
-        from shardmark.bench.report.page.page import default_out, write_report
-        from shardmark.extras.studies.against import set_against
-        from shardmark.extras.studies.study import load_study
+        from shardmark.bench.report.page.page import default_out, study_part, write_report
 
         page = default_out([self.path]) if out is None else Path(out).expanduser()
         comparison = self.compare(baseline)
-        study = None if against is None else load_study(against, "against")
+        part_of = None if against is None else study_part(against, "against")
         return write_report(
             [self.stored],
             comparison,
             page,
             images=images,
             predicted=predicted,
-            against=None if study is None else set_against(comparison, study),
+            against=None if part_of is None else part_of(comparison),
         ).page
 
     def to_pandas(self, by: By = "trial") -> pd.DataFrame:

@@ -51,10 +51,10 @@ def listing(kind: str) -> Mapping[str, str]:
     Raises `InputError` for an unknown kind.
     """
     from shardmark.base.metrics import METRICS
+    from shardmark.base.plugins import by_name
     from shardmark.experiment.load import presets
     from shardmark.experiment.messages import choices
     from shardmark.extras.detection.options import DETECTORS
-    from shardmark.extras.studies.study import studies
     from shardmark.ranks.workloads.datasets import DATASETS
     from shardmark.ranks.workloads.language.options import LANGUAGE_MODELS
     from shardmark.ranks.workloads.models import MODELS, OTHER_MODELS
@@ -71,7 +71,7 @@ def listing(kind: str) -> Mapping[str, str]:
             name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()
         },
         "experiments": presets(),
-        "studies": studies(),
+        "studies": by_name("shardmark.extras.studies.study:studies")(),
     }
     return listings[kind]
 

@@ -56,11 +56,9 @@ def report(
 ) -> None:
     """Write a self-contained, interactive page about one or more runs, and its figures."""
     from shardmark.bench.analysis.compare.comparison import compare
-    from shardmark.bench.report.page.page import default_out, write_report
-    from shardmark.extras.studies.against import set_against
-    from shardmark.extras.studies.study import load_study
+    from shardmark.bench.report.page.page import default_out, study_part, write_report
 
-    study = None if against is None else load_study(against, "--against")
+    part_of = None if against is None else study_part(against, "--against")
     stored = load_runs(runs)
     comparison = compare(stored, baseline)
     page = default_out([run.path for run in stored]) if out is None else out
@@ -71,7 +69,7 @@ def report(
         images=images,
         predicted=predicted,
         anonymous=anonymous,
-        against=None if study is None else set_against(comparison, study),
+        against=None if part_of is None else part_of(comparison),
     )
     say(f"report: {written.page}")
     if written.images is not None:

@@ -43,12 +43,11 @@ def published_figures(against: Against) -> list[Figure]:
     """Return the study's curves by epoch, its other values as ratios, and its claims."""
     entries = entries_in(groups_of(against.rows))
     metrics = dict.fromkeys(name for figures in against.study.figures for name in figures.epochs)
-    drawn = [
+    return [
         *(curves for metric in metrics for curves in _curves(against, entries, metric)),
         *([] if metrics else _values(against, entries)),
         *_claims(against, entries),
     ]
-    return [replace(figure, of_study=True) for figure in drawn]
 
 
 def _curves(against: Against, entries: list[Entry], metric: str) -> list[Figure]:

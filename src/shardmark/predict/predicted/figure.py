@@ -26,8 +26,9 @@ from shardmark.predict.predicted.rows import Predictions
 _RATE, _PEAK = "samples_per_second", "peak_memory_bytes"
 
 
-def predicted_figures(groups: Sequence[Group], predictions: Predictions) -> list[Figure]:
+def predicted_figures(groups: Sequence[Group], rows: Sequence[Row]) -> list[Figure]:
     """Draw speed and memory of each row that can be predicted; loads torch to trace the models."""
+    predictions = Predictions(rows)
     measured = entries_in(having(groups, lambda entry: entry.row.metrics[_PEAK]))
     unit, size = byte_unit(max((peak.value for peak in estimates_of(measured, _PEAK)), default=0.0))
     rates = _values(groups, _RATE, predictions.samples_per_second)

@@ -15,6 +15,7 @@ from shardmark.bench.report.figures.drawing import draw, figure_svg, look_of, pa
 from shardmark.cli import main
 from shardmark.extras.studies.against import Against, set_against
 from shardmark.extras.studies.against_view import against_tables
+from shardmark.extras.studies.published_figure import published_figures
 from shardmark.extras.studies.study import load_study
 from tests.golden.invented import write_run
 from tests.runs import detection_trial, series_named
@@ -35,7 +36,8 @@ def trials(*, disturbed: bool = False) -> list[TrialResult]:
 def study_figures(study: str, *folders: Path) -> tuple[Against, dict[str, Figure]]:
     comparison = compare([load_run(folder) for folder in folders])
     against = set_against(comparison, load_study(study))
-    return against, {figure.name: figure for figure in figures_of(comparison, against=against)}
+    figures = (*figures_of(comparison), *published_figures(against))
+    return against, {figure.name: figure for figure in figures}
 
 
 def test_published_curves_are_dashed_in_the_measured_ones_colours(tmp_path: Path) -> None:

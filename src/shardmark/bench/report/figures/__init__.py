@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shardmark.base.plugins import by_name
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.report.figures.chart import Figure, Panel, Series
 from shardmark.bench.report.figures.entries import groups_of
@@ -20,31 +21,24 @@ from shardmark.bench.report.figures.over_time import (
     staleness_figures,
     step_loss_figures,
 )
-from shardmark.extras.studies.against import Against
-from shardmark.extras.studies.published_figure import published_figures
-from shardmark.predict.predicted.figure import predicted_figures
-from shardmark.predict.predicted.rows import Predictions
-from shardmark.predict.when.figure import when_figures
 
 __all__ = ["Figure", "Panel", "Series", "figures_of"]
-_MAKERS = (trade_off_figures, throughput_figures, when_figures, scaling_figures, memory_figures,
+_MAKERS = (trade_off_figures, throughput_figures,
+           by_name("shardmark.predict.when.figure:when_figures"), scaling_figures, memory_figures,
            step_figures, epoch_figures, step_loss_figures, sampled_figures, interface_figures,
            rank_figures, staleness_figures)  # fmt: skip
 
 
-def figures_of(
-    comparison: Comparison, *, predicted: bool = False, against: Against | None = None
-) -> tuple[Figure, ...]:
+def figures_of(comparison: Comparison, *, predicted: bool = False) -> tuple[Figure, ...]:
     """Return every figure for which there are data, in the order of the report.
 
     Rows under different conditions (model, precision, any other axis) are in separate panels.  Raw
-    files are read of one repeat of each row.  `predicted` adds predictions and traces the models,
-    `against` adds the curves and claims of a study.
+    files are read of one repeat of each row.  `predicted` adds predictions and traces the models.
     """
     groups = groups_of(comparison.rows)
     drawn = [drawn for figures in _MAKERS for drawn in figures(groups)]
     if predicted:
-        drawn += predicted_figures(groups, Predictions(comparison.rows))
-    if against is not None:
-        drawn += published_figures(against)
+        drawn += by_name("shardmark.predict.predicted.figure:predicted_figures")(
+            groups, comparison.rows
+        )
     return tuple(drawn)

@@ -124,8 +124,6 @@ class Figure:
     """A plain text of one or two sentences: content, and how it was measured."""
     panels: tuple[Panel, ...]
     """Panels in reading order, row by row."""
-    of_study: bool = False
-    """True if the figure shows a published study beside the measurement."""
 
     @property
     def warning(self) -> str:

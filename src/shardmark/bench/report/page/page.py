@@ -15,9 +15,11 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardmark.base.errors import InputError
+from shardmark.base.plugins import by_name
 from shardmark.base.results.files import write_files
 from shardmark.base.results.store import StoredRun
 from shardmark.base.table.formats import render_csv
+from shardmark.base.table.table import Table
 from shardmark.base.text import one_line, printable
 from shardmark.base.version import __version__
 from shardmark.bench.analysis.compare.comparison import Comparison
@@ -26,7 +28,7 @@ from shardmark.bench.analysis.diagnose.stability import warnings_of
 from shardmark.bench.report.answers.answers import LABELS, answer_grid, answers
 from shardmark.bench.report.answers.overview import overview_json
 from shardmark.bench.report.answers.why import why_lines
-from shardmark.bench.report.figures import figures_of
+from shardmark.bench.report.figures import Figure, figures_of
 from shardmark.bench.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
 from shardmark.bench.report.page.anonymous import anonymous as without_names
 from shardmark.bench.report.page.parts import (
@@ -44,8 +46,6 @@ from shardmark.bench.report.table.row_columns import row_columns
 from shardmark.bench.report.views.effort import effort_tables
 from shardmark.bench.report.views.metrics import metrics_tables
 from shardmark.bench.report.views.network import network_tables
-from shardmark.extras.studies.against import Against
-from shardmark.extras.studies.against_view import against_tables
 
 PAGE_NAME = "report.html"
 SUFFIXES = (".html", ".htm")
@@ -73,6 +73,19 @@ class ReportFiles:
     figures: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagePart:
+    """A part of the page that is made outside of `report`."""
+
+    title: str
+    figures: Sequence[Figure]
+    tables: Sequence[Table]
+
+
+study_part = by_name("shardmark.extras.studies.page_part:study_part")
+"""Finds the study of a name, and returns a function from a comparison to its `PagePart`."""
+
+
 def write_report(
     runs: Sequence[StoredRun],
     comparison: Comparison,
@@ -80,17 +93,18 @@ def write_report(
     *,
     images: bool = True,
     predicted: bool = False,
-    against: Against | None = None,
+    against: PagePart | None = None,
     anonymous: bool = False,
 ) -> ReportFiles:
     """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
-    `predicted` also draws predictions; `against` adds a study's tables and figures; `anonymous`
+    `predicted` also draws predictions; `against` is the part of a study; `anonymous`
     leaves out the names of machines and users, and absolute paths.  Raises
     `InputError` if no trial has a result, and `StorageError` if a file cannot be written.
     """
     _check(runs, comparison, out)
-    drawings = draw(figures_of(comparison, predicted=predicted, against=against))
+    figures = figures_of(comparison, predicted=predicted)
+    drawings = draw([*figures, *(against.figures if against else ())])
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name, against)
     if anonymous:
@@ -106,12 +120,12 @@ def render_page(
     comparison: Comparison,
     drawings: Sequence[Drawing],
     images: str | None,
-    against: Against | None = None,
+    against: PagePart | None = None,
 ) -> str:
     """Return the page; `images` is the folder of the figures' files, relative to the page."""
     rows = comparison.rows
     figures = [_figure(drawing, images) for drawing in drawings]
-    of_study = {drawing.figure.name for drawing in drawings if drawing.figure.of_study}
+    of_study = {figure.name for figure in against.figures} if against else set()
     unstable = warnings_of(comparison)
     notes = [note for note in notes_of(comparison, unstable) if note.kind not in SHOWN_ELSEWHERE]
     given_answers = answers(comparison)
@@ -144,9 +158,8 @@ def render_page(
             grid=answer_grid(comparison),
             unstable=unstable,
             figures={n: figure for n, figure in figures if n not in (*FIRST, *of_study)},
-            study=None if against is None else against.study,
+            study=against,
             study_figures=[figure for name, figure in figures if name in of_study],
-            study_tables=[] if against is None else against_tables(against),
             first={name: figure for name, figure in figures if name in FIRST},
             table=comparison_table(comparison, WIDE),
             **_axes(rows),

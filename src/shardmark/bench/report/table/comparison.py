@@ -10,6 +10,7 @@ from typing import Any
 
 from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.metrics import METRICS
+from shardmark.base.plugins import by_name
 from shardmark.base.table.formats import json_value
 from shardmark.base.table.table import BYTES, Column, Missing, Table, Value, metric, table_of
 from shardmark.bench.analysis.compare.comparison import Comparison
@@ -165,9 +166,7 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
 
 def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
     """Return predicted beside measured speed and memory; loads torch to trace the models."""
-    from shardmark.predict.predicted.rows import Predictions
-
-    predictions = Predictions(rows)
+    predictions = by_name("shardmark.predict.predicted.rows:Predictions")(rows)
 
     def cached(predict: Callable[[Row], float]) -> Callable[[Row], Value]:
         values: dict[int, Value] = {}  # the table and its notes read it

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import InputError
+from shardmark.base.plugins import by_name
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.analysis.compare.comparison import Comparison
@@ -18,16 +18,6 @@ from shardmark.bench.report.views.scaling import scaling_tables
 
 def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
     return [record for table in tables for record in records(table)]
-
-
-def _by_name(function: str) -> Callable[[Comparison, str], Sequence[Table]]:
-    """Return the function of a view, whose module is imported when the tables are made."""
-
-    def tables(comparison: Comparison, value: str) -> Sequence[Table]:
-        made: Sequence[Table] = resolve_name(function)(comparison, value)
-        return made
-
-    return tables
 
 
 class View(NamedTuple):
@@ -53,11 +43,11 @@ VIEWS = {
     ),
     "time-to": View("time_to", time_to_tables, value="METRIC[=VALUE]"),
     "metrics": View("all_metrics", lambda comparison, _: metrics_tables(comparison)),
-    "effort": View("effort", _by_name("shardmark.bench.report.views.effort:effort_tables")),
-    "when": View("when", _by_name("shardmark.predict.when.view:when_tables")),
+    "effort": View("effort", by_name("shardmark.bench.report.views.effort:effort_tables")),
+    "when": View("when", by_name("shardmark.predict.when.view:when_tables")),
     "study": View(
         "against",
-        _by_name("shardmark.extras.studies.against_view:study_tables"),
+        by_name("shardmark.extras.studies.against_view:study_tables"),
         value="NAME",
         with_comparison=True,
     ),
