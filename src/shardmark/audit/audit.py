@@ -118,19 +118,13 @@ class _Runs:
     ) -> None:
         self._progress = progress
         self.command, self.ranks, self.steps = command, ranks, plan.steps
-        self._accept = accept
-        self.remedy_for_draws = (
-            "set dropout, drop path and other random parts of the model to 0"
-            if plan.deterministic
-            else "audit it with --deterministic"
-        )
+        self._accept, self.deterministic = accept, plan.deterministic
         self.accepted: dict[str, Finding] = {}
         self._plan, self._start, self._seconds = plan, start, seconds
         self._folder = Path(plan.directory).parent
         self._on_gpu = False
         self.failures: list[str] = []
         self.crash = ""
-        """Error that ended the script on the ranks before its last step that is compared."""
 
     def may_accept(self, name: str) -> bool:
         return name in self._accept
@@ -175,8 +169,8 @@ class _Runs:
                 _remedy_for_idle_ranks(records, self.ranks),
             )
         if code and any(record.ended_early for record in records):
-            steps = counted(min(len(record.steps) for record in records), "step")
-            self.crash = f"after {steps} the script ends with exit code {code}: {started.error()}"
+            count = counted(min(len(record.steps) for record in records), "step")
+            self.crash = f"after {count} the script ends with exit code {code}: {started.error()}"
         return records
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
@@ -217,6 +211,11 @@ class _Runs:
             alone = replace(plans[number], directory=f"{plans[number].directory}-alone")
             (records[number],) = self.replays([alone])
         return records
+
+    def in_two_orders(self, name: str, **changes: Any) -> list[Record | None]:
+        """Replay with the ranks in their order, and backwards."""
+        backwards = self.plan(f"{name}-disturbed", order=(*reversed(range(self.ranks)),), **changes)
+        return self.replays([self.plan(name, **changes), backwards])
 
     @cached_property
     def with_shares(self) -> Record | None:
@@ -291,28 +290,16 @@ def _name_of(plan: Plan) -> str:
 
 
 def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
-    backwards = tuple(reversed(range(runs.ranks)))
-    replay, disturbed = runs.replays([runs.plan("replay"), runs.plan("disturbed", order=backwards)])
+    replay, disturbed = runs.in_two_orders("replay")
     micros = len(recorded[0].steps[0].micros)
     if replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks:
-        replay, disturbed = runs.replays(
-            [
-                runs.plan("interleaved", interleaved=True),
-                runs.plan("interleaved-disturbed", interleaved=True, order=backwards),
-            ]
-        )
+        replay, disturbed = runs.in_two_orders("interleaved", interleaved=True)
     records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
     if replay is not None and records.matched and _order_matters(records, replay):
-        replay, disturbed = runs.replays(
-            [
-                runs.plan("halves", halves=True),
-                runs.plan("halves-disturbed", halves=True, order=backwards),
-            ]
-        )
-        pairs = replace(records, replay=replay, disturbed=disturbed)
-        if replay is not None and pairs.matched and not _order_matters(pairs, replay):
-            records = pairs
-        replay = records.replay
+        halves, disturbed = runs.in_two_orders("halves", halves=True)
+        pairs = replace(records, replay=halves, disturbed=disturbed)
+        if halves is not None and pairs.matched and not _order_matters(pairs, halves):
+            records, replay = pairs, halves
     if records.reduces_in_step:
         records = records.after_reduction()
     weights = causes.of_weights(records)
@@ -408,7 +395,8 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
             )
             return runs.report(
                 None,
-                f"cannot be told: {reason}; {runs.remedy_for_draws}",
+                f"cannot be told: {reason}"
+                + ("" if runs.deterministic else "; audit it with --deterministic"),
                 records.ranks,
                 findings=findings,
                 checks=checks,

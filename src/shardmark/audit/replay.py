@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +116,11 @@ class ReplayObserver(Observer):
             return
         described = Loader(batch_size=getattr(loader, "batch_size", None))
         self.record.loaders.append(described)
-        sampler = getattr(loader, "batch_sampler", None)  # has the size if it is the user's own
-        batch_size = self._ranks[0].loaders[iteration].batch_size
-        batch_size = batch_size or getattr(sampler, "batch_size", None)
+        size = self._ranks[0].loaders[iteration].batch_size
+        size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+        join = partial(joined, batch_size=size, halves=self.plan.halves)
         for parts in zip(*recorded, strict=False):
-            halves = self.plan.halves
-            for batch in (
-                parts if self.plan.interleaved else [joined(parts, batch_size, halves=halves)]
-            ):
+            for batch in parts if self.plan.interleaved else [join(parts)]:
                 described.batches += 1
                 yield batch
 

@@ -16,11 +16,7 @@ IGNORED = -100
 
 
 def joined(parts: Sequence[Any], batch_size: int | None = None, *, halves: bool = False) -> Any:
-    """Concatenate batches of equal structure; tensors of other lengths are padded.
-
-    With `halves`, the first halves of all tensors come before the second ones, as in a batch that
-    has pairs of samples in its halves.
-    """
+    """Concatenate batches, or first halves before second ones, and pad tensors to one length."""
     first = parts[0]
     join = partial(joined, batch_size=batch_size, halves=halves)
     if isinstance(first, Tensor):

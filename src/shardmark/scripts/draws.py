@@ -15,7 +15,6 @@ from shardmark.scripts.full_tensors import is_distributed_tensor
 
 AUDIT = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
-AUDIT = str(Path(__file__).parents[1])
 DATA = str(Path(TORCH) / "utils" / "data")
 FROM_A_MODEL = ("multinomial",)
 """Operators that sample from a model's outputs, as generation does."""

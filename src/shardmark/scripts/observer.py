@@ -54,6 +54,7 @@ from shardmark.scripts.record import (
 )
 from shardmark.scripts.recording import Plan, rank_file
 
+REPLICA = "DistributedDataParallel"
 MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
 LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
@@ -126,7 +127,7 @@ class Observer:
         if outermost and _has_parameters(module):
             self.before_root(module)
         if not self._model_buffers and _keeps_buffers(self._stack):
-            replicas = [m for m in module.modules() if m is not module and _is_replica(m)]
+            replicas = [m for m in module.modules() if m is not module and is_a(m, REPLICA)]
             self._step.buffers = _buffers(module, without=replicas) | self._step.buffers
             self._model_buffers = not replicas and next(module.buffers(), None) is not None
         elif outermost and not _has_parameters(module):
@@ -193,7 +194,7 @@ class Observer:
                 )
             elif parameter.is_leaf:
                 self._watch_gradient(module, name, parameter)
-        if is_a(module, "DistributedDataParallel"):  # its forward pass decides
+        if is_a(module, REPLICA):  # its forward pass decides
             self._micro.synchronised = bool(module.require_backward_grad_sync)
         buffers = self._buffers_of_losses.pop(id(module), {})
         if any(leaf.requires_grad for leaf in pytree.tree_leaves(outputs) if is_tensor(leaf)):
@@ -673,12 +674,8 @@ def _has_parameters(module: nn.Module) -> bool:
 def _keeps_buffers(stack: Sequence[nn.Module]) -> bool:
     """True if buffers are as the pass uses them: DDP copies rank 0's when its own call begins."""
     if len(stack) == 1:
-        return _has_parameters(stack[0]) and not _is_replica(stack[0])
-    return _is_replica(stack[-2])
-
-
-def _is_replica(module: nn.Module) -> bool:
-    return is_a(module, "DistributedDataParallel")
+        return _has_parameters(stack[0]) and not is_a(stack[0], REPLICA)
+    return is_a(stack[-2], REPLICA)
 
 
 def _rounding_error(tensor: Tensor) -> float:
@@ -714,8 +711,8 @@ def _described(loader: Any) -> Loader:
 def _first_sample(loader: Any) -> float | None:
     """Checksum of sample 0, which is read without a change of the random numbers that follow.
 
-    The ranks read it with equal seeds, as they may augment it by random numbers of their own.  Not
-    read for a loader with workers: its data set may open files that workers cannot share.
+    All ranks use one seed, as data may be augmented.  Not read for a loader with workers: its data
+    set may open files that workers cannot share.
     """
     if getattr(loader.sampler, "num_replicas", 1) == 1 or loader.num_workers:
         return None

@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shardmark.scripts import full_tensors, hooks
-from shardmark.scripts import observer as observer_module
 from shardmark.scripts.observer import Observer
 from shardmark.scripts.record import START, Record
 from shardmark.scripts.recording import Plan, rank_file
@@ -329,6 +328,10 @@ def test_ranks_that_augment_by_other_random_numbers_begin_with_the_same_sample(
     assert observer.record.loaders[0].first_sample is not None
 
 
+class DistributedDataParallel(nn.Sequential):
+    """Stands for DDP, which is known by its name."""
+
+
 class Wrapper(nn.Module):
     """Calls a replica and keeps a buffer of its own, as a task around a model does."""
 
@@ -341,11 +344,10 @@ class Wrapper(nn.Module):
 
 
 def test_buffers_of_a_replica_in_a_wrapper_are_those_that_it_received(
-    observer: Observer, monkeypatch: pytest.MonkeyPatch
+    observer: Observer,
 ) -> None:
     norm = nn.BatchNorm1d(2)
-    replica = nn.Sequential(norm)
-    monkeypatch.setattr(observer_module, "_is_replica", lambda module: module is replica)
+    replica = DistributedDataParallel(norm)
     wrapper = Wrapper(replica)
     observer.before_module(wrapper)
     observer.before_module(replica)
