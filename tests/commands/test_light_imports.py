@@ -33,7 +33,10 @@ for name in STRATEGIES:
         NUMBERS | DRAWING,
     ),
     "engines and nodes": (
-        "import shardmark.bench.launch.engines, shardmark.extras.engines.nodes.node",
+        """
+import shardmark.bench.launch.engines, shardmark.extras.engines.nodes.node
+import shardmark.extras.engines.ray.engine, shardmark.extras.engines.slurm.engine
+""",
         NUMBERS | DRAWING | {"ray"},
     ),
     "help and lists": (

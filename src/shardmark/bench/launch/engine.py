@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from shardmark.base.machine import Machine
+from shardmark.base.text import canonical
+from shardmark.base.version import __version__
 from shardmark.bench.launch.outcome import Ending
+from shardmark.ranks.measure.system.environment import package_version
 from shardmark.ranks.trial import Trial
 
 Task = Literal["measure", "capture", "compare", "links"]
@@ -84,3 +88,18 @@ class Engine(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:
+    """Return what must be the same on all nodes: hashes of the experiment's sections, versions."""
+    sections = {
+        name: hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
+        for name, content in experiment.items()
+    }
+    return sections | library_versions()
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions that must be the same on every node."""
+    torch = str(package_version("torch"))
+    return {"version of shardmark": __version__, "version of torch": torch}

@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardmark.bench.launch.engine import Engine, EngineRequest, Notify
+from shardmark.base.plugins import by_name
+from shardmark.bench.launch.engine import Engine, EngineRequest, Notify, run_key
 from shardmark.bench.launch.local.engine import LocalEngine
-from shardmark.extras.engines.nodes import torchrun
-from shardmark.extras.engines.nodes.protocol import run_key
-from shardmark.extras.engines.ray import engine as ray
-from shardmark.extras.engines.slurm import engine as slurm
 from shardmark.ranks.workloads.script.options import ScriptOptions
 from shardmark.scripts.start import isolation_refusal
 
@@ -44,11 +41,21 @@ def _beyond_this_machine(_: Any, request: EngineRequest, __: Sequence[str]) -> l
 
 ENGINES = {
     "local": EngineKind(lambda *_: LocalEngine(), _beyond_this_machine),
-    "torchrun": EngineKind(torchrun.build, torchrun.submission, torchrun.serve_as_node),
-    "ray": EngineKind(ray.build, ray.submission),
-    "slurm": EngineKind(slurm.build, slurm.submission, slurm.serve_as_node),
+    "torchrun": EngineKind(
+        by_name("shardmark.extras.engines.nodes.torchrun:build"),
+        by_name("shardmark.extras.engines.nodes.torchrun:submission"),
+        by_name("shardmark.extras.engines.nodes.torchrun:serve_as_node"),
+    ),
+    "ray": EngineKind(
+        by_name("shardmark.extras.engines.ray.engine:build"),
+        by_name("shardmark.extras.engines.ray.engine:submission"),
+    ),
+    "slurm": EngineKind(
+        by_name("shardmark.extras.engines.slurm.engine:build"),
+        by_name("shardmark.extras.engines.slurm.engine:submission"),
+        by_name("shardmark.extras.engines.slurm.engine:serve_as_node"),
+    ),
 }
-
 
 PROTECTED = (
     "your files stay as they are: each start of a script writes to a private copy of them, which is"

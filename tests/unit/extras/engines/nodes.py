@@ -10,14 +10,9 @@ from contextlib import closing, contextmanager
 from io import BytesIO
 from typing import Any
 
-from shardmark.bench.launch.engine import EngineRequest
+from shardmark.bench.launch.engine import EngineRequest, library_versions
 from shardmark.experiment.engines import NodeOptions
-from shardmark.extras.engines.nodes.protocol import (
-    Channel,
-    ChannelEndedError,
-    Message,
-    library_versions,
-)
+from shardmark.extras.engines.nodes.protocol import Channel, ChannelEndedError, Message
 from shardmark.extras.engines.nodes.registry import NodeRegistry
 from shardmark.ranks.trial import Trial
 

@@ -13,13 +13,13 @@ from typing import cast
 import pytest
 
 from shardmark.base.errors import ShardmarkError
+from shardmark.bench.launch.engine import run_key
 from shardmark.extras.engines.nodes import registry as registry_module
 from shardmark.extras.engines.nodes.protocol import (
     PIECE_BYTES,
     ChannelEndedError,
     accepted_path,
     key_difference,
-    run_key,
 )
 from shardmark.extras.engines.nodes.registry import POLL_SECONDS, NodeRegistry
 from tests.unit.extras.engines.nodes import PORT, FakeNode, connected, hello, listening, until

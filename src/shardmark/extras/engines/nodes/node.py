@@ -34,7 +34,7 @@ from shardmark.base.run_files import TRIAL_FILE
 from shardmark.base.scratch import scratch_folder
 from shardmark.base.storage import REMEDIES
 from shardmark.base.text import say
-from shardmark.bench.launch.engine import Task
+from shardmark.bench.launch.engine import Task, library_versions
 from shardmark.bench.launch.local.fork_server import ForkServer
 from shardmark.bench.launch.outcome import kernel_oom_kills
 from shardmark.bench.launch.trial_artifacts import (
@@ -51,7 +51,6 @@ from shardmark.extras.engines.nodes.protocol import (
     Message,
     files_below,
     is_result,
-    library_versions,
     store_piece,
 )
 from shardmark.extras.engines.nodes.secret import shared_secret

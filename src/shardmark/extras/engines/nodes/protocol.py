@@ -7,7 +7,6 @@ JSON object, which may be followed by a piece of a file.  The controller sends r
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import math
@@ -25,10 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from shardmark.base.results.verification import VERDICTS_FILE
-from shardmark.base.text import canonical
-from shardmark.base.version import __version__
 from shardmark.ranks.measure.network.probe import RECORD_FILE
-from shardmark.ranks.measure.system.environment import package_version
 
 if TYPE_CHECKING:
     from shardmark.experiment.engines import NodeOptions
@@ -295,21 +291,6 @@ class JoinOptions:
     def words(self) -> list[str]:
         """Return the arguments of Python on the node."""
         return ["-P", "-m", "shardmark.extras.engines.nodes.node", json.dumps(asdict(self))]
-
-
-def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:
-    """Return what must be the same on all nodes: hashes of the experiment's sections, versions."""
-    sections = {
-        name: hashlib.sha256(canonical(content).encode()).hexdigest()[:16]
-        for name, content in experiment.items()
-    }
-    return sections | library_versions()
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions that must be the same on every node."""
-    torch = str(package_version("torch"))
-    return {"version of shardmark": __version__, "version of torch": torch}
 
 
 def key_difference(node: Mapping[str, str], run: Mapping[str, str]) -> str | None:
