@@ -16,6 +16,8 @@ import typer
 from experiment_file import experiment_file
 from markup import code, page, paragraphs, table
 
+from shardmark.audit.causes import CAUSES
+from shardmark.base.accepted import ACCEPTABLE, USUAL
 from shardmark.base.metrics import METRICS, Metric
 from shardmark.cli import app
 
@@ -101,6 +103,32 @@ OVER = {
     "mean": "Mean over ranks",
     "trial": "Of the whole trial",
 }
+STAGES = {
+    "ranks": "the ranks' records",
+    "gradient": "a gradient that differs from one process's",
+    "rates": "learning rates that differ from one process's",
+}
+
+
+def causes() -> str:
+    rows = [
+        (
+            code(name),
+            cause.meaning,
+            STAGES[cause.stage],
+            "usual" if name in USUAL else "yes" if name in ACCEPTABLE else "",
+        )
+        for name, cause in CAUSES.items()
+    ]
+    text = (
+        "Faults that [`shardmark audit`](../guides/is-my-script-right.md) names. "
+        "`--accept CAUSE,...` accepts what a script may do on purpose; what is usual is accepted "
+        "unless `--strict` is given."
+    )
+    header = ("name", "what is wrong", "seen in", "can be accepted")
+    return page("Causes", [*paragraphs(text), *table(header, rows)])
+
+
 GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS.values()))
 
 
@@ -108,6 +136,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "verbs.md": verbs,
     "metrics.md": metrics,
     "experiment-file.md": experiment_file,
+    "causes.md": causes,
 }
 
 if __name__ == "__main__":

@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_650),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_800),
     "compare": (("cli/compare.py",), 71, 12_050),
     "plan": (("cli/plan.py",), 183, 33_950),
-    "run": (("cli/run.py",), 200, 35_900),
-    "time": (("cli/time.py",), 202, 36_050),
-    "verify": (("cli/verify.py",), 174, 31_150),
+    "run": (("cli/run.py",), 200, 36_050),
+    "time": (("cli/time.py",), 202, 36_200),
+    "verify": (("cli/verify.py",), 174, 31_300),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (75, 11_160)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 68_300
+SOURCE_LINES = 68_450
 SHORT_HELPERS = 262
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 9

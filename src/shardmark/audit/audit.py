@@ -294,7 +294,13 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
     micros = len(recorded[0].steps[0].micros)
     if replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks:
         replay, disturbed = runs.in_two_orders("interleaved", interleaved=True)
-    records = Records(ranks=recorded, replay=replay, disturbed=disturbed)
+    records = Records(
+        ranks=recorded,
+        replay=replay,
+        disturbed=disturbed,
+        with_shares=lambda: runs.with_shares,
+        alone=lambda: runs.alone,
+    )
     if replay is not None and records.matched and _order_matters(records, replay):
         halves, disturbed = runs.in_two_orders("halves", halves=True)
         pairs = replace(records, replay=halves, disturbed=disturbed)
@@ -340,10 +346,6 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     def off_from(other: Record) -> float:
         return relative(*aligned(records.gradients(), records.replayed(other)))
 
-    def with_shares() -> Record | None:
-        accepted = "batch_norm_of_share" in runs.accepted  # `replay` is this replay
-        return None if accepted else runs.with_shares
-
     gradient = _gradient_check(records, replay)
     rate = _rate_check(records, replay)
     by_updates = records.reduces_in_step
@@ -361,7 +363,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
     findings = _findings_without_replay(runs, records)
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
-        finding = causes.of_gradient(records, replay, with_shares, lambda: runs.alone)
+        finding = causes.of_gradient(records)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
         unclear = buffers or _order_matters(records, replay)
         if unclear and finding is not None and finding.name == "whole_batch_loss":
@@ -402,8 +404,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
                 checks=checks,
             )
         findings += [finding] if finding is not None else []
-    rates = causes.of_rates(records, replay) or causes.of_total(records, replay)
-    findings += [rates] if rates is not None else []
+    findings += causes.causes_found("rates", records)
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
@@ -430,7 +431,8 @@ def _against_what_is_accepted(
         (disturbed,) = runs.replays(
             [runs.plan("shares-disturbed", batch_norm="shares", order=backwards)]
         )
-        return _against_replay(runs, replace(records, replay=other, disturbed=disturbed), other)
+        by_shares = replace(records, replay=other, disturbed=disturbed, with_shares=lambda: None)
+        return _against_replay(runs, by_shares, other)
     if finding.name == "precision":
         used, _ = aligned(records.gradients(), records.replayed(replay))
         rounded = replace(records, accepted_rounding=causes.rounding(used))
@@ -490,8 +492,7 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
         unknown = f"in one process the script {runs.failures[0]}"
     else:
         checks.append(_rate_check(records, records.replay))
-        rates = causes.of_rates(records, records.replay)
-        findings += [rates] if rates is not None else []
+        findings += [rates] if (rates := causes.of_rates(records)) is not None else []
     if unknown and not findings and all(check.holds for check in checks):
         return runs.report(
             None,
@@ -507,22 +508,7 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
 
 
 def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
-    weights = causes.of_weights(records)
-    local = weights is not None and weights.name == "local_steps"
-    possible = (
-        causes.of_distribution(records),
-        causes.of_start(records),
-        causes.of_data(records),
-        causes.of_optimizer(records),
-        weights,
-        None if local else causes.of_disagreement(records),
-        causes.of_ties(records),
-        causes.of_scaler(records),
-        causes.of_accumulation(records),
-        causes.of_buffers(records),
-        causes.of_settings(records, records.replay),
-    )
-    return [finding for finding in possible if finding is not None and not runs.accepts(finding)]
+    return [cause for cause in causes.causes_found("ranks", records) if not runs.accepts(cause)]
 
 
 def _reported(

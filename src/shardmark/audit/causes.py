@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -53,163 +54,24 @@ class Finding:
 
     @property
     def explains_gradient(self) -> bool:
-        """True if a deviating gradient needs no other cause."""
-        return self.name in {
-            "different_start",
-            "not_distributed",
-            "accumulation_not_synchronised",
-            "local_steps",
-            "not_reduced",
-            "ranks_disagree",
-            "untied_weights",
-        }
+        return CAUSES[self.name].explains_gradient
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Texts of a cause, with fields for its facts."""
+    """A cause: all that the audit knows of it.  Texts have fields for the facts of a finding."""
 
+    meaning: str
+    """Description of the fault in the guide's table."""
     reason: str
     remedy: str
-
-
-CAUSES = {
-    "not_distributed": Cause(
-        "{which}",
-        "{remedy}",
-    ),
-    "different_start": Cause(
-        "each rank draws its own initial weights and none are sent to the others",
-        "broadcast rank 0's weights before the first step (DDP does), or seed all ranks alike "
-        "before the model is made",
-    ),
-    "same_data": Cause(
-        "the samples are not divided among the ranks{origin}",
-        "{remedy}",
-    ),
-    "data_divided_twice": Cause(
-        "each rank has other data, or the same data in another order, which a sampler divides "
-        "among the ranks again",
-        "give all ranks the same data set in the same order, or no DistributedSampler",
-    ),
-    "data_dropped": Cause(
-        "the ranks' shares do not cover the data set{origin}",
-        "{remedy}",
-    ),
-    "data_repeated": Cause("the ranks' shares overlap{origin}", "{remedy}"),
-    "same_order_every_epoch": Cause(
-        "set_epoch of the DistributedSampler is not called",
-        "call sampler.set_epoch(epoch) before each epoch",
-    ),
-    "optimizer_of_other_parameters": Cause(
-        "the optimizer was made before the model's parameters were replaced",
-        "make the optimizer after the model is wrapped or moved",
-    ),
-    "untied_weights": Cause(
-        "the tied weights became two parameters when the model was wrapped or moved",
-        "tie the weights again after that, or wrap both modules as one unit",
-    ),
-    "clipped_before_unscaling": Cause(
-        "it is clipped while it is still multiplied by {scale}",
-        "call scaler.unscale_(optimizer) before clipping",
-    ),
-    "accumulation_not_divided": Cause(
-        "the gradients of the micro-batches are added and not averaged",
-        "divide the loss by {count} before backward",
-    ),
-    "accumulation_divided_twice": Cause(
-        "it is divided by the number of micro-batches twice",
-        "divide once: the library may do it already",
-    ),
-    "accumulation_not_synchronised": Cause(
-        "the forward pass of the last micro-batch of a step runs under no_sync, or with "
-        "require_backward_grad_sync = False, so that nothing is reduced",
-        "synchronise the last micro-batch of each step, from before its forward pass",
-    ),
-    "local_steps": Cause(
-        "each rank takes steps with the gradient of its own samples before the weights are made "
-        "equal, as in local SGD",
-        "reduce the gradients of each step",
-    ),
-    "weights_changed_by_rank": Cause(
-        "{which} changes them between two steps, outside of the optimizer",
-        "make the same change on all ranks, or send the changed weights to the others",
-    ),
-    "not_reduced": Cause(
-        "{which} reduced over the ranks",
-        "call the wrapped model itself, with all of its parameters inside the wrapper, or reduce "
-        "their gradients before the step",
-    ),
-    "ranks_disagree": Cause(
-        "they are not reduced alike on all ranks",
-        "compare how each rank reduces and changes these gradients",
-    ),
-    "buffers_differ": Cause(
-        "each rank updates its buffers from its own samples",
-        "let DDP broadcast the buffers, or average them over the ranks",
-    ),
-    "multiplied_by_ranks": Cause(
-        "each rank's loss is multiplied by the number of ranks, and the ranks are averaged",
-        "multiply the loss by the number of ranks only where it is divided by the number of all "
-        "ranks' samples or tokens",
-    ),
-    "shards_scaled": Cause(
-        "each rank multiplies its shard of the gradient by another number",
-        "compute that number from values that are summed over all ranks",
-    ),
-    "summed": Cause(
-        "{origin}",
-        "divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
-    ),
-    "averaged_twice": Cause(
-        "it is divided by the number of ranks twice, or a sum over the ranks' samples is averaged",
-        "divide once: DDP and FSDP average over the ranks already",
-    ),
-    "averaged_sum": Cause(
-        "the loss is a sum over samples, and the wrapper averages it over the ranks",
-        "multiply the loss by {ranks}, or use a mean over all ranks' samples",
-    ),
-    "clipped_locally": Cause(
-        "each rank clips by the norm of its own part of the gradient",
-        "clip by the norm over all ranks: after the gradients are reduced, by "
-        "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ (FSDP1)",
-    ),
-    "uneven_weights": Cause(
-        "each rank averages over its own samples or tokens, and their numbers differ",
-        "divide each rank's sum by the number of all ranks' samples or tokens, and multiply by the "
-        "number of ranks where DDP or FSDP averages",
-    ),
-    "batch_norm_of_share": Cause(
-        "batch norm takes its statistics from the samples of one rank",
-        "convert the model by SyncBatchNorm.convert_sync_batchnorm (GPUs only), use a norm that "
-        "does not depend on the batch, or leave --strict out: many recipes for images train so",
-    ),
-    "gathered_without_gradients": Cause(
-        "the loss uses other ranks' outputs, and no gradient flows back through the gather",
-        "gather by torch.distributed.nn.all_gather, which returns gradients",
-    ),
-    "whole_batch_loss": Cause(
-        "the loss depends on all samples of a batch together, and each rank sees its own",
-        "gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
-    ),
-    "precision": Cause(
-        "the gradients are rounded to {type} when they are reduced",
-        "reduce in fp32 where this rounding matters",
-    ),
-    "settings_differ": Cause("each rank sets its own", "set it from values that all ranks share"),
-    "settings_depend_on_ranks": Cause(
-        "the script sets it by the number of ranks, although the ranks share one batch",
-        "set it from the batch of all ranks together, which does not change",
-    ),
-    "schedule_differs": Cause(
-        "its schedule advances with the number of ranks, although {origin}",
-        "advance the schedule once for each optimizer step",
-    ),
-    "learning_rate_scaled": Cause(
-        "the script multiplies it by the number of ranks, although the ranks share one batch",
-        "scale the rate only where the batch of all ranks together grows",
-    ),
-}
+    find: Callable[[Records], Finding | None]
+    """Looks at records; several causes share a look that tells them apart."""
+    stage: Literal["ranks", "gradient", "rates"]
+    """Place of the fault: in the ranks' records alone, or in a gradient or learning rates that
+    differ from those of one process.  A stage tries its causes in the order of the table."""
+    explains_gradient: bool = False
+    """True if a deviating gradient needs no other cause."""
 
 
 def finding(name: str, deviation: str, evidence: str, **facts: object) -> Finding:
@@ -222,6 +84,12 @@ def finding(name: str, deviation: str, evidence: str, **facts: object) -> Findin
         remedy=cause.remedy.format(**facts),
         evidence=evidence,
     )
+
+
+def causes_found(stage: str, records: Records) -> Iterator[Finding]:
+    """Yield the findings of a stage, in the order of the table."""
+    looks = dict.fromkeys(row.find for row in CAUSES.values() if row.stage == stage)
+    return (cause for look in looks if (cause := look(records)) is not None)
 
 
 def some(names: list[str]) -> str:
@@ -577,6 +445,9 @@ def of_disagreement(records: Records) -> Finding | None:
     different = records.different_gradients
     if not different or records.reduces_in_step or records.local_steps:
         return None
+    weights = of_weights(records)
+    if weights is not None and weights.name == "local_steps":
+        return None
     gradients = records.gradients_by_rank()
     local = records.local_gradients()
     unreduced = [name for name in different if _uses_local(name, gradients, local)]
@@ -652,42 +523,30 @@ def _uses_local(name: str, gradients: list[Vectors], local: list[list[Vectors]])
     return compared
 
 
-def of_gradient(
-    records: Records,
-    replay: Record,
-    with_shares: Callable[[], Record | None],
-    alone: Callable[[], Record | None],
-) -> Finding | None:
-    """The cause of a gradient that all ranks share and that differs from one process's.
-
-    `with_shares` replays with batch norm by shares, and `alone` replays rank 0's samples alone.
-    """
-    gradients, single = records.gradients(), records.replayed(replay)
-    gradient, expected = aligned(gradients, single)
-    if not np.linalg.norm(expected):
+def of_gradient(records: Records) -> Finding | None:
+    """The cause of a gradient that all ranks share and that differs from one process's."""
+    if not np.linalg.norm(stacked(records.expected)):
         return None
-    deviation = relative(gradient, expected)
-    off = f"the gradient is off by {percent(deviation)}"
-    simple = (
-        _of_factor(records, gradients, single)
-        or _of_clipping(records, replay, off)
-        or _of_weights(records, replay, off)
+    return next(causes_found("gradient", records), None)
+
+
+def of_batch_norm(records: Records) -> Finding | None:
+    """Batch norm that takes its statistics from the rows of a rank."""
+    other = records.with_shares() if records.ranks[0].batch_norm else None
+    if other is None or not reproduces(
+        records.gradients(), records.replayed(other), records.expected, records.floor
+    ):
+        return None
+    return finding(
+        "batch_norm_of_share",
+        _off(records),
+        "one process whose batch norm takes its statistics from each rank's rows has the ranks' "
+        "gradient",
     )
-    if simple is None and records.ranks[0].batch_norm:
-        other = with_shares()
-        if other is not None and reproduces(
-            gradients, records.replayed(other), single, records.floor
-        ):
-            return finding(
-                "batch_norm_of_share",
-                off,
-                "one process whose batch norm takes its statistics from each rank's rows has the "
-                "ranks' gradient",
-            )
-    # Whether the reduction is right is known with this tolerance alone.
-    large = deviation > records.reduction_tolerance
-    whole_batch = _of_whole_batch(records, alone, off) if large and simple is None else None
-    return simple or whole_batch or _of_precision(gradient, expected, off)
+
+
+def _off(records: Records) -> str:
+    return f"the gradient is off by {percent(records.deviation)}"
 
 
 def of_shares(off: float, off_with_shares: float) -> Finding | None:
@@ -700,6 +559,11 @@ def of_shares(off: float, off_with_shares: float) -> Finding | None:
         "one process whose batch norm takes its statistics from each rank's rows is off by "
         f"{percent(off_with_shares)}",
     )
+
+
+def of_factor(records: Records) -> Finding | None:
+    """A gradient that is the number of ranks too large or too small."""
+    return _of_factor(records, records.gradients(), records.expected)
 
 
 def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding | None:
@@ -732,8 +596,9 @@ def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding
     return None
 
 
-def _of_clipping(records: Records, replay: Record, off: str) -> Finding | None:
+def of_clipping(records: Records) -> Finding | None:
     """Clipping by the norm of a part of the gradient."""
+    replay, off = records.one_process, _off(records)
     norms = [[clip.norm for clip in rank.steps[0].clips[:1]] for rank in records.ranks]
     numbers = [norm for of_rank in norms for norm in of_rank if norm is not None]
     single = records.replayed(replay)
@@ -798,11 +663,11 @@ def _factors_of_shards(records: Records, replay: Record) -> list[tuple[float, fl
     return factors
 
 
-def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
+def of_weighting(records: Records) -> Finding | None:
     """Solve for the weights of the ranks' gradients whose sum is the gradient of one process."""
     local = records.local_gradients()
     parts = [micro for rank in local for micro in rank]
-    expected = records.clipped_of(replay) or records.replayed(replay)
+    expected = records.clipped_of(records.one_process) or records.expected
     names = [name for name in expected if any(name in part for part in parts)]
     if len(names) < len(expected) or not names:
         return None
@@ -837,22 +702,23 @@ def _of_weights(records: Records, replay: Record, off: str) -> Finding | None:
     seen = f"; targets that count by rank: {counted}" if all(counts) else ""
     return finding(
         "uneven_weights",
-        off,
+        _off(records),
         f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
         f"use {equal_share:.4f} each{seen}",
     )
 
 
-def _of_whole_batch(
-    records: Records, alone: Callable[[], Record | None], off: str
-) -> Finding | None:
+def of_whole_batch(records: Records) -> Finding | None:
     """A loss that is no mean over samples, such as a contrastive one."""
+    if records.deviation <= records.reduction_tolerance:
+        return None  # whether the reduction is right is known with this tolerance alone
+    off = _off(records)
     used, averaged = aligned(records.gradients(), mean_of_ranks(records))
     if records.ranks[0].gradient_hooks or not len(used):
         return None  # functions of the script may change a gradient before it is reduced
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     reduced_right = relative(used, averaged) <= records.reduction_tolerance
-    single = alone() if gathers or reduced_right else None
+    single = records.alone() if gathers or reduced_right else None
     if single is None:
         return None
     of_rank = _summed(records.local_gradients()[:1])
@@ -874,12 +740,16 @@ def _of_whole_batch(
     )
 
 
-def _of_precision(gradient: Array, expected: Array, off: str) -> Finding | None:
+def of_precision(records: Records) -> Finding | None:
     """Gradients that are rounded to 16 bits on several ranks only."""
+    gradient, _ = aligned(records.gradients(), records.expected)
     for name, bits in _BITS.items():
-        if relative(gradient, expected) <= 4 * 2.0**-bits and _fits(gradient, bits):
+        if records.deviation <= 4 * 2.0**-bits and _fits(gradient, bits):
             return finding(
-                "precision", off, f"all gradients of the ranks are {name} numbers", type=name
+                "precision",
+                _off(records),
+                f"all gradients of the ranks are {name} numbers",
+                type=name,
             )
     return None
 
@@ -898,7 +768,7 @@ def _fits(values: Array, bits: int) -> bool:
 # Causes of an update that deviates
 
 
-def of_settings(records: Records, replay: Record | None = None) -> Finding | None:
+def of_settings(records: Records) -> Finding | None:
     """Settings of the optimizer that depend on the rank, or on the number of ranks.
 
     `of_rates` compares learning rates with those of one process.
@@ -914,6 +784,7 @@ def of_settings(records: Records, replay: Record | None = None) -> Finding | Non
                         f"the ranks use different values of {name} in the optimizer",
                         f"{name} of step {step + 1} by rank: {texts}",
                     )
+    replay = records.replay
     if replay is None or scales_batch(records, replay) is not False:
         return None
     first, single = (record.steps[0].settings for record in (records.ranks[0], replay))
@@ -928,8 +799,9 @@ def of_settings(records: Records, replay: Record | None = None) -> Finding | Non
     return None
 
 
-def of_rates(records: Records, replay: Record) -> Finding | None:
+def of_rates(records: Records) -> Finding | None:
     """Learning rates that depend on the number of ranks although the batch does not."""
+    replay = records.one_process
     step = first_other_rate(records, replay)
     if step is None:
         return None
@@ -968,9 +840,14 @@ def advances_by_ranks(records: Records, replay: Record) -> bool:
     )
 
 
-def of_total(records: Records, replay: Record) -> Finding | None:
+def of_schedule(records: Records) -> Finding | None:
+    """A schedule that advances with the ranks: by its rates, or by its total in optimizer steps."""
+    return of_rates(records) or of_total(records)
+
+
+def of_total(records: Records) -> Finding | None:
     """A schedule with a total that is no number of batches, and that advances once per rank."""
-    first = records.ranks[0]
+    first, replay = records.ranks[0], records.one_process
     lengths = [loader.length for loader in first.loaders if loader.length]
     of_epochs = any(total % length == 0 for total in first.totals for length in lengths)
     if not advances_by_ranks(records, replay) or first.asked_lengths or of_epochs:
@@ -1151,3 +1028,260 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     if relative(used, mean) > records.reduction_tolerance:
         return None
     return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")
+
+
+CAUSES: dict[str, Cause] = {
+    "not_distributed": Cause(
+        meaning="the ranks exchange nothing: a script for one process",
+        reason="{which}",
+        remedy="{remedy}",
+        find=of_distribution,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "different_start": Cause(
+        meaning="ranks begin with other weights",
+        reason="each rank draws its own initial weights and none are sent to the others",
+        remedy="broadcast rank 0's weights before the first step (DDP does), or seed all ranks "
+        "alike before the model is made",
+        find=of_start,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "same_data": Cause(
+        meaning="all ranks train on the same samples",
+        reason="the samples are not divided among the ranks{origin}",
+        remedy="{remedy}",
+        find=of_data,
+        stage="ranks",
+    ),
+    "data_divided_twice": Cause(
+        meaning="each rank divides data that are its own already",
+        reason="each rank has other data, or the same data in another order, which a sampler "
+        "divides among the ranks again",
+        remedy="give all ranks the same data set in the same order, or no DistributedSampler",
+        find=of_data,
+        stage="ranks",
+    ),
+    "data_dropped": Cause(
+        meaning="some samples reach no rank",
+        reason="the ranks' shares do not cover the data set{origin}",
+        remedy="{remedy}",
+        find=of_data,
+        stage="ranks",
+    ),
+    "data_repeated": Cause(
+        meaning="some samples reach several ranks",
+        reason="the ranks' shares overlap{origin}",
+        remedy="{remedy}",
+        find=of_data,
+        stage="ranks",
+    ),
+    "same_order_every_epoch": Cause(
+        meaning="`set_epoch` of the sampler is not called",
+        reason="set_epoch of the DistributedSampler is not called",
+        remedy="call sampler.set_epoch(epoch) before each epoch",
+        find=of_data,
+        stage="ranks",
+    ),
+    "optimizer_of_other_parameters": Cause(
+        meaning="the optimizer has other parameters than the model",
+        reason="the optimizer was made before the model's parameters were replaced",
+        remedy="make the optimizer after the model is wrapped or moved",
+        find=of_optimizer,
+        stage="ranks",
+    ),
+    "local_steps": Cause(
+        meaning="ranks train alone between averages of the weights",
+        reason="each rank takes steps with the gradient of its own samples before the weights "
+        "are made equal, as in local SGD",
+        remedy="reduce the gradients of each step",
+        find=of_weights,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "weights_changed_by_rank": Cause(
+        meaning="weights change outside of the optimizer, on some ranks only",
+        reason="{which} changes them between two steps, outside of the optimizer",
+        remedy="make the same change on all ranks, or send the changed weights to the others",
+        find=of_weights,
+        stage="ranks",
+    ),
+    "accumulation_not_synchronised": Cause(
+        meaning="the last micro-batch of a step is not reduced",
+        reason="the forward pass of the last micro-batch of a step runs under no_sync, or with "
+        "require_backward_grad_sync = False, so that nothing is reduced",
+        remedy="synchronise the last micro-batch of each step, from before its forward pass",
+        find=of_disagreement,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "not_reduced": Cause(
+        meaning="a gradient is not reduced over the ranks",
+        reason="{which} reduced over the ranks",
+        remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
+        "or reduce their gradients before the step",
+        find=of_disagreement,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "ranks_disagree": Cause(
+        meaning="a gradient is not reduced alike on all ranks",
+        reason="they are not reduced alike on all ranks",
+        remedy="compare how each rank reduces and changes these gradients",
+        find=of_disagreement,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "untied_weights": Cause(
+        meaning="tied weights have become two parameters",
+        reason="the tied weights became two parameters when the model was wrapped or moved",
+        remedy="tie the weights again after that, or wrap both modules as one unit",
+        find=of_ties,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "clipped_before_unscaling": Cause(
+        meaning="clipping uses the norm of the scaled gradient",
+        reason="it is clipped while it is still multiplied by {scale}",
+        remedy="call scaler.unscale_(optimizer) before clipping",
+        find=of_scaler,
+        stage="ranks",
+    ),
+    "accumulation_not_divided": Cause(
+        meaning="micro-batches are added and not averaged",
+        reason="the gradients of the micro-batches are added and not averaged",
+        remedy="divide the loss by {count} before backward",
+        find=of_accumulation,
+        stage="ranks",
+    ),
+    "accumulation_divided_twice": Cause(
+        meaning="micro-batches are divided by their number twice",
+        reason="it is divided by the number of micro-batches twice",
+        remedy="divide once: the library may do it already",
+        find=of_accumulation,
+        stage="ranks",
+    ),
+    "buffers_differ": Cause(
+        meaning="buffers of the ranks drift apart",
+        reason="each rank updates its buffers from its own samples",
+        remedy="let DDP broadcast the buffers, or average them over the ranks",
+        find=of_buffers,
+        stage="ranks",
+    ),
+    "settings_differ": Cause(
+        meaning="the ranks' optimizers have different settings",
+        reason="each rank sets its own",
+        remedy="set it from values that all ranks share",
+        find=of_settings,
+        stage="ranks",
+    ),
+    "settings_depend_on_ranks": Cause(
+        meaning="a setting of the optimizer follows the number of ranks",
+        reason="the script sets it by the number of ranks, although the ranks share one batch",
+        remedy="set it from the batch of all ranks together, which does not change",
+        find=of_settings,
+        stage="ranks",
+    ),
+    "summed": Cause(
+        meaning="the gradient is N times too large: a sum and no mean",
+        reason="{origin}",
+        remedy="divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
+        find=of_factor,
+        stage="gradient",
+    ),
+    "multiplied_by_ranks": Cause(
+        meaning="the gradient is N times too large: the loss is multiplied by N",
+        reason="each rank's loss is multiplied by the number of ranks, and the ranks are averaged",
+        remedy="multiply the loss by the number of ranks only where it is divided by the "
+        "number of all ranks' samples or tokens",
+        find=of_factor,
+        stage="gradient",
+    ),
+    "averaged_twice": Cause(
+        meaning="the gradient is N times too small: divided by N twice",
+        reason="it is divided by the number of ranks twice, or a sum over the ranks' samples "
+        "is averaged",
+        remedy="divide once: DDP and FSDP average over the ranks already",
+        find=of_factor,
+        stage="gradient",
+    ),
+    "averaged_sum": Cause(
+        meaning="the gradient is N times too small: a sum is averaged",
+        reason="the loss is a sum over samples, and the wrapper averages it over the ranks",
+        remedy="multiply the loss by {ranks}, or use a mean over all ranks' samples",
+        find=of_factor,
+        stage="gradient",
+    ),
+    "clipped_locally": Cause(
+        meaning="clipping uses the norm of a part of the gradient",
+        reason="each rank clips by the norm of its own part of the gradient",
+        remedy="clip by the norm over all ranks: after the gradients are reduced, by "
+        "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ "
+        "(FSDP1)",
+        find=of_clipping,
+        stage="gradient",
+    ),
+    "shards_scaled": Cause(
+        meaning="each rank multiplies its shard of the gradient (FSDP2) by another number",
+        reason="each rank multiplies its shard of the gradient by another number",
+        remedy="compute that number from values that are summed over all ranks",
+        find=of_clipping,
+        stage="gradient",
+    ),
+    "uneven_weights": Cause(
+        meaning="each rank averages over its own tokens or samples (a mean of means)",
+        reason="each rank averages over its own samples or tokens, and their numbers differ",
+        remedy="divide each rank's sum by the number of all ranks' samples or tokens, and "
+        "multiply by the number of ranks where DDP or FSDP averages",
+        find=of_weighting,
+        stage="gradient",
+    ),
+    "batch_norm_of_share": Cause(
+        meaning="batch norm uses the samples of one rank (see below)",
+        reason="batch norm takes its statistics from the samples of one rank",
+        remedy="convert the model by SyncBatchNorm.convert_sync_batchnorm (GPUs only), use a "
+        "norm that does not depend on the batch, or leave --strict out: many recipes "
+        "for images train so",
+        find=of_batch_norm,
+        stage="gradient",
+    ),
+    "whole_batch_loss": Cause(
+        meaning="the loss needs the samples of all ranks",
+        reason="the loss depends on all samples of a batch together, and each rank sees its own",
+        remedy="gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
+        find=of_whole_batch,
+        stage="gradient",
+    ),
+    "gathered_without_gradients": Cause(
+        meaning="the gather of other ranks' outputs returns no gradient",
+        reason="the loss uses other ranks' outputs, and no gradient flows back through the gather",
+        remedy="gather by torch.distributed.nn.all_gather, which returns gradients",
+        find=of_whole_batch,
+        stage="gradient",
+    ),
+    "precision": Cause(
+        meaning="gradients are rounded to 16 bits when they are reduced",
+        reason="the gradients are rounded to {type} when they are reduced",
+        remedy="reduce in fp32 where this rounding matters",
+        find=of_precision,
+        stage="gradient",
+    ),
+    "learning_rate_scaled": Cause(
+        meaning="the learning rate grows with N although the batch does not",
+        reason="the script multiplies it by the number of ranks, although the ranks share one "
+        "batch",
+        remedy="scale the rate only where the batch of all ranks together grows",
+        find=of_schedule,
+        stage="rates",
+    ),
+    "schedule_differs": Cause(
+        meaning="the schedule of learning rates advances with N",
+        reason="its schedule advances with the number of ranks, although {origin}",
+        remedy="advance the schedule once for each optimizer step",
+        find=of_schedule,
+        stage="rates",
+    ),
+}
+"""Name -> cause.  To add one: a row, the function that finds it, and a script of `tests/zoo`; if a
+user may accept it, its name in `base/accepted.py`."""

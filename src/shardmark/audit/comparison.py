@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -74,6 +74,26 @@ class Records:
     """Relative rounding of the reduction that the user accepts."""
     local_steps: bool = False
     """True if the user accepts steps with each rank's own gradient: their mean is compared."""
+    with_shares: Callable[[], Record | None] = lambda: None
+    """Starts a replay whose batch norm takes the statistics of each rank's rows."""
+    alone: Callable[[], Record | None] = lambda: None
+    """Starts a replay of rank 0's samples alone."""
+
+    @property
+    def one_process(self) -> Record:
+        """The replay of records that have one."""
+        assert self.replay is not None
+        return self.replay
+
+    @cached_property
+    def expected(self) -> Vectors:
+        """Gradients of the replay's first step."""
+        return self.replayed(self.one_process)
+
+    @cached_property
+    def deviation(self) -> float:
+        """Relative difference between the ranks' gradient and the replay's."""
+        return relative(*aligned(self.gradients(), self.expected))
 
     @property
     def count(self) -> int:

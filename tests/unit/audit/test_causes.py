@@ -155,7 +155,7 @@ def matched(used: Tensor, single: Tensor, **facts: Any) -> Records:
 
 def named(records: Records, *, shares: Record | None = None, alone: Record | None = None) -> str:
     assert records.replay is not None
-    finding = causes.of_gradient(records, records.replay, lambda: shares, lambda: alone)
+    finding = causes.of_gradient(replace(records, with_shares=lambda: shares, alone=lambda: alone))
     return "" if finding is None else finding.name
 
 
@@ -285,7 +285,7 @@ def test_a_total_of_optimizer_steps_is_told_from_epochs() -> None:
         records = scheduled(ranks, single, **facts)
         assert records.replay is not None
         assert causes.advances_by_ranks(records, records.replay)
-        finding = causes.of_total(records, records.replay)
+        finding = causes.of_total(records)
         assert (finding and finding.name) == cause
     scaled = scheduled([2.0, 1.8, 1.6], single)
     assert scaled.replay is not None
