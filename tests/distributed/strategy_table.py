@@ -18,8 +18,8 @@ from shardmark.base.recipe import Optimizer, Schedule
 from shardmark.base.results.schema import CollectiveRecord, ProbeRecord
 from shardmark.base.traffic import ModelSize, RequiredTraffic
 from shardmark.extras.detection.options import DetectionOptions
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.measure.memory.tensors import storage_bytes
 from shardmark.ranks.measure.step.collectives import CollectiveCounter
 from shardmark.ranks.measure.step.recorder import NoSpans, Spans

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.measure.step.collectives import CollectiveCounter
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies.base import RankContext, Server

@@ -23,10 +23,10 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_800),
     "compare": (("cli/compare.py",), 71, 12_050),
-    "plan": (("cli/plan.py",), 183, 33_950),
-    "run": (("cli/run.py",), 200, 36_050),
-    "time": (("cli/time.py",), 202, 36_200),
-    "verify": (("cli/verify.py",), 174, 31_300),
+    "plan": (("cli/plan.py",), 152, 28_000),
+    "run": (("cli/run.py",), 164, 28_400),
+    "time": (("cli/time.py",), 166, 28_600),
+    "verify": (("cli/verify.py",), 138, 23_700),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -38,7 +38,7 @@ RANK_OF_DDP = (75, 11_160)
 SOURCE_LINES = 68_450
 SHORT_HELPERS = 262
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
-WRONG_ARROWS = 9
+WRONG_ARROWS = 3
 """Imports that `pyproject.toml` excepts from the contract of the parts."""
 SLACK = 1.02
 """A ceiling that is further above the code is lowered."""

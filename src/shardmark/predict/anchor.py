@@ -14,11 +14,11 @@ from shardmark.base.metrics import FEW_STEPS
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import StoredRun
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
-from shardmark.predict.costs import costs_of
 from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
 from shardmark.predict.intervals import Kind
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
+from shardmark.ranks.costs import costs_of
 from shardmark.ranks.strategies.base import samples_of_share
 from shardmark.ranks.trial import Trial
 

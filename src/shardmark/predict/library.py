@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardmark.predict.costs.base import Cell, Costs
 from shardmark.predict.hardware.catalogue import Card
+from shardmark.ranks.costs.base import Cell, Costs
 
 OPERATIONS: Mapping[str, float] = {
     "1f1b pass": 170,

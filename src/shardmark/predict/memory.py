@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from shardmark.base.layout import Layout
 from shardmark.base.recipe import Recipe
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import FP32_BYTES, Cell, StepState, UnitState
 from shardmark.predict.hardware.catalogue import Card, GiB
 from shardmark.predict.profile import Amount, Profile, Unit, values_of
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import FP32_BYTES, Cell, StepState, UnitState
 from shardmark.ranks.strategies.base import Strategy
 
 Array = NDArray[np.float64]

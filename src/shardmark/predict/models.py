@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Optimizer, Recipe, Weights
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
 from shardmark.predict.profile import Profile
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.language.options import LanguageOptions

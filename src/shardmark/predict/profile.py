@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import Literal
 
 from shardmark.base.traffic import FROZEN_ELEMENT_BYTES, ModelSize
-from shardmark.predict.costs.base import FP32_BYTES
+from shardmark.ranks.costs.base import FP32_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

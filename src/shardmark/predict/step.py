@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from shardmark.base.layout import Layout
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import Traffic
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell, Costs, HostState
 from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
@@ -31,6 +29,8 @@ from shardmark.predict.timing import (
     update_products_seconds,
     update_seconds,
 )
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell, Costs, HostState
 from shardmark.ranks.strategies.base import Strategy
 
 Array = NDArray[np.float64]

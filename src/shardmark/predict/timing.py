@@ -13,10 +13,10 @@ import numpy as np
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import Traffic, required_fraction
-from shardmark.predict.costs.base import FP32_BYTES
 from shardmark.predict.fp8 import PRODUCT_SHARE
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Kind, Operation
+from shardmark.ranks.costs.base import FP32_BYTES
 
 Numbers: TypeAlias = Any
 """A number, or an array with one number for each layout."""

@@ -8,10 +8,10 @@ import pytest
 
 from shardmark.base.recipe import Optimizer, Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
 from shardmark.predict.hardware.catalogue import Card
 from shardmark.predict.library import OPERATIONS, library_seconds, library_work
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.strategies import STRATEGIES, build_strategy
 
 RECIPE = Recipe(steps=1, global_batch=16)

@@ -10,9 +10,6 @@ import pytest
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell, StepState
-from shardmark.predict.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.predict.hardware.catalogue import Card, load_card
 from shardmark.predict.memory import (
     LEAST,
@@ -26,6 +23,9 @@ from shardmark.predict.memory import (
 )
 from shardmark.predict.models import Models
 from shardmark.predict.profile import Amount, Moment, Profile, Unit
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell, StepState
+from shardmark.ranks.costs.zero_buckets import BucketState, reduced_in_buckets
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 

@@ -12,10 +12,10 @@ import pytest
 
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
-from shardmark.predict.costs import cost_model
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.repeated_layers import Repetition, shortened_copy
 from shardmark.predict.trace.trace import trace
+from shardmark.ranks.costs import cost_model
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.base import Workload

@@ -13,14 +13,14 @@ from shardmark.base.errors import InputError
 from shardmark.base.recipe import Precision, Recipe
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
-from shardmark.predict.costs import COSTS, cost_model
-from shardmark.predict.costs.base import Cell, Costs
-from shardmark.predict.costs.replicas import DDPCosts
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed, load_node
 from shardmark.predict.intervals import COVERAGE, RESIDUALS, interval, residuals_of
 from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
 from shardmark.predict.step import Factors, Step, distribution_tax, plan_step, two_streams
 from shardmark.predict.timing import Constants, collective_seconds, operation_seconds
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell, Costs
+from shardmark.ranks.costs.replicas import DDPCosts
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import Strategy
 
@@ -559,7 +559,7 @@ def test_a_new_strategy_is_predicted_once_it_has_a_cost_model(
 ) -> None:
     with pytest.raises(InputError, match="there is no cost model for invented"):
         step_of(Invented(), 2)
-    monkeypatch.setitem(COSTS, Invented, InventedCosts)  # type: ignore[misc]
+    monkeypatch.setattr(Invented, "costs", f"{__name__}:InventedCosts")
     assert step_of(Invented(), 2).time(PLAIN).waiting_seconds == pytest.approx(0.010)
 
 

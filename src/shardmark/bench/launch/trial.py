@@ -41,8 +41,8 @@ from shardmark.bench.launch.trial_artifacts import (
     rank_records,
     read_lines,
 )
-from shardmark.predict.costs import costs_of
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import costs_of
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.measure.step.progress import read_progress
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import task_modules

@@ -100,6 +100,8 @@ class LocalSGD(LocalStepsStrategy):
     synchronisations.
     """
 
+    costs = "shardmark.extras.local_steps.costs:LocalStepsCosts"
+
     name: str = "local-sgd"
 
     def local_steps(self) -> LocalSteps:
@@ -113,6 +115,8 @@ class DiLoCo(LocalStepsStrategy):
     Source: Douillard et al., 2023, algorithm 1.  All ranks continue from the outer parameters.
     Evaluations use them, without the steps after the last synchronisation.
     """
+
+    costs = "shardmark.extras.local_steps.costs:LocalStepsCosts"
 
     name: str = "diloco"
     outer_learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.7

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from shardmark.base.traffic import RequiredTraffic, Traffic
 from shardmark.extras.parameter_server.strategy import ParameterServer
-from shardmark.predict.costs.base import (
+from shardmark.ranks.costs.base import (
     FP32_BYTES,
     PRECISION_BYTES,
     Cell,

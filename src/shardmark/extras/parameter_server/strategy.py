@@ -40,6 +40,8 @@ class ParameterServer(Strategy):
     World size counts workers; the servers come on top and are the last ranks.
     """
 
+    costs = "shardmark.extras.parameter_server.costs:ParameterServerCosts"
+
     name: str = "ps-sync"
     servers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Server ranks, among which the parameters are shared out by bytes."""
@@ -203,6 +205,8 @@ class AsynchronousServer(ParameterServer):
     Workers take whatever share of a step is left: a faster one takes more of them.
     """
 
+    costs = "shardmark.extras.parameter_server.costs:ParameterServerCosts"
+
     name: str = "ps-async"
     rate: Literal["full", "shared"] = "full"
     """Learning rate of a push: the recipe's, or `shared`: the recipe's over the number of workers,
@@ -231,6 +235,8 @@ class BoundedServer(AsynchronousServer):
 
     Source: stale synchronous parallel, Ho et al., NIPS 2013.  0 is `ps-sync`.
     """
+
+    costs = "shardmark.extras.parameter_server.costs:ParameterServerCosts"
 
     name: str = "ps-bounded"
     staleness: Annotated[int, Field(ge=0)] = 3

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.trial import Trial
 
 MOST_SAMPLES = 2**20

@@ -14,8 +14,6 @@ from typing import Any
 from shardmark.base.layout import Layout, Mesh
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell, StepState
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.memory import (
     MemoryColumn,
@@ -28,6 +26,8 @@ from shardmark.predict.memory import (
 from shardmark.predict.profile import Profile
 from shardmark.predict.step import Column, Factors, Step, layout_column
 from shardmark.predict.timing import Constants
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell, StepState
 from shardmark.ranks.strategies import STRATEGIES
 from shardmark.ranks.strategies.base import samples_of_share
 

@@ -37,7 +37,6 @@ from shardmark.base.traffic import (
     matrix_shapes,
     stored_element_bytes,
 )
-from shardmark.predict.costs.base import FP32_BYTES
 from shardmark.predict.profile import Amount, Kind, Moment, Operation, Profile, Unit
 from shardmark.predict.trace.chains import Chains, Total, Work
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
@@ -49,6 +48,7 @@ from shardmark.predict.trace.repeated_layers import (
 )
 from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
 from shardmark.predict.trace.unit_trace import Moments, Pass, UnitTrace
+from shardmark.ranks.costs.base import FP32_BYTES
 from shardmark.ranks.strategies.blocks import checkpointed_blocks, hidden_matrices, sharding_units
 from shardmark.ranks.strategies.casting import (
     allow_mixed_dtype_batch_norm,

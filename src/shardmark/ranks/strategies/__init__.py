@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache, partial
+from pkgutil import resolve_name
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,8 +28,7 @@ class BuiltIn:
 
     def load(self) -> Callable[..., Strategy]:
         """Import the class; where options are fixed, return a partial with them."""
-        module, _, data_class = self.place.partition(":")
-        loaded = getattr(importlib.import_module(f"{self.package}.{module}"), data_class)
+        loaded: Callable[..., Strategy] = resolve_name(f"{self.package}.{self.place}")
         return partial(loaded, **self.options) if self.options else loaded
 
     def __call__(self, **options: Any) -> Strategy:
@@ -91,8 +90,7 @@ def strategy_factory(name: str) -> Callable[..., Strategy]:
 
     Raises `InputError` for an unknown name and for a package that cannot be imported.
     """
-    if name in STRATEGIES:
-        factory = STRATEGIES[name]
+    if (factory := STRATEGIES.get(name)) is not None:
         return factory.load() if isinstance(factory, BuiltIn) else factory
     if name in plugin_names(PLUGINS):
         registered: Callable[..., Strategy] = load_plugin(PLUGINS, name, Strategy)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, data_parallel
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from shardmark.ranks.strategies.initial_weights import InitialWeights
     from shardmark.ranks.workloads.base import Batch, Workload
     from shardmark.ranks.workloads.options import WorkloadOptions
-
 
 LOSS_SCALE = {
     "initial": 2.0**16,
@@ -246,6 +245,8 @@ class Strategy(ABC):
     Defaults are those of replicas: each process trains a full copy on its own device.
     """
 
+    costs: ClassVar[str | None] = None
+    """Place of its cost model, `package.module:Class`, which a subclass does not inherit."""
     name: str
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:

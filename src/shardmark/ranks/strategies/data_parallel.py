@@ -31,6 +31,8 @@ class DataParallel(Strategy):
     A world size of n means n devices of one process, so there is one training rank.
     """
 
+    costs = "shardmark.ranks.costs.replicas:DataParallelCosts"
+
     name: str = "dp"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:

@@ -34,6 +34,8 @@ MIN_COMPILED_BUCKET_MB = 1
 class DDP(Strategy):
     """A full replica on every rank, gradients all-reduced (Li et al., VLDB 2020, section 3.2)."""
 
+    costs = "shardmark.ranks.costs.replicas:DDPCosts"
+
     name: str = "ddp"
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one all-reduce, MiB: smaller overlaps sooner, larger pays less latency."""

@@ -42,6 +42,8 @@ class FSDP(Strategy):
     mathematics, less traffic, more memory.
     """
 
+    costs = "shardmark.ranks.costs.sharded:FSDPCosts"
+
     name: str = "fsdp"
     reshard_after_forward: bool = True
     wrap: Literal["blocks", "layers", "root"] = "blocks"
@@ -185,6 +187,8 @@ class FSDP(Strategy):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HybridFSDP(FSDP):
     """Sharded inside a group of ranks, replicated across the groups (FSDP2 on a 2-D mesh)."""
+
+    costs = "shardmark.ranks.costs.sharded:FSDPCosts"
 
     name: str = "fsdp-hybrid"
     shard_group: Annotated[int, Field(ge=2)] | None = None

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class Single(Strategy):
     """A single device trains alone, as the baseline."""
 
+    costs = "shardmark.ranks.costs.replicas:ReplicaCosts"
+
     name: str = "single"
 
     def unsupported_reason(self, world_size: int, nodes: int = 1) -> str | None:

@@ -20,8 +20,8 @@ from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import RunFolder
 from shardmark.base.traffic import ModelSize
 from shardmark.cli import app
-from shardmark.predict.costs import COSTS, cost_model, costs_of
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import cost_model, costs_of
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.strategies import STRATEGIES, build_strategy, option_names
 from shardmark.ranks.strategies.base import Server
 from tests import ROOT
@@ -81,11 +81,13 @@ def test_every_method_of_a_strategy_returns_a_valid_value(name: str) -> None:
 def test_the_example_of_a_cost_model_counts_a_call_for_each_gradient(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = import_module("unbucketed_costs").UnbucketedCosts
     strategy = build_strategy("unbucketed", {})
     with pytest.raises(InputError, match="there is no cost model for unbucketed"):
         cost_model(strategy)
-    monkeypatch.setitem(COSTS, type(strategy), model)
+    monkeypatch.setattr(type(strategy), "costs", "unbucketed_costs:NoSuchCosts")
+    with pytest.raises(InputError, match="'unbucketed_costs:NoSuchCosts' cannot be loaded"):
+        cost_model(strategy)
+    monkeypatch.setattr(type(strategy), "costs", "unbucketed_costs:UnbucketedCosts")
     size = ModelSize(parameters=8, trained_parameters=8, trained_matrices=((2, 2, 2),))
     cell = Cell(size=size, recipe=recipe(), world_size=2)
     (all_reduce,) = cost_model(strategy).library_traffic(cell)

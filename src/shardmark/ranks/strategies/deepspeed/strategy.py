@@ -49,6 +49,8 @@ class Zero(Strategy):
     Source: Rajbhandari et al., SC 2020, section 5.  Stage 0 shards nothing.
     """
 
+    costs = "shardmark.ranks.costs.sharded:ZeroCosts"
+
     stage: Literal[0, 1, 2, 3]
     bucket_mb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 25.0
     """Gradients in one reduction, MiB of fp32.  DeepSpeed holds a buffer of this size."""

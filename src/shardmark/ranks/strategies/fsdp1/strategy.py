@@ -34,6 +34,8 @@ class FullyShardedFirst(Strategy):
     updated with it.
     """
 
+    costs = "shardmark.ranks.costs.sharded:FSDP1Costs"
+
     name: str = "fsdp1"
     reshard_after_forward: bool = True
     """Free the gathered parameters of a block after its forward pass: FULL_SHARD, otherwise

@@ -363,6 +363,8 @@ def _sample_ranks(mesh: DeviceMesh) -> Any:
 class TensorParallel(Layered):
     """Every rank computes a part of each layer for the same samples (Shoeybi et al., 2019)."""
 
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
+
     axes: ClassVar[tuple[str, ...]] = ("tensor",)
     name: str = "tp"
     sequence_parallel: bool = False
@@ -372,6 +374,8 @@ class TensorParallel(Layered):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensorParallel(TensorParallel):
     """Layers are divided over tensor ranks, whose parts are sharded by FSDP2."""
+
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
 
     axes: ClassVar[tuple[str, ...]] = ("shard", "tensor")
     name: str = "fsdp-tp"
@@ -387,6 +391,8 @@ class PipelineParallel(Layered):
     Qi et al., ICLR 2024.
     """
 
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
+
     axes: ClassVar[tuple[str, ...]] = ("pipeline",)
     name: str = "pp"
     schedule: Schedule = "1f1b"
@@ -396,6 +402,8 @@ class PipelineParallel(Layered):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicatedPipeline(PipelineParallel):
     """Several pipelines with different samples; DDP reduces the gradients of each stage."""
+
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
 
     axes: ClassVar[tuple[str, ...]] = ("data", "pipeline")
     name: str = "ddp-pp"
@@ -409,6 +417,8 @@ class ShardedPipeline(PipelineParallel):
     A stage is gathered once a step, and stays gathered for all micro-batches, as in ZeRO-2.
     """
 
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
+
     axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline")
     name: str = "fsdp-pp"
     mesh: Mesh | None = None
@@ -417,6 +427,8 @@ class ShardedPipeline(PipelineParallel):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedTensorPipeline(ShardedTensorParallel):
     """Pipelines of divided layers, sharded by FSDP2, on any mesh of these axes."""
+
+    costs = "shardmark.ranks.costs.layers:LayeredCosts"
 
     axes: ClassVar[tuple[str, ...]] = ("shard", "pipeline", "tensor")
     any_axes: ClassVar[bool] = True

@@ -36,6 +36,8 @@ class Ulysses(Strategy):
     ranks by DDP, or the state is sharded over them by FSDP2.
     """
 
+    costs = "shardmark.ranks.costs.layers:UlyssesCosts"
+
     name: str = "ulysses"
     sharded: bool = False
     mesh: Mesh | None = None

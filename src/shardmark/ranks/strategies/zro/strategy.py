@@ -34,6 +34,8 @@ class ZeroRedundancy(DDP):
     torch's `ZeroRedundancyOptimizer`; Rajbhandari et al., SC 2020, section 5.1.
     """
 
+    costs = "shardmark.ranks.costs.replicas:ZeroRedundancyCosts"
+
     name: str = "zro"
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:

@@ -37,8 +37,8 @@ from shardmark.bench.analysis.network.wire import WireOfRow, wires_of
 from shardmark.bench.report.figures import figures_of
 from shardmark.bench.report.page.page import render_page
 from shardmark.bench.report.views.network import links_table, network_json, network_tables
-from shardmark.predict.costs import cost_model
-from shardmark.predict.costs.base import Cell
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.strategies import build_strategy
 from tests.golden.invented import invented_rank, invented_trial
 from tests.runs import FIRST_STEP_AT_SECONDS, compare_trials, store_and_compare

@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.traffic import ModelSize, RequiredTraffic
-from shardmark.predict.costs import COSTS, cost_model
-from shardmark.predict.costs.base import Cell
-from shardmark.ranks.strategies import STRATEGIES, build_strategy, strategy_class
+from shardmark.ranks.costs import cost_model, costs_of
+from shardmark.ranks.costs.base import Cell
+from shardmark.ranks.strategies import STRATEGIES, build_strategy
+from shardmark.ranks.strategies.ddp import DDP
 from tests.golden.invented import invented_trial
 
 SIZE = ModelSize(
@@ -51,7 +52,14 @@ def test_the_rank_stride_is_stored_as_apart() -> None:
 
 
 def test_every_strategy_of_the_table_has_a_cost_model() -> None:
-    assert {strategy_class(name) for name in STRATEGIES} == {*COSTS}
+    assert None not in [costs_of(build_strategy(name, {})) for name in STRATEGIES]
+
+
+def test_a_subclass_does_not_inherit_the_cost_model_of_its_parent() -> None:
+    class Changed(DDP):
+        """May send something else than DDP."""
+
+    assert costs_of(Changed()) is None
 
 
 def test_a_hybrid_group_all_reduces_a_shard_across_nodes() -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
-from shardmark.predict.costs.base import (
+from shardmark.ranks.costs.base import (
     FP32_BYTES,
     PRECISION_BYTES,
     Cell,
@@ -22,7 +22,7 @@ from shardmark.predict.costs.base import (
     stored_bytes,
     times,
 )
-from shardmark.predict.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
+from shardmark.ranks.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
 from shardmark.ranks.strategies.base import is_native
 from shardmark.ranks.strategies.deepspeed.strategy import PREFETCHED_ELEMENTS, Zero
 from shardmark.ranks.strategies.fsdp import FSDP

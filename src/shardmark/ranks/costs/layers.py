@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardmark.base.layout import ActivationSharding, Mesh
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
-from shardmark.predict.costs.base import (
+from shardmark.ranks.costs.base import (
     PRECISION_BYTES,
     Cell,
     Costs,
@@ -18,8 +18,8 @@ from shardmark.predict.costs.base import (
     all_reduced,
     times,
 )
-from shardmark.predict.costs.replicas import DDPCosts
-from shardmark.predict.costs.sharded import FSDPCosts
+from shardmark.ranks.costs.replicas import DDPCosts
+from shardmark.ranks.costs.sharded import FSDPCosts
 from shardmark.ranks.strategies.ddp import DDP
 from shardmark.ranks.strategies.fsdp import FSDP, HybridFSDP
 from shardmark.ranks.strategies.layers.strategies import SCHEDULES, Layered

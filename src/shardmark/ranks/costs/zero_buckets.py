@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from shardmark.predict.costs.base import UnitSize
+from shardmark.ranks.costs.base import UnitSize
 
 
 @dataclass(frozen=True, slots=True)
