@@ -173,8 +173,8 @@ def plan(
     from shardmark.experiment.load import to_yaml
     from shardmark.predict.models import Models
     from shardmark.predict.padding import padding_of
-    from shardmark.predict.plan import compare_machines, parse_nodes
-    from shardmark.predict.request import question_about
+    from shardmark.predict.plan import make_plan, parse_nodes
+    from shardmark.predict.request import PlanRequest
     from shardmark.predict.table import render_plan
 
     if view not in (None, "when"):
@@ -190,36 +190,28 @@ def plan(
         raise InputError(machines[0], "one argument too many", "allowed are MODEL --on MACHINE")
     phases = PhaseLines()
     phases("reading the question, and loading torch")
-    question = question_about(
-        model,
-        kinds,
-        parse_nodes(nodes),
+    request = PlanRequest(
+        subject=model,
+        machines=tuple(kinds),
+        nodes=parse_nodes(nodes),
         batch=batch,
         sequence_length=sequence_length,
         precision=precision,
         adapter=adapter,
-        overrides=overrides or (),
+        overrides=tuple(overrides or ()),
+        run=None if run is None else load_run(run),
+        prices_per_hour=tuple(price_per_hour or ()),
+        search=search or write is not None,
+        work=None if work is None else parse_amount(work),
+        padding=padding_of(padding, mean_length),
     )
     models = Models()
     models.notify = phases
-    predicted = compare_machines(
-        question.experiment,
-        kinds,
-        parse_nodes(nodes),
-        models,
-        run=None if run is None else load_run(run),
-        prices_per_hour=price_per_hour or (),
-        search=search or write is not None,
-        work=None if work is None else parse_amount(work),
-        assumed_steps=question.assumed is not None,
-        padding=padding_of(padding, mean_length),
-        fp8=question.fp8,
-    )
+    predicted = make_plan(request, models)
     text = render_plan(
         predicted,
         Format(form.value),
         terminal_width() or 80,
-        assumed=question.assumed,
         memory=memory,
         speed=speed,
         best_of_each=bool(compare),

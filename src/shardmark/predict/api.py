@@ -45,28 +45,21 @@ def plan(
     from shardmark.predict.model_name import is_experiment
     from shardmark.predict.models import Models
     from shardmark.predict.padding import padding_of
-    from shardmark.predict.plan import compare_machines, parse_nodes
-    from shardmark.predict.request import question_about
+    from shardmark.predict.plan import make_plan, parse_nodes
+    from shardmark.predict.request import PlanRequest
 
-    machines = [str(on)] if isinstance(on, str | Path) else [*map(str, on)]
     counts = nodes if isinstance(nodes, str | int) else ",".join(map(str, nodes))
-    counted = parse_nodes(str(counts))
-    if isinstance(experiment, str) and not is_experiment(experiment):
-        options = [override_of(key, value) for key, value in overrides.items()]
-        question = question_about(experiment, machines, counted, overrides=options)
-        resolved, is_model = question.experiment, True
-    else:
-        resolved, is_model = resolve_experiment(experiment, overrides), False
     prices = [price_per_hour] if isinstance(price_per_hour, int | float) else price_per_hour or ()
-    return compare_machines(
-        resolved,
-        machines,
-        counted,
-        Models(),
+    named = isinstance(experiment, str) and not is_experiment(experiment)
+    request = PlanRequest(
+        subject=str(experiment) if named else resolve_experiment(experiment, overrides),
+        machines=(str(on),) if isinstance(on, str | Path) else tuple(map(str, on)),
+        nodes=parse_nodes(str(counts)),
+        overrides=tuple(override_of(*item) for item in overrides.items()) if named else (),
         run=None if run is None else load_run(Path(run).expanduser()),
-        prices_per_hour=prices,
+        prices_per_hour=tuple(prices),
         search=search,
         work=work,
-        assumed_steps=is_model,
         padding=padding_of(padding, mean_length),
     )
+    return make_plan(request, Models())

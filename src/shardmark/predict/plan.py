@@ -12,7 +12,6 @@ from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.recipe import MAX_RANKS, Recipe
-from shardmark.base.results.store import StoredRun
 from shardmark.base.text import as_text, with_options
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
@@ -25,6 +24,7 @@ from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
 from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
+from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.layouts import searcher_of, winner_of
 from shardmark.predict.search.search import Search
 from shardmark.predict.step import Factors, StepTime, plan_step
@@ -218,12 +218,17 @@ class Plan:
     """Precision of the recipe; None if it is an axis."""
     requested_work: float | None = None
     """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
-    assumed_steps: bool = False
-    """True for a model that was named alone: the recipe's number of steps has no meaning."""
+    assumed: str | None = None
+    """Assumptions about a model that was named alone; None for an experiment of the user."""
     remedies: tuple[Remedy, ...] = ()
     """Changes under which the experiment fits, if nothing does."""
     fewest: Remedy | None = None
     """The fewest devices of one node on which a strategy fits, if they are fewer."""
+
+    @property
+    def assumed_steps(self) -> bool:
+        """True for a model that was named alone: the recipe's number of steps has no meaning."""
+        return self.assumed is not None
 
     @property
     def best(self) -> tuple[Best, ...]:
@@ -326,54 +331,28 @@ def parse_nodes(text: str) -> tuple[int, ...]:
     return tuple(sorted(counts))
 
 
-def compare_machines(
-    experiment: Experiment,
-    machines: Sequence[str],
-    nodes: Sequence[int],
-    models: Models,
-    *,
-    prices_per_hour: Sequence[float] = (),
-    run: StoredRun | None = None,
-    search: bool = False,
-    work: float | None = None,
-    assumed_steps: bool = False,
-    padding: Padding = NO_PADDING,
-    fp8: bool = False,
-) -> Plan:
-    """Make a plan for one or several kinds of machines, which each row then names.
+def make_plan(request: PlanRequest, models: Models, constants: Constants | None = None) -> Plan:
+    """Predict each cell of the experiment on each number of nodes.
 
-    A number of nodes in the name of a machine, as in `2x8xh100`, takes precedence over `nodes`.
-    `work` is the number of tokens or samples to price; `prices_per_hour` has one price for all
-    kinds, or one for each.  `assumed_steps` and `padding` are those of the plan; `fp8` multiplies
-    in 8 bits inside blocks.  Raises `InputError` as `make_plan` does, and for a search on several
+    The rows of several kinds of machines name theirs.  Raises `InputError` for a machine that is
+    not known, for a run that says nothing about the experiment's model, and for a search on several
     kinds.
     """
-    kinds = [*dict.fromkeys(machines)]
-    prices: list[float | None] = [*prices_per_hour] or [None]
+    request = request.resolved()
+    kinds = [*dict.fromkeys(request.machines)]
+    prices: list[float | None] = [*request.prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
         message = f"found {len(prices)} prices for {len(kinds)} kinds of machines"
         raise InputError("--price-per-hour", message, "give one for all, or one for each --on")
-    if search and len(kinds) > 1:
+    if request.search and len(kinds) > 1:
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
     plans = [
-        make_plan(
-            experiment,
-            on,
-            nodes,
-            models,
-            run=run,
-            price_per_hour=price,
-            search=search,
-            work=work,
-            assumed_steps=assumed_steps,
-            padding=padding,
-            fp8=fp8,
-        )
+        _plan_on(on, price, request, models, constants or Constants())
         for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
     ]
     if len(plans) == 1:
         return plans[0]
-    if assumed_steps:  # nobody chose the strategies: each machine has those that use all of it
+    if plans[0].assumed_steps:  # nobody chose the strategies: each machine uses all of it
         plans = [replace(plan, rows=_using_most_devices(plan.rows)) for plan in plans]
     rows = tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows)
     return replace(
@@ -408,33 +387,19 @@ def _best_on_fewer(planners: Sequence[_Planner], devices: int) -> Iterator[Predi
             yield max(fitting, key=lambda row: row.work_per_second)
 
 
-def make_plan(
-    experiment: Experiment,
+def _plan_on(
     on: str,
-    nodes: Sequence[int],
+    price_per_hour: float | None,
+    request: PlanRequest,
     models: Models,
-    *,
-    run: StoredRun | None = None,
-    price_per_hour: float | None = None,
-    search: bool = False,
-    constants: Constants | None = None,
-    work: float | None = None,
-    assumed_steps: bool = False,
-    padding: Padding = NO_PADDING,
-    fp8: bool = False,
+    constants: Constants,
 ) -> Plan:
-    """Predict each cell of the experiment on each number of nodes.
-
-    `search` compares all layouts of the most ranks, for the first values of the other axes.
-
-    Raises `InputError` for a machine that is not known, and for a run that says nothing about the
-    experiment's model.
-    """
+    experiment, run, nodes = request.experiment, request.run, request.nodes
     if price_per_hour is not None and not 0 <= price_per_hour < inf:
         message = f"found {price_per_hour:g}"
         raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
-    constants = constants or Constants()
-    if fp8 and search:
+    fp8 = request.fp8
+    if fp8 and request.search:
         raise InputError("--precision fp8", "--search has no products in 8 bits", "leave one out")
     if fp8 and any(cell.recipe.precision != "bf16" for cell in cells_of_any_size(experiment)[0]):
         message = "the experiment has other precisions than bf16"
@@ -460,19 +425,19 @@ def make_plan(
             anchor=None if anchors is None else anchors.anchor(cell),
             price_per_hour=price_per_hour,
             constants=constants,
-            padding=padding,
+            padding=request.padding,
             fp8=fp8,
         )
         for cell in cells
     ]
     rows = [row for planner in planners for row in planner.rows(nodes)]
-    if assumed_steps and nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
+    if request.assumed and nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
         rows += _best_on_fewer(planners, node.node.devices)
-    if assumed_steps:
+    if request.assumed:
         notes += _channels_last_notes(planners, rows, nodes, on)
     best: Search | None = None
     winner: Experiment | None = None
-    if search:
+    if request.search:
         anchor = None if anchors is None else anchors.anchor(cells[0])
         factors = Factors() if anchor is None else anchor.factors
         try:
@@ -484,7 +449,7 @@ def make_plan(
             notes.append(f"No layouts could be searched: {error}")
         else:
             winner = winner_of(best, experiment, cells[0])
-    if padding != NO_PADDING and all(row.unit == "samples" for row in rows):
+    if request.padding != NO_PADDING and all(row.unit == "samples" for row in rows):
         message = "samples of this model have no tokens"
         raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
@@ -506,8 +471,8 @@ def make_plan(
         search=best,
         winner=winner,
         precision=FP8 if fp8 else _single(cell.recipe.precision for cell in cells),
-        requested_work=work,
-        assumed_steps=assumed_steps,
+        requested_work=request.work,
+        assumed=request.assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
 

@@ -1,74 +1,96 @@
-"""Makes the experiment of a question about a model on machines that are named."""
+"""The options of a plan, and the experiment that they mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardmark.base.errors import InputError
+from shardmark.base.results.store import StoredRun
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, load_experiment
 from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
 from shardmark.predict.model_name import adapter_of, experiment_of, is_experiment
+from shardmark.predict.padding import NO_PADDING, Padding
 
 PRECISIONS = ("bf16", "fp16", "fp32")
+FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """An experiment to predict, and what was assumed."""
+class PlanRequest:
+    """The options of a plan, of the command line and of Python."""
 
-    experiment: Experiment
+    subject: str | Experiment
+    """A model, the file of an experiment, the name of a preset, or an experiment."""
+    machines: tuple[str, ...]
+    """Kinds of machines.  A number of nodes in a name, as in `2x8xh100`, goes before `nodes`."""
+    nodes: tuple[int, ...] = (1,)
+    batch: int | None = None
+    """Samples of a device in a step."""
+    sequence_length: int | None = None
+    precision: str | None = None
+    """`fp8`: products inside blocks are in 8 bits, and everything else in bf16."""
+    adapter: str | None = None
+    overrides: tuple[str | Override, ...] = ()
+    run: StoredRun | None = None
+    """A stored run of the model that the predictions start from."""
+    prices_per_hour: tuple[float, ...] = ()
+    """Dollars for a card's hour: one price for all kinds of machines, or one for each."""
+    search: bool = False
+    """Compare all layouts of the most ranks, for the first values of the other axes."""
+    work: float | None = None
+    """Tokens or samples to price."""
+    padding: Padding = NO_PADDING
     assumed: str | None = None
-    """None for an experiment that the user wrote."""
-    fp8: bool = False
-    """True if products inside blocks are in 8 bits, and everything else in bf16."""
+    """Assumptions about a model that was named alone; None for an experiment of the user."""
 
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment of a resolved request."""
+        assert isinstance(self.subject, Experiment), "a resolved request"
+        return self.subject
 
-def question_about(
-    name: str,
-    machines: Sequence[str],
-    nodes: Sequence[int],
-    *,
-    batch: int | None = None,
-    sequence_length: int | None = None,
-    precision: str | None = None,
-    adapter: str | None = None,
-    overrides: Sequence[str | Override] = (),
-) -> Question:
-    """Return the experiment of a file, a preset or a model.
+    @property
+    def fp8(self) -> bool:
+        return self.precision == FP8
 
-    The machines choose the strategies of a model and, unless it is given, its precision.  Raises
-    `InputError` for an unknown name.
-    """
-    fp8 = precision == "fp8"
-    precision = "bf16" if fp8 else precision
-    chosen = {
-        "recipe.per_rank_batch": batch,
-        "workload.sequence_length": sequence_length,
-        "recipe.precision": precision,
-    }
-    if is_experiment(name):
-        options = [f"{key}={value}" for key, value in chosen.items() if value is not None]
-        experiment = load_experiment(name, [*options, *overrides])
-        if adapter is not None:
-            added = adapter_of(adapter, experiment.recipe.precision).model_dump_json()
-            options.append(f"workload.adapter={added}")
-            experiment = load_experiment(name, [*options, *overrides])
-        return Question(experiment=experiment, fp8=fp8)
-    loaded = [(load_node(node), count or nodes[-1]) for node, count in map(nodes_of, machines)]
-    experiment, assumed = experiment_of(
-        name,
-        devices=max(node.node.devices * count for node, count in loaded),
-        nodes=max(count for _, count in loaded),
-        least_devices=min(node.node.devices * count for node, count in loaded),
-        precision=precision or _precision([node.card for node, _ in loaded]),
-        batch=batch,
-        sequence_length=sequence_length,
-        adapter=adapter,
-        overrides=overrides,
-    )
-    return Question(experiment=experiment, assumed=assumed, fp8=fp8)
+    def resolved(self) -> PlanRequest:
+        """Return the request with the experiment that its subject names.
+
+        The machines choose the strategies of a model and, unless it is given, its precision.
+        Raises `InputError` for an unknown name.
+        """
+        if isinstance(self.subject, Experiment):
+            return self
+        precision = "bf16" if self.fp8 else self.precision
+        if is_experiment(self.subject):
+            chosen = {
+                "recipe.per_rank_batch": self.batch,
+                "workload.sequence_length": self.sequence_length,
+                "recipe.precision": precision,
+            }
+            options = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+            experiment = load_experiment(self.subject, [*options, *self.overrides])
+            if self.adapter is not None:
+                adapter = adapter_of(self.adapter, experiment.recipe.precision)
+                options.append(f"workload.adapter={adapter.model_dump_json()}")
+                experiment = load_experiment(self.subject, [*options, *self.overrides])
+            return replace(self, subject=experiment)
+        named = map(nodes_of, self.machines)
+        loaded = [(load_node(node), count or self.nodes[-1]) for node, count in named]
+        experiment, assumed = experiment_of(
+            self.subject,
+            devices=max(node.node.devices * count for node, count in loaded),
+            nodes=max(count for _, count in loaded),
+            least_devices=min(node.node.devices * count for node, count in loaded),
+            precision=precision or _precision([node.card for node, _ in loaded]),
+            batch=self.batch,
+            sequence_length=self.sequence_length,
+            adapter=self.adapter,
+            overrides=self.overrides,
+        )
+        return replace(self, subject=experiment, assumed=assumed)
 
 
 def _precision(cards: Sequence[Card]) -> str:

@@ -45,7 +45,6 @@ def render_plan(
     form: Format,
     width: int | None,
     *,
-    assumed: str | None = None,
     memory: bool = False,
     speed: bool = False,
     best_of_each: bool = False,
@@ -53,7 +52,7 @@ def render_plan(
 ) -> str:
     """Return answers, a table and notes, with a line break at the end.
 
-    `assumed` says what was assumed of a model that was named alone.  `memory` adds the parts of the
+    `memory` adds the parts of the
     memory, `speed` those of the time.  `best_of_each` shows one row for each kind of machine, and
     `when` only the best strategy in each range of an axis.
     """
@@ -62,7 +61,7 @@ def render_plan(
         by_range = (
             {"when": [record for table in ranges for record in records(table)]} if when else {}
         )
-        return render_json(plan_json(plan) | by_range | {"assumed": assumed})
+        return render_json(plan_json(plan) | by_range | {"assumed": plan.assumed})
     if when:
         notes = [*_deviation_notes(plan.rows), *_last_notes(plan)]
         parts = [
@@ -71,7 +70,7 @@ def render_plan(
         ]
         return "\n".join(parts)
     made = [
-        answer_table(plan, assumed, best_of_each=best_of_each),
+        answer_table(plan, best_of_each=best_of_each),
         *([memory_table(plan)] if memory else ()),
         *([speed_table(plan)] if speed else ()),
         remedies_table(plan),
@@ -274,7 +273,7 @@ def _refusals(plan: Plan) -> Iterator[str]:
         yield f"Not predicted: {places_text} ranks: {reason}"
 
 
-def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False) -> Table:
+def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _best_of_machines(plan, predicted) if best_of_each else _chosen(predicted)
@@ -300,7 +299,7 @@ def answer_table(plan: Plan, assumed: str | None, *, best_of_each: bool = False)
             f"The best of each strategy in {len(predicted)} rows: --memory and --speed have all."
             f"{f' Here: {listed(same)}.' if same else ''}"
         )
-    notes += [] if assumed is None else [f"Assumed: {assumed}."]
+    notes += [] if plan.assumed is None else [f"Assumed: {plan.assumed}."]
     useful = min((row.useful_fraction for row in rows), default=1.0)
     if useful < 1:
         notes.append(

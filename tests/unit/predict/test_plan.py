@@ -28,7 +28,7 @@ from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
 from shardmark.predict.remedies import remedies_of
-from shardmark.predict.request import question_about
+from shardmark.predict.request import PlanRequest
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.table import render_plan, text_of
 from shardmark.predict.timing import Constants
@@ -49,13 +49,18 @@ def experiment(strategies: Sequence[Any] = ALL, **recipe: Any) -> Experiment:
     )
 
 
+def about(name: str, **options: Any) -> PlanRequest:
+    return PlanRequest(subject=name, machines=("8xh100",), **options).resolved()
+
+
 def texts() -> Experiment:
-    return question_about("hf:Qwen/Qwen3-8B", ["8xh100"], [1], sequence_length=128).experiment
+    return about("hf:Qwen/Qwen3-8B", sequence_length=128).experiment
 
 
 def planned(of: Experiment, on: str = "h100x8", nodes: str = "1", **options: Any) -> Plan:
-    models = options.pop("models", MadeModels())
-    return make_plan(of, on, parse_nodes(nodes), models, **options)
+    models, constants = options.pop("models", MadeModels()), options.pop("constants", None)
+    request = PlanRequest(subject=of, machines=(on,), nodes=parse_nodes(nodes), **options)
+    return make_plan(request, models, constants)
 
 
 def row_of(plan: Plan, strategy: str, ranks: int) -> Prediction:
@@ -164,7 +169,7 @@ def test_the_largest_batch_where_needs_bend(last: int) -> None:
 
 def test_costs_follow_from_the_price_of_a_card() -> None:
     of = experiment(["ddp"], steps=None, epochs=4)
-    (row,) = planned(of, price_per_hour=2.0).rows
+    (row,) = planned(of, prices_per_hour=(2.0,)).rows
     assert row.steps == 4 * (50_000 // 512)
     assert row.step_seconds is not None
     assert row.dollars == pytest.approx(2.0 * 8 * row.steps * row.step_seconds / 3600)
@@ -175,7 +180,7 @@ def test_costs_follow_from_the_price_of_a_card() -> None:
 def test_unequal_work_is_compared_by_its_rate() -> None:
     """Twice the ranks train twice the samples in as many steps: dollars are for a million."""
     of = experiment(["ddp"])
-    plan = planned(of, "dgx-h100", nodes="1,2", price_per_hour=2.0)
+    plan = planned(of, "dgx-h100", nodes="1,2", prices_per_hour=(2.0,))
     one, two = plan.rows
     assert (one.work, two.work) == (1000 * 512, 1000 * 1024)
     assert one.dollars_for(1e6) == pytest.approx((one.dollars or 0) / 0.512)
@@ -427,7 +432,7 @@ def test_a_model_that_fails_is_a_row_with_its_error(
 def test_small_models_take_the_time_of_their_host(name: str, measured_rate: float) -> None:
     """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`."""
     of = load_experiment(name, ["matrix.strategy=[single]"])
-    (row,) = make_plan(of, "h100x1", (1,), Models()).rows
+    (row,) = planned(of, "h100x1", models=Models()).rows
     assert row.time is not None
     assert row.time.bound == "the host"
     assert row.low_seconds is not None
@@ -438,7 +443,9 @@ def test_small_models_take_the_time_of_their_host(name: str, measured_rate: floa
 def test_padding_is_no_useful_work() -> None:
     """128 tokens of which 32 are padding: three quarters of the tokens a second, each dearer."""
     paddings = (NO_PADDING, Padding(fraction=0.25), Padding(mean_length=96))
-    rows = [planned(texts(), price_per_hour=2.0, padding=padding).rows[0] for padding in paddings]
+    rows = [
+        planned(texts(), prices_per_hour=(2.0,), padding=padding).rows[0] for padding in paddings
+    ]
     assert len({row.step_seconds for row in rows}) == 1
     assert [row.tokens_per_sample for row in rows] == [128, 96, 96]
     assert rows[1].work_per_second == pytest.approx(0.75 * rows[0].work_per_second)
@@ -471,16 +478,16 @@ def test_samples_without_tokens_have_no_padding() -> None:
 def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> None:
     """Its number of steps was assumed; the task says how many tokens a sample has."""
     made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
-    plan = planned(experiment(["ddp"]), models=made, assumed_steps=True)
+    plan = planned(experiment(["ddp"]), models=made, assumed="its strategies")
     assert (plan.unit, plan.work) == ("tokens", 1e9)
     assert {row.tokens_per_sample for row in plan.rows} == {626.0}
-    plan = planned(experiment(["ddp"]), assumed_steps=True)
+    plan = planned(experiment(["ddp"]), assumed="its strategies")
     assert (plan.unit, plan.work) == ("samples", 1e6)
 
 
 def test_fewer_devices_of_a_machine_are_rows_of_a_model_alone() -> None:
     """The fastest strategy on each half; nobody chose the number of ranks."""
-    plan = planned(experiment(["ddp", "fsdp"]), assumed_steps=True)
+    plan = planned(experiment(["ddp", "fsdp"]), assumed="its strategies")
     sizes = [(row.strategy, row.ranks) for row in plan.rows]
     assert sizes[:2] == [("ddp", 8), ("fsdp", 8)]
     assert [ranks for _, ranks in sizes[2:]] == [4, 2, 1]
@@ -511,17 +518,20 @@ def test_products_of_blocks_in_8_bits() -> None:
 
 def test_8_bits_are_faster_where_the_card_has_them() -> None:
     """Products of 1979 TFLOP/s in place of 989.5; the time of casts is that of their launches."""
-    bf16, fp8 = (planned(experiment(["single"]), on="1xh100", fp8=fp8) for fp8 in (False, True))
+    bf16, fp8 = (
+        planned(experiment(["single"]), on="1xh100", precision="fp8" if fp8 else None)
+        for fp8 in (False, True)
+    )
     saved = (bf16.rows[0].step_seconds or 0) / (fp8.rows[0].step_seconds or 1)
     assert saved == pytest.approx(1979 * PRODUCT_SHARE / (989.5 * 0.795), rel=0.02)
     assert (bf16.precision, fp8.precision) == ("bf16", "fp8 in products of blocks, else bf16")
-    (row,) = planned(experiment(["single"]), on="1xa100-80", fp8=True).rows
+    (row,) = planned(experiment(["single"]), on="1xa100-80", precision="fp8").rows
     assert "has no fp8 in hardware; use bf16" in str(row.reason)
     with pytest.raises(InputError, match="--precision fp8: --search has no products"):
-        planned(experiment(["ddp"]), fp8=True, search=True)
+        planned(experiment(["ddp"]), precision="fp8", search=True)
     with pytest.raises(InputError, match="other precisions than bf16"):
-        planned(experiment(["ddp"], precision="fp32"), fp8=True)
-    question = question_about("hf:Qwen/Qwen3-8B", ["8xh100"], [1], precision="fp8")
+        planned(experiment(["ddp"], precision="fp32"), precision="fp8")
+    question = about("hf:Qwen/Qwen3-8B", precision="fp8")
     assert (question.fp8, question.experiment.recipe.precision) == (True, "bf16")
 
 

@@ -11,7 +11,7 @@ import pytest
 from shardmark.base.errors import InputError
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.remedies import CHANGES, Change
-from shardmark.predict.request import Question, question_about
+from shardmark.predict.request import PlanRequest
 from shardmark.ranks.workloads.language.options import LanguageOptions
 
 TASK = """
@@ -29,8 +29,8 @@ def reads(vocabulary, sequence_length): ...
 """
 
 
-def about(name: str, *machines: str, **options: Any) -> Question:
-    return question_about(name, machines or ("8xh100",), (1,), **options)
+def about(name: str, *machines: str, **options: Any) -> PlanRequest:
+    return PlanRequest(subject=name, machines=machines or ("8xh100",), **options).resolved()
 
 
 @pytest.mark.parametrize(
