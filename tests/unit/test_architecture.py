@@ -21,24 +21,24 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_800),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_750),
     "compare": (("cli/compare.py",), 71, 12_050),
-    "plan": (("cli/plan.py",), 152, 28_000),
-    "run": (("cli/run.py",), 164, 28_400),
-    "time": (("cli/time.py",), 166, 28_600),
-    "verify": (("cli/verify.py",), 138, 23_700),
+    "plan": (("cli/plan.py",), 150, 27_850),
+    "run": (("cli/run.py",), 162, 28_250),
+    "time": (("cli/time.py",), 164, 28_450),
+    "verify": (("cli/verify.py",), 136, 23_550),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (75, 11_160)
+RANK_OF_DDP = (73, 11_050)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 68_450
 SHORT_HELPERS = 262
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
-WRONG_ARROWS = 3
+WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""
 SLACK = 1.02
 """A ceiling that is further above the code is lowered."""

@@ -54,18 +54,18 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.base.plugins import by_name
     from shardmark.experiment.load import presets
     from shardmark.experiment.messages import choices
-    from shardmark.extras.detection.options import DETECTORS
+    from shardmark.ranks.workloads import WORKLOADS
     from shardmark.ranks.workloads.datasets import DATASETS
-    from shardmark.ranks.workloads.language.options import LANGUAGE_MODELS
-    from shardmark.ranks.workloads.models import MODELS, OTHER_MODELS
+    from shardmark.ranks.workloads.models import OTHER_MODELS
 
     if kind not in KINDS and kind:
         raise InputError("list", f"unknown kind {kind!r}", choices(kind, tuple(KINDS)))
+    models = {name: line for task in WORKLOADS.values() for name, line in task.models.items()}
     listings: dict[str, Mapping[str, str]] = {
         "": KINDS,
         "strategies": _strategies(),
         "workloads": _workloads(),
-        "models": {**MODELS, **DETECTORS, **LANGUAGE_MODELS, **_configurations(), **OTHER_MODELS},
+        "models": {**models, **_configurations(), **OTHER_MODELS},
         "datasets": DATASETS,
         "metrics": {
             name: f"[{metric.unit}] {metric.definition}" for name, metric in METRICS.items()

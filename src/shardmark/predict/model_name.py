@@ -17,7 +17,7 @@ from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, from_mapping, preset_names
 from shardmark.experiment.messages import nearest
-from shardmark.extras.detection.options import DETECTORS
+from shardmark.ranks.workloads import WORKLOADS
 from shardmark.ranks.workloads.configurations import (
     CLASS,
     LATENT_PIXELS,
@@ -179,13 +179,14 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
         return _of_transformers(name, sequence_length)
     if is_user_function(name):
         return _of_user(name, sequence_length)
-    if name in DETECTORS:
+    detectors = WORKLOADS["detection"].models
+    if name in detectors:
         workload = {"name": "detection", "model": name}
         return NamedModel(workload=workload, batch=2, sample="picture", optimizer=SGD)
     try:
         check_model_name(name)
     except ValueError as error:
-        names = (*preset_names(), *shipped(), *DETECTORS, *registered_names("torchvision"))
+        names = (*preset_names(), *shipped(), *detectors, *registered_names("torchvision"))
         allowed = (
             "allowed are an experiment's file, a preset, a model of torchvision, timm:NAME,"
             " hf:NAME, hf:FILE.json, a folder of save_pretrained, module:function and a task's"

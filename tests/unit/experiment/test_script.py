@@ -47,7 +47,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_variant_is_a_command_on_each_number_of_ranks() -> None:
     plan = expand(from_mapping(mapping()))
     cells = {
-        (trial.strategy.name, trial.world_size, trial.workload.command)  # type: ignore[union-attr]
+        (trial.strategy.name, trial.world_size, trial.workload.command)  # type: ignore[attr-defined]
         for trial in plan.trials
     }
     assert cells == {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Annotated, ClassVar, Literal
 
@@ -53,6 +54,7 @@ class DetectionOptions(PictureOptions):
     """Object detection: boxes and classes of objects in images, and masks for Mask R-CNN."""
 
     verified_samples: ClassVar[int] = 8
+    models: ClassVar[Mapping[str, str]] = DETECTORS
 
     name: Literal["detection"] = "detection"
     model: str = "fasterrcnn_resnet50_fpn"

@@ -6,7 +6,8 @@ import importlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import (
     Field,
@@ -19,7 +20,6 @@ from pydantic import (
 from shardmark.base.errors import DataError, InputError
 from shardmark.base.extras import require
 from shardmark.base.plugins import load_plugin, plugin_names
-from shardmark.extras.detection.options import DetectionOptions
 from shardmark.ranks.workloads.language.options import LanguageOptions
 from shardmark.ranks.workloads.options import WorkloadOptions
 from shardmark.ranks.workloads.own.options import OwnOptions
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 WORKLOADS: dict[str, type[WorkloadOptions]] = {
     "classification": ClassificationOptions,
-    "detection": DetectionOptions,
+    "detection": resolve_name("shardmark.extras.detection.options:DetectionOptions"),
     "language": LanguageOptions,
     "own": OwnOptions,
     "script": ScriptOptions,
@@ -58,12 +58,15 @@ def _of_any_package(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
     return built_in(value)
 
 
-TaskOptions = Annotated[
-    ClassificationOptions | DetectionOptions | LanguageOptions | OwnOptions | ScriptOptions,
-    Field(discriminator="name"),
-    WrapValidator(_of_any_package),
-    SerializeAsAny(),
-]
+if TYPE_CHECKING:
+    TaskOptions = WorkloadOptions
+else:
+    TaskOptions = Annotated[
+        Union[tuple(WORKLOADS.values())],  # noqa: UP007  (made at run time)
+        Field(discriminator="name"),
+        WrapValidator(_of_any_package),
+        SerializeAsAny(),
+    ]
 """The `workload` section of an experiment file; the field `name` selects the class."""
 _TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -41,6 +42,8 @@ class WorkloadOptions(Model):
     """True if the workload has its own loop, whose variants take the place of strategies."""
     on_pictures: ClassVar[bool] = True
     """True if the models of the task may have convolutions over images."""
+    models: ClassVar[Mapping[str, str]] = {}
+    """Models by name, each with a description of one line."""
 
     name: str
     training_samples: PositiveInt | None = None

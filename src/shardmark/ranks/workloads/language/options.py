@@ -55,6 +55,7 @@ class LanguageOptions(ModelOptions):
 
     verified_samples: ClassVar[int] = 16
     on_pictures: ClassVar[bool] = False
+    models: ClassVar[Mapping[str, str]] = LANGUAGE_MODELS
 
     name: Literal["language"] = "language"
     objective: Literal["causal", "masked"] = "causal"

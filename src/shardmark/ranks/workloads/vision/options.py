@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from shardmark.ranks.workloads.models import check_model_name, is_user_function, only_in_timm
+from shardmark.ranks.workloads.models import (
+    MODELS,
+    check_model_name,
+    is_user_function,
+    only_in_timm,
+)
 from shardmark.ranks.workloads.options import PictureOptions
 
 _DOWNLOADED = ("mnist", "cifar10")
@@ -24,6 +30,7 @@ class ClassificationOptions(PictureOptions):
     """Image classification: the model assigns each image to one of several classes."""
 
     verified_samples: ClassVar[int] = 256
+    models: ClassVar[Mapping[str, str]] = MODELS
 
     name: Literal["classification"] = "classification"
     model: str = "resnet18"
