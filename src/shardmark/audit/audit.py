@@ -166,7 +166,7 @@ class _Runs:
             raise InputError(
                 "command",
                 f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
-                _remedy_for_idle_ranks(records, self.ranks),
+                _remedy_for_idle_ranks(records, self.ranks, failed=bool(code)),
             )
         if code and any(record.ended_early for record in records):
             count = counted(min(len(record.steps) for record in records), "step")
@@ -273,7 +273,7 @@ class _Runs:
         )
 
 
-def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int) -> str:
+def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int, *, failed: bool) -> str:
     if any(record.accelerate_alone for record in records):
         return causes.ON_A_CPU
     passes = max((record.backward_passes for record in records if not record.steps), default=0)
@@ -282,7 +282,7 @@ def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int) -> str:
             f"backward was called {counted(passes, 'time')}: the class of the optimizer must "
             "derive from torch.optim.Optimizer"
         )
-    return f"every one of {ranks} ranks must train"
+    return "mend that error first" if failed else f"every one of {ranks} ranks must train"
 
 
 def _name_of(plan: Plan) -> str:
