@@ -25,14 +25,6 @@ DEFAULT_THRESHOLD_PERCENT = 2.0
 """The smallest change that is called a regression."""
 REGRESSED, UNDECIDED = 1, 2
 """Exit codes of `--regression`."""
-REMOVED_VIEWS = {
-    "--nodes": "`shardmark export --to csv` writes the numbers of every rank",
-    "--pareto": "the figure 'Speed against memory' of `shardmark report` shows the front",
-}
-"""Replacements of removed options."""
-
-OldFlag = Annotated[bool, typer.Option(hidden=True)]
-OldText = Annotated[str | None, typer.Option(hidden=True)]
 
 
 def compare(
@@ -90,19 +82,9 @@ def compare(
             metavar="PERCENT", help="Smallest change that counts as a regression; 2 by default."
         ),
     ] = None,
-    scaling: OldFlag = False,
-    epochs: OldFlag = False,
-    network: OldFlag = False,
-    time_to: OldText = None,
-    against: OldText = None,
-    nodes: OldFlag = False,
-    pareto: OldFlag = False,
 ) -> None:
     """Compare the trials of one or more runs: intervals, speed-up, efficiency, memory."""
-    for option, is_set in (("--nodes", nodes), ("--pareto", pareto)):
-        if is_set:
-            raise InputError(option, "this view was removed", REMOVED_VIEWS[option])
-    views = [*(view or ()), *_old_views(scaling, epochs, network, time_to, against)]
+    views = view or []
     if regression and views:
         raise InputError(f"--view {views[0]}", "given with --regression", "give one of the two")
     if form is Format.CSV and len(views) > 1:
@@ -151,23 +133,6 @@ def compare(
 def _report_damaged(results: Iterable[Damaged]) -> None:
     for damaged in results:
         say(f"damaged, left out: {damaged}", error=True)
-
-
-def _old_views(
-    scaling: bool, epochs: bool, network: bool, time_to: str | None, against: str | None
-) -> list[str]:
-    """Return the views of options of earlier versions, and print a hint on standard error."""
-    names = {
-        "--scaling": "scaling" if scaling else None,
-        "--epochs": "epochs" if epochs else None,
-        "--network": "network" if network else None,
-        "--time-to": None if time_to is None else f"time-to:{time_to}",
-        "--against": None if against is None else f"study:{against}",
-    }
-    views = {option: name for option, name in names.items() if name is not None}
-    for option, name in views.items():
-        say(f"hint: {option} will be removed; use --view {name}", error=True)
-    return list(views.values())
 
 
 def _with_comparison(views: Sequence[tuple[View, str]], form: Format) -> bool:

@@ -45,7 +45,6 @@ def doctor(
     form: Annotated[
         TextOrJson, typer.Option("--format", help="Format of the output.")
     ] = TextOrJson.TEXT,
-    gpu: Annotated[bool, typer.Option("--gpu", hidden=True)] = False,
     network: Annotated[
         bool,
         typer.Option(
@@ -85,9 +84,6 @@ def doctor(
     measured without it.
     """
     as_json = form is TextOrJson.JSON
-    if gpu:
-        remedy = "`shardmark doctor` checks the GPUs, `shardmark verify` the strategies on them"
-        raise InputError("--gpu", "this option was removed", remedy)
     if network:
         record = _measure_links(
             ranks,

@@ -31,16 +31,7 @@ class To(StrEnum):
     DEEPSPEED = "deepspeed"
 
 
-REMOVED_TARGETS = {
-    "parquet": "load the run in Python: `run = shardmark.load(RUN)`, then"
-    " `run.to_pandas().to_parquet(FILE)`"
-}
-"""Replacements of removed targets."""
-
-
 def _target_of(text: str) -> To:
-    if text in REMOVED_TARGETS:
-        raise InputError(f"--to {text}", "this target was removed", REMOVED_TARGETS[text])
     if text not in [*To]:
         raise InputError("--to", f"found {text!r}", f"allowed are {', '.join(To)}")
     return To(text)

@@ -220,7 +220,6 @@ def test_links_are_fitted_and_printed(asked: list[dict[str, Any]], capsys: Captu
         ("--network --seconds 0", "--seconds: found 0"),
         ("--network --ranks 0", "--ranks: found 0; allowed are 1 to 256"),
         ("--network --ranks 257", "--ranks: found 257; allowed are 1 to 256"),
-        ("--gpu", "--gpu: this option was removed; `shardmark doctor` checks the GPUs"),
         ("--ranks 3", "--ranks: found without --network; add --network"),
         ("--device cpu --seconds 0", "--device, --seconds: found without --network"),
     ],

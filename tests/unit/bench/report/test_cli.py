@@ -23,14 +23,6 @@ VIEWS = {
     "epochs": ("epochs", "Epoch by epoch", 8),
 }
 """Key in JSON -> value of `--view`, title and number of rows."""
-OLD_OPTIONS = {
-    "scaling": ["--scaling"],
-    "epochs": ["--epochs"],
-    "network": ["--network"],
-    "time-to:train_loss": ["--time-to", "train_loss"],
-    "study:lamsal-2025": ["--against", "lamsal-2025"],
-}
-"""Value of `--view` -> the option of earlier versions."""
 
 
 def trials() -> list[TrialResult]:
@@ -82,8 +74,6 @@ def test_a_view_works_in_every_format(
         (["--view", "scaling:2"], "this view has no value; write scaling"),
         (["--view", "study"], "it has no value; write study:NAME"),
         (["--view", "study:lamsal"], "no study 'lamsal'; allowed are"),
-        (["--nodes"], "--nodes: this view was removed; `shardmark export --to csv`"),
-        (["--pareto"], "--pareto: this view was removed; the figure 'Speed against memory'"),
         (["--view", "scaling", "--wide"], "--wide: it is for the comparison table, in place of wh"),
         (["--view", "epochs", "--columns", "threads"], "leave out --columns or --view epochs"),
         (["--view", "network", "--baseline", "ddp"], "--baseline: it is for the comparison table"),
@@ -102,23 +92,6 @@ def test_invalid_options_are_a_message(
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("view", OLD_OPTIONS)
-def test_an_old_option_is_a_view_with_a_hint(
-    capsys: pytest.CaptureFixture[str], folder: str, view: str
-) -> None:
-    old = answer(capsys, folder, *OLD_OPTIONS[view])
-    new = answer(capsys, folder, "--view", view)
-    assert old[:2] == new[:2]
-    assert new[2] == ""
-    assert old[2].endswith(f"use --view {view}\n")
-
-
-def test_an_old_name_of_a_view_still_works(capsys: pytest.CaptureFixture[str], folder: str) -> None:
-    old = answer(capsys, folder, "--view", "studies:lamsal-2025")
-    assert old == answer(capsys, folder, "--view", "study:lamsal-2025")
-    assert old[0] == 0
 
 
 def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) -> None:

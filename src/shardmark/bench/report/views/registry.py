@@ -53,8 +53,6 @@ VIEWS = {
     ),
 }
 """The views by their names on the command line."""
-OLD_NAMES = {"studies": "study"}
-"""Names of earlier versions, which still work, and the names that replace them."""
 
 
 def find_view(text: str) -> tuple[View, str]:
@@ -63,7 +61,6 @@ def find_view(text: str) -> tuple[View, str]:
     Raises `InputError` for another name, and for a value that is missing or not expected.
     """
     name, _, value = (part.strip() for part in text.partition(":"))
-    name = OLD_NAMES.get(name, name)
     if name not in VIEWS:
         usage = [f"{name}:{view.value}" if view.value else name for name, view in VIEWS.items()]
         raise InputError("--view", f"there is no view {name!r}", f"allowed are {', '.join(usage)}")

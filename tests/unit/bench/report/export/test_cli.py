@@ -48,7 +48,6 @@ def test_a_missing_library_names_its_extra(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("parquet", r"--to parquet: this target was removed; .*`run\.to_pandas\(\)\.to_parquet"),
         ("pdf", "--to: found 'pdf'; allowed are tensorboard, mlflow, "),
         ("csv --tracking-uri http://x", "--tracking-uri: is for mlflow"),
         ("mlflow --tracking-uri http://x --out y", "--tracking-uri: is given with --out"),
