@@ -23,7 +23,7 @@ from shardmark.scripts.batches import checksum
 from shardmark.scripts.command import ScriptCommand, parse_command
 from shardmark.scripts.record import Forward, LossCall, Micro, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
-from shardmark.scripts.start import Started
+from shardmark.scripts.start import Protection, Started
 
 
 class Ended(Started):
@@ -84,6 +84,10 @@ def test_the_learning_rate_of_a_later_group_is_compared() -> None:
     assert finding is not None
     assert (finding.name, "0.4" in finding.evidence) == ("learning_rate_scaled", True)
     assert causes.of_settings(both) is None
+    fewer_groups = records(step(), step(), replay=Step(settings=[{"lr": 0.2}]))
+    finding = causes.of_rates(fewer_groups)
+    assert finding is not None
+    assert "0.1 on 2 ranks, 0.2 in one process" in finding.evidence
 
 
 @pytest.mark.parametrize("key", ["lr", "weight_decay"])
@@ -286,6 +290,17 @@ def test_a_script_that_is_not_distributed(
         assert words[1] in finding.remedy
 
 
+def test_ranks_that_start_with_other_weights_are_named() -> None:
+    both = started(*updated(gradients=(1.0, 1.0), after=(0.9, 0.9)))
+    assert causes.of_start(both) is None
+    both.ranks[1].before = [torch.full((2,), 2.0)]
+    finding = causes.of_start(both)
+    assert finding is not None
+    assert finding.name == "different_start"
+    assert "differ by 50 %" in finding.deviation
+    assert "weight of rank 1 differ from rank 0's" in finding.evidence
+
+
 def test_an_optimizer_that_torch_does_not_know_is_explained() -> None:
     with pytest.raises(InputError, match=r"called 4 times.* derive from torch.optim.Optimizer"):
         audited(*(Record(rank=rank, ranks=2, backward_passes=4) for rank in range(2)))
@@ -372,3 +387,47 @@ def test_equal_rows_on_all_ranks_show_nothing(second: float, shows: bool) -> Non
         rows = torch.tensor([row, row])
         rank.forwards = [Forward(module="Net", inputs=[rows], outputs=[], rows=2, step=0)]
     assert bool(causes.unseen(both)) is not shows
+
+
+@pytest.mark.parametrize(("used", "same"), [(2.0, True), (4.0, False)])
+def test_without_the_ranks_samples_their_own_gradients_are_the_reference(
+    used: float, same: bool
+) -> None:
+    calls = [LossCall(function="mse_loss", reduction="mean", weight=2.0, value=0.5)]
+    own = Micro(loss=0.5, losses=calls, gradients={0: torch.full((2,), 2.0)})
+    facts: dict[str, Any] = {"settings": [{"lr": 0.1}], "micros": [own]}
+    steps = updated(gradients=(used, used), after=(0.9, 0.9), **facts)
+    both = started(*steps)
+    assert both.replay is not None
+    alone = replace(both.replay, steps=[replace(both.replay.steps[0], **facts)])
+    ranks = [replace(rank, joined=True, frameworks=["DDP"]) for rank in both.ranks]
+    for number, rank in enumerate(ranks):
+        rank.forwards = [replace(rank.forwards[0], inputs=[torch.arange(4.0) + 10 * number])]
+    report = audited(*ranks, replay=alone)
+    assert report.method.startswith("own gradients")
+    (gradient,) = [check for check in report.checks if check.name == "gradient, step 1"]
+    assert gradient.holds == same
+    assert report.same is same, report.answer
+    assert [finding.name for finding in report.findings] == ([] if same else ["summed"])
+
+
+@pytest.mark.parametrize("writes_are_fine", [True, False])
+def test_all_folders_of_a_start_are_removed_with_it(
+    writes_are_fine: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    starts: list[Protection] = []
+
+    def start(_words: Any, _environment: Any, log: Path, protection: Protection) -> Started:
+        starts.append(protection)
+        return Ended(log)
+
+    monkeypatch.setattr("shardmark.audit.script.start_words", start)
+    with pytest.raises(InputError, match="no rank takes an optimizer step"):
+        audit_script(parse_command([str(script)]), ranks=2, writes_are_fine=writes_are_fine)
+    (protection,) = starts
+    layers = [] if protection.upper is None else [str(Path(protection.upper).parent)]
+    assert bool(layers) is not writes_are_fine
+    assert protection.owned == (protection.folder, *layers)
+    assert not any(Path(folder).exists() for folder in protection.owned)

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from shardmark.audit import causes
-from shardmark.audit.comparison import Records, Vectors, reproduces, tensors_differ
+from shardmark.audit.comparison import (
+    Records,
+    Vectors,
+    agreement_check,
+    reproduces,
+    tensors_differ,
+)
 from shardmark.scripts.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -305,3 +311,51 @@ def test_ranks_that_change_gradients_after_reduction_disagree() -> None:
     finding = causes.of_disagreement(records)
     assert finding is not None
     assert finding.name == "not_reduced"
+
+
+@pytest.mark.parametrize(
+    ("norm", "scaled", "found"), [(8.0, True, True), (8.0, False, False), (None, True, False)]
+)
+def test_clipping_is_blamed_for_a_scale_that_the_gradients_have(
+    norm: float | None, scaled: bool, found: bool
+) -> None:
+    records = matched(MEAN, MEAN)
+    clip = Clip(norm=norm, limit=1.0, scaled=scaled, scale=4.0, gradients=[MEAN])
+    records.ranks[0].steps[0].clips = [clip]
+    finding = causes.of_scaler(records)
+    assert (finding is not None) == found
+    if finding is not None:
+        assert finding.name == "clipped_before_unscaling"
+        assert "clipped to 0.25 instead of 1" in finding.deviation
+        assert "without the scale 2" in finding.evidence
+
+
+@pytest.mark.parametrize(("of_rank", "scales"), [(4, True), (2, False), (8, False)])
+def test_a_batch_is_scaled_if_a_rank_has_that_of_one_process(of_rank: int, scales: bool) -> None:
+    records = matched(MEAN, MEAN)
+    assert records.replay is not None
+    for one, size in (*((rank, of_rank) for rank in records.ranks), (records.replay, 4)):
+        one.loaders = [Loader(batch_size=size, batches=1)]
+    assert causes.scales_batch(records, records.replay) == scales
+
+
+def test_gradients_are_those_of_the_first_step_unless_another_is_asked_for() -> None:
+    records = matched(MEAN, MEAN)
+    for rank in records.ranks:
+        rank.steps.append(replace(rank.steps[0], gradients=[2 * MEAN]))
+    first, second = records.gradients()["weight"], records.gradients(1)["weight"]
+    assert list(second) == list(2 * first)
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (torch.ones(2, 3), "equal on all ranks"),
+        (torch.full((2, 3), 2.0), "differ by 0.5"),
+        (torch.ones(3, 2), "shape (3, 2)"),
+    ],
+)
+def test_tensors_of_the_ranks_agree_in_shape_and_in_values(second: Tensor, found: str) -> None:
+    check = agreement_check("weights", [[torch.ones(2, 3)], [second]], ["weight"])
+    assert check.found == found
+    assert check.holds == (found == "equal on all ranks")

@@ -411,3 +411,25 @@ def test_units_that_are_not_sharded_alone_retain_full_gradients(wrap: str, retai
     )
     state = cost_model(build_strategy("fsdp", {"wrap": wrap})).step_state(cell)
     assert [unit.retained_gradients for unit in state.units] == [retained] * BLOCKS
+
+
+@pytest.mark.parametrize(("passes", "retained"), [(1, STATE), (2, 0.0)])
+def test_a_gradient_that_exists_before_the_last_pass_is_counted_once(
+    passes: int, retained: float
+) -> None:
+    units, changed = invented().units, recipe(gradient_accumulation=passes)
+    cell = Cell(size=invented().size, recipe=changed, world_size=1, units=units)
+    state = cost_model(build_strategy("single", {})).step_state(cell)
+    assert [unit.retained_gradients for unit in state.units] == [retained] * BLOCKS
+    assert state.gradients == WHOLE - BLOCKS * retained
+
+
+@pytest.mark.parametrize(("name", "returned"), [("zero-1", WHOLE / 4), ("zero-3", 0.0)])
+def test_parameters_that_are_updated_on_the_host_return_to_a_device_that_stores_them(
+    name: str, returned: float
+) -> None:
+    units, changed = invented().units, recipe(cpu_offload=True)
+    cell = Cell(size=invented().size, recipe=changed, world_size=4, units=units)
+    state = cost_model(build_strategy(name, {})).step_state(cell)
+    assert state.host is not None
+    assert state.host.returned == returned

@@ -30,7 +30,7 @@ from shardmark.predict.profile import Amount, Operation, Profile
 from shardmark.predict.remedies import remedies_of
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.step import Factors, plan_step
-from shardmark.predict.table import render_plan, text_of
+from shardmark.predict.table import answer_table, render_plan, text_of
 from shardmark.predict.timing import Constants
 from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.predict.made import MadeModels, made_profile
@@ -386,6 +386,17 @@ def test_what_search_finds_is_among_the_answers(search: bool, fits: bool, answer
     text = " ".join(render_plan(plan, Format.TEXT, 80).split())
     assert answer in text
     assert ("Best layout that was searched: fsdp" in text) is fits
+    if fits:
+        assert plan.search is not None
+        (best, *_), line = plan.search.front, text.partition("Best layout that was searched: ")[2]
+        recomputes = "recomputing activations" in line.partition(" ms a step in ")[0]
+        assert recomputes is bool(best.activation_checkpointing)
+
+
+def test_columns_of_text_stand_to_the_left() -> None:
+    table = answer_table(planned(experiment(["ddp", "fsdp"])))
+    left = {column.key for column in table.columns if not column.numeric}
+    assert left == {"label", "fits", "bound"}
 
 
 def test_servers_of_one_node_need_no_network(tmp_path: Path) -> None:

@@ -368,6 +368,9 @@ def test_a_recomputed_forward_pass_is_none_of_the_script(observer: Observer) -> 
     observer.after_module(layer, (torch.ones(2, 3),), outputs)
     observer.after_backward()
     assert observer.record.forwards == []
+    observer.before_module(layer)
+    observer.after_module(layer, (torch.ones(2, 3),), outputs)
+    assert [forward.rows for forward in observer.record.forwards] == [2]
 
 
 def test_indices_of_a_subset_are_those_of_its_data_set(observer: Observer) -> None:

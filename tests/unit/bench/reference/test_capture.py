@@ -5,17 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from shardmark.base.evidence import BY_SHARE, Capture
 from shardmark.base.layout import Layout, RankLayout
 from shardmark.base.shares import Shard
-from shardmark.bench.reference.capture import CAPTURE_FILE, read_capture
+from shardmark.bench.reference.capture import CAPTURE_FILE, capture_steps, read_capture
+from shardmark.ranks.strategies.step import EagerWorker
 from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads.base import BatchPlan
 from tests.unit.bench.reference.verification_cases import array, handmade, verification_case
+from tests.unit.ranks.train.toy import CPU, ToyWorkload, recipe
 
 
 def rank_capture(rank: int) -> Capture:
@@ -83,3 +88,25 @@ def test_shares_are_merged_into_one_capture() -> None:
     assert found.buffers[0] is made.buffers[0]
     assert found.tensors is made.tensors
     assert found.seen_by_one_process().losses == found.losses
+
+
+def test_a_step_that_the_scaler_leaves_out_is_captured_as_skipped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The loss of the second of three steps is infinite."""
+    workload = ToyWorkload(factor_of_step=lambda step: math.inf if step == 1 else 1.0)
+    evaluation = SimpleNamespace(quality={})
+    monkeypatch.setattr("shardmark.bench.reference.capture.evaluate", lambda *_: evaluation)
+    alone = SimpleNamespace(barrier=lambda: None, gather=lambda value: [value])
+    monkeypatch.setattr(EagerWorker, "group", alone)
+    asked = recipe(precision="fp16", steps=3)
+    capture = capture_steps(
+        EagerWorker(workload.build_model(), workload=workload, recipe=asked, device=CPU, shares=1),
+        workload,
+        asked,
+        plan=BatchPlan(global_batch=8, seed=5),
+        shard=Shard(index=0, count=1),
+        steps=3,
+        devices=[torch.device("cpu")],
+    )
+    assert capture.skipped == ((1,),)

@@ -327,6 +327,10 @@ QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
             {"step": 4.0, "exposed_communication": None},
             {"forward": 1.0, "exposed communication": None, "rest": 0.0},
         ),
+        (  # a pipeline waits for a fifth of its passes, which no computation hides
+            {"step": 6.0, "exposed_communication": 0.5, "pipeline_bubble_fraction": 0.2},
+            {"forward": 1.0, "exposed communication": 0.5, "rest": 1.5},
+        ),
         (  # a span that is not marked is in the rest
             {"step": 5.0, "optimizer": None, "exposed_communication": 0.0},
             {"optimizer": None, "rest": 2.0},
@@ -336,7 +340,10 @@ QUARTERS = dict.fromkeys(("data", "forward", "backward"), 0.25)
 def test_parts_of_a_step_have_their_seconds(
     tmp_path: Path, metrics: dict[str, float | None], parts: dict[str, float | None]
 ) -> None:
-    named = {f"{name}_seconds": value for name, value in metrics.items()}
+    named = {
+        name if name.endswith("fraction") else f"{name}_seconds": value
+        for name, value in metrics.items()
+    }
     known = step_time(row_of(tmp_path, **named))
     assert known is not None
     assert {name: known.parts()[name] for name in parts} == pytest.approx(parts)

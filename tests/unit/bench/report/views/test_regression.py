@@ -189,8 +189,10 @@ def test_the_answer_names_what_decides_a_noisy_cell(
     before: tuple[float, ...], after: tuple[float, ...], said: str
 ) -> None:
     """The advice holds: the named threshold decides, and so do repeats that scatter as much."""
-    surer = regression({"ddp": before}, {"ddp": after}).advice()
+    compared = regression({"ddp": before}, {"ddp": after})
+    surer = compared.advice()
     assert surer is not None
+    assert not compared.decided
     assert said in surer
     if (threshold := re.search(r"--threshold (\d+)", surer)) is not None:
         percent = int(threshold[1])
