@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -76,3 +77,8 @@ def canonical(value: object) -> str:
 def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
     """Return strict JSON, without NaN, with a line break at the end."""
     return json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+
+
+def terminal_width() -> int | None:
+    """Return the width of the terminal in characters; None if the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

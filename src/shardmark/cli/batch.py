@@ -43,9 +43,9 @@ def batch(
     from shardmark.base.results.runs_folder import run_folder
     from shardmark.base.storage import storing
     from shardmark.base.table.formats import Format
+    from shardmark.base.text import terminal_width
     from shardmark.bench.launch.run_options import RunOptions
     from shardmark.bench.progress.display import listener
-    from shardmark.cli.compare import terminal_width
     from shardmark.experiment.load import load_experiment
     from shardmark.predict.batch.table import render_largest
     from shardmark.predict.batch.trials import largest_batches

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +9,7 @@ import typer
 
 from shardmark.base.errors import InputError
 from shardmark.base.table.formats import Format
-from shardmark.base.text import say, say_text
+from shardmark.base.text import say, say_text, terminal_width
 from shardmark.cli.arguments import Baseline, Runs
 from shardmark.cli.stored_runs import load_runs
 
@@ -203,8 +201,3 @@ def _regression(runs: Sequence[StoredRun], form: Format, percent: float, min_dec
     if regression.regressions:
         return REGRESSED
     return 0 if 100 * regression.decided_share >= min_decided else UNDECIDED
-
-
-def terminal_width() -> int | None:
-    """Return the width of the terminal in characters; None if the output is no terminal."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

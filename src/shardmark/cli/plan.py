@@ -169,7 +169,7 @@ def plan(
     """
     from shardmark.base.results.store import load_run
     from shardmark.base.table.formats import Format
-    from shardmark.cli.compare import terminal_width
+    from shardmark.base.text import terminal_width
     from shardmark.experiment.load import to_yaml
     from shardmark.predict.models import Models
     from shardmark.predict.padding import padding_of

@@ -182,9 +182,9 @@ def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] 
 def _print_results(folder: Path, form: TextOrJson, *, quiet: bool) -> int:
     """Print the answers; return 1 if a trial failed, timed out or diverged."""
     from shardmark.base.results.store import load_run
+    from shardmark.base.text import terminal_width
     from shardmark.bench.analysis.compare.comparison import compare
     from shardmark.bench.report.answers.overview import overview, overview_json
-    from shardmark.cli.compare import terminal_width
 
     stored = load_run(folder)
     comparison = compare([stored], None)

@@ -11,9 +11,9 @@ import pytest
 from shardmark import cli
 from shardmark.base.results.schema import Failure, Outcome, TrialResult
 from shardmark.base.table.formats import Format
+from shardmark.base.text import terminal_width
 from shardmark.bench.report.answers.answers import answer_lines
 from shardmark.bench.report.answers.overview import overview
-from shardmark.cli.compare import terminal_width
 from tests.golden.invented import invented_trial, write_run
 from tests.runs import compare_trials, trained_trial
 
