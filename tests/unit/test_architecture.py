@@ -22,7 +22,7 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 30, 6_750),
-    "compare": (("cli/compare.py",), 71, 12_050),
+    "compare": (("cli/compare.py",), 71, 12_000),
     "plan": (("cli/plan.py",), 119, 22_150),
     "run": (("cli/run.py",), 149, 25_950),
     "time": (("cli/time.py",), 151, 26_150),
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (73, 11_050)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 68_450
+SOURCE_LINES = 68_400
 SHORT_HELPERS = 262
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
