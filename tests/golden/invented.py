@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from shardmark.base.checks import Check
 from shardmark.base.errors import InputError
-from shardmark.base.evidence import Check
 from shardmark.base.layout import Layout, data_parallel
 from shardmark.base.metrics import METRICS, TRIAL_METRICS
 from shardmark.base.results.schema import (

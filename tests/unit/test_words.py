@@ -29,7 +29,7 @@ BANNED_NAMES = frozenset(
 
 STORED_FIELDS = {
     "ranks/measure/system/machine_checks.py": {"found"},  # of `Check` in the JSON of `doctor`
-    "base/evidence.py": {"found", "where"},  # of `Check` in verification.json
+    "base/checks.py": {"found", "where"},  # of `Check` in verification.json
     "extras/studies/study.py": {"of"},  # of `batch` in the YAML files of studies
 }
 """Banned names that stay, by file, because files are stored with them."""

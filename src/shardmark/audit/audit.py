@@ -24,8 +24,9 @@ from shardmark.audit.comparison import (
 )
 from shardmark.audit.script import Progress, Start, launch
 from shardmark.base.accepted import ACCEPTABLE, USUAL
+from shardmark.base.checks import Check
 from shardmark.base.errors import InputError
-from shardmark.base.evidence import BLIND, MARGIN, Check
+from shardmark.base.evidence import BLIND, MARGIN
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.record import PARTIAL, Record

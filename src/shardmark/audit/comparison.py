@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardmark.base.evidence import (
-    BLIND,
-    MARGIN,
-    TINY,
-    Array,
-    Capture,
-    Check,
-    Tolerances,
-    equal,
-    worst_of,
-)
+from shardmark.base.checks import Check
+from shardmark.base.evidence import BLIND, MARGIN, TINY, Array, Capture, Tolerances, equal, worst_of
 from shardmark.scripts.joining import joined_tensors
 from shardmark.scripts.record import Record
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmark.base.stored import Stored
+from shardmark.base.checks import LARGEST, Check
 
 Array = NDArray[np.floating[Any]]
 
@@ -37,24 +37,6 @@ BLIND = 0.25
 """Largest tolerance, relative to the gradient's norm, that still detects a factor of two."""
 
 TINY = 1e-45
-
-LARGEST = 1e300
-"""Represents a difference that is not finite, because JSON has no infinity."""
-
-
-class Check(Stored):
-    """A quantity that is compared with the reference."""
-
-    name: str
-    holds: bool
-    found: float | str
-    expected: float | str
-    tolerance: float | None
-    """Maximum difference; None if the values must be equal."""
-    where: str | None = None
-    """Rank, step or tensor with the largest difference, to which `found` belongs."""
-    in_tolerances: float | None = None
-    """The difference in units of the tolerance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmark.base.evidence import LARGEST, Check
+from shardmark.base.checks import LARGEST, Check
 from shardmark.base.results.files import read_if_exists, write_model
 from shardmark.base.results.schema import SCHEMA_VERSION
 from shardmark.base.stored import Stored

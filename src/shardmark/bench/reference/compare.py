@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from shardmark.base.checks import Check
 from shardmark.base.evidence import (
     MARGIN,
     PARTS,
     TINY,
     Capture,
-    Check,
     Tolerances,
     equal,
     finite_norm,

@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from shardmark.base.evidence import Capture, Check, equal
+from shardmark.base.checks import Check
+from shardmark.base.evidence import Capture, equal
 from shardmark.base.results.schema import ExchangeRecord, RankRecord
 from shardmark.base.shares import Shard
 from shardmark.ranks.train.record import weights_sha256

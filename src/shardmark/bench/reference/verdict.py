@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch
 
+from shardmark.base.checks import Check
 from shardmark.base.errors import ShardmarkError, error_kind
-from shardmark.base.evidence import BLIND, Capture, Check, Tolerances
+from shardmark.base.evidence import BLIND, Capture, Tolerances
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.files import write_atomically
 from shardmark.base.results.schema import RankRecord

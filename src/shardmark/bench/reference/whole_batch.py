@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shardmark.base.evidence import Array, Check, Tolerances, equal, norm, worst_of
+from shardmark.base.checks import Check
+from shardmark.base.evidence import Array, Tolerances, equal, norm, worst_of
 from shardmark.base.results.verification import Cause
 from shardmark.base.shares import Shard
 from shardmark.base.text import one_line

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.evidence import LARGEST, MARGIN, PARTS, Capture, Check, Tolerances
+from shardmark.base.checks import LARGEST, Check
+from shardmark.base.evidence import MARGIN, PARTS, Capture, Tolerances
 from shardmark.bench.reference.compare import NAMES, checks_of, first_deviation
 from tests.unit.bench.reference.verification_cases import (
     array,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.cells import ranks_and_nodes, title_of
+from shardmark.base.checks import Check
 from shardmark.base.errors import ShardmarkError
-from shardmark.base.evidence import Check
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.files import open_regular, read_regular
 from shardmark.base.results.schema import Failure, RankRecord, TrialResult
