@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import runpy
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +18,7 @@ from torch import Tensor
 from shardmark.audit import causes
 from shardmark.audit.audit import AuditReport
 from shardmark.audit.comparison import Records
-from shardmark.audit.script import audit_script
+from shardmark.audit.script import RankProcess, audit_script
 from shardmark.base.accepted import ACCEPTABLE
 from shardmark.base.errors import InputError
 from shardmark.cli import main
@@ -431,3 +434,26 @@ def test_all_folders_of_a_start_are_removed_with_it(
     assert bool(layers) is not writes_are_fine
     assert protection.owned == (protection.folder, *layers)
     assert not any(Path(folder).exists() for folder in protection.owned)
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"), [(("-m", "train", "--fast"), "."), (("src/train.py", "--fast"), "src")]
+)
+def test_a_replay_finds_modules_beside_the_script_first(
+    words: tuple[str, ...], folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], list[str]]] = []
+    for name in ("run_module", "run_path"):
+        monkeypatch.setattr(runpy, name, lambda *_, **__: seen.append((sys.path[:], sys.argv)))
+    monkeypatch.setattr("shardmark.scripts.hooks.install", lambda: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.chdir(tmp_path)
+    process = RankProcess(
+        words=("python", *words), prefix="", path=("/lib",), environment={}, folder=str(tmp_path)
+    )
+    process.run_alone(Plan(directory=str(tmp_path), steps=1))
+    assert seen == [([str((tmp_path / folder).resolve()), "/lib"], list(words[-2:]))]
+    assert os.environ["WORLD_SIZE"] == "1"
