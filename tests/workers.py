@@ -30,6 +30,19 @@ TOGETHER = {
     "groups": BARE_GROUPS,
     "trials": ("tests/distributed/",),
 }
+SLOW = (
+    *("tests/browser/", "tests/cluster/test_bench", "tests/cluster/test_ray"),
+    *("tests/commands/test_adapters", "tests/commands/test_base_install"),
+    *("tests/commands/test_package", "tests/docs/test_commands", "tests/docs/test_site"),
+    *("tests/distributed/test_compile", "tests/distributed/test_cpu_adam"),
+    *("tests/distributed/test_exported", "tests/distributed/test_fork_server"),
+    *("tests/distributed/test_killed", "tests/distributed/test_large"),
+    *("tests/distributed/test_local_steps", "tests/distributed/test_many_ranks"),
+    *("tests/distributed/test_network", "tests/distributed/test_no_harm"),
+    *("tests/distributed/test_nobody", "tests/distributed/test_outcomes"),
+    *("tests/distributed/test_server_deaths", "tests/distributed/test_two_nodes"),
+)
+"""Beginnings of the names of tests that `pytest -m slow` runs, and the default run not."""
 ORDER = {"nodes": 0, "trials": 1, "groups": 2}
 
 
@@ -59,7 +72,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return scheduler
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
     items.sort(key=lambda item: ORDER.get(scope_of(item.nodeid), 3))
 
 

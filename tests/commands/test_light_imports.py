@@ -39,6 +39,10 @@ import shardmark.extras.engines.ray.engine, shardmark.extras.engines.slurm.engin
 """,
         NUMBERS | DRAWING | {"ray"},
     ),
+    "options of detection, before any other task": (
+        "import shardmark.extras.detection.options",
+        NUMBERS | DRAWING,
+    ),
     "help and lists": (
         f"""
 from shardmark.cli import main

@@ -48,6 +48,8 @@ from tests.distributed.strategy_table import (
 )
 
 JOIN_SECONDS = 600
+SLOW_GROUPS = ("recipes", "detection", 8)
+"""Groups that the default run leaves out: each strategy is in another one, too."""
 pytestmark = pytest.mark.timeout(JOIN_SECONDS + 60)
 
 Probes = list[dict[str, Probed]]
@@ -110,7 +112,11 @@ def groups(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Groups:
 
 
 def names_of(table: Any) -> pytest.MarkDecorator:
-    names = [(group, name) for group, rows in table.items() for name in rows]
+    names = [
+        pytest.param(group, name, marks=[pytest.mark.slow] if group in SLOW_GROUPS else [])
+        for group, rows in table.items()
+        for name in rows
+    ]
     return pytest.mark.parametrize(("group", "name"), names)
 
 
@@ -163,6 +169,7 @@ def test_libraries_cast_parameters_in_bf16(groups: Groups) -> None:
     assert autocast not in casting
 
 
+@pytest.mark.slow
 def test_all_ranks_skip_the_step_that_overflows_fp16(groups: Groups) -> None:
     captures, *_ = groups("recipes")
     skipped = {
