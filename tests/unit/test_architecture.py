@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 31, 6_750),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 31, 6_800),
     "compare": (("cli/compare.py",), 71, 11_800),
     "plan": (("cli/plan.py",), 119, 22_150),
     "run": (("cli/run.py",), 150, 25_950),
@@ -35,8 +35,8 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (73, 11_050)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 68_400
-SHORT_HELPERS = 262
+SOURCE_LINES = 68_080
+SHORT_HELPERS = 248
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

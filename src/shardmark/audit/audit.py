@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ from shardmark.audit.comparison import (
     stacked,
     update_check,
 )
-from shardmark.audit.script import Progress, Start, launch
+from shardmark.audit.script import Progress
 from shardmark.base.accepted import ACCEPTABLE, USUAL
 from shardmark.base.checks import Check
-from shardmark.base.errors import InputError
 from shardmark.base.evidence import BLIND, MARGIN
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
-from shardmark.scripts.record import PARTIAL, Record
+from shardmark.scripts.launch import Start, launch, read_records
+from shardmark.scripts.record import Record
 from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import Started, described_writes, filled_disk
 
@@ -74,21 +74,8 @@ class AuditReport:
         return ",".join(names) if self.findings and set(names) <= set(ACCEPTABLE) else ""
 
 
-def judge_script(
-    command: ScriptCommand,
-    recording: Started,
-    *,
-    ranks: int,
-    plan: Plan,
-    start: Start,
-    seconds: float,
-    accept: Collection[str],
-    progress: Progress,
-) -> AuditReport:
+def judge_script(runs: Runs, recording: Started) -> AuditReport:
     """Compare what the ranks record with replays.  Raises `InputError` as `audit_script` does."""
-    runs = _Runs(
-        command, ranks, plan, start=start, seconds=seconds, accept=accept, progress=progress
-    )
     recorded = runs.record(recording)
     refusal = next((record.refusal for record in recorded if record.refusal), "")
     if refusal:
@@ -103,88 +90,49 @@ def judge_script(
     return _judged(runs, recorded)
 
 
-class _Runs:
+@dataclass(kw_only=True)
+class Runs:
     """Starts of one script, each in a folder of its own."""
 
-    def __init__(
-        self,
-        command: ScriptCommand,
-        ranks: int,
-        plan: Plan,
-        *,
-        start: Start,
-        seconds: float,
-        accept: Collection[str],
-        progress: Progress,
-    ) -> None:
-        self._progress = progress
-        self.command, self.ranks, self.steps = command, ranks, plan.steps
-        self._accept, self.deterministic = accept, plan.deterministic
-        self.accepted: dict[str, Finding] = {}
-        self._plan, self._start, self._seconds = plan, start, seconds
-        self._folder = Path(plan.directory).parent
-        self._on_gpu = False
-        self.failures: list[str] = []
-        self.crash = ""
-
-    def may_accept(self, name: str) -> bool:
-        return name in self._accept
+    command: ScriptCommand
+    ranks: int
+    recording: Plan
+    """Plan of the start whose records are replayed."""
+    start: Start
+    seconds: float
+    """Time limit of each start."""
+    accept: Collection[str]
+    progress: Progress
+    accepted: dict[str, Finding] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    crash: str = ""
+    _on_gpu: bool = False
 
     def accepts(self, finding: Finding) -> bool:
         """Note a cause that the user accepts; False for others."""
-        if finding.name in self._accept:
+        if finding.name in self.accept:
             self.accepted.setdefault(finding.name, finding)
-        return finding.name in self._accept
+        return finding.name in self.accept
 
     def record(self, started: Started) -> list[Record]:
         """Wait for the start that records, and return the records of its ranks."""
-        code = started.wait(self._seconds)
-        paths = [rank_file(self._plan.directory, rank) for rank in range(self.ranks)]
-        if code is None:
-            raise InputError(
-                "command",
-                f"its {self.ranks} ranks did not take {counted(self.steps, 'step')} in "
-                f"{self._seconds:g} s",
-                "give --timeout SECONDS if they need longer; its output ends with: "
-                + started.error(),
-            )
-        folder = Path(self._plan.directory)
-        is_full = next(folder.glob(f"*{PARTIAL}"), None) is not None or filled_disk(folder)
-        missing = [rank for rank, path in enumerate(paths) if not path.is_file()]
-        records = [Record.load(path) for path in paths if path.is_file()]
+        records, self.crash = read_records(
+            started, self.recording, ranks=self.ranks, seconds=self.seconds
+        )
         self._on_gpu = any(record.on_gpu for record in records)
-        idle = [*missing, *(record.rank for record in records if not record.steps)]
-        if idle and is_full:
-            raise InputError(
-                "TMPDIR",
-                "a disk is full: the records, and what the script writes, go to temporary folders "
-                f"({folder.parents[1]}, /var/tmp)",
-                "set TMPDIR to a folder with room, or let the script write less",
-            )
-        if idle and not any(record.refusal for record in records):
-            ended = f"the script ended with exit code {code}" if code else "the script ended"
-            which = f"rank {idle[0]} takes no" if len(idle) < self.ranks else "no rank takes an"
-            raise InputError(
-                "command",
-                f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
-                _remedy_for_idle_ranks(records, self.ranks, failed=bool(code)),
-            )
-        if code and any(record.ended_early for record in records):
-            count = counted(min(len(record.steps) for record in records), "step")
-            self.crash = f"after {count} the script ends with exit code {code}: {started.error()}"
         return records
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
         """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
-        self._progress(f"one process repeats the steps ({', '.join(map(_name_of, plans))})")
+        self.progress(f"one process repeats the steps ({', '.join(map(_name_of, plans))})")
         records: list[Record | None] = []
         again: list[int] = []
-        start = partial(launch, self._start, self.command, 1)
+        start = partial(launch, self.start, self.command, 1)
         started = [] if self._on_gpu else [start(plan) for plan in plans]
         try:
             for number, plan in enumerate(plans):
                 run = start(plan) if self._on_gpu else started[number]
-                code = run.wait(self._seconds)
+                code = run.wait(self.seconds)
                 path = rank_file(plan.directory, 0)
                 record = Record.load(path) if path.is_file() else None
                 usable = record is not None and bool(record.steps)
@@ -195,7 +143,7 @@ class _Runs:
                 ):
                     again.append(number)  # the replays used one port at the same time
                 elif not usable:
-                    limit = f"does not take {plan.steps} steps in {self._seconds:g} s"
+                    limit = f"does not take {plan.steps} steps in {self.seconds:g} s"
                     full = filled_disk(Path(plan.directory))
                     self.failures.append(
                         "fills the disk of TMPDIR"
@@ -240,12 +188,9 @@ class _Runs:
         return relative(*aligned(records.replayed(other), records.replayed(replay)))
 
     def plan(self, name: str, **changes: Any) -> Plan:
-        order = tuple(range(self.ranks))
-        return replace(
-            self._plan,
-            **{"order": order, "recorded": self._plan.directory, "observer": REPLAYS, **changes},
-            directory=str(self._folder / name),
-        )
+        recorded, order = self.recording.directory, tuple(range(self.ranks))
+        facts = {"order": order, "recorded": recorded, "observer": REPLAYS, **changes}
+        return replace(self.recording, **facts, directory=str(Path(recorded).parent / name))
 
     def report(
         self,
@@ -270,27 +215,15 @@ class _Runs:
             method=method,
             frameworks=tuple(recorded[0].frameworks or ["torch"]),
             notes=tuple(notes),
-            writes=described_writes(Path(self._plan.directory)),
+            writes=described_writes(Path(self.recording.directory)),
         )
-
-
-def _remedy_for_idle_ranks(records: Sequence[Record], ranks: int, *, failed: bool) -> str:
-    if any(record.accelerate_alone for record in records):
-        return causes.ON_A_CPU
-    passes = max((record.backward_passes for record in records if not record.steps), default=0)
-    if passes:
-        return (
-            f"backward was called {counted(passes, 'time')}: the class of the optimizer must "
-            "derive from torch.optim.Optimizer"
-        )
-    return "mend that error first" if failed else f"every one of {ranks} ranks must train"
 
 
 def _name_of(plan: Plan) -> str:
     return Path(plan.directory).name.replace("-", " ")
 
 
-def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
+def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
     replay, disturbed = runs.in_two_orders("replay")
     micros = len(recorded[0].steps[0].micros)
     if replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks:
@@ -312,7 +245,7 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
     weights = causes.of_weights(records)
     local = weights is not None and weights.name == "local_steps" and runs.accepts(weights)
     records = replace(records, local_steps=local)
-    if not local and records.different_gradients and runs.may_accept("local_steps"):
+    if not local and records.different_gradients and "local_steps" in runs.accept:
         return runs.report(
             None,
             f"cannot be told: the ranks use different gradients, and do not make their weights "
@@ -343,7 +276,7 @@ def _judged(runs: _Runs, recorded: list[Record]) -> AuditReport:
     return _against_own_gradients(runs, records)
 
 
-def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditReport:
+def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport:
     def off_from(other: Record) -> float:
         return relative(*aligned(records.gradients(), records.replayed(other)))
 
@@ -399,7 +332,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
             return runs.report(
                 None,
                 f"cannot be told: {reason}"
-                + ("" if runs.deterministic else "; audit it with --deterministic"),
+                + ("" if runs.recording.deterministic else "; audit it with --deterministic"),
                 records.ranks,
                 findings=findings,
                 checks=checks,
@@ -422,7 +355,7 @@ def _against_replay(runs: _Runs, records: Records, replay: Record) -> AuditRepor
 
 
 def _against_what_is_accepted(
-    runs: _Runs, records: Records, replay: Record, finding: Finding
+    runs: Runs, records: Records, replay: Record, finding: Finding
 ) -> AuditReport:
     """Compare with one process that does what the user accepts, so that another fault is seen."""
     if finding.name == "batch_norm_of_share":
@@ -452,7 +385,7 @@ def _order_matters(records: Records, replay: Record) -> bool:
     return MARGIN * relative(*aligned(disturbed, records.replayed(replay))) > BLIND
 
 
-def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
+def _against_own_gradients(runs: Runs, records: Records) -> AuditReport:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
     expected = causes.estimate(records, plain_mean=plain_mean)
@@ -508,12 +441,12 @@ def _against_own_gradients(runs: _Runs, records: Records) -> AuditReport:
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)
 
 
-def _findings_without_replay(runs: _Runs, records: Records) -> list[Finding]:
+def _findings_without_replay(runs: Runs, records: Records) -> list[Finding]:
     return [cause for cause in causes.causes_found("ranks", records) if not runs.accepts(cause)]
 
 
 def _reported(
-    runs: _Runs,
+    runs: Runs,
     records: Records,
     checks: Sequence[Check],
     findings: Sequence[Finding],

@@ -26,14 +26,11 @@ from shardmark.audit.comparison import (
 from shardmark.base.evidence import Array
 from shardmark.base.text import counted
 from shardmark.scripts.batches import checksum
+from shardmark.scripts.launch import ON_A_CPU
 from shardmark.scripts.record import Loader, Micro, Record
 
 MOST_NAMES = 3
 GUIDE = "docs/guides/is-my-script-right.md#from-one-process-to-n-ranks"
-ON_A_CPU = (
-    "without a GPU, Accelerate and the Trainer of transformers use several processes only on "
-    "request: accelerate launch --cpu, Accelerator(cpu=True), TrainingArguments(use_cpu=True)"
-)
 
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""

@@ -13,8 +13,7 @@ import torch
 
 from shardmark.base.checks import Check
 from shardmark.base.evidence import BLIND, MARGIN, TINY, Array, Capture, Tolerances, equal, worst_of
-from shardmark.scripts.joining import joined_tensors
-from shardmark.scripts.record import Record
+from shardmark.scripts.record import Record, joined_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from shardmark.scripts.batches import joined
 from shardmark.scripts.full_tensors import is_a, set_parameters
-from shardmark.scripts.joining import joined_tensors
 from shardmark.scripts.observer import Observer, trained_parameters
-from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record
+from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
 from shardmark.scripts.recording import Plan, rank_file
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,8 +15,12 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import InputError
+from shardmark.base.masking import masked_command
 from shardmark.base.text import say
-from shardmark.cli.arguments import path_of
+from shardmark.cli.arguments import WritesOption
+from shardmark.cli.phases import PhaseLines
+from shardmark.scripts.command import ScriptCommand, parse_command
+from shardmark.scripts.recording import LONGEST_SECONDS
 
 
 class Template(StrEnum):
@@ -52,12 +58,12 @@ def init(
         ),
     ] = None,
     script: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--from",
             metavar="SCRIPT",
-            parser=path_of,
-            help="Propose the experiment from a training script, which is read and not run.",
+            help="Propose the experiment from the first step of a training script, or of a command"
+            " such as 'train.py --lr 0.1', which runs in one process.",
         ),
     ] = None,
     ranks: Annotated[
@@ -67,7 +73,11 @@ def init(
         Path | None,
         typer.Option(help="Folder for the files; the current one by default."),
     ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=1.0, metavar="SECONDS", help="Longest time of the first step.")
+    ] = LONGEST_SECONDS,
     *,
+    writes_are_fine: WritesOption = False,
     sbatch: Annotated[
         bool, typer.Option("--sbatch", help="Also write run.sbatch, a job script for SLURM.")
     ] = False,
@@ -83,37 +93,52 @@ def init(
         task = typer.prompt(question, Template.TOKENS, type=Template)
         ranks = typer.prompt("How many devices train together?", RANKS, type=int)
         out = typer.prompt("Folder for the files?", Path(), type=Path)
-    ranks, out = RANKS if ranks is None else ranks, out or Path()
-    if ranks < 1:
+    command = None if script is None else _command_of(script)
+    if ranks is not None and ranks < 1:
         raise InputError("--ranks", f"found {ranks}", "allowed is a whole number from 1")
-    lines: list[str] = []
-    if script is None:
+    ranks = ranks or (None if command is None else command.ranks) or RANKS
+    out, lines = out or Path(), list[str]()
+    texts = {"experiment.yaml": ""}
+    if command is None:
         texts = _template_texts(task or Template.TOKENS, ranks)
-    else:
-        from shardmark.experiment.proposal import propose
-
-        proposal = propose(script, ranks)
-        texts = {"experiment.yaml": proposal.text}
-        lines = [f"found      {line}" for line in proposal.lines]
-        lines += [f"not found  {line}" for line in proposal.missing]
-        lines += [f"left out   {line}, not a key of an experiment" for line in proposal.left_out]
     if sbatch:
         texts["run.sbatch"] = _template("run.sbatch")
     for name in texts:
         if (out / name).exists():
             raise InputError(str(out / name), "it exists already", "name another folder by --out")
+    if command is not None:
+        from shardmark.experiment.proposal import propose, record_first_step
+
+        PhaseLines()("one process takes the first step")
+        record, writes = record_first_step(command, timeout, writes_are_fine=writes_are_fine)
+        proposal = propose(record, command, ranks)
+        texts["experiment.yaml"] = proposal.text
+        lines = [f"ran        the first step of {masked_command(command.text)}: {writes}"]
+        lines += [f"found      {line}" for line in proposal.seen]
+        lines += [f"not found  {line}" for line in proposal.missing]
+        lines += [f"left out   {line}, not a key of an experiment" for line in proposal.left_out]
     out.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     experiment = out / "experiment.yaml"
-    verify = (
-        "" if "name: script" in texts["experiment.yaml"] else f"shardmark verify {experiment}; "
-    )
+    is_script = "name: script" in texts["experiment.yaml"]
+    verify = "" if is_script else f"shardmark verify {experiment}; "
     say(
         *lines,
         *(f"wrote {out / name}" for name in texts),
         f"next: {verify}shardmark run {experiment}",
     )
+
+
+def _command_of(text: str) -> ScriptCommand:
+    """Return the command of a script's path, or of a script with its arguments."""
+    path = os.path.expanduser(text)  # noqa: PTH111 - a command may be no valid path
+    if os.path.isfile(path):  # noqa: PTH113
+        return ScriptCommand(launcher="python", words=(), script=(path,), ranks=None)
+    try:
+        return parse_command(shlex.split(text))
+    except ValueError as error:  # a quotation mark is missing
+        raise InputError("--from", str(error), "close the quotation") from None
 
 
 def _template(name: str) -> str:

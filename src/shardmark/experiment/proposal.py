@@ -1,166 +1,207 @@
-"""Proposes an experiment for a training script, from what can be read in it."""
+"""Proposes an experiment for a training script, from the record of its first step."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from string import Template
+from typing import TYPE_CHECKING, Any
 
-from shardmark.experiment.script_reading import Reading, read_script
-from shardmark.experiment.script_remarks import add_remarks
-from shardmark.ranks.workloads.models import MODELS, registered_names
+from shardmark.base.errors import InputError
+from shardmark.base.recipe import Optimizer
+from shardmark.base.scratch import scratch_folder
+from shardmark.base.text import counted
+from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.launch import launch, read_records, starter
+from shardmark.scripts.recording import Plan
+from shardmark.scripts.start import described_writes
 
-STRATEGIES = "[single, ddp, fsdp, zero-1]"
+if TYPE_CHECKING:
+    from shardmark.scripts.record import OptimizerFacts, Record
+
+SEEN = "seen in the first step"
+OPTIMIZERS = {name: name.lower() for name in ("SGD", "Adam", "AdamW", "Adafactor", "Muon")}
+"""Classes of torch and transformers -> names of the recipe."""
+SCHEDULES = {("CosineAnnealingLR",): "cosine"}
+PRECISIONS = {2.0**-7: "bf16", 2.0**-10: "fp16", 2.0**-11: "fp32", 2.0**-23: "fp32"}
+"""Rounding error of the least precise results in a forward pass -> precision; 2**-11 is TF32."""
+USUAL_SAMPLERS = re.compile("((Random|Sequential|Distributed|SeedableRandom)Sampler)?")
+SAME_TRAINING = {"foreach", "fused", "capturable", "differentiable"}
+"""Options of optimizers that leave the training as it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Proposal:
     """An experiment file for a script."""
 
-    text: str
-    lines: tuple[str, ...]
-    """A line for each setting that was read, with its place in the script."""
-    left_out: tuple[str, ...]
-    """A line for what the script does and the experiment does not, such as label smoothing."""
-    missing: tuple[str, ...]
-    """A line for each setting that was not found, with the value that is used in its place."""
+    text: str = ""
+    recipe: list[str] = field(default_factory=list)
+    """Lines of the recipe for a task of the user's own."""
+    seen: list[str] = field(default_factory=list)
+    """A line for each setting that the first step showed."""
+    left_out: list[str] = field(default_factory=list)
+    """A line for what the script does and an experiment cannot express."""
+    missing: list[str] = field(default_factory=list)
+    """A line for each setting that was not seen, with the value that is used in its place."""
+
+    def see(self, key: str, value: Any, source: str = "") -> None:
+        note = f"{source}, {SEEN}" if source else SEEN
+        self.seen.append(f"{key}: {_yaml(value)} ({note})")
+        self.recipe.append(f"{key}: {_yaml(value)}  # {note}")
+
+    def miss(self, key: str, default: Any, reason: str) -> None:
+        self.missing.append(f"{key}: {reason}; {_yaml(default)} is used")
+        self.recipe.append(f"{key}: {_yaml(default)}  # not found: {reason}")
 
 
-def propose(script: Path, ranks: int) -> Proposal:
-    """Read the script and propose an experiment, without running the script.
+def record_first_step(
+    command: ScriptCommand, seconds: float, *, writes_are_fine: bool = False
+) -> tuple[Record, str]:
+    """Let one process take a script's first step; return its record, and where the script wrote.
 
-    A known model and data set make the workload `classification`, with every strategy.  Other
-    scripts are measured as they are, and the recipe is a comment for a task of the user's own.
-    Raises `InputError` for a script that cannot be read.
+    Raises `InputError` if it takes none that can be recorded.
     """
-    reading = read_script(script)
-    left_out = add_remarks(reading, script.read_text(encoding="utf-8"))
-    model = reading.settings.get("model")
-    if model is not None and not (_is_known(str(model.value)) or model.value.startswith("hf:")):
-        del reading.settings["model"]
-        reason = f"line {model.line}: `{model.source}` is no model of torchvision or timm"
-        reading.unclear["model"] = reason
-    recipe = [*_recipe(reading, ranks)]
-    model, dataset = reading.settings.get("model"), reading.settings.get("dataset")
-    is_vision = model is not None and dataset is not None and _is_known(str(model.value))
-    head = [
-        f"# Proposed from {script.name}, which was read and not run.  Check every line.",
-        *(f"# Left out: {name} ({place})" for name, place in left_out.items()),
-        f"name: {_experiment_name(script)}",
-    ]
-    if is_vision:
-        assert model is not None
-        assert dataset is not None
-        body = [
-            "workload:",
-            "  name: classification",
-            f"  model: {model.value}  # {model.place}",
-            f"  dataset: {dataset.value}  # {dataset.place}",
-            *_data_folder(reading),
-            "recipe:",
-            *(f"  {line}" for line in recipe),
-            "matrix:",
-            f"  strategy: {STRATEGIES}",
-            f"  world_size: [{ranks}]",
-        ]
+    with scratch_folder() as folder, starter(folder, writes_are_fine=writes_are_fine) as start:
+        plan = Plan(directory=str(folder / "record"), steps=1)
+        started = launch(start, command, 1, plan)
+        try:
+            (record, *_), _ = read_records(started, plan, ranks=1, seconds=seconds)
+        finally:
+            started.end()
+        if not record.steps:
+            remedy = "`shardmark init --task script` writes an experiment to change"
+            raise InputError("command", f"its first step is not seen: {record.refusal}", remedy)
+        return record, described_writes(Path(plan.directory))
+
+
+def propose(record: Record, command: ScriptCommand, ranks: int) -> Proposal:
+    """Propose an experiment from the record of the first step that one process took.
+
+    The script is measured as it is; the recipe is a comment for a task of the user's own.
+    """
+    proposal = Proposal()
+    _read_batch(proposal, record, ranks)
+    proposal.miss("epochs", 1, "the first step does not show how long the script trains")
+    _read_optimizer(proposal, record, command)
+    schedules = tuple(dict.fromkeys(record.schedules))
+    if schedules in SCHEDULES:
+        proposal.see("schedule", {"name": SCHEDULES[schedules]}, *schedules)
+    elif schedules:
+        reason = f"{', '.join(schedules)} is not translated"
+        proposal.miss("schedule", {"name": "constant"}, reason)
+    _read_precision(proposal, record)
+    if record.seed is not None and record.seed < 2**32:
+        proposal.see("seed", record.seed)
     else:
-        alone = "  # the script starts no process group, so that more ranks would train alike"
-        sizes = [*dict.fromkeys((1, ranks))] if reading.distributed else [1]
-        variants = {name: f"--strategy {name}" for name in reading.strategies}
-        body = [
-            "# The script as it is: Shardmark starts its ranks and measures its steps.",
-            f"workload: {{name: script, command: {json.dumps(str(script))}}}",
-            "recipe: {steps: 35}  # measured steps and warm-up",
-            "matrix:",
-            f"  variant: {json.dumps(variants or {'script': ''})}",
-            f"  world_size: {json.dumps(sizes)}" + ("" if reading.distributed else alone),
-            "",
-            "# To compare strategies that the script does not have, write a task of your own",
-            "# (`shardmark init --task tokens` writes one to change), with these settings:",
-            "# workload: {name: own, task: my_task:Task}",
-            "# recipe:",
-            *(f"#   {line}" for line in recipe),
-            f"# matrix: {{strategy: {STRATEGIES}, world_size: [{ranks}]}}",
-        ]
-    return Proposal(
-        text="\n".join([*head, *body, ""]),
-        lines=tuple(
-            f"{name}: {_yaml(setting.value)} ({setting.place})"
-            for name, setting in reading.settings.items()
-        ),
-        left_out=tuple(f"{name} ({place})" for name, place in left_out.items()),
-        missing=tuple(f"{name}: {reason}" for name, reason in reading.missing.items()),
+        proposal.miss("seed", 0, "the script does not seed torch")
+    for clip in record.steps[0].clips[:1]:
+        if clip.norm is None:
+            proposal.left_out.append(f"clipping of each value of a gradient at {clip.limit:g}")
+        elif 0 < clip.limit < math.inf:
+            proposal.see("gradient_clipping", clip.limit)
+    first, *others = command.script
+    name = others[0].rpartition(".")[2] if first == "-m" else Path(first).stem
+    sizes = f"{[*dict.fromkeys((1, ranks))]}"
+    if not (record.joined or record.frameworks):
+        sizes = "[1]  # one process joined no process group: add ranks if it trains on several"
+    template = files("shardmark.experiment") / "templates" / "proposal.yaml"
+    proposal.text = Template(template.read_text(encoding="utf-8")).substitute(
+        command=json.dumps(command.text),
+        left_out="".join(f"# Left out: {line}\n" for line in proposal.left_out),
+        name=re.sub(r"[^A-Za-z0-9]", "-", name).strip("-") or "script",
+        world_size=sizes,
+        recipe="".join(f"#   {line}\n" for line in proposal.recipe),
+        ranks=ranks,
     )
+    return proposal
 
 
-def _is_known(model: str) -> bool:
-    return model in MODELS or model.startswith("timm:") or model in registered_names("torchvision")
+def _read_batch(proposal: Proposal, record: Record, ranks: int) -> None:
+    """Read the global batch: rows of a micro-batch, times micro-batches, times ranks."""
+    forwards = [forward for forward in record.forwards if not forward.step]
+    fed = [micro for micro in record.steps[0].micros if micro.loaders]
+    numbers = {number for micro in fed for number in micro.loaders}
+    loader = next((one for one in record.loaders if one.number in numbers), None)
+    accumulation = len(fed) or len({forward.micro for forward in forwards}) or 1
+    rows = next((forward.rows for forward in forwards), 0)
+    source = f"{rows} rows of the model's first input"
+    if loader is not None and loader.batch_size:
+        rows = loader.batch_size
+        samples = "" if loader.samples is None else f" of {counted(loader.samples, 'sample')}"
+        source = f"DataLoader{samples} with batches of {rows}"
+    if loader is not None and not USUAL_SAMPLERS.fullmatch(loader.sampler):
+        proposal.left_out.append(f"the order of samples by {loader.sampler}")
+    if not rows:
+        proposal.miss("global_batch", 32 * ranks, "the model's first input is no batch of tensors")
+        return
+    factors = {"micro-batches": accumulation, "ranks": ranks}
+    source += "".join(f" x {n} {name}" for name, n in factors.items() if n != 1)
+    proposal.see("global_batch", rows * accumulation * ranks, source)
+    if accumulation > 1:
+        proposal.see("gradient_accumulation", accumulation)
 
 
-def _experiment_name(script: Path) -> str:
-    letters = "".join(
-        letter if letter.isascii() and letter.isalnum() else "-" for letter in script.stem
-    )
-    return letters.strip("-") or "script"
+def _read_optimizer(proposal: Proposal, record: Record, command: ScriptCommand) -> None:
+    """Read the first optimizer, with the settings of its first group of parameters."""
+    first, *others = record.optimizer_facts
+    groups = record.steps[0].settings
+    settings = {**groups[0], "lr": first.initial_lr or Optimizer().lr}
+    proposal.see("optimizer", _optimizer(first, settings, command), first.path)
+    if not first.initial_lr:
+        default = settings["lr"]
+        proposal.missing.append(f"optimizer.lr: no rate above 0 was seen; {default} is used")
+    for number, group in enumerate(groups[1:], 2):
+        if different := {key: n for key, n in group.items() if n != groups[0].get(key)}:
+            values = ", ".join(f"{key} {n:g}" for key, n in different.items())
+            proposal.left_out.append(f"settings of parameter group {number} ({values})")
+    proposal.left_out += [f"the optimizer {other.path}" for other in others]
+
+
+def _optimizer(
+    facts: OptimizerFacts, settings: Mapping[str, float], command: ScriptCommand
+) -> dict[str, Any]:
+    """Return the optimizer of the recipe; one without a name there has its class and options."""
+    module, _, kind = facts.path.partition(":")
+    values: dict[str, Any] = {key: n for key, n in settings.items() if n and "[" not in key}
+    for key in (key.removesuffix("[0]") for key in settings if key.endswith("[0]")):
+        values[key] = [n for name, n in settings.items() if name.startswith(f"{key}[")]
+    switches = {*facts.switches} - SAME_TRAINING
+    if "decoupled_weight_decay" in switches:  # AdamW is an Adam with this option
+        switches.remove("decoupled_weight_decay")
+        kind = "AdamW" if kind == "Adam" else kind
+    values |= dict.fromkeys(sorted(switches), True)
+    name = OPTIMIZERS.get(kind, "own") if module.startswith(("torch.", "transformers.")) else "own"
+    keys = {"lr", *Optimizer.KEYS[name]}
+    if name != "own" and switches <= keys:
+        return {"name": name} | {key: value for key, value in values.items() if key in keys}
+    module = command.script[0] if module == "__main__" else module
+    rate = values.pop("lr")
+    return {"name": "own", "path": f"{module}:{kind}", "lr": rate, "options": values}
+
+
+def _read_precision(proposal: Proposal, record: Record) -> None:
+    precision = PRECISIONS.get(record.epsilon)
+    if precision is None:
+        proposal.miss("precision", "fp32", "the model returned no number of 16 or 32 bits")
+        return
+    proposal.see("precision", precision)
+    if record.epsilon == 2.0**-11:
+        proposal.see("tf32", value=True)
+    if record.optimizer_facts[0].types == ["bfloat16"]:
+        proposal.see("weights", "bf16")
 
 
 def _yaml(value: Any) -> str:
-    if isinstance(value, float):  # YAML 1.1 takes 1e-05 for text
-        text = repr(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_yaml(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_yaml, value))}]"
+    if isinstance(value, float):  # YAML 1.1 takes 1e-05 for text; a tensor's number has 7 digits
+        text = repr(float(f"{value:.7g}"))
         return text if "." in text or "e" not in text else text.replace("e", ".0e")
-    return json.dumps(value)
-
-
-def _data_folder(reading: Reading) -> Iterator[str]:
-    folder = reading.settings.get("data_dir")
-    if folder is not None:
-        yield f"  data_dir: {json.dumps(str(folder.value))}  # {folder.place}"
-    elif "data_dir" in reading.unclear:
-        yield "  data_dir: data  # not found in the script; the folder of the data set"
-
-
-def _recipe(reading: Reading, ranks: int) -> Iterator[str]:
-    """Yield the lines of the recipe, with the lines of the script, or that nothing was found."""
-    settings = reading.settings
-
-    def line(key: str, setting: str, default: Any) -> str:
-        if setting in settings:
-            return f"{key}: {_yaml(settings[setting].value)}  # {settings[setting].place}"
-        return f"{key}: {_yaml(default)}  # not found in the script"
-
-    batch, accumulation = settings.get("batch"), settings.get("gradient_accumulation")
-    if batch is None:
-        yield f"global_batch: {32 * ranks}  # not found in the script; samples of a step, all ranks"
-    else:
-        factors = {"ranks": ranks if reading.distributed else 1}
-        factors["micro-batches"] = 1 if accumulation is None else accumulation.value
-        used = {name: factor for name, factor in factors.items() if factor != 1}
-        total = batch.value
-        for factor in used.values():
-            total *= factor
-        times = "".join(f" x {factor} {name}" for name, factor in used.items())
-        yield f"global_batch: {total}  # {batch.place}{times}"
-    yield line("steps", "steps", 200) if "steps" in settings else line("epochs", "epochs", 1)
-    optimizer = {
-        name.partition(".")[2]: setting
-        for name, setting in settings.items()
-        if name.startswith("optimizer.")
-    }
-    if "name" in optimizer:
-        values = ", ".join(f"{key}: {_yaml(s.value)}" for key, s in optimizer.items())
-        yield f"optimizer: {{{values}}}  # {optimizer['name'].place}"
-    else:
-        yield "optimizer: {name: sgd, lr: 0.01}  # not found in the script"
-    schedule = {name: s for name, s in settings.items() if name.startswith("schedule.")}
-    if schedule:
-        values = ", ".join(f"{n.partition('.')[2]}: {_yaml(s.value)}" for n, s in schedule.items())
-        yield f"schedule: {{{values}}}  # {next(iter(schedule.values())).place}"
-    yield line("precision", "precision", "fp32")
-    yield line("seed", "seed", 0)
-    for name in ("gradient_accumulation", "gradient_clipping", "compile"):
-        if name in settings:
-            yield line(name, name, None)
-    if "activation_checkpointing" in settings:
-        yield line("activation_checkpointing", "activation_checkpointing", default=False)
+    return value if isinstance(value, str) and value.isidentifier() else json.dumps(value)

@@ -48,6 +48,7 @@ from shardmark.scripts.record import (
     Loader,
     LossCall,
     Micro,
+    OptimizerFacts,
     Record,
     Step,
     save,
@@ -112,6 +113,7 @@ class Observer:
         atexit.register(self.write)
         if plan.deterministic:
             _seed()
+        self._seed_at_start = torch.initial_seed()
 
     # Forward passes
 
@@ -469,6 +471,8 @@ class Observer:
         }
         living = [created for ref in self.optimizers if (created := ref()) is not None]
         self.record.optimizers += [n for n, o in enumerate(living) if o is optimizer]
+        inner = optimizer.optimizer if deepspeed else optimizer
+        self.record.optimizer_facts.append(_facts(inner, parameters))
         self.record.names += [
             names.get(id(p), f"parameter {n} of the optimizer")
             for n, p in enumerate(parameters, first)
@@ -580,9 +584,12 @@ class Observer:
         states = sys.modules.get("accelerate.state")
         state = {} if states is None else states.PartialState._shared_state
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
+        seed = torch.initial_seed()
+        self.record.seed = None if seed == self._seed_at_start else seed
         self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
         for schedule in filter(_is_schedule, gc.get_objects()):
+            self.record.schedules.append(type(schedule).__name__)
             values = [getattr(schedule, name, None) for name in TOTALS]
             self.record.totals += [value for value in values if isinstance(value, int) and value]
         self.record.ended_early = len(self.record.steps) < self.plan.steps
@@ -655,6 +662,18 @@ def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
             if scalar or (isinstance(number, int | float) and not isinstance(number, bool)):
                 settings[key] = float(number)
     return settings
+
+
+def _facts(optimizer: Any, parameters: Sequence[Tensor]) -> OptimizerFacts:
+    inner = getattr(optimizer, "optim", optimizer)  # of torch's ZeroRedundancyOptimizer
+    group = inner.param_groups[0]
+    rate = group.get("initial_lr", group.get("lr"))
+    return OptimizerFacts(
+        path=f"{type(inner).__module__}:{type(inner).__qualname__}",
+        types=sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
+        switches=[name for name in inner.defaults if group.get(name) is True],
+        initial_lr=None if rate is None else float(rate),
+    )
 
 
 def _buffers(module: nn.Module, without: Sequence[nn.Module] = ()) -> dict[str, Tensor]:

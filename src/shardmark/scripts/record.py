@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,20 @@ class Step:
 
 
 @dataclass(slots=True, kw_only=True)
+class OptimizerFacts:
+    """Facts of an optimizer that takes the first step."""
+
+    path: str
+    """Module and class, as `torch.optim.sgd:SGD`."""
+    types: list[str]
+    """Types of its parameters, as `float32`."""
+    switches: list[str]
+    """Options that are true, such as `nesterov`."""
+    initial_lr: float | None
+    """Learning rate of the first group, before any schedule changes it."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Loader:
     """An iteration over a `DataLoader`."""
 
@@ -162,6 +177,12 @@ class Record:
     """Names of the optimizers' parameters, in their order."""
     optimizers: list[int] = field(default_factory=list)
     """Optimizers of a step in the order of their steps: numbers among the living ones."""
+    optimizer_facts: list[OptimizerFacts] = field(default_factory=list)
+    """Facts of these optimizers."""
+    seed: int | None = None
+    """Seed of torch's generator; None if the script sets none."""
+    schedules: list[str] = field(default_factory=list)
+    """Classes of the script's schedules of learning rates."""
     flat_slices: bool = False
     """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
     every: int = 1
@@ -220,3 +241,16 @@ class Record:
     def load(cls, path: Path) -> Record:
         record: Record = torch.load(path, map_location="cpu", weights_only=False)
         return record
+
+
+def joined_tensors(
+    ranks: Sequence[Record], by_rank: Sequence[Sequence[Tensor | None]]
+) -> list[Tensor | None]:
+    """Tensors of rank 0, or the ranks' slices behind each other where each has a slice (FSDP1)."""
+    if not ranks[0].flat_slices or len(ranks) == 1:
+        return list(by_rank[0])
+    joined: list[Tensor | None] = []
+    for slices in zip(*by_rank, strict=True):
+        present = [tensor.flatten() for tensor in slices if tensor is not None]
+        joined.append(torch.cat(present) if present else None)
+    return joined

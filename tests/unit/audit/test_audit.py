@@ -18,12 +18,13 @@ from torch import Tensor
 from shardmark.audit import causes
 from shardmark.audit.audit import AuditReport
 from shardmark.audit.comparison import Records
-from shardmark.audit.script import RankProcess, audit_script
+from shardmark.audit.script import audit_script
 from shardmark.base.accepted import ACCEPTABLE
 from shardmark.base.errors import InputError
 from shardmark.cli import main
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.command import ScriptCommand, parse_command
+from shardmark.scripts.launch import RankProcess
 from shardmark.scripts.record import Forward, LossCall, Micro, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import Protection, Started
@@ -426,7 +427,7 @@ def test_all_folders_of_a_start_are_removed_with_it(
         starts.append(protection)
         return Ended(log)
 
-    monkeypatch.setattr("shardmark.audit.script.start_words", start)
+    monkeypatch.setattr("shardmark.scripts.launch.start_words", start)
     with pytest.raises(InputError, match="no rank takes an optimizer step"):
         audit_script(parse_command([str(script)]), ranks=2, writes_are_fine=writes_are_fine)
     (protection,) = starts

@@ -13,6 +13,8 @@ from shardmark.cli import main
 from shardmark.cli.init import CODE_FILES, Template
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import expand
+from shardmark.scripts.command import ScriptCommand
+from shardmark.scripts.record import OptimizerFacts, Record, Step
 
 
 @pytest.mark.parametrize("task", [None, *Template])
@@ -29,22 +31,52 @@ def test_experiment_of_init_can_be_planned(task: Template | None, tmp_path: Path
     assert modules == (() if code is None else (str(tmp_path / "new" / code),))
 
 
-def test_experiment_is_proposed_from_a_script(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ScriptCommand]:
+    """Commands whose first step a made-up record replaces."""
+    commands: list[ScriptCommand] = []
+
+    def record_first_step(
+        command: ScriptCommand, _seconds: float, **_: object
+    ) -> tuple[Record, str]:
+        commands.append(command)
+        facts = OptimizerFacts(path="torch.optim.sgd:SGD", types=[], switches=[], initial_lr=0.1)
+        step = Step(settings=[{"lr": 0.1}])
+        record = Record(rank=0, ranks=1, steps=[step], optimizer_facts=[facts], joined=True)
+        return record, "your files are unchanged"
+
+    monkeypatch.setattr("shardmark.experiment.proposal.record_first_step", record_first_step)
+    return commands
+
+
+def test_experiment_is_proposed_from_the_first_step_of_a_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[ScriptCommand]
 ) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import torch\nloader = DataLoader(data, batch_size=16, shuffle=True)\n"
-        "optimizer = torch.optim.AdamW(model.parameters(), lr=rate)\nraise SystemExit('ran')\n"
-    )
+    script = tmp_path / "my train.py"
+    script.write_text("")
     assert main(["init", "--from", str(script), "--out", str(tmp_path / "new")]) == 0
-    printed = capsys.readouterr().out
-    assert "found      batch: 16 (line 2)\n" in printed
-    assert "not found  optimizer.lr: line 3: the value of `rate` is not known" in printed
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith("ran  ")
+    assert printed[0].endswith("your files are unchanged")
+    assert any(line.startswith("found      optimizer: {name: sgd, lr: 0.1}") for line in printed)
+    assert any(line.startswith("not found  seed: ") for line in printed)
     experiment = load_experiment(tmp_path / "new" / "experiment.yaml")
     (trial, *_) = expand(experiment).trials
     assert trial.workload.user_modules() == (str(script),)
+    assert [command.script for command in started] == [(str(script),)]
     assert main(["init", "--from", str(script), "--task", "rl", "--out", str(tmp_path)]) == 2
+
+
+def test_a_command_has_arguments_and_ranks(tmp_path: Path, started: list[ScriptCommand]) -> None:
+    command = "torchrun --nproc-per-node 3 train.py --lr 0.1"
+    assert main(["init", "--from", command, "--out", str(tmp_path)]) == 0
+    assert started[0].script == ("train.py", "--lr", "0.1")
+    text = (tmp_path / "experiment.yaml").read_text()
+    assert "world_size: [1, 3]" in text
+    assert 'command: "train.py --lr 0.1"' in text
+    assert main(["init", "--from", command, "--out", str(tmp_path)]) == 2
+    assert len(started) == 1, "the file is there: nothing is started"
+    assert main(["init", "--from", "train.py 'open", "--out", str(tmp_path / "new")]) == 2
 
 
 class Terminal(StringIO):
