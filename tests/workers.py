@@ -32,6 +32,9 @@ TOGETHER = {
 }
 SLOW = (
     *("tests/browser/", "tests/cluster/test_bench", "tests/cluster/test_ray"),
+    *("tests/cluster/test_slurm", "tests/cluster/test_torchrun.py::test_slow"),
+    *("tests/cluster/test_torchrun.py::test_death", "tests/unit/predict/test_public_questions"),
+    *("tests/unit/predict/test_repeated_layers", "tests/distributed/test_examples"),
     *("tests/commands/test_adapters", "tests/commands/test_base_install"),
     *("tests/commands/test_package", "tests/docs/test_commands", "tests/docs/test_site"),
     *("tests/distributed/test_compile", "tests/distributed/test_cpu_adam"),

@@ -25,7 +25,8 @@ from tests.unit.extras.engines.nodes import request
 GOLDEN = ROOT / "tests" / "golden" / "v1"
 IDS = """
 import json, sys
-from shardmark.ranks.trial import Trial, cell_id, trial_id
+from shardmark.base.cells import cell_id
+from shardmark.ranks.trial import Trial, trial_id
 stored = json.loads(sys.argv[1])
 print(trial_id(Trial.model_validate(stored)))
 print(cell_id(stored))

@@ -48,8 +48,8 @@ from tests.distributed.strategy_table import (
 )
 
 JOIN_SECONDS = 600
-SLOW_GROUPS = ("recipes", "detection", 8)
-"""Groups that the default run leaves out: each strategy is in another one, too."""
+SLOW_GROUPS = ("recipes", "detection", 4, 8)
+"""Groups that the default run leaves out: those of other recipes, and of more than 2 ranks."""
 pytestmark = pytest.mark.timeout(JOIN_SECONDS + 60)
 
 Probes = list[dict[str, Probed]]
@@ -287,6 +287,7 @@ def test_collectives_have_the_phase_that_the_definition_gives(
         assert found == patterns
 
 
+@pytest.mark.slow
 def test_ulysses_saves_the_activations_of_its_part(groups: Groups) -> None:
     """A rank of `ddp` has as many tokens: a quarter of the samples."""
     _, (first, *_), _ = groups(4)
