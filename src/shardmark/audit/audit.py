@@ -172,10 +172,9 @@ class Runs:
         (record,) = self.replays([self.plan("shares", batch_norm="shares")])
         return record
 
-    @cached_property
-    def alone(self) -> Record | None:
-        """A replay of rank 0's samples alone; None if it fails."""
-        (record,) = self.replays([self.plan("alone", order=(0,))])
+    def alone(self, rank: int) -> Record | None:
+        """Return a replay of the samples of one rank; None if it fails."""
+        (record,) = self.replays([self.plan(f"alone-{rank}", order=(rank,))])
         return record
 
     def effect_of_rounding(self, records: Records, replay: Record) -> float:
@@ -233,7 +232,7 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         replay=replay,
         disturbed=disturbed,
         with_shares=lambda: runs.with_shares,
-        alone=lambda: runs.alone,
+        alone=runs.alone,
     )
     if replay is not None and records.matched and _order_matters(records, replay):
         halves, disturbed = runs.in_two_orders("halves", halves=True)

@@ -715,25 +715,31 @@ def of_whole_batch(records: Records) -> Finding | None:
         return None  # functions of the script may change a gradient before it is reduced
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     reduced_right = relative(used, averaged) <= records.reduction_tolerance
-    single = records.alone() if gathers or reduced_right else None
-    if single is None:
-        return None
-    of_rank = _summed(records.local_gradients()[:1])
-    expected = records.clipped_of(single) or records.replayed(single)
-    size = float(np.linalg.norm(stacked(expected)))
-    depends_on_others = any(
-        np.linalg.norm(of_rank.get(name, 0) - gradient) > records.reduction_tolerance * size
-        for name, gradient in expected.items()
-    )
-    if gathers and depends_on_others:
+    first = _has_own_gradient(records, 0) if gathers or reduced_right else None
+    if gathers and first is False:
         return finding("gathered_without_gradients", off, gathers[0])
-    if depends_on_others or not reduced_right:
+    # The last rank shows models that differ by rank in parts that the optimizer does not train.
+    if not (first and reduced_right and _has_own_gradient(records, records.count - 1)):
         return None
     return finding(
         "whole_batch_loss",
         off,
-        "one process that trains on rank 0's samples alone has rank 0's gradient, and the ranks' "
+        "one process that trains on one rank's samples alone has that rank's gradient, and these "
         "gradients are averaged, but no weighting of them gives that of all samples together",
+    )
+
+
+def _has_own_gradient(records: Records, rank: int) -> bool | None:
+    """True if a rank's samples alone give its gradient in one process; None if unknown."""
+    single = records.alone(rank)
+    if single is None:
+        return None
+    of_rank = _summed(records.local_gradients()[rank : rank + 1])
+    expected = records.clipped_of(single) or records.replayed(single)
+    largest = records.reduction_tolerance * float(np.linalg.norm(stacked(expected)))
+    return all(
+        np.linalg.norm(of_rank.get(name, 0) - gradient) <= largest
+        for name, gradient in expected.items()
     )
 
 

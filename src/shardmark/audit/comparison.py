@@ -66,8 +66,8 @@ class Records:
     """True if the user accepts steps with each rank's own gradient: their mean is compared."""
     with_shares: Callable[[], Record | None] = lambda: None
     """Starts a replay whose batch norm takes the statistics of each rank's rows."""
-    alone: Callable[[], Record | None] = lambda: None
-    """Starts a replay of rank 0's samples alone."""
+    alone: Callable[[int], Record | None] = lambda _: None
+    """Starts a replay of one rank's samples alone."""
 
     @property
     def one_process(self) -> Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,9 +160,11 @@ def matched(used: Tensor, single: Tensor, **facts: Any) -> Records:
     return Records(ranks=ranks, replay=record(0, single, micro()), disturbed=None)
 
 
-def named(records: Records, *, shares: Record | None = None, alone: Record | None = None) -> str:
+def named(records: Records, *, shares: Record | None = None, alone: Sequence[Record] = ()) -> str:
+    """Name of the cause, with a replay of shares, and one of each rank's samples alone."""
     assert records.replay is not None
-    finding = causes.of_gradient(replace(records, with_shares=lambda: shares, alone=lambda: alone))
+    by_rank = dict(enumerate(alone))
+    finding = causes.of_gradient(replace(records, with_shares=lambda: shares, alone=by_rank.get))
     return "" if finding is None else finding.name
 
 
@@ -175,15 +178,17 @@ def test_batch_norm_is_named_if_its_shares_give_the_gradient() -> None:
     assert named(rounded, shares=record(0, MEAN + 1e-6 * OWN[1])) == ""
 
 
-def test_a_loss_of_the_full_batch_is_named_if_rank_0_alone_has_its_gradient() -> None:
+def test_a_loss_of_the_full_batch_is_named_if_ranks_alone_have_their_gradients() -> None:
     other = torch.randn(40, generator=GENERATOR)
+    both = [record(0, OWN[0]), record(1, OWN[1])]
     records = matched(MEAN, other)
-    assert named(records, alone=record(0, OWN[0])) == "whole_batch_loss"
-    assert named(records, alone=record(0, 1.1 * OWN[0])) == ""
+    assert named(records, alone=both) == "whole_batch_loss"
+    assert named(records, alone=[record(0, OWN[0]), record(1, other)]) == "", "another frozen part"
+    assert named(records, alone=[record(0, 1.1 * OWN[0]), both[1]]) == ""
     assert named(records) == ""
     records.ranks[0].steps[0].micros[0].gathers = ["all_gather at train.py:7"]
-    assert named(records, alone=record(0, other)) == "gathered_without_gradients"
-    assert named(records, alone=record(0, OWN[0])) == "whole_batch_loss"
+    assert named(records, alone=[record(0, other)]) == "gathered_without_gradients"
+    assert named(records, alone=both) == "whole_batch_loss"
 
 
 def test_weights_are_solved_for_where_they_give_the_gradient() -> None:
