@@ -665,13 +665,14 @@ def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _facts(optimizer: Any, parameters: Sequence[Tensor]) -> OptimizerFacts:
-    inner = getattr(optimizer, "optim", optimizer)  # of torch's ZeroRedundancyOptimizer
+    # Those of torch's ZeroRedundancyOptimizer and of DeepSpeed's optimizers.
+    inner = getattr(optimizer, "optim", None) or getattr(optimizer, "optimizer", optimizer)
     group = inner.param_groups[0]
     rate = group.get("initial_lr", group.get("lr"))
     return OptimizerFacts(
         path=f"{type(inner).__module__}:{type(inner).__qualname__}",
         types=sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
-        switches=[name for name in inner.defaults if group.get(name) is True],
+        switches=[name for name in getattr(inner, "defaults", group) if group.get(name) is True],
         initial_lr=None if rate is None else float(rate),
     )
 
