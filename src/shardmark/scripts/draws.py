@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # documented, but ha
 
 from shardmark.scripts.full_tensors import is_distributed_tensor
 
-AUDIT = str(Path(__file__).parents[1])
+PACKAGE = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
 FROM_A_MODEL = ("multinomial",)
@@ -79,7 +79,7 @@ def user_place() -> str | None:
         file = frame.f_code.co_filename
         if file.startswith(DATA):
             return None
-        if not file.startswith((TORCH, AUDIT)):
+        if not file.startswith((TORCH, PACKAGE)):
             places.append(f"{Path(file).name}:{frame.f_lineno}")
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             break  # a replay in a fork has callers that the rank does not have

@@ -218,6 +218,7 @@ class Record:
     joined: bool = False
     """True if the process was in a process group when it took a step."""
     on_gpu: bool = False
+    """True if the process has used a GPU."""
     accelerate_alone: bool = False
     """True if Accelerate (or the Trainer, which uses it) knows one process alone, without a GPU."""
     collectives: int = 0
