@@ -393,7 +393,7 @@ def case_of(row: dict[str, str]) -> Case:
     )
     micro, passes, assumed = _batch(row, ranks, tokens)
     offloads = "offload" in said
-    profile = replace(profile, state_values=2 if tokens > 1 else 1)  # of Adam, and of momentum
+    profile = replace(profile, state_values=2 if tokens > 1 else 1)  # Adam's, and momentum's
     recipe = Recipe(
         steps=1,
         cpu_offload=offloads,

@@ -33,7 +33,7 @@ settings.register_profile("any machine", deadline=None, max_examples=30)  # a bu
 settings.load_profile("any machine")
 
 GRACE_SECONDS = 2.0
-"""For what ends by itself a moment later, such as a data loader's worker."""
+"""Time for things that end by themselves a moment later, such as a data loader's worker."""
 
 SET_BY_LIBRARIES = (
     *("PYTEST_", "KMP_", "OMP_", "TORCH", "CUDA_", "NCCL_", "DS_", "TRITON_"),
@@ -78,7 +78,7 @@ def variables() -> set[str]:
 
 
 def files() -> set[str]:
-    """In the current folder, caches left aside."""
+    """Files in the current folder, without caches."""
     caches = ("__pycache__",)
     return {
         f"file {name} in {Path.cwd()}"

@@ -44,7 +44,7 @@ def fields_of(document: str) -> tuple[Field, ...]:
 
 
 def problems_of(document: str, printed: Any) -> list[str]:
-    """What the page does not say of the printed JSON, and what the JSON lacks."""
+    """List fields that the page does not describe, and described fields that the JSON lacks."""
     fields = fields_of(document)
     assert fields, f"no section {document!r} in {PAGE.name}"
     return list(dict.fromkeys(_problems((), printed, fields)))

@@ -1,4 +1,4 @@
-"""One engine of this machine for many tests: loading the libraries costs seconds each time."""
+"""An engine of this machine for many tests: loading the libraries costs seconds each time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KeptEngine(LocalEngine):
         super().close()
 
     def held(self) -> dict[str, int]:
-        """What this process and the fork server hold of what trials could leave."""
+        """Count the things that trials could leave in this process and the fork server."""
         children = psutil.Process().children()
         servers = [child for child in children if "launch.local.fork" in " ".join(child.cmdline())]
         processes = [psutil.Process(), *servers]

@@ -15,7 +15,7 @@ TABLES = {"tcp": "0A", "tcp6": "0A", "udp": "07", "udp6": "07"}
 
 
 def listening(pids: Iterable[int]) -> set[Address]:
-    """Of each process in its own network namespace; those that have ended are left out."""
+    """Addresses by process with its own network namespace; ended processes are left out."""
     found: set[Address] = set()
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 WORKERS = 2
 WORKERS_FOR_ALL = 3
-"""One of them waits most of the time: for links that are slow, nodes that are lost, daemons."""
+"""Workers for all tests: one of them waits most of the time, for slow links and daemons."""
 BARE_GROUPS = tuple(
     f"tests/distributed/test_{name}.py"
     for name in ("strategy_table", "network", "batch_norm", "local_steps")

@@ -157,7 +157,7 @@ def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
 @pytest.mark.skipif(len(visible_cuda_devices(FOUND)) < 2, reason="needs two CUDA devices")
 @pytest.mark.timeout(600)
 def test_two_devices_end_together(tmp_path: Path) -> None:
-    """What one of them meets ends the other in seconds."""
+    """An error on one device ends the other device's rank within seconds."""
     matrix = {"strategy": ["ddp"], "world_size": [2]}
 
     def of_model(name: str, **changes: Any) -> TrialResult:

@@ -43,7 +43,7 @@ JOIN_SECONDS = 900
 """DeepSpeed and torch compile operators of theirs at first."""
 pytestmark = [
     pytest.mark.timeout(JOIN_SECONDS + 60),
-    pytest.mark.filterwarnings("default"),  # of a card or a driver that nobody has tried
+    pytest.mark.filterwarnings("default"),  # a card or a driver that nobody has tried may warn
 ]
 
 CLIPPED: dict[str, Any] = {"gradient_clipping": 0.1}
@@ -51,7 +51,7 @@ OFFLOADED: dict[str, Any] = {**CLIPPED, "cpu_offload": True}
 FP16: dict[str, Any] = {**CLIPPED, "precision": "fp16"}
 BF16: dict[str, Any] = {"precision": "bf16"}
 SCHEMES = ("native", "autocast")
-"""Of bf16, for strategies that know both."""
+"""Schemes of bf16, for strategies that know both."""
 RECIPES: dict[str, dict[str, Any]] = {
     "fp32": {},
     "tf32": {"tf32": True},
@@ -141,7 +141,7 @@ NAMES = [
 
 
 def work(process: RankContext, family: str, texts: Path) -> dict[str, Capture | str | None]:
-    """Of one rank, errors too: nobody waits for it."""
+    """Return what one rank found, or its error: nobody waits for the rank."""
     taken: dict[str, Capture | str | None] = {}
     for name, asked in families_of(process.world_size, texts)[family].items():
         if (process.world_size, family, name) not in NAMES:

@@ -76,7 +76,7 @@ def test_an_experiment_runs_once_for_each_speed(
 def test_an_experiment_may_vary_the_nodes_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the poster's does; it is then not told how many, and must find as many as it takes."""
+    """The poster's experiment does: it is not told the number, and must find enough nodes."""
     ran: list[list[str]] = []
 
     def everywhere(words: list[str], *_: object) -> int:

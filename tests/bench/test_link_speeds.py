@@ -27,7 +27,7 @@ BATCH = 64
 RATES = {"eth0": 39e6, "lo": 78e6}
 """Bytes per second of each node, over 6.25 s of windows and 39 steps."""
 NOISE = (0.99, 1.0, 1.01)
-"""Of each repeat; the strategies' own parts differ a little more."""
+"""Factors of the repeats; the strategies' parts differ a little more."""
 ENVIRONMENT: dict[str, Any] = {
     "date": "2026-11-21T12:00:00+00:00",
     "host": "node0",

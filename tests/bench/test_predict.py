@@ -132,7 +132,7 @@ def medians_of(numbers: dict[str, Any]) -> dict[str, float]:
 
 
 def test_errors_have_not_grown() -> None:
-    """All development rows with the constants that ship; medians as measured on 2026-11-26."""
+    """Development rows are predicted with the constants that ship; medians of 2026-11-26."""
     check_errors(CASES, MEDIANS)
 
 

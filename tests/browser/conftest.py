@@ -1,4 +1,4 @@
-"""One Chromium for all browser tests, and the pages that they look at."""
+"""A Chromium for all browser tests, and the pages that they look at."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def verdict(strategy: str, world_size: int, **fields: Any) -> Verdict:
 def store(
     path: Path, trials: Iterable[TrialResult], verdicts: Iterable[Verdict] = (), **files: Any
 ) -> Path:
-    """With whole raw files for the first repeat, and a log for everything."""
+    """Store whole raw files for the first repeat, and a log for every trial."""
     write_run(path, trials, **{"steps": steps, "samples": samples, "log": LOG, **files})
     if verdicts:
         write_verification(

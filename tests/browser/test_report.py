@@ -31,7 +31,7 @@ A4_PIXELS = 680
 MOST_BYTES = 3_500_000
 MOST_SCREENS = 5
 MOST_EMPTY_PIXELS = 90
-"""Of a screenshot from top to bottom without anything on it."""
+"""Height of an empty band across a screenshot."""
 TOO_WIDE = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 TEXTS = """() => [...document.querySelectorAll('.panel')].map((panel) => {
   const { left, right } = panel.getBoundingClientRect();

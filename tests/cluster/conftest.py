@@ -1,4 +1,4 @@
-"""What the tests of all engines share."""
+"""Fixtures that the tests of all engines share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests on several nodes need of the machine."""
+"""Requirements of tests on several nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOOLS = ("ip", "tc", "unshare", "setpriv")
 
 @cache
 def why_no_bench() -> str | None:
-    """Why no network namespaces with limited links can be built here; None if they can."""
+    """Say why network namespaces with limited links cannot be built here; None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]

@@ -1,4 +1,4 @@
-"""What every engine runs on two nodes, and this machine alone for comparison."""
+"""Trials that every engine runs on two nodes, and this machine alone for comparison."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def under_way(run: Path, results: int) -> Path | None:
 
 
 def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool:
-    """Whether the ranks of the trial after so many have each taken so many steps."""
+    """Tell if each rank of the trial after `number` others has taken that many steps."""
     trial = under_way(run, results)
     told = [None if trial is None else read_progress(trial, rank) for rank in range(ranks)]
     return all(rank is not None and rank.steps >= steps for rank in told)
@@ -78,7 +78,6 @@ def pid_of(folder: Path, rank: int) -> int:
 
 
 def given(*settings: str) -> list[str]:
-    """Of the command line."""
     return [word for setting in settings for word in ("--set", setting)]
 
 

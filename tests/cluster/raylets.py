@@ -27,7 +27,7 @@ VARIABLES = {
 
 
 def why_no_ray() -> str | None:
-    """Why there can be no Ray cluster; None if there can."""
+    """Say why there can be no Ray cluster; None if there can."""
     if find_spec("ray") is None:
         return "ray is not installed: pip install 'shardmark[ray]'"
     return None

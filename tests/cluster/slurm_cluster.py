@@ -50,7 +50,7 @@ PartitionName=main Nodes=node[1-{nodes}] Default=YES MaxTime=60 State=UP
 
 
 def why_no_slurm() -> str | None:
-    """Why SLURM cannot be started here; None if it can."""
+    """Say why SLURM cannot be started here; None if it can."""
     missing = [daemon for daemon in DAEMONS if shutil.which(daemon) is None]
     if not missing:
         return None
@@ -73,7 +73,7 @@ class SlurmCluster:
         return self.nodes.start(0, words, environment=given, log=log)
 
     def answer(self, *words: str) -> str:
-        """What a command prints there; it must succeed."""
+        """Run a command there, which must succeed, and return its output."""
         log = self._folder / f"answer-{time.monotonic_ns()}.txt"
         code = self.start(words, log).wait(timeout=60)
         assert code == 0, f"{words}: {log.read_text()}"

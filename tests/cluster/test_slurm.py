@@ -40,7 +40,7 @@ pytestmark = [
 ]
 
 LONG_SECONDS = 600
-"""For the libraries to be loaded, also where others use the machine."""
+"""Time to load the libraries, also where others use the machine."""
 TWO_TRIALS: dict[str, Any] = {
     "placement": {"nodes": 2},
     "engine": {"name": "slurm"},
@@ -51,7 +51,7 @@ TWO_TRIALS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def daemons() -> Iterator[SlurmCluster]:
-    """One cluster for all tests; a short path, since it has sockets."""
+    """Start a cluster for all tests; its path is short, since it has sockets."""
     with tempfile.TemporaryDirectory(prefix="slurm-") as folder, slurm(Path(folder)) as made:
         yield made
 

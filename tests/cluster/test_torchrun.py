@@ -121,7 +121,7 @@ BAD_LINKS: dict[str, Any] = {
 
 
 def test_slow_or_dead_links_end_their_trial_alone(tmp_path: Path) -> None:
-    """One command, on the node with the later address, starts the other over the list of hosts."""
+    """A command on the node with the later address starts the other over the list of hosts."""
     out = tmp_path / "run"
     with bench(nodes=2, bits_per_second=FAST) as nodes:
         second, first = nodes.nodes

@@ -1,4 +1,4 @@
-"""What answers at once imports none of the heavy libraries, and nothing of a run's folder.
+"""Commands that answer at once import no heavy library, and nothing from a run's folder.
 
 Seen in a process of its own, which works in the folder of a run that a stranger has prepared.
 """
@@ -153,7 +153,7 @@ assert "no controller at 127.0.0.1:9" in ended.stderr, ended
         {"torch"},
     ),
 }
-"""One process takes them in this order: what one has loaded is loaded for all that follow."""
+"""Steps of a single process, in this order: a module that one step loads stays loaded."""
 
 PROGRAM = """
 import json, sys

@@ -1,4 +1,4 @@
-"""What would be published: a wheel that works where it is installed, and files beside it."""
+"""The published package: a wheel that works where it is installed, and files beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only shows in a process of its own: its end, a pipe that nobody reads, another hash seed."""
+"""Behaviour that needs a separate process: its end, a closed pipe, another hash seed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str
 
 
 def test_closed_pipe_is_no_error() -> None:
-    """As in `shardmark compare ... | head -1`, with more output than a pipe holds."""
+    """The case of `shardmark compare ... | head -1`, with more output than a pipe holds."""
     script = (
         "import os, sys; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1);"
         " from shardmark.cli import main; sys.exit(main(sys.argv[1:]))"

@@ -1,4 +1,4 @@
-"""What is drawn on a real pseudo-terminal, and what reaches a pipe."""
+"""Drawings on a real pseudo-terminal, and the text that reaches a pipe."""
 
 from __future__ import annotations
 

@@ -64,11 +64,11 @@ class Case:
     trial: Trial
     begin: Callable[..., Started] | None = None
     cause: str | None = None
-    """What the verdict must say of it; None: equivalent."""
+    """Text that the verdict must contain; None: equivalent."""
 
 
 Captures = list[dict[str, Capture | None]]
-"""By rank and case; a server has none."""
+"""Captures by rank and case; a server has none."""
 
 
 def recipe(**changes: Any) -> Recipe:

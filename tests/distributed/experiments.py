@@ -6,7 +6,7 @@ from typing import Any
 
 
 def experiment(*models: str, **changes: Any) -> dict[str, Any]:
-    """Of `models:small` or other models of this folder; several are an axis.
+    """An experiment with `models:small` or other models of this folder; several are an axis.
 
     `changes` are sections, of which single keys are changed, or other keys of the file.
     """

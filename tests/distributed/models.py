@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 def residual(num_classes: int, channels: int, blocks: int) -> nn.Module:
-    """For any picture size."""
+    """A residual network for any picture size."""
     return nn.Sequential(
         nn.Conv2d(3, channels, 3, stride=4, padding=1),
         nn.Sequential(*(Block(channels) for _ in range(blocks))),
@@ -48,7 +48,7 @@ def small(num_classes: int) -> nn.Module:
 
 
 def wide(num_classes: int) -> nn.Module:
-    """Of 0.6 M parameters, so that what is held and sent is more than rounding, in 5 layers."""
+    """A model of 0.6 M parameters in 5 layers: state and messages are more than rounding."""
     return residual(num_classes, channels=128, blocks=4)
 
 
@@ -71,7 +71,7 @@ class Loud(nn.Module):
 
 
 class Plain(nn.Module):
-    """What trains in bf16 throughout, parameters and inputs, on a CPU: no norms."""
+    """A model without norms that trains in bf16 throughout, parameters and inputs, on a CPU."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()

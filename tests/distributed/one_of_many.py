@@ -1,4 +1,4 @@
-"""One rank of many in torch's fake process group, whose collectives need no other rank."""
+"""A single rank in torch's fake process group, whose collectives need no other rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks would import: loaded once by the process that they are forked from."""
+"""Imports of the ranks, loaded once by the process that they are forked from."""
 
 from __future__ import annotations
 

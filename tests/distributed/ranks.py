@@ -35,7 +35,7 @@ def run_ranks(
     device_type: str = "cpu",
     join_seconds: float = JOIN_SECONDS,
 ) -> list[Any]:
-    """What `work(process, *arguments)` returns in each rank of one group, in rank order.
+    """Run `work(process, *arguments)` in each rank of a group; return the results in rank order.
 
     The group meets at a file, since a port could be taken; ranks that hang are ended.  Over gloo,
     and with CUDA devices over NCCL as well.

@@ -80,7 +80,7 @@ VISION = ClassificationOptions(
     dataset="digits",
     validation_samples=100,
 )
-"""Its class token and positions are in none of its layers, but in the model and its encoder."""
+"""A model whose class token and positions are in no layer, but in the model and its encoder."""
 AVERAGED = OwnOptions(task="tests.distributed.models:MovingAverage")
 PADDED_SEQUENCES = OwnOptions(task="tests.distributed.models:PaddedSequences")
 SHARED_SEQUENCES = OwnOptions(task="tests.distributed.models:SharedSequences")
@@ -118,7 +118,7 @@ GROUPED_QUERIES = {"num_key_value_heads": 2, "intermediate_size": 64}
 QWEN3 = hugging_face("qwen3", head_dim=8, **GROUPED_QUERIES)
 TIED_QWEN3 = hugging_face("qwen3", head_dim=8, tie_word_embeddings=True, **GROUPED_QUERIES)
 NEOX = hugging_face("gpt_neox", intermediate_size=64, hidden_dropout=0.1)
-"""Its dropout is on activations that are not sharded."""
+"""A model with dropout on activations that are not sharded."""
 NEOX_WITHOUT_DROPOUT = hugging_face(
     "gpt_neox", intermediate_size=64, hidden_dropout=0, attention_dropout=0
 )
@@ -211,7 +211,7 @@ def case_of(folder: Path, row: Row, group: Group) -> Case:
 
 GPT: Options = {}
 IN_BF16_PARAMETERS = ("fsdp", "fsdp-grad-op", "zero-1", "zero-2", "zero-3")
-"""In bf16 they cast parameters."""
+"""Strategies that cast parameters in bf16."""
 WITH_LANGUAGE_MODELS = {
     **{name: tuple(LANGUAGE_MODELS) for name in ("zero-1", "zero-3", "ddp", "fsdp", "fsdp1")},
     **dict.fromkeys(("zero-0", "fsdp-grad-op", "zro"), ("GPT-2",)),
@@ -322,7 +322,7 @@ RECIPE_ROWS: dict[str, Row] = {
     ),
     **{f"{name}, fp16": Row({"name": name}, FP16 | CLIPPED, LOUD) for name in SHIPPED},
 }
-"""All recipes.  Rows with autocast end: DeepSpeed keeps its type for later engines of a process."""
+"""Rows of every recipe.  Rows with autocast end: DeepSpeed keeps its type for later engines."""
 DETECTION: Options = {
     "global_batch": 8,
     "optimizer": Optimizer(name="sgd", lr=0.02, momentum=0.9, weight_decay=5e-4),

@@ -1,4 +1,4 @@
-"""What `test_fork_server` forks in place of a trial's agent: imports no library."""
+"""A stand-in for a trial's agent that `test_fork_server` forks; it imports no library."""
 
 from __future__ import annotations
 

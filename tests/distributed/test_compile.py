@@ -37,7 +37,7 @@ CASES = {
 
 
 def work(process: RankContext, caches: str) -> dict[str, tuple[Capture | None, float]]:
-    """With how long each was compiled."""
+    """Return the captures, and how long each model was compiled."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = caches
     taken = {}
     for name, case in CASES.items():

@@ -1,4 +1,4 @@
-"""What `shardmark export` writes, under the launchers that it is for."""
+"""Files of `shardmark export`, under the launchers that they are for."""
 
 from __future__ import annotations
 

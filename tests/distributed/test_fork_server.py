@@ -1,4 +1,4 @@
-"""What every trial relies on: libraries loaded once, fresh variables, and nobody left behind."""
+"""Trials start with loaded libraries and fresh variables, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_processes_of_a_trial_end(server: ForkServer, tmp_path: Path, how: str) 
 def test_loading_makes_no_call_to_the_cuda_runtime(
     server: ForkServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a MIG slice, counting devices asks the runtime, and forked ranks could not use it."""
+    """Counting devices with a MIG slice would ask the runtime: forked ranks could not use it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-4b1cc6a1-0000-0000-0000-000000000000")
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     server.load([*PRELOADED, "shardmark.ranks.strategies.deepspeed.preload"], "cuda")
@@ -111,7 +111,7 @@ def test_loading_makes_no_call_to_the_cuda_runtime(
 
 
 def test_zombies_are_not_living_processes(tmp_path: Path) -> None:
-    """One that has died and was not collected holds no memory: state Z."""
+    """A dead process that was not collected (state Z) holds no memory."""
     states = {11: "R", 12: "D", 13: "Z", 14: "S"}
     for pid, state in states.items():
         (tmp_path / str(pid)).mkdir()
@@ -139,7 +139,7 @@ def test_process_dies_if_its_parent_died_first() -> None:
 
 
 def test_script_without_a_main_guard_is_not_run_again(tmp_path: Path) -> None:
-    """As `multiprocessing`'s fork server would: a user's script calls `shardmark.run` at once."""
+    """The fork server of `multiprocessing` would: a user's script calls `shardmark.run` at once."""
     (tmp_path / "script.py").write_text(
         "from pathlib import Path\n"
         "from shardmark.bench.launch.local import fork_server\n"

@@ -45,7 +45,7 @@ def node_1(command: subprocess.Popen[bytes]) -> psutil.Process:
 
 @pytest.mark.parametrize("killed", ["the node's process", "all processes of the node"])
 def test_temporary_files_of_a_killed_node_are_removed(tmp_path: Path, killed: str) -> None:
-    """What survives it removes its folders at once; else the next command there, of any run."""
+    """Surviving processes remove its folders at once; else the next command there, of any run."""
     temporary, run = tmp_path / "temporary", tmp_path / "run"
     temporary.mkdir()
     alone = killed == "the node's process"

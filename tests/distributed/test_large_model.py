@@ -58,7 +58,7 @@ def validation_loss(result: TrialResult) -> float:
 def test_sharding_trains_a_model_that_exceeds_a_ranks_memory(
     tmp_path: Path, kept_engine: KeptEngine
 ) -> None:
-    """What can train it begins with the weights that the model has where there is room for it."""
+    """The sharded model begins with the weights that it has where there is room for all of it."""
     experiment = from_mapping(EXPERIMENT)
     run = load_run(run_experiment(experiment, tmp_path / "run", engine=kept_engine))
     ended = {(trial.strategy, change_of(trial)): trial for trial in run.trials}

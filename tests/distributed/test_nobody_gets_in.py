@@ -29,7 +29,7 @@ from tests.listening import Address, is_loopback, of_this_process
 
 @pytest.fixture
 def seen(kept_engine: KeptEngine, monkeypatch: pytest.MonkeyPatch) -> set[Address]:
-    """Where its trials listened, whatever their task; also when the user's settings are others."""
+    """Addresses where trials listened, whatever their task and the user's settings."""
     addresses: set[Address] = set()
     run = kept_engine.run
 
@@ -62,7 +62,7 @@ def test_verification_and_links_listen_on_loopback_alone(
 def test_a_script_listens_on_loopback_alone(
     seen: set[Address], kept_engine: KeptEngine, tmp_path: Path
 ) -> None:
-    """Its ranks meet at the store of the agent, and not at one of PyTorch's on all interfaces."""
+    """The ranks meet at the store of the agent, not at one of PyTorch's on all interfaces."""
     script = Path(__file__).with_name("plain_script.py")
     mapping = experiment(workload={}, matrix={"variant": {"ddp": ""}, "world_size": [2]}) | {
         "workload": {"name": "script", "command": str(script)},
@@ -79,7 +79,7 @@ def test_a_script_listens_on_loopback_alone(
 def test_single_node_of_a_torchrun_engine_listens_on_loopback_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its controller and node process speak on the loopback, and the settings yield."""
+    """The controller and the node process talk on the loopback, and the settings yield."""
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "an interface of the cluster")
     addresses: set[Address] = set()

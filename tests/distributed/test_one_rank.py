@@ -15,7 +15,7 @@ from tests.distributed.ranks import run_ranks
 
 
 def world() -> dict[str, object]:
-    """What code of a task finds in its world, by several ways."""
+    """Ask for the world in the ways that code of a task may use."""
     group: Any = dist.group.WORLD
     ones = torch.ones(2)
     dist.all_reduce(ones)

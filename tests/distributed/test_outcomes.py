@@ -35,7 +35,7 @@ def descendants() -> set[psutil.Process]:
 
 
 def none_left_but(before: set[psutil.Process]) -> bool:
-    """Whether nobody else is left, a moment being granted to those that are on their way out."""
+    """Tell if no other process is left, after a moment for those that are ending."""
     return not psutil.wait_procs(descendants() - before, timeout=5)[1]
 
 
@@ -66,7 +66,7 @@ REASONS = {
 def ended(
     tmp_path_factory: pytest.TempPathFactory, cgroup: bool, kept_engine: KeptEngine
 ) -> dict[str, TrialResult]:
-    """One run in which every trial ends badly."""
+    """Run an experiment in which every trial ends badly."""
     models = [name for name in REASONS if cgroup or "cgroup" not in name]
     names = [f"misbehaving:{name}" for name in models]
     out = tmp_path_factory.mktemp("outcomes") / "run"

@@ -83,7 +83,7 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
     assert "plain_script.py" in log
     assert "src/shardmark" not in log
     fastest = next(a for a in answers(compare([run])) if a.question == "fastest")
-    disturbed = fastest.text == "not decided: the times are disturbed"  # by other programs
+    disturbed = fastest.text == "not decided: the times are disturbed"  # other programs ran
     assert "samples/s" in fastest.text or disturbed
 
 
@@ -204,7 +204,7 @@ def test_ranks_measure_the_same_steps_where_seconds_decide(
 
 
 def test_a_script_on_two_nodes(tmp_path: Path) -> None:
-    """Its ranks meet at the store of the first node."""
+    """The ranks meet at the store of the first node."""
     base = experiment()
     mapping = {key: base[key] for key in ("name", "measure", "limits", "device")} | {
         "workload": {"name": "script", "command": str(SCRIPT)},

@@ -1,4 +1,4 @@
-"""All rows of the table hold in real process groups."""
+"""Every row of the table holds in real process groups."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def names_of(table: Any) -> pytest.MarkDecorator:
 def test_ranks_train_as_defined_or_the_verdict_names_the_fault(
     groups: Groups, folder: Path, group: Group, name: str
 ) -> None:
-    """In fp32 the losses, of 5, are the reference's within 1e-6 of them, the update within 5e-5."""
+    """The losses in fp32, about 5, deviate by less than 1e-6 of them, the update by 5e-5."""
     captures, *_ = groups(group)
     row = ROWS[group][name]
     case = case_of(folder, row, group)
@@ -267,7 +267,7 @@ def test_collectives_carry_the_bytes_of_the_cost_model(
 def test_collectives_have_the_phase_that_the_definition_gives(
     groups: Groups, name: str, patterns: set[tuple[str, str]]
 ) -> None:
-    """Of what carries parameters or gradients; ZeRO-1 gathers in no forward pass."""
+    """The test reads collectives of parameters and gradients; ZeRO-1 gathers in no forward pass."""
     _, probes, _ = groups(2)
     for rank in probes:
         record = rank[name].record

@@ -31,7 +31,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks(language: str, *pages: Path) -> Iterator[tuple[str, str]]:
-    """Where each code block of that language begins, and its text."""
+    """Find the code blocks of a language: the line where each begins, and its text."""
     for page in pages or PAGES:
         text = page.read_text(encoding="utf-8")
         for found in BLOCK.finditer(text):
@@ -79,7 +79,7 @@ def program() -> typer.core.TyperGroup:
 
 
 def parse(arguments: list[str]) -> dict[str, Any]:
-    """What the command line makes of the arguments; nothing is run."""
+    """Parse the arguments as the command line does, without running the command."""
     group = program()
     with group.make_context("shardmark", [*arguments]) as context:
         verb = group.get_command(context, arguments[0])

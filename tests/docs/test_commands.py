@@ -19,8 +19,7 @@ from tests import ROOT
 from tests.docs.pages import blocks, cases, commands, inline_commands, parse
 
 STORED = ROOT / "tests" / "golden" / "v1"
-"""What every folder that a page names holds here: a run of `single`, `ddp` and `fsdp`.  A reader's
-own run is another, but the same command prints it."""
+"""A stored run of `single`, `ddp` and `fsdp`, which stands for every folder that a page names."""
 
 PLANNED = {"run"}
 """Trains: run with `--dry-run`.  The same verb trains in tests/distributed, and CI runs the first

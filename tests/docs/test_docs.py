@@ -157,7 +157,7 @@ def test_links_have_a_target(page: Path) -> None:
 
 
 def test_ci_runs_the_readmes_command() -> None:
-    """With the program that `.ci/run` itself uses to find it."""
+    """The program that finds the command is the one of `.ci/run`."""
     marked = MARKED.search(README.read_text(encoding="utf-8"))
     assert marked is not None
     file = ROOT / ".ci" / "run"

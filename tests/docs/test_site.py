@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 NEEDED = ("sphinx", "myst_parser", "furo")
 MISSING = [name for name in NEEDED if find_spec(name) is None]
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "src"}
-"""What a browser loads by itself, and where its address stands."""
+"""Elements that a browser loads by itself, and the attribute with the address."""
 
 
 class Fetches(HTMLParser):

@@ -142,7 +142,7 @@ def invented_values(strategy: str, world_size: int, repeat: int) -> dict[str, fl
 
 @cache
 def invented_rank(rank: int) -> RankRecord:
-    """One rank of two epochs of 22 steps, the first five of them warm-up."""
+    """A rank of two epochs of 22 steps, the first five of them warm-up."""
     return RankRecord(
         rank=rank,
         role="worker",

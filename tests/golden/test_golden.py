@@ -1,4 +1,4 @@
-"""One stored file of each released format: each must still load."""
+"""A stored file of each released format must still load."""
 
 from __future__ import annotations
 

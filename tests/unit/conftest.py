@@ -1,4 +1,4 @@
-"""What all unit tests share."""
+"""Fixtures that all unit tests share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The words of the source: docstrings begin as sentences, and names say what they hold."""
+"""Docstrings and comments begin as sentences, and names of the source say what they hold."""
 
 from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +14,12 @@ import shardmark
 
 SOURCE = Path(shardmark.__file__).parent
 ROOMS = sorted(path.name for path in SOURCE.iterdir() if (path / "__init__.py").is_file())
-FRAGMENT = re.compile(r"(Of|Where|What|Whether|One|Those|By|Whose|Who|As|How|All|Why|Which|Its)\b")
+FOLDERS = {room: SOURCE / room for room in ROOMS} | {"tests": Path(__file__).parents[1]}
+FRAGMENT = re.compile(
+    r"(Of|Where|What|Whether|One|Those|By|Whose|Who|As|How|All|Why|Which|Its|In|For|With)\b"
+)
 """First words of lines that cannot be understood without the code below or above them."""
+COMMENT_FRAGMENT = re.compile(r"#\s*(of|in|by|for|with)\b")
 BANNED_NAMES = frozenset(
     re.findall(
         r"\w+",
@@ -28,22 +33,22 @@ BANNED_NAMES = frozenset(
 """Everyday words that would stand for a different thing in every file."""
 
 STORED_FIELDS = {
-    "ranks/measure/system/machine_checks.py": {"found"},  # of `Check` in the JSON of `doctor`
-    "base/checks.py": {"found", "where"},  # of `Check` in verification.json
-    "extras/studies/study.py": {"of"},  # of `batch` in the YAML files of studies
+    "ranks/measure/system/machine_checks.py": {"found"},  # a key in the JSON of `doctor`
+    "base/checks.py": {"found", "where"},  # keys of verification.json
+    "extras/studies/study.py": {"of"},  # a key of the YAML files of studies
 }
 """Banned names that stay, by file, because files are stored with them."""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_first_line_of_a_docstring_can_be_understood_alone(room: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_and_comments_begin_as_sentences(folder: str) -> None:
     offenders = [
-        f"{place}: {text.splitlines()[0]}"
-        for path in sorted((SOURCE / room).rglob("*.py"))
-        for place, text in docstrings(path)
-        if FRAGMENT.match(text)
+        f"{path.relative_to(FOLDERS[folder])}:{line}: {text}"
+        for path in sorted(FOLDERS[folder].rglob("*.py"))
+        for line, text in (*docstrings(path), *comments(path))
+        if (COMMENT_FRAGMENT if text.startswith("#") else FRAGMENT).match(text)
     ]
-    assert not offenders, "\n".join([f"{len(offenders)} docstrings", *offenders])
+    assert not offenders, "\n".join([f"{len(offenders)} fragments", *offenders])
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -58,8 +63,8 @@ def test_a_name_says_what_it_holds(room: str) -> None:
     assert not offenders, "\n".join([f"{len(offenders)} names", *offenders])
 
 
-def docstrings(path: Path) -> Iterator[tuple[str, str]]:
-    """Place and text of every string that documents a module, class, function or attribute."""
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and first line of every text that documents a module, class, function or attribute."""
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -68,8 +73,15 @@ def docstrings(path: Path) -> Iterator[tuple[str, str]]:
             documents = before is None or isinstance(before, ast.Assign | ast.AnnAssign)
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(text))) if documents:
-                    yield f"{path.relative_to(SOURCE)}:{statement.lineno}", text.strip()
+                    yield statement.lineno, text.strip().partition("\n")[0]
             before = statement
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open() as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 def defined_names(path: Path) -> Iterator[tuple[str, str]]:

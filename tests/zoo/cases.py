@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One script, which trains wrong on two ranks, and right with `--right`."""
+    """A script that trains wrong on two ranks, and right with `--right`."""
 
     script: str
     cause: str

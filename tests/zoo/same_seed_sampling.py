@@ -1,4 +1,4 @@
-"""All ranks draw their random batches with the same seed, so they train on the same data.
+"""The ranks draw their random batches with the same seed, so they train on the same data.
 
 The right script adds the rank to the seed.
 Source: Shark-NLP/DiffuSeq#37 and karpathy/nanoGPT#204.

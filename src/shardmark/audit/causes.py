@@ -129,7 +129,7 @@ def of_start(records: Records) -> Finding | None:
         pairs = zip(first.names, first.before, rank.before, strict=False)
         other = [name for name, a, b in pairs if a.shape != b.shape or not bool((a == b).all())]
         sums = zip(first.names, first.start, rank.start, strict=False)
-        other = other or [name for name, a, b in sums if a != b]  # of all elements
+        other = other or [name for name, a, b in sums if a != b]  # sums of all elements
         if other:
             a, b = (
                 np.concatenate([t.double().flatten().numpy() for t in r.before])

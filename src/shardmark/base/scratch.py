@@ -114,7 +114,7 @@ def remove_abandoned_scratch() -> None:
 
 def remove_if_abandoned(folder: Path) -> None:
     """Remove this user's folder if its owner on this machine is dead and its time has passed."""
-    with suppress(OSError), ExitStack() as stack:  # in use, already removed, or without a lock
+    with suppress(OSError), ExitStack() as stack:  # used, already removed, or without a lock
         # Every access uses this descriptor, so a new folder of the same name is never touched.
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, inside)

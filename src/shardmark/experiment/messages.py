@@ -80,7 +80,7 @@ def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]
     allowed, text = list(names), str(value)
     for key in (_normalised(text), _normalised(text.rpartition(".")[2])):
         for targets in ([key], [*map(_normalised, _SYNONYMS.get(key, "").split())]):
-            for sections in (0, -1):  # with the sections before the key, then without
+            for sections in (0, -1):  # first with the sections before the key
                 if equal := [
                     name
                     for name in allowed

@@ -227,7 +227,7 @@ def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
             continue
         try:
             trial = Trial.model_validate(result.trial)
-        except ValidationError:  # of another version
+        except ValidationError:  # another version wrote it
             continue
         if costs_of(trial.built_strategy) is None:
             continue

@@ -256,7 +256,7 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
         "objective": "masked" if kind in ENCODERS else "causal",
     }
     if not isinstance(stored.get("vocab_size"), int):
-        workload["vocabulary"] = 32_000  # of a family, whose tokenizer decides it
+        workload["vocabulary"] = 32_000  # a family's; its tokenizer decides it
     sample = f"sequence of {workload['sequence_length']} tokens"
     return NamedModel(workload=workload, batch=1, sample=sample)
 

@@ -1,4 +1,4 @@
-"""What a disk says is an error with a remedy; what a socket says is none of a disk's."""
+"""Errors of a disk have a remedy; errors of a socket are none of a disk's."""
 
 from __future__ import annotations
 

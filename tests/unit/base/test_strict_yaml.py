@@ -39,7 +39,7 @@ def test_scalars_have_the_expected_types(text: str, value: object) -> None:
 
 
 def test_whole_numbers_are_keys() -> None:
-    """Of ranks; as text, like every key."""
+    """The keys are numbers of ranks; they are read as text, like every key."""
     assert parse_yaml("slow_ranks: {1: 2.0, '0': 3}", "FILE") == {"slow_ranks": {"1": 2.0, "0": 3}}
 
 

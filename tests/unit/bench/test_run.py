@@ -50,7 +50,7 @@ def test_load_reads_a_run(tmp_path: Path) -> None:
 
 
 def test_a_run_shows_itself(run: shardmark.Run) -> None:
-    """In one line, as the command prints it, and in a notebook, where nothing of it is markup."""
+    """The line is the one of the command; a notebook treats no part of it as markup."""
     assert repr(run) == f"<Run {str(run.path)!r}: 6 ok>"
     fastest = run.verdict.text
     for text in (str(run), run._repr_html_()):

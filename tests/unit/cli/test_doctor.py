@@ -184,7 +184,7 @@ def test_available_strategies_are_listed(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the probe was asked for; it answers with the stored record, its fits taken off."""
+    """Record the requests to the probe, which answers with the stored record without its fits."""
     calls: list[dict[str, Any]] = []
     for name in LAUNCHER:
         monkeypatch.delenv(name, raising=False)

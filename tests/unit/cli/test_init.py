@@ -1,4 +1,4 @@
-"""What `init` writes is an experiment that can be planned as it is."""
+"""Experiments of `init` can be planned without changes."""
 
 from __future__ import annotations
 

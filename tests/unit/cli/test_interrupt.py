@@ -46,7 +46,7 @@ def terminate(*_: Any, **__: Any) -> Any:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """What the controller starts trials on; nothing is verified."""
+    """The engine of the controller's trials; nothing is verified."""
     engine = FakeEngine()
     monkeypatch.setattr(session, "build_engine", lambda *_: engine)
     monkeypatch.setattr(session.RunSession, "verify", lambda *_: None)

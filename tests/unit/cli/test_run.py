@@ -43,7 +43,7 @@ def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What `run_experiment` was called with; it stores two invented trials."""
+    """Record the arguments of `run_experiment`, which stores two invented trials."""
     calls: list[dict[str, Any]] = []
 
     def fake(experiment: Experiment, out: Path, options: RunOptions, **more: Any) -> Path:
@@ -61,7 +61,7 @@ def settings(*changes: str) -> list[str]:
 def test_run_ends_with_the_table_and_its_folder(
     answer: Answer, calls: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is told can be pasted."""
+    """The printed commands can be pasted."""
     monkeypatch.setenv("HOME", str(tmp_path))
     changes = settings("epochs=1", "strategy=[ddp]", "model=resnet50")
     code, printed, err = answer("quickstart", *changes, "--retry", "--out", "~/a run")
@@ -204,7 +204,7 @@ def test_dry_run_finds_a_schedule_that_fails_late(
 
 
 def test_dry_run_shows_varied_keys(answer: Answer) -> None:
-    """All that a cell varies in, in columns that two spaces or more part."""
+    """The columns have every varied key of a cell, and at least two spaces between them."""
     changes = settings(
         "matrix.strategy=[{name: fsdp-hybrid, shard_group: 2}]",
         "matrix.world_size=[4]",
@@ -228,7 +228,7 @@ def test_dry_run_shows_varied_keys(answer: Answer) -> None:
 
 
 def test_dry_run_shows_unavailable_trials(answer: Answer) -> None:
-    """Of one node; of several, `local` says that it has none of them."""
+    """A single node has a reason; with several nodes, `local` says that it has none of them."""
     changes = settings(
         "strategy=fsdp",
         "world_size=2",
@@ -281,7 +281,7 @@ def test_dry_run_shows_models_that_cannot_be_divided(answer: Answer, tmp_path: P
 def test_dry_run_estimates_time_from_earlier_trials(
     answer: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the newest run of the experiment, or by what is in the folder already."""
+    """The estimate uses the newest run of the experiment, or the trials in the folder already."""
     monkeypatch.chdir(tmp_path)
     changes = settings("strategy=[ddp]", "measure.repeats={at_least: 3, at_most: 6}", "device=cpu")
     experiment = load_experiment("quickstart", changes[1::2])

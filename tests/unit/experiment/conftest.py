@@ -32,7 +32,7 @@ def make() -> Callable[..., Experiment]:
 
 @pytest.fixture
 def message() -> Callable[..., str]:
-    """What is said about the experiment with these overrides."""
+    """Load the experiment with these overrides and return the error message."""
 
     def text(*overrides: str) -> str:
         with pytest.raises(InputError) as caught:

@@ -115,7 +115,7 @@ def test_written_experiment_loads_to_an_equal_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 def test_written_optimizers_and_schedules_can_be_read(name: str) -> None:
-    """All defaults are written, but not the keys that would be refused when read."""
+    """Defaults are written, but not the keys that would be refused when read."""
     optimizer = Optimizer.model_validate({"name": name, "lr": 0.1})
     assert Optimizer.model_validate_json(optimizer.model_dump_json()) == optimizer
     assert ("momentum" in optimizer.model_dump()) == (name == "sgd")

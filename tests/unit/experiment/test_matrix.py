@@ -205,7 +205,7 @@ def test_slow_ranks_are_of_the_file_or_an_axis(make: Make) -> None:
 
 
 def test_without_slow_ranks_trials_keep_their_names(make: Make) -> None:
-    """As they were before there were any: finished runs can be gone on with."""
+    """The names are those of versions without slow ranks: finished runs can be resumed."""
     before = {trial.id for trial in expand(make()).trials}
     assert {trial.id for trial in expand(make("slow_ranks={}")).trials} == before
     both = expand(make("matrix.slow_ranks=[{}, {1: 2.0}]")).trials

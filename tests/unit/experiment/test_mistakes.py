@@ -1,4 +1,4 @@
-"""What is said of a wrong experiment: where, what was found, what is allowed."""
+"""Messages about a wrong experiment say where, what was found, and what is allowed."""
 
 from __future__ import annotations
 

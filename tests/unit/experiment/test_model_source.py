@@ -98,7 +98,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def built(name: str) -> Any:
-    """What a rank makes of the name."""
+    """Build the model as a rank does."""
     check_model_name(name)
     function: Callable[..., Any] = user_function(name)
     return function(num_classes=10)

@@ -1,4 +1,4 @@
-"""What libraries' own code is predicted to take on a processor."""
+"""Predicted processor time of libraries' own code."""
 
 from __future__ import annotations
 

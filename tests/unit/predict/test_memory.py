@@ -30,7 +30,7 @@ from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 PARAMETERS = 200_000
-"""Of each of the blocks: more than DeepSpeed keeps whole."""
+"""Parameters of each block: more than DeepSpeed keeps whole."""
 BLOCKS = 3
 STATE = 4 * PARAMETERS
 """Bytes of one block's parameters."""
@@ -82,7 +82,7 @@ def held(
 
 @pytest.mark.parametrize("name", ["single", "ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-3"])
 def test_bf16_weights_have_half_the_state(name: str) -> None:
-    """Of weights, gradients and copies; the trace counts the optimizer's own state."""
+    """Weights, gradients and copies are halved; the trace counts the optimizer's own state."""
     own = replace(invented(), state_values=0)
     of_fp32 = held(name, 2, own)
     of_bf16 = held(name, 2, own, weights="bf16")
@@ -113,12 +113,12 @@ def test_buckets_hold_all_gradients_from_the_start() -> None:
 
 
 def test_shards_beside_the_units_that_are_whole() -> None:
-    """In the middle: a unit, the next one's message, the last gradients' message."""
+    """The middle of the pass has a unit and two messages: the next unit and the last gradients."""
     found = held("fsdp", profile=invented(per_sample=1e6))
     assert (found.parameters, found.optimizer_state) == (WHOLE / 4, 2 * WHOLE / 4)
     assert found.gathered == 2 * STATE
     kept = held("fsdp-grad-op", profile=invented(per_sample=1e6))
-    assert kept.gathered == WHOLE + STATE  # in the last forward pass, with its message
+    assert kept.gathered == WHOLE + STATE  # the last forward pass, with its message
     hybrid = held("fsdp-hybrid", profile=invented(per_sample=1e6))
     assert hybrid.parameters == WHOLE / 2
 
@@ -134,7 +134,7 @@ def test_an_optimizer_of_whole_parameters_is_as_large_as_its_fullest_rank(
 
 
 def test_tensor_ranks_hold_what_no_layer_divides() -> None:
-    """Of each block's parameters a fifth, of its activations a quarter."""
+    """Layers do not divide a fifth of each block's parameters, and a quarter of its activations."""
     units = tuple(
         replace(
             unit,
@@ -183,7 +183,7 @@ def test_a_server_has_the_optimizer_and_a_worker_flat_gradients() -> None:
 def test_an_outer_optimizer_comes_on_top(
     options: dict[str, Any], momentum: int, meeting: int
 ) -> None:
-    """Where activations are few, the ranks' meeting is the fullest moment."""
+    """The meeting of the ranks is the fullest moment where activations are few."""
     found = held("diloco", options=options)
     assert found.parameters == 2 * WHOLE
     assert found.optimizer_state == (2 + momentum) * WHOLE

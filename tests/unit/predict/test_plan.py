@@ -277,8 +277,7 @@ def measured(strategy: str, ranks: int, step_seconds: float, of: Experiment) -> 
 
 
 def test_a_run_fixes_the_factors_of_a_slower_machine(tmp_path: Path) -> None:
-    """Of computing from one rank and of communication from several: predictions of a machine that
-    differs from its data sheet in just these come out as that machine has it."""
+    """The factors are of computing, from one rank, and of communication, from several."""
     of, constants = experiment(["single", "ddp"]), Constants()
     node, _ = joined_node("h100x8", 4)
     cells = {cell.strategy.name: cell for cell in cells_of_any_size(of)[0]}
@@ -487,7 +486,7 @@ def test_samples_without_tokens_have_no_padding() -> None:
 
 
 def test_a_model_alone_is_priced_for_a_billion_tokens_or_a_million_samples() -> None:
-    """Its number of steps was assumed; the task says how many tokens a sample has."""
+    """The number of steps was assumed; the task says how many tokens a sample has."""
     made = MadeModels(replace(made_profile(), tokens_per_sample=626.0))
     plan = planned(experiment(["ddp"]), models=made, assumed="its strategies")
     assert (plan.unit, plan.work) == ("tokens", 1e9)

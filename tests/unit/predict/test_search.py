@@ -27,7 +27,7 @@ RANKS, NODES = 16, 2
 
 
 def partly_whole(made: Profile) -> Profile:
-    """With norms that tensor ranks do not divide, and activations between the layers."""
+    """A model with norms that tensor ranks do not divide, and activations between the layers."""
     units = (
         replace(
             unit,
@@ -122,7 +122,7 @@ def test_no_layout_beats_the_front(room_gib: int) -> None:
 
 
 def test_layouts_that_train_fewer_samples_are_not_faster() -> None:
-    """With a batch of each share, tensor ranks and stages train a part of what shards do."""
+    """Tensor ranks and stages with a batch of each share train a part of what shards do."""
     of = searcher(global_batch=None, per_rank_batch=1)
     found = of.search(80 * GiB).front[0]
     candidates = of.candidates()

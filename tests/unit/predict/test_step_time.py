@@ -250,7 +250,7 @@ def test_other_micro_batches_hide_messages_between_stages(
 def test_products_of_an_update_take_time_on_the_ranks_that_hold_its_state(
     name: str, fraction: float, has_bf16: bool
 ) -> None:
-    """In bf16, also in a recipe of fp32, where the card computes so."""
+    """The products are in bf16, also in a recipe of fp32, where the card computes so."""
     peaks = {"fp32": 1e12, **({"bf16": 4e12} if has_bf16 else {})}
     node = NODE.model_copy(update={"card": CARD.model_copy(update={"peaks": peaks})})
     products = Operation(kind="product", flops=Amount(fixed=8e12))
@@ -266,7 +266,7 @@ def test_products_of_an_update_take_time_on_the_ranks_that_hold_its_state(
 
 @pytest.mark.parametrize(("name", "accesses"), [("fsdp", 8), ("zero-3", 5)])
 def test_the_host_updates_for_all_of_its_ranks(name: str, accesses: int) -> None:
-    """By the optimizer's operators, or by DeepSpeed's one kernel."""
+    """The host uses the optimizer's operators, or DeepSpeed's single kernel."""
     here, there = offloaded(name)
     own = GRADIENT_BYTES / 4
     assert here.columns.update_seconds == pytest.approx(5 * own / 1e12)
@@ -605,7 +605,7 @@ def test_measured_latencies_count_in_place_of_usual_ones() -> None:
 
 
 def test_ranks_that_share_cores_slow_one_another_down() -> None:
-    """By as much as was measured with all of them, and by nothing alone."""
+    """The factor is the one measured with all of them, and 1 for a single rank."""
     node = NodeType(card=CARD, node=Node(card="invented", devices=4, shared_speed=0.5))
     assert [node.slowdown(ranks) for ranks in (1, 4, 8)] == [1.0, 2.0, 2.0]
     assert node.slowdown(2) == pytest.approx(4 / 3)

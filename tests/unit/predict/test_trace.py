@@ -57,7 +57,7 @@ def blocks() -> nn.Module:
 
 
 class LooksAtValues(nn.Module):
-    """What no fake tensor knows decides what is computed."""
+    """A model whose computation depends on values, which no fake tensor has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def test_what_computes_nothing_is_no_operation() -> None:
         each.kind: each.calls for unit in profiled.units for each in unit.forward if each.calls
     }
     assert calls["product"] == 1
-    assert calls["other"] <= 8  # of the loss
+    assert calls["other"] <= 8  # operators of the loss
 
 
 def summed(profiled: Profile, kind: str, samples: float) -> float:
@@ -262,7 +262,7 @@ def test_muon_multiplies_in_its_update() -> None:
     with FlopCounterMode(display=False) as counted:
         optimizer.step()  # type: ignore[no-untyped-call]  # torch's
     found = trace(ToyWorkload(blocks), recipe(optimizer={"name": "muon"}))
-    assert found.update_products.flops.fixed == 2 * counted.get_total_flops()  # of two blocks
+    assert found.update_products.flops.fixed == 2 * counted.get_total_flops()  # two blocks
     adam = recipe(optimizer={"name": "adam", "state_bits": 8})
     assert with_optimizer(found, adam.optimizer, "cuda") == trace(ToyWorkload(blocks), adam)
 
@@ -367,7 +367,7 @@ def adapted_blocks() -> nn.Module:
 @pytest.mark.parametrize("model", [blocks, LooksAtValues, adapted_blocks])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lamb", "adafactor"])
 def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> None:
-    """By the allocator's events, gradients and temporaries of the update included."""
+    """The real peak is from the allocator's events, with gradients and the update's temporaries."""
     workload = ToyWorkload(model)
     chosen = recipe(optimizer={"name": optimizer, "lr": 0.1})
     worker = build_strategy("single", {}).start(workload, chosen, ALONE)
@@ -397,7 +397,7 @@ def test_peak_is_that_of_a_real_step(model: type[nn.Module], optimizer: str) -> 
 
 
 def test_frozen_weights_have_the_bytes_of_their_base() -> None:
-    """Of 4 x 300 + 300 x 2 and twice 300 x 300 weights, and biases; matrices of rank 1."""
+    """The weights are 4 x 300, 300 x 2 and twice 300 x 300, with biases; matrices have rank 1."""
 
     def adapted(base: Any) -> nn.Module:
         model = blocks()
@@ -457,7 +457,7 @@ def repeated_products(how: bool | str | int) -> tuple[float, float]:
 
 
 def test_selective_checkpointing_repeats_every_second_product() -> None:
-    """Of three products in each of four layers, one is repeated; the last two blocks of four."""
+    """Each of four layers has three products and repeats one; the last two blocks repeat four."""
     repeated, saved = repeated_products("selective")
     assert repeated == 4
     _, without = repeated_products(False)
@@ -676,7 +676,7 @@ def test_attention_of_torch_is_one_kernel() -> None:
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> None:
-    """Of 64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""
+    """64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""
     sizes: dict[str, dict[str, Any]] = {
         "llama": {
             **{"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64},

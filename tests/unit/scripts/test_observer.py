@@ -238,7 +238,7 @@ def test_tensors_of_large_models_are_sampled(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def trained(observer: Observer, model: nn.Module) -> None:
-    """One step, with the calls of the hooks."""
+    """Take a step, with the calls of the hooks."""
     adam = torch.optim.Adam(model.parameters())
     observer.optimizers.append(weakref.ref(adam))
     observer.before_module(model)

@@ -158,7 +158,7 @@ class RunFolder:
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}".encode(), 0)
             for name in RUN_FILES:
-                for temporary in self.path.glob(f".{name}.*.tmp"):  # of a killed command
+                for temporary in self.path.glob(f".{name}.*.tmp"):  # a killed command left it
                     temporary.unlink()
             try:
                 yield

@@ -138,7 +138,7 @@ class RunSession:
         if measure.verify:
             self.verify([trial for trial in trials if not trial.twin])
             verification_seconds = time.monotonic() - began
-        shutil.rmtree(path / CAPTURES_FOLDER, ignore_errors=True)  # of a killed command
+        shutil.rmtree(path / CAPTURES_FOLDER, ignore_errors=True)  # a killed command left it
         measure_run_links(self.runner, self.plan.trials, measure)
         self.measure(queue)
         share = verification_seconds / (time.monotonic() - began)

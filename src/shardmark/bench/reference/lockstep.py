@@ -130,8 +130,8 @@ class Lockstep:
             # The norm checks the number of dimensions: pass maps of one pixel.
             normed = original(joined.reshape(*joined.shape, *[1] * (inputs.dim() - 2)))
             own_rows = normed.reshape(joined.shape)[start : start + len(rows)].reshape(last.shape)
-            # Copy, since a slice would keep the rows of all ranks in memory; with the memory format
-            # of the inputs, since dropout draws in memory order.
+            # Copy, since a slice would keep the rows of all ranks in memory; keep the memory format
+            # that the inputs have, since dropout draws in memory order.
             return torch.empty_like(inputs).copy_(own_rows.movedim(-1, 1))
 
         return forward

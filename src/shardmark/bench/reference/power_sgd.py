@@ -37,7 +37,7 @@ class ReferencePowerSGD:
             rows, columns = gradient.shape[0], gradient.numel() // gradient.shape[0]
             if not self.power_sgd.factor_rank(rows, columns):
                 continue
-            view = gradient.as_strided((rows, columns), (columns, 1))  # in memory order
+            view = gradient.as_strided((rows, columns), (columns, 1))  # memory order
             matrix = view
             if name in self._errors:
                 matrix = view + self._errors[name]

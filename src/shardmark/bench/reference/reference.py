@@ -487,7 +487,7 @@ class Reference:
         hypothesis = self.hypothesis
         for name, gradient in self.gradients.items():
             self._named[name].grad = gradient
-        self._scaler.unscale_(self._optimizer)  # in place
+        self._scaler.unscale_(self._optimizer)  # changes gradients in place
         for name, gradient in self.gradients.items():
             if self.noise is not None:
                 self.gradients[name] = self._disturbed(gradient, self.noise.gradients)

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 class Task:
     def __init__(self, width=64):
         self.width = width
-        self.better = {"rmse": "lower"}  # for `compare --view time-to:rmse`
+        self.better = {"rmse": "lower"}  # used by `compare --view time-to:rmse`
         x = torch.rand(1280, 10, generator=torch.Generator().manual_seed(0))
         targets = (torch.pi * x[:, 0] * x[:, 1]).sin() + 2 * (x[:, 2] - 0.5) ** 2 + x[:, 3]
         self.train, self.test = (

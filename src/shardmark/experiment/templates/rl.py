@@ -26,7 +26,7 @@ class Task:
 
     def __init__(self, width=64):
         self.width = width
-        self.better = {"mean_return": "higher"}  # for `compare --view time-to:mean_return`
+        self.better = {"mean_return": "higher"}  # used by `compare --view time-to:mean_return`
 
     def model(self):  # (episodes, 2) -> logits of left, stay, right
         hidden = nn.Linear(2, self.width), nn.Tanh(), nn.Linear(self.width, self.width), nn.Tanh()

@@ -39,7 +39,7 @@ class Figures(_Stated):
     """Figures that the study states for a training."""
 
     strategy: str | None
-    """In this package's names; None where the study does not say which technique it was."""
+    """The name in this package; None where the study does not say which technique it was."""
     candidates: tuple[str, ...] = ()
     """Strategies that it may have been, if the study does not say which."""
     label: str | None = None
@@ -135,9 +135,9 @@ class Study(_Stated):
     name: str
     title: str
     authors: str
-    """In full, or that none is named."""
+    """Full names, or a text that says that none is named."""
     cited: str
-    """In short, with the year: `Lamsal (2025)`."""
+    """Short form with the year: `Lamsal (2025)`."""
     compares: str
     """Short description of the comparison and its task."""
     preset: str

@@ -134,7 +134,7 @@ def expand(units: Sequence[UnitTrace], repetition: Repetition) -> list[UnitTrace
     ]
     count = repetition.removed
     later = [_moved(unit, saved.times(count), entered.times(count)) for unit in units[last:]]
-    freed = entered.minus(saved).times(count)  # in the last unit, which ends with the pass
+    freed = entered.minus(saved).times(count)  # the last unit ends with the pass
     later[-1] = replace(later[-1], saved_bytes=later[-1].saved_bytes.plus(*freed))
     return [*units[:last], *inserted, *later]
 

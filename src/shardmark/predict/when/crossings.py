@@ -64,7 +64,7 @@ class RangeLine:
     rows: Mapping[str, Mapping[float, Any]]
     """Results by strategy and value of the axis."""
     ranges: tuple[BestRange, ...]
-    """In the order of the axis; then strategies that are nowhere best."""
+    """Ranges in the order of the axis; then strategies that are nowhere best."""
 
     @property
     def values(self) -> list[float]:

@@ -534,7 +534,7 @@ def create_optimizer(
         switch_weights(optimizer, "train")
         return optimizer
     not_torch = {"name", "implementation", "state_bits", "adamw_lr"}
-    settings = spec.model_dump(exclude=not_torch)  # of its kind, as torch's
+    settings = spec.model_dump(exclude=not_torch)  # options of its kind, as torch's
     chosen = {} if spec.implementation == "default" else {spec.implementation: True}
     if spec.name == "muon":
         adamw = {key: settings.pop(key) for key in ("betas", "eps")} | chosen

@@ -21,7 +21,7 @@ def put(document: Any, place: str, value: object) -> None:
 
 
 def reasons(folder: Path, place: str, value: object) -> list[str]:
-    """Why the one trial is damaged whose number at the place is changed; none if it is believed."""
+    """Change the number at a place; list why its trial counts as damaged, if it does."""
     run = write_run(folder / "run", [invented_trial("single", 1)])
     (file,) = run.glob("trials/*/result.json")
     document = json.loads(file.read_text())

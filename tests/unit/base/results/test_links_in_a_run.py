@@ -36,7 +36,7 @@ def files_below(folder: Path) -> dict[Path, bytes]:
 
 
 def link(run: Path, name: str, private: Path) -> Path:
-    """What is there is moved to a private folder, and a link put in its place."""
+    """Move the file to a private folder and put a link in its place."""
     place = run / name
     private.mkdir()
     (private / "key").write_text("nobody else's")
@@ -99,7 +99,7 @@ def test_links_planted_while_a_command_works_lead_nowhere(
 
 
 def test_a_result_names_no_files_of_others(run: Path, tmp_path: Path) -> None:
-    """Whether a file elsewhere has this content would be told."""
+    """The message would reveal if a file elsewhere has this content."""
     (tmp_path / "private").write_text("key")
     path = run / TRIAL / "result.json"
     stored = json.loads(path.read_text())

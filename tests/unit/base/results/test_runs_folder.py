@@ -1,4 +1,4 @@
-"""Where new runs go, and which is the latest."""
+"""The folder of new runs, and the latest run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is stored is read back as it was; what is damaged is told, and never half-believed."""
+"""Stored results are read back as they were; damaged ones are reported, never half-believed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def only_damage(run: Path, *, verify: bool = False) -> str:
 
 
 def test_stored_results_are_read_back(tmp_path: Path) -> None:
-    """With everything that a trial can hold, errors of ranks included."""
+    """The trial has every field that a trial can have, errors of ranks included."""
     error = RankError(kind="exception", message="line 1\nline 2: ünïcode", at_seconds=1.5)
     rank = invented_rank(1).model_copy(update={"error": error, "probe": None})
     failure = Failure(reason="rank 1 failed", rank=1)
@@ -273,7 +273,7 @@ def test_run_is_moved_aside_completely_after_a_kill(
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(Path, "rename", killed)
         folder.set_run_aside()
-    RunFolder.create(run)  # by the next command
+    RunFolder.create(run)  # as the next command does
     if (run / "experiment.yaml").exists():
         folder.set_run_aside()
     assert {path.name for path in (run / "set-aside").iterdir()} == {"run-1"}

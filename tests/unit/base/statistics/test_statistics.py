@@ -23,7 +23,7 @@ from shardmark.base.statistics.intervals import (
 DRAWS = 600
 COUNTS = (2, 3, 9, 10, 20)
 LEAST, MOST = 0.92, 0.98
-"""Of the intervals hold the truth; the standard error of that share is 0.9 %."""
+"""Fraction of the intervals that hold the truth; its standard error is 0.9 %."""
 
 SKEW = 0.2
 """Standard deviation of the logarithm: more than a machine's own noise has."""
@@ -44,7 +44,7 @@ def disturbed(draw: random.Random, share: float = 0.05) -> float:
 
 
 def half_disturbed(draw: random.Random) -> float:
-    """One pair of two such values in twenty is disturbed."""
+    """A law by which a pair of values in twenty is disturbed."""
     return disturbed(draw, 0.025)
 
 
@@ -73,7 +73,7 @@ def share_held(draw_estimate: Callable[[], Estimate], truth: float) -> float:
 def test_interval_of_a_mean_holds_the_truth(
     law: Callable[[random.Random], float], count: int
 ) -> None:
-    """Of the undisturbed law, where some repeats are disturbed."""
+    """The truth is the mean of the undisturbed law, where some repeats are disturbed."""
     draw = random.Random(count)
     truth = truth_of_skewed(count) if law is skewed else 100.0
     share = share_held(lambda: estimate_mean([law(draw) for _ in range(count)]), truth)
@@ -128,7 +128,7 @@ def test_positive_quantities_have_their_interval_on_the_log_scale() -> None:
 
 
 def test_too_much_noise_has_no_interval() -> None:
-    """As of two repeats of which one was of another model."""
+    """The values are like those of two repeats with different models."""
     for estimate in (
         estimate_mean([484.0, 3820.0]),
         estimate_ratio([484.0, 3820.0], [500.0, 500.0]),

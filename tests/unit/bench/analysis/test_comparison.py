@@ -101,8 +101,8 @@ def test_speedup_efficiency_and_memory_against_single() -> None:
     single, two, four = comparison.rows
     assert [value(row, "speedup") for row in comparison.rows] == pytest.approx([1, 1.8, 3.24])
     assert value(single, "scaling_efficiency") == pytest.approx(1)
-    assert value(two, "scaling_efficiency") == pytest.approx(0.9)  # of `single`
-    assert value(four, "scaling_efficiency") == pytest.approx(0.9)  # of ddp on two ranks
+    assert value(two, "scaling_efficiency") == pytest.approx(0.9)  # against `single`
+    assert value(four, "scaling_efficiency") == pytest.approx(0.9)  # against ddp on two ranks
     assert value(two, "memory_ratio") == pytest.approx(1.5)
     assert value(four, "memory_ratio") is None
     assert four.missing["memory_ratio"].startswith("ddp on 4 ranks has no peak_memory_bytes: ")
@@ -111,7 +111,7 @@ def test_speedup_efficiency_and_memory_against_single() -> None:
 
 
 def test_efficiency_goes_by_the_layout_s_devices() -> None:
-    """One process that drives two devices has grown twofold."""
+    """A process that drives two devices has grown twofold."""
     comparison = compared(
         invented_trial("single", 1, metrics=rate(100)),
         invented_trial("ddp", 1, metrics=rate(180), layout=data_parallel(2)),
@@ -233,7 +233,7 @@ def test_rows_of_different_runs_are_not_compared() -> None:
 
 
 def test_nodes_differ_and_are_compared() -> None:
-    """One node is the baseline of two; more nodes are no smaller world size."""
+    """A single node is the baseline of two; more nodes are no smaller world size."""
     _, *rows = compared(
         invented_trial("single", 1, varied={"placement.nodes": 1}),
         invented_trial("ddp", 2, varied={"placement.nodes": 1}),
@@ -248,7 +248,7 @@ def test_nodes_differ_and_are_compared() -> None:
 
 @pytest.mark.parametrize(("factor", "doubted"), [(1.4, False), (1.7, True)])
 def test_impossible_speed_up_is_not_decided(factor: float, doubted: bool) -> None:
-    """Of perfect scaling: one of the two was disturbed, though nobody saw by whom."""
+    """A speed-up above perfect scaling means that one of the two was disturbed unnoticed."""
     trials = [invented_trial("single", 1, repeat, metrics=rate(100 + repeat)) for repeat in (0, 1)]
     trials += [invented_trial(repeat=n, metrics=rate(200 * factor + n)) for n in (0, 1)]
     row = row_of(compared(*trials), "ddp", 2)
@@ -260,7 +260,7 @@ def test_impossible_speed_up_is_not_decided(factor: float, doubted: bool) -> Non
 
 
 def test_runs_of_different_data_have_a_note() -> None:
-    """Where the user's own files have changed between two runs; versions may differ."""
+    """The user's files have changed between two runs; versions may differ."""
 
     def run(path: str, index: str, torch: str) -> StoredRun:
         data = {"data/mine.txt": DataRecord(files=1, index_sha256=index)}

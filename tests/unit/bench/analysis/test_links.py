@@ -23,7 +23,7 @@ def fitted(timings: Sequence[Timing]) -> LinkFit:
 
 @pytest.mark.parametrize("noise", [0.02, 0.2])
 def test_intervals_cover_the_truth_about_95_times_in_100(noise: float) -> None:
-    """With log-normal noise around the truth."""
+    """Log-normal noise is added to the truth."""
     draw = random.Random(1)
     draws = 200
     covered = {"latency": 0, "bandwidth": 0}

@@ -101,7 +101,7 @@ def test_equal_differences_of_qualities_prove_nothing() -> None:
     assert zero is not None
     assert zero.estimate.value == pytest.approx(0.1 / 3)
     assert zero.spread is not None
-    assert zero.spread.variance == pytest.approx(0.07 / 3)  # of 0, -0.1 and 0.2
+    assert zero.spread.variance == pytest.approx(0.07 / 3)  # values: 0, -0.1 and 0.2
 
 
 def test_rounding_is_compared_with_the_seed_of_the_twin() -> None:

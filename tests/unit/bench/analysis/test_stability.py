@@ -28,7 +28,7 @@ from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 
 
 def step_lines(seconds: Iterable[float]) -> list[dict[str, Any]]:
-    """As ranks write them: five steps of warm-up, and a second rank that is always slow."""
+    """Steps as ranks write them: five steps of warm-up, and a second rank that is always slow."""
     return [
         {"rank": rank, "step": step, "measured": step >= 5, "step_seconds": each * (1 + 9 * rank)}
         for rank in (0, 1)
@@ -37,7 +37,7 @@ def step_lines(seconds: Iterable[float]) -> list[dict[str, Any]]:
 
 
 def sample_lines(sample_at: Callable[[float], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One a quarter of a second, as the sampler writes them."""
+    """Samples as the sampler writes them, every quarter of a second."""
     return [
         {"at_seconds": STARTED_AT_SECONDS + tick / 4, **sample_at(tick / 4)} for tick in range(64)
     ]
@@ -103,7 +103,7 @@ def quiet_steps(draw: random.Random, count: int = 100, spread: float = 0.05) -> 
 
 @pytest.mark.parametrize("spread", [0.02, 0.1])
 def test_quiet_steps_raise_no_alarm(spread: float) -> None:
-    """One alarm in a hundred comparisons is promised; here are forty trials in one."""
+    """The promise is at most a false alarm in a hundred comparisons; each test has forty trials."""
     draw = random.Random(1)
     for _ in range(40):
         told = findings(quiet_steps(draw, spread=spread))
@@ -112,7 +112,7 @@ def test_quiet_steps_raise_no_alarm(spread: float) -> None:
 
 @pytest.mark.parametrize(("share", "factor"), [(0.2, 10.0), (0.5, 0.5), (0.85, 10.0), (0.85, 0.5)])
 def test_a_lasting_change_is_named_with_its_step(share: float, factor: float) -> None:
-    """As of a link that becomes slower, early or late, in a single one of thirty trials."""
+    """A link becomes slower, early or late, in a single one of thirty trials."""
     steps = quiet_steps(random.Random(2), count=60)
     first = round(share * 60)
     told = findings([each * (factor if step >= first else 1) for step, each in enumerate(steps)])
@@ -125,7 +125,7 @@ def test_a_lasting_change_is_named_with_its_step(share: float, factor: float) ->
 
 
 def test_drifts_and_pauses_are_no_lasting_change() -> None:
-    """What grows steadily has no moment, and neither has what comes back."""
+    """A steady growth has no moment of change, and neither has a pause."""
     line = [(float(at), float(at)) for at in range(40)]
     assert jump_of(line) is None
     assert jump_of([(at, 5.0 if 10 <= at < 30 else 1.0 + at / 100) for at, _ in line]) is None
@@ -144,7 +144,7 @@ def test_drifts_and_pauses_are_no_lasting_change() -> None:
 
 @pytest.mark.parametrize("repeats", [2, 5])
 def test_quiet_repeats_raise_few_alarms(repeats: int) -> None:
-    """Of each kind at most the promised rate and three standard errors of it."""
+    """The rate of each kind is at most the promised one and three standard errors of it."""
     draw = random.Random(repeats)
     runs = 100
     alarms = 0

@@ -42,12 +42,12 @@ def most_wrong(families: int) -> float:
 
 
 def wrong_share(table: Callable[[], Sequence[Effect]], families: int = FAMILIES) -> float:
-    """Of tables in which nothing differs, those with a verdict."""
+    """Fraction of the tables with a verdict although nothing differs."""
     return sum(any(map(is_shown, table())) for _ in range(families)) / families
 
 
 def against_first(rows: Sequence[Sequence[float]]) -> list[Effect]:
-    """Of strategies that are all held against the same baseline."""
+    """Pair every strategy with the same baseline."""
     effects = [paired_effect(row, rows[0]) for row in rows[1:]]
     return list(holm(with_shared_noise([effect for effect in effects if effect is not None])))
 
@@ -72,7 +72,7 @@ def drawn_effects(draw: random.Random, repeats: int, true_ratios: Sequence[float
     ],
 )
 def test_false_verdicts_stay_at_their_rate(repeats: int, true_ratios: list[float]) -> None:
-    """Of strategies that do not differ from the baseline, also beside some that do."""
+    """The strategies do not differ from the baseline, also beside some that do."""
     draw = random.Random(repeats)
     same = true_ratios.count(1.0)
     wrong = wrong_share(lambda: drawn_effects(draw, repeats, true_ratios)[:same])
@@ -95,7 +95,7 @@ NOISY = {"noisy row": (1,), "noisy baseline": (0,)}
 def test_false_verdicts_stay_at_their_rate_however_the_noise_is_shared(
     kind: str, comparisons: int, repeats: int
 ) -> None:
-    """What moderation assumes does not hold: it must not matter.  `disturbed`: 1 repeat in 10."""
+    """Moderation assumes other noise, which must not matter.  `disturbed`: 1 repeat in 10."""
     draw = random.Random(f"{kind} {comparisons} {repeats}")
     share = 0.1 if kind == "disturbed" else 0.0
 
@@ -127,7 +127,7 @@ def test_false_differences_among_all_pairs_stay_at_their_rate() -> None:
     ("repeats", "true_ratio", "least"), [(3, 1.2, 0.6), (5, 1.1, 0.5), (10, 1.07, 0.7)]
 )
 def test_true_differences_are_shown(repeats: int, true_ratio: float, least: float) -> None:
-    """One of twelve strategies differs."""
+    """The twelve strategies are equal except for one."""
     draw = random.Random(repeats)
     shown = 0
     for _ in range(100):
@@ -137,7 +137,7 @@ def test_true_differences_are_shown(repeats: int, true_ratio: float, least: floa
 
 
 def test_holm_corrects_p_values_in_steps() -> None:
-    """Of 0.04 twice the value, as of each that stands alone; of the others Holm's steps."""
+    """A p of 0.04 counts twice, as for a single pair; the others get Holm's steps."""
 
     def corrected(*p_values: float) -> list[float]:
         ratio = Estimate(value=1.0, low=0.9, high=1.1, n=3)
@@ -155,7 +155,7 @@ def test_effect_is_the_paired_t_tests() -> None:
     effect = paired_effect(above, below)
     assert effect is not None
     statistic = fmean(logarithms) / (stdev(logarithms) / math.sqrt(3))
-    two_degrees = 1 - statistic / math.sqrt(2 + statistic**2)  # of Student's t, two-sided
+    two_degrees = 1 - statistic / math.sqrt(2 + statistic**2)  # p of Student's t, two-sided
     assert effect.p_value == pytest.approx(two_degrees)
     assert effect.percent == pytest.approx(100 * (math.exp(fmean(logarithms)) - 1))
     assert paired_effect([1.0], [2.0]) is None
@@ -193,7 +193,7 @@ def test_prior_of_simulated_variances_is_recovered() -> None:
 
 
 def test_equal_variances_end_at_what_the_shared_row_allows() -> None:
-    """Of n comparisons with one row, 4 n / (n + 3) times the degrees of one, less their own."""
+    """The limit is 4 n / (n + 3) times the degrees of one of n comparisons, less their own."""
     prior = prior_of([Spread(2.0, 2)] * 28)
     assert prior is not None
     assert prior.degrees == pytest.approx((4 * 28 / 31 - 1) * 2 * 25 / 28)

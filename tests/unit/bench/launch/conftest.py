@@ -1,4 +1,4 @@
-"""What the tests of launching share."""
+"""Fixtures that the tests of launching share."""
 
 from __future__ import annotations
 

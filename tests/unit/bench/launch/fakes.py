@@ -76,9 +76,9 @@ class FakeEngine:
         self.prepare: Callable[[Trial], None] = lambda trial: None  # noqa: ARG005
         self.on_run: Callable[[Path], None] = lambda directory: None  # noqa: ARG005
         self.leave_files: Callable[[Path, int], None] = leave_files
-        """What ranks that end well leave."""
+        """Writes the files of ranks that end well."""
         self.on_links: Callable[[Path], Ending] = lambda directory: FINE  # noqa: ARG005
-        """What ranks that measure links leave: by default nothing."""
+        """Writes the files of ranks that measure links: by default none."""
         self._machine = machine
         self.nodes = nodes
 

@@ -49,7 +49,7 @@ def audited(command: str, *, ranks: int, **_: Any) -> AuditReport:
 
 
 def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank needs no audit, and what cannot be told is undecided."""
+    """A single rank needs no audit, and an unknown answer is undecided."""
     monkeypatch.setattr(
         "shardmark.audit.script.audit_script",
         lambda command, **more: audited(command.text, **more),

@@ -328,7 +328,7 @@ def test_model_edited_during_the_run_ends_the_run(out: Path, model: Path) -> Non
 
 
 def test_trial_with_another_model_structure_fails(out: Path) -> None:
-    """As where a module's layers depend on a file that it reads."""
+    """The case of a module whose layers depend on a file that it reads."""
     structures = iter("ab")
 
     def built(directory: Path, ranks: int) -> None:
@@ -441,7 +441,7 @@ def test_folder_is_empty_again_if_the_engine_does_not_start(out: Path) -> None:
 
 
 def test_verdicts_on_other_cells_stay(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that proved nothing, too."""
+    """A verdict that proved nothing stays, too."""
     once = "measure.verify=true", "matrix.strategy=[ddp]"
 
     def judged(cells: Sequence[Trial], **_: Any) -> list[Verdict]:

@@ -1,4 +1,4 @@
-"""What was trained is told from content: sources, data, versions and models."""
+"""A fingerprint names the trained content: sources, data, versions and models."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_large_folder_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for number in range(6):
         (tmp_path / f"{number}").touch()
     before = data_record(tmp_path)
-    os.utime(tmp_path / "1", (1, 1))  # of 6, the first and the fifth
+    os.utime(tmp_path / "1", (1, 1))  # the sample is the first and the fifth
     assert data_record(tmp_path) == before
     os.utime(tmp_path / "4", (1, 1))
     assert data_record(tmp_path) != before

@@ -31,7 +31,7 @@ from tests.unit.bench.launch.fakes import (
 
 TWO_NODES = ("matrix={strategy: [single, ddp]}", "placement={nodes: 2, ranks_per_node: 1}")
 LATENCY, SPEED = 1e-4, 1e8
-"""Of the invented links: seconds, bytes per second."""
+"""Seconds, and bytes per second, of the invented links."""
 SIZES = (1024, 65536, 1048576)
 
 

@@ -1,4 +1,4 @@
-"""How a trial ended, decided from what its ranks and its processes left."""
+"""The outcome of a trial follows from what its ranks and its processes left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rank sits where, and whether the machines have room for it."""
+"""The placement of ranks, and whether the machines have room for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One trial: its folder before and after, and its result for every way to end."""
+"""A trial's folder before and after, and its result for every way to end."""
 
 from __future__ import annotations
 

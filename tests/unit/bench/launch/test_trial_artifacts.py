@@ -1,4 +1,4 @@
-"""What ranks leave in a trial's folder: sampled, merged, read as far as it is whole, cleared."""
+"""Files of ranks in a trial's folder are sampled, merged, read as far as intact, and cleared."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def write_log(folder: Path, rank: int, name: str, text: bytes) -> None:
 
 
 def leave(folder: Path, rank: int, **changes: object) -> None:
-    """As ranks do: a reader never sees half of it."""
+    """Write the file as ranks do: a reader never sees half of it."""
     part = folder / "part"
     part.write_text(invented_rank(rank).model_copy(update=changes).model_dump_json())
     part.replace(folder / rank_file(rank))

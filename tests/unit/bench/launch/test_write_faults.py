@@ -60,7 +60,7 @@ def finish(out: Path) -> None:
 
 
 EVERY = 13
-"""Of the changes of a run, which makes 66; the benchmark takes each."""
+"""Step between the 66 changes of a run that are tested; the benchmark takes each."""
 
 
 @pytest.mark.parametrize(

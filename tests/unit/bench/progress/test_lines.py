@@ -1,4 +1,4 @@
-"""What a person sees while a run works."""
+"""Lines that a person sees while a run works."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
 def test_failed_trials_show_reason_and_folder(
     printed: Printed, outcome: str, failure: Failure | None, end: str
 ) -> None:
-    """What to do after an interruption stands below, with the folder."""
+    """The lines below give the folder, and the command to use after an interruption."""
     told = Lines()
     told.trial_started(1, 1, TRIAL)
     result = invented_trial(outcome=Outcome(outcome), failure=failure)

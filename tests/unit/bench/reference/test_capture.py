@@ -1,4 +1,4 @@
-"""What the ranks leave behind: stored without loss, put together in the order of shares."""
+"""Captures are stored without loss, and joined in the order of the ranks' shares."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_rank_s_capture_survives_the_file(tmp_path: Path, changes: dict[str, A
 def test_the_counting_rank_of_each_share_is_read_in_the_order_of_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with tensor parallel ranks, which see the same samples: each share is there once."""
+    """Tensor parallel ranks see the same samples: each share is read once."""
     shares = [Shard(index=index, count=2) for index in (1, 0)]
     ranks = [RankLayout(share=s, counts_loss=c) for s in shares for c in (False, True)]
     layout = Layout(ranks=(*ranks, RankLayout(share=None)), data=2, tensor=2)

@@ -53,7 +53,7 @@ NAMED: dict[str, Hypothesis] = {
     "different random draws (dropout, proposal sampling)": Hypothesis(seed_offset=17),
 }
 ROUNDING = Noise(seed=99, parameters=1e-7, gradients=1e-7)
-"""Of another order of operations: no strategy repeats the reference's."""
+"""Noise of another order of operations: no strategy repeats the reference's."""
 
 
 def cause_text(verdict: Verdict) -> str:

@@ -53,7 +53,7 @@ DEVIATIONS: dict[str, tuple[Capture, str | None]] = {
         None,
     ),
 }
-"""In the order of a training: name of the check -> a capture that only it refuses, and where."""
+"""Captures that only one check refuses, by its name, and where; in the order of a training."""
 
 
 def test_the_reference_passes_in_the_order_of_a_training() -> None:

@@ -1,4 +1,4 @@
-"""One process that plays all ranks: against plain torch, and against averaging by hand."""
+"""The reference in one process equals plain torch, and gradients averaged by hand."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_without_norms_ranks_and_micro_batches_make_one_large_batch() -> None:
 
 @pytest.mark.parametrize("kept", ["fp32", "bf16"])
 def test_passes_on_bf16_copies_update_fp32_parameters(kept: Literal["fp32", "bf16"]) -> None:
-    """By torch: a model in bf16 for each pass of two micro-batches, an optimizer in fp32."""
+    """The expected side is plain torch: a model in bf16 for each micro-batch, an fp32 optimizer."""
     workload, dtype = ToyWorkload(plain), {"fp32": torch.float32, "bf16": torch.bfloat16}[kept]
     casts = Casts(precision="bf16", units="root", gradients=kept)
     played = Reference(
@@ -127,7 +127,7 @@ def norm_only() -> nn.Module:
 
 @pytest.mark.parametrize("shares", [2, 4])
 def test_with_synchronised_norms_ranks_make_one_large_batch(shares: int) -> None:
-    """One device's own batch norm is the definition: no rank exchanges statistics there."""
+    """The batch norm of one device is the definition: no rank exchanges statistics there."""
     workload = ToyWorkload(norm_only, uneven=True)
     expected = reference(workload, shares=1)
     found = reference(workload, shares=shares, sync_batch_norm=True)

@@ -140,7 +140,7 @@ def with_gradient(rows: Tensor) -> Tensor:
 
 
 def without_gradient(rows: Tensor) -> Tensor:
-    """As code does that forgets that gathered features have none."""
+    """Gather as code does that forgets that gathered features have no gradient."""
     parts = [torch.zeros_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, rows)
     parts[dist.get_rank()] = rows
@@ -397,7 +397,7 @@ def test_what_keeps_gradients_from_adding_up_is_told_from_the_loss(
 def test_all_verified_batches_are_held_against_one_piece(
     change_loss: Callable[[Loss], None],
 ) -> None:
-    """Of the first batch alone the halves add up."""
+    """The halves add up for the first batch only."""
 
     def loss(task: Task, model: nn.Module, batch: ToyBatch) -> Any:
         made = right(task, model, batch)

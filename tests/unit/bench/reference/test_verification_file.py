@@ -118,9 +118,9 @@ class Engine(FakeEngine):
     finished = 100
     judge_ends = FINE
     then: Ending | None = None
-    """How the next judge ends, which finishes everything."""
+    """The end of the next judging process, which finishes everything."""
     errors: Mapping[str, str] = {}
-    """What all ranks of a strategy report."""
+    """Errors that all ranks of a strategy report."""
 
     def run(self, directory: Path, *, task: str = "measure", **given: Any) -> Ending:
         if task == "compare":
@@ -305,7 +305,7 @@ def test_verified_trial_differs_in_its_length_alone() -> None:
 
 
 def test_fp16_on_a_cpu_is_verified_with_few_samples() -> None:
-    """With the recipe's batch the reference would take a CPU hours."""
+    """The reference of the recipe's batch would take a CPU hours."""
     asked = ("matrix.strategy=[ddp]", "recipe.precision=fp16", "recipe.gradient_accumulation=2")
     (trial,) = trials(*asked)
     assert shortened(trial).recipe.global_batch == 16

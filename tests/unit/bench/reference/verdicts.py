@@ -1,4 +1,4 @@
-"""One verdict of each kind."""
+"""A verdict of each kind."""
 
 from __future__ import annotations
 

@@ -201,5 +201,5 @@ class VerificationCase:
 def verification_case(
     model: str = "normed", accumulation: int = 1, **of_task: bool
 ) -> VerificationCase:
-    """One for all tests that need no recipe of their own."""
+    """A case for all tests that need no special recipe."""
     return VerificationCase(model, gradient_accumulation=accumulation, **of_task)

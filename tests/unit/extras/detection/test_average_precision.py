@@ -112,7 +112,7 @@ def drawn_pictures(seed: int) -> list[EvaluatedPicture]:
 
 
 def indexed(pictures: Sequence[EvaluatedPicture], which: str) -> COCO:
-    """What is marked, or found, as COCO's own code reads it from files."""
+    """Annotations or detections as COCO's own code reads them from files."""
     entries: list[dict[str, Any]] = []
     for picture in pictures:
         marks: Any = getattr(picture, which)
@@ -142,7 +142,7 @@ def indexed(pictures: Sequence[EvaluatedPicture], which: str) -> COCO:
 
 
 def expected(pictures: Sequence[EvaluatedPicture]) -> dict[str, float]:
-    """What pycocotools says; -1 where it has nothing to average."""
+    """The result of pycocotools; -1 where it has nothing to average."""
     results: dict[str, float] = {}
     with redirect_stdout(StringIO()):
         for prefix, kind in (("", "bbox"), ("mask_", "segm")):

@@ -77,7 +77,7 @@ def taken(
 
 
 def same(part: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Of pictures, or of targets."""
+    """Compare pictures, or targets."""
     return all(
         all(np.array_equal(left[key], right[key]) for key in left | right)
         if isinstance(left, dict)

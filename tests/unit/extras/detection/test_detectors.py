@@ -42,7 +42,7 @@ SMALL = "fcos_resnet18_fpn"
 NARROW: dict[str, Any] = {"backbone_width": 8}
 CLASSES = ("gizmo", "dog", "N/A", "person")
 COCO_ROWS = [0, None, 18, None, 1]
-"""Of the background and the classes: COCO has no gizmo, and N/A is no name."""
+"""Rows of the background and the classes: COCO has no gizmo, and N/A is no name."""
 CONTENT = b"weights"
 FILE = f"net-{hashlib.sha256(CONTENT).hexdigest()[:8]}"
 
@@ -76,7 +76,7 @@ def constants(model: nn.Module) -> State:
 
 @cache
 def own_state(outputs: int) -> State:
-    """Of the small detector."""
+    """State of the small detector."""
     with torch.device("meta"):
         model = fcos_resnet18_fpn(num_classes=outputs, **NARROW)
     return constants(model)
@@ -94,7 +94,7 @@ def place(name: str, state: State) -> Path:
 
 @pytest.mark.parametrize("name", DETECTORS)
 def test_listed_facts_of_every_detector_are_true(name: str) -> None:
-    """Its size with COCO's outputs; options reach it; all layers train; its heads are known."""
+    """The size with COCO's outputs is right; options reach it; all layers train."""
     key = "detections_per_img" if name.startswith(("retina", "fcos")) else "box_detections_per_img"
     model = outlined(name, classes=tuple(map(str, range(90))), model_options={key: 7})
     millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
@@ -157,7 +157,7 @@ PREDICTORS: dict[str, Callable[[int], nn.Module]] = {
 
 
 def by_class(head: nn.Module, path: str, outputs: int) -> Tensor:
-    """What the head makes of the same features, (classes, ...)."""
+    """Apply the head to the same features; the result is (classes, ...)."""
     features = torch.randn(2, 6, 4, 4, generator=torch.Generator().manual_seed(1))
     if path.startswith("head"):  # (pictures, places and anchors, classes)
         return head([features]).movedim(-1, 0)  # type: ignore[no-any-return]
@@ -219,7 +219,7 @@ def test_weights_are_loaded_from_a_file_of_the_user(
     classes: tuple[str, ...],
     wrapped: bool,
 ) -> None:
-    """Of as many outputs as the data need, or of COCO's; frozen batch norms count no batches."""
+    """The file has as many outputs as the data need, or COCO's; frozen norms count no batches."""
     monkeypatch.setenv("HOME", str(tmp_path))
     state = {k: v for k, v in own_state(outputs).items() if "num_batches_tracked" not in k}
     torch.save({"model": state, "epoch": 3} if wrapped else state, tmp_path / "mine.pth")

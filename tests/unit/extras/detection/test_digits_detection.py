@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COUNTS = dict(zip(SPLITS, (100, 30), strict=True))
 DIGEST = "5ca844b3e35a16b525987a81803ab4b8982cd2cba24a5ccb727e4d4e05dc8303"
-"""Of the first pictures and annotations; another one is another version of the data set."""
+"""Digest of the first pictures and annotations; another digest is another version of the data."""
 
 
 @pytest.fixture(scope="module")

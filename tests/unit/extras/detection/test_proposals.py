@@ -105,7 +105,7 @@ def test_draws_are_recorded() -> None:
 
 
 def drawn(made: Detection, shards: int) -> tuple[str, ...]:
-    """What a step of four pictures draws, shared out by so many ranks that one model plays."""
+    """Draws of a step of four pictures, shared among ranks that one model computes in turn."""
     model = made.build_model()
     told = made.watch_draws()
     plan = BatchPlan(global_batch=4, seed=1)

@@ -61,7 +61,7 @@ def listening(num_nodes: int, silence_seconds: float = 10) -> Iterator[NodeRegis
 
 
 def connected(registry: NodeRegistry) -> Channel:
-    """One that has proved that it knows the secret, and said nothing yet."""
+    """A peer that has proved that it knows the secret, and sent nothing yet."""
     channel = Channel(socket.create_connection(("127.0.0.1", registry.port)))
     try:
         channel.prove(SECRET, controls=False)

@@ -56,7 +56,7 @@ def dial(registry: NodeRegistry) -> socket.socket:
 
 
 def closed(stranger: socket.socket) -> bool:
-    """Whether the other side ends the connection, and says nothing but its challenge before."""
+    """Tell if the other side ends the connection, and sends only its challenge before."""
     said = b""
     with suppress(ConnectionError):
         while piece := stranger.recv(4096):

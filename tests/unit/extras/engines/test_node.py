@@ -1,4 +1,4 @@
-"""What a node sends while a trial runs, and what it answers: without ranks."""
+"""Messages of a node while a trial runs, and its answers, without ranks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def registry() -> Iterator[NodeRegistry]:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where folders for temporary files are."""
+    """The folder for temporary files."""
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

@@ -244,7 +244,7 @@ def test_other_nodes_end_after_one_has_failed(
 def test_node_that_does_not_end_a_trial_is_lost(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer would be taken for that to another question."""
+    """The late answer would be taken for the answer to another request."""
     monkeypatch.setattr(nodes_engine, "END_SECONDS", 0.3)
     two_node_trial(tmp_path)
     world.hang(0)
@@ -306,7 +306,7 @@ def test_error_of_a_node_stops_the_run(world: World, tmp_path: Path) -> None:
 
 
 def test_new_nodes_load_modules_outside_the_timeout(world: World, tmp_path: Path) -> None:
-    """Those of before tell what the nodes are, and verify; only these are told of."""
+    """Earlier nodes report their machines and verify; only the new ones are told of."""
     world.starter.new_nodes_for_each_trial = True
     trial = two_node_trial(tmp_path)
     world.engine.machine("cpu")

@@ -1,4 +1,4 @@
-"""What the engine `ray` asks a cluster for, and what the user reads where it is not to be had."""
+"""Requests of the engine `ray` to a cluster, and its message where there is none."""
 
 from __future__ import annotations
 

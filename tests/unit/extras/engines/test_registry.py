@@ -1,4 +1,4 @@
-"""Who is there, who is refused, who was lost: over real sockets, without processes."""
+"""Nodes that are present, refused or lost: over real sockets, without processes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_key_difference_names_sections() -> None:
 def test_answers_come_from_the_asked_nodes(
     registry: NodeRegistry, come: Come, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is heard and answers nothing is lost in time."""
+    """A node that sends heartbeats but no answer is lost in time."""
     nodes = [come(number) for number in range(3)]
     wait(registry, 10, [])
     nodes[2].answers["machine"] = {"cores": 7}
@@ -121,7 +121,7 @@ def test_closed_connection_loses_the_node_until_it_returns(
 
 
 def test_a_late_answer_is_not_that_to_the_next_request(registry: NodeRegistry, come: Come) -> None:
-    """One node of two is lost while the other one has still to answer."""
+    """The first node of two is lost while the second has still to answer."""
     slow = come(0)
     come(1).close()
     until(lambda: registry.lost([1]))
@@ -146,7 +146,7 @@ def test_silence_loses_the_node_after_the_stated_time() -> None:
 
 
 def test_files_arrive_complete(registry: NodeRegistry, come: Come, tmp_path: Path) -> None:
-    """In pieces, below folders, and also when they are empty."""
+    """Files are sent in pieces, below folders, and also when they are empty."""
     content = bytes(range(256)) * (PIECE_BYTES // 256) * 2 + b"end"
     node = come(1)
     node.send_file(b"", "dropped")

@@ -40,7 +40,7 @@ class Sent:
 
 
 class Network:
-    """In place of `torch.distributed`: threads are the server's unless they say who they are."""
+    """A stand-in for `torch.distributed`: threads are the server's unless they say otherwise."""
 
     def __init__(self, server: int) -> None:
         self.server = server
@@ -95,7 +95,7 @@ class Network:
         return self
 
     def kinds(self, sender: int) -> list[Kind]:
-        """Of the headers that it sent."""
+        """Kinds of the headers that it sent."""
         return [Kind(int(t[0])) for who, _, tag, t in self.log if who == sender and tag == HEADER]
 
 
@@ -196,7 +196,7 @@ class Served:
 
 
 COUNTS: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}}
-"""With gradients of -1, a parameter that began at zero counts the updates."""
+"""A recipe by which a parameter that began at zero counts updates, with gradients of -1."""
 
 
 class Scene:
@@ -231,7 +231,7 @@ class Scene:
         return [torch.full((b.elements,), value, dtype=b.wire_type) for b in self.buckets]
 
     def meet(self) -> None:
-        """As at the training's end: what is counted is settled."""
+        """Exchange the counts as at the training's end."""
         for client in self.clients:
             client.come()
         for client in self.clients:

@@ -1,4 +1,4 @@
-"""What no rank of a trial says ends it with an error that names who said it."""
+"""No message of a rank ends the server with an error that does not name the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the parameters are shared among servers and cut into buckets."""
+"""Parameters are shared among servers and cut into buckets."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names(partition: Partition) -> list[str]:
 def test_every_parameter_is_held_once_by_servers_balanced_by_bytes(
     servers: int, bucket_bytes: int
 ) -> None:
-    """As views that vectorised kernels like, whatever the wire's precision."""
+    """Buckets are views that vectorised kernels like, whatever the wire's precision."""
     made = model()
     partition, half = (
         partition_parameters(made, servers=servers, bucket_bytes=bucket_bytes, wire=wire)

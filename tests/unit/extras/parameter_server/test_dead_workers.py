@@ -1,4 +1,4 @@
-"""One server ends with an error when a worker dies."""
+"""A server ends with an error when a worker dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server by itself: what it makes of gradients, and whom it waits for."""
+"""A single server: its updates from gradients, and the workers that it waits for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_barrier_waits_for_all_gradients(counting: Scene) -> None:
 
 
 def test_bound_makes_the_fast_worker_wait(counting: Scene) -> None:
-    """What it gets at last contains the slow one's gradient, which came after its own."""
+    """The last parameters that it gets contain the slow worker's gradient, which came later."""
     fast, slow = counting.clients
     with counting.served(1, **COUNTS):
         fast.push(*counting.constant(-1.0))

@@ -15,7 +15,7 @@ WORKERS = 4
 
 @pytest.mark.parametrize("before", [True, False])
 def test_a_worker_that_has_closed_is_not_waited_for(before: bool) -> None:
-    """Whether it leaves before the others come, or while they wait for it."""
+    """It may leave before the others come, or while they wait for it."""
     gate = StalenessGate(2, bound=0)
     met: list[list[object]] = []
     if before:

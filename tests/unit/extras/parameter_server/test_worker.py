@@ -58,7 +58,7 @@ class Sending:
         return [t for _, to, tag, t in self.network.log if (to, tag) == (server, CONTENT)]
 
     def by_name(self) -> dict[str, Tensor]:
-        """What arrived last, of every parameter."""
+        """The last value that arrived for every parameter."""
         arrived: dict[str, Tensor] = {}
         for index, part in enumerate(self.partition):
             flats = self.contents(FIRST_SERVER + index)[-len(part) :]

@@ -56,7 +56,7 @@ LEFT_OUT: dict[str, set[str]] = {
     "fsdp-vs-deepspeed-poster": {"fsdp-hybrid"},
     "ovi-2025": {"single"},
 }
-"""What some variants of a preset cannot run."""
+"""Requirements that some variants of a preset cannot fulfil."""
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def predicted(samples: int) -> float:
 
 
 def tries_in(world: Callable[[int], float], *, tells: bool = True) -> tuple[Try, ...]:
-    """What is tried where a step needs what `world` says; without `tells`, it only runs out."""
+    """Batches tried where a step needs what `world` says; without `tells`, it only runs out."""
     tries: tuple[Try, ...] = ()
     while (samples := next_samples(predicted, ROOM, tries, MOST)) is not None:
         assert samples not in [each.samples for each in tries]
@@ -63,7 +63,7 @@ def test_it_is_found_in_few_tries(world: Callable[[int], float]) -> None:
 
 
 def test_a_device_that_only_runs_out_is_approached_from_above() -> None:
-    """In steps of a twentieth of the room: what fits is there, and near."""
+    """The steps are a twentieth of the room: the result fits, and is near the limit."""
     tries = tries_in(lambda samples: 1.08 * predicted(samples), tells=False)
     truth = max(samples for samples in range(1, MOST) if 1.08 * predicted(samples) <= ROOM)
     assert len(tries) <= MOST_TRIES
@@ -85,7 +85,7 @@ def test_the_answer_names_the_largest_and_what_fits_all() -> None:
         c.strategy.name: c for c in cells_of_any_size(experiment(["ddp", "fsdp", "pp", "tp"]))[0]
     }
     found = [
-        LargestBatch(  # of the same samples on every rank
+        LargestBatch(  # the same samples on every rank
             cell=cells["tp"].model_copy(update={"world_size": 2}),
             room_bytes=ROOM,
             predicted=350,

@@ -97,7 +97,7 @@ def test_the_column_has_both_beside_what_was_measured(
 
 
 def test_a_run_that_measured_its_machine_is_predicted_on_it(tmp_path: Path) -> None:
-    """Of a device that no file knows: the run's own links and cores stand in."""
+    """The device is in no file: the run's own links and cores replace its data."""
     record = read_network(GOLDEN)
     assert record is not None
     speed = RankSpeed(

@@ -1,4 +1,4 @@
-"""Which strategy is best from where on: ranges, crossing points and their intervals."""
+"""The best strategy by ranges of an axis: crossing points and their intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which strategy a plan predicts to be best from where on."""
+"""The predicted best strategy by ranges of an axis."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetMaxPcieLinkWidth": 16,
     "nvmlDeviceGetPciInfo": NVMLError(3),
 }
-"""What a function returns whatever it is asked, or raises."""
+"""Answers of functions to any question: a value, or an error that they raise."""
 
 
 class FakeNvml:
@@ -105,7 +105,7 @@ class FakeNvml:
     def nvmlDeviceGetFieldValues(  # noqa: N802
         self, _: str, fields: list[tuple[int, int]]
     ) -> list[SimpleNamespace]:
-        """As the real one: the error is in the reading, and the counters are KiB."""
+        """Answer as NVML does: the error is in the reading, and the counters are KiB."""
         assert [scope for _, scope in fields] == [2**32 - 1], "all links together"
         if not self.nvlinks:
             return [SimpleNamespace(nvmlReturn=self.NVML_ERROR_NOT_SUPPORTED)]

@@ -1,4 +1,4 @@
-"""What is heard of compilations: their time, and which of them fall into windows."""
+"""The time of compilations, and which of them fall into windows."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_batches_of_an_evaluation_do_not_count(observed: Observed) -> None:
         for micro_batch in inputs.split(2):
             backward(model(micro_batch).mean() / 2)
         optimizer.step()
-    assert observed.samples == [4, 4]  # of the step's own batch, once
+    assert observed.samples == [4, 4]  # the step's own batch, once
 
 
 def test_batches_of_a_step_that_are_loaded_before_it(observed: Observed) -> None:

@@ -45,7 +45,7 @@ def test_traffic_of_infiniband_ports_is_counted_once(
 
 
 def test_traffic_of_nvlinks_is_summed_over_devices() -> None:
-    """One that does not answer once takes nothing from the sum: it would seem to fall."""
+    """A link that does not answer once takes nothing from the sum: it would seem to fall."""
     answered: set[object] = set()
     samples: list[list[int | None]] = [[], [None], [5, None], [6, 7], [6, None], [8, 9]]
     told = [nvlink_counters(linked(counts), answered) for counts in samples]

@@ -118,7 +118,7 @@ class FakeCuda:
 
 
 class Pool:
-    """What the allocator gives apart from all else."""
+    """Memory that the allocator holds apart from all else."""
 
 
 GPUS = [torch.device("cuda", index) for index in range(2)]

@@ -1,4 +1,4 @@
-"""How far a rank has come, through a file that may be missing or cut, and at what cost."""
+"""A rank's progress is read from a file that may be missing or cut; writing it is cheap."""
 
 from __future__ import annotations
 
@@ -107,8 +107,7 @@ def test_losses_on_a_device_are_written_after_the_window(tmp_path: Path) -> None
 
 
 def test_progress_copies_no_loss_to_the_host_during_a_window(tmp_path: Path) -> None:
-    """With the loss on a device, its one reading comes after the wait that ends the window, and
-    after the clock was read; within the window every operator is the training's own."""
+    """The single reading of a loss on a device comes after the window."""
 
     def calls(*, on_host: bool = False, watched: bool = True) -> list[str]:
         told = Told(tmp_path, on_host=on_host, watched=watched)

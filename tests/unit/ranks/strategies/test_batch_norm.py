@@ -1,4 +1,4 @@
-"""Which models have batch norms that can be synchronised; what they compute takes several ranks."""
+"""Models with batch norms that can be synchronised; the values need several ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GPU = torch.device("cuda")
 
 
 class Activated(nn.BatchNorm1d):
-    """As timm's, norm and activation in one: torch's conversion would drop what comes after."""
+    """A norm with its activation, as timm's: torch's conversion would drop what comes after."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         return super().forward(inputs).relu()

@@ -1,4 +1,4 @@
-"""Which parts of a model are blocks, and that checkpointing them changes nothing but memory."""
+"""The blocks of a model are found, and checkpointing them changes nothing but memory."""
 
 from __future__ import annotations
 

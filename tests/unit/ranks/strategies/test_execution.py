@@ -1,4 +1,4 @@
-"""How a model computes: what the recipe asks for changes neither names nor values."""
+"""The recipe's settings of execution change neither names nor values."""
 
 from __future__ import annotations
 

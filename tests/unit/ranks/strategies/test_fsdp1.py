@@ -1,4 +1,4 @@
-"""Which parts of a model torch's first FSDP may shard by themselves."""
+"""Parts of a model that torch's first FSDP may shard by themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardmark.ranks.strategies.fsdp1.worker import without_shared_parameters
 
 
 def test_parts_that_share_a_parameter_stay_with_the_root() -> None:
-    """In units of their own tied weights would be two, and trained apart without a word."""
+    """Tied weights in separate units would be two, and trained apart without a message."""
     embedding, head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
     head.weight = embedding.weight
     block = nn.Linear(4, 4)

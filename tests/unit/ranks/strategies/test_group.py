@@ -1,4 +1,4 @@
-"""What ranks exchange outside of their steps."""
+"""Values that ranks exchange outside of their steps."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def gradients(shape: tuple[int, ...]) -> list[Tensor]:
 
 @pytest.mark.parametrize("start", [1.0, 0.0])
 def test_lamb_is_algorithm_2_of_its_paper(start: float) -> None:
-    """With the update as it is for a tensor of norm 0."""
+    """A tensor of norm 0 is updated without the factor."""
     spec = Optimizer.model_validate({"name": "lamb", "lr": 0.1, "weight_decay": 0.2})
     found = nn.Parameter(start * torch.ones(3, 5))
     optimizer = create_optimizer([found], spec)

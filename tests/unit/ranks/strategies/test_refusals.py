@@ -212,7 +212,7 @@ FLAT = "mat2 must be a matrix, got 1-D tensor"
 
 
 class Flat(torch.autograd.Function):
-    """Its backward pass finds a parameter in one row."""
+    """A model whose backward pass finds a parameter in one row."""
 
     @staticmethod
     def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:  # noqa: ARG004

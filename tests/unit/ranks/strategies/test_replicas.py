@@ -67,7 +67,7 @@ def test_losses_of_the_devices_become_a_vector(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_each_copy_computes_in_the_recipe_s_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in torch, in threads that autocast without its type."""
+    """The copies compute in threads, which would autocast in another type, as torch's do."""
 
     def in_threads(_: object, modules: list[Any], inputs: list[Any], kwargs: object) -> list[Any]:
         assert kwargs == [{}, {}]

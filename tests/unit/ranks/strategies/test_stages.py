@@ -1,4 +1,4 @@
-"""Where a model is cut into stages, and what is refused, before any rank starts."""
+"""Cuts of a model into stages, and refusals before any rank starts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_models_that_a_pipeline_would_train_differently_are_refused(
 
 
 class AsksForValues(nn.Module):
-    """As masks of transformers do, unless they know that they are traced."""
+    """A model that reads values, as masks of transformers do unless they know of the trace."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not isinstance(inputs, FakeTensor) and bool((inputs == 0).all()):
@@ -93,7 +93,7 @@ def test_parts_that_leave_out_a_parameter_are_refused() -> None:
 
 
 def test_ambiguous_plan_is_refused() -> None:
-    """Its order would decide, and one that was made from a set has others on other ranks."""
+    """The order would decide, and a plan made from a set has other orders on other ranks."""
     plan = TensorPlan(styles={"0": "column", "*": "row"})
     problem, *_ = problems_with(plan, nn.Sequential(nn.Linear(4, 4)), 2)
     assert problem.reason == "its plan divides 0 as column and row"
@@ -145,7 +145,7 @@ def test_impossible_meshes_are_refused(name: str, mesh: dict[str, int], told: st
 
 
 def test_tensor_ranks_are_neighbours_inside_a_node() -> None:
-    """By default; a mesh may have groups of whole nodes, but none in part."""
+    """The rule is the default; a mesh may have groups of whole nodes, but none in part."""
     both = build_strategy("fsdp-tp-pp", {})
     assert both.unsupported_reason(8, nodes=4) is None
     layout = both.layout(8, nodes=4)

@@ -73,7 +73,7 @@ def worker_of(zero: Any) -> tuple[Any, Engine, ToyWorkload]:
 def test_parameter_groups_that_deepspeed_mixes_up_are_refused(
     zero: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does with Adagrad, which it makes anew."""
+    """DeepSpeed makes Adagrad anew, and mixes its groups up."""
     names = dict(plain().named_parameters())
     groups = [ParameterGroup(names=frozenset({name}), options={}) for name in names]
     monkeypatch.setattr(ToyWorkload, "parameter_groups", groups)
@@ -99,7 +99,7 @@ def test_skipped_steps_are_those_without_an_update(zero: Any) -> None:
 
 
 def test_held_state_lists_tensors_of_deepspeed(zero: Any) -> None:
-    """In attributes of some stages, nested in mappings, lists and buckets."""
+    """Some stages have them in attributes, nested in mappings, lists and buckets."""
     worker, engine, _ = worker_of(zero)
     master = nn.Parameter(torch.ones(5))
     master.grad = torch.ones(5)
@@ -246,7 +246,7 @@ def test_the_loss_scale_is_torch_s(zero: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_state_of_an_optimizer_that_has_never_stepped_is_empty(zero: Any) -> None:
-    """Where every step overflowed, DeepSpeed has none to ask for."""
+    """DeepSpeed has no state where every step overflowed."""
     worker, engine, workload = worker_of(zero)
     engine.updates = 0
     worker.step(workload.batch(range(8)), NoSpans())

@@ -1,4 +1,4 @@
-"""One process performs the collectives of all ranks."""
+"""A single process performs the collectives of all ranks."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def share(step: int, index: int = 0) -> StepShard:
 
 
 class Loop:
-    """One training, driven epoch by epoch."""
+    """A training, driven epoch by epoch."""
 
     def __init__(self, rates: tuple[float, ...] = ()) -> None:
         self.clock = CountingClock()

@@ -28,7 +28,7 @@ from tests.unit.ranks.train.toy import CPU, FakeWorker, ToyWorkload, recipe
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """As the profiler's: instants in milliseconds."""
+    """An event like the profiler's: instants in milliseconds."""
 
     text: str
     start: int
@@ -183,7 +183,7 @@ def test_held_spans_record_the_largest_value_of_each_kind() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """As a tensor of so many bytes on a device that need not be there."""
+    """A tensor of a given number of bytes on a device that need not exist."""
 
     device: torch.device
     nbytes: int

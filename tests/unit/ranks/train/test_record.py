@@ -1,4 +1,4 @@
-"""What a rank leaves behind: whole files, at any time, of as much as is known."""
+"""Files that a rank leaves are intact at any time, and have everything known so far."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_nonfinite_losses_are_counted_and_stored_as_null(tmp_path: Path) -> None
 
 
 def test_error_is_stored_if_losses_cannot_be_read(tmp_path: Path) -> None:
-    """As after a CUDA error, when every later use of the device fails."""
+    """The case of a CUDA error, after which every later use of the device fails."""
     report = report_of(tmp_path, [4.0])
     assert report.recorder is not None
     report.recorder.flush()
@@ -160,7 +160,7 @@ def test_added_steps_are_in_no_epoch_and_no_hash(tmp_path: Path) -> None:
 def test_record_names_every_device_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By whose UUIDs power, memory and the peak are found."""
+    """The UUIDs find power, memory and the peak."""
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",

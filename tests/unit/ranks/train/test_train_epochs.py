@@ -151,7 +151,7 @@ THEIRS = {"1.running_mean": torch.full((8,), 5.0)}
     ],
 )
 def test_validation_set_is_evaluated_once(answers: tuple[list[object], ...]) -> None:
-    """With the buffers of the first share's worker."""
+    """The buffers are those of the first share's worker."""
     worker, task = Taker(), Task()
     worker.group = Group([], *answers)
     assert evaluate(worker, task, MINE, CPU).quality["parts"] == 2
@@ -160,7 +160,7 @@ def test_validation_set_is_evaluated_once(answers: tuple[list[object], ...]) -> 
 
 
 class Losing(FakeWorker):
-    """One rank of two: each step takes a second of the shared clock; the weight is its steps."""
+    """A rank of two: each step takes a second of the shared clock; its weight is its steps."""
 
     def __init__(self, clock: CountingClock, *answers: list[object]) -> None:
         super().__init__()

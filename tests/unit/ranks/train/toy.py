@@ -66,7 +66,7 @@ def normed() -> nn.Module:
 
 
 class Unused(nn.Module):
-    """One layer is never asked."""
+    """A model with a layer that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class ToyWorkload(Workload):
         return LossSum(total=total, weight=weight, known_before=self._weights_known)
 
     def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """What one process would back-propagate."""
+        """The loss that a single process would back-propagate."""
         loss = self.loss(model, batch)
         return loss.total / loss.weight
 

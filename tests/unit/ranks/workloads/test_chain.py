@@ -1,4 +1,4 @@
-"""Whether a model is a chain of its layers is found out by trying a copy."""
+"""A copy is tried to find out if a model is a chain of its layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORDS = torch.arange(6)[None]
 
 
 class Model(nn.Module):
-    """Its layers need what only its forward knows, and its head begins as zeros."""
+    """A model whose layers need values of its forward method, and whose head begins as zeros."""
 
     def __init__(self, *, skips: bool = False, dropout: float = 0.0) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ class Linear(nn.Module):
 
 
 def test_loss_is_smoothed_mean_cross_entropy() -> None:
-    """In fp32 under every precision."""
+    """The loss is computed in fp32 under every precision."""
     made = task(label_smoothing=0.25)
     batch = next(made.batches(PLAN, WHOLE))
     logits = torch.randn(8, 10).bfloat16()

@@ -229,7 +229,7 @@ def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
     ],
 )
 def test_the_parameters_of_a_token_are_the_published_ones(name: str, active: float) -> None:
-    """In billions, as the authors round them."""
+    """The numbers are in billions, as the authors round them."""
     transformers = pytest.importorskip("transformers")
     sizes = dict(shipped()[name]["configuration"])
     config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)

@@ -1,4 +1,4 @@
-"""What every task keeps to, however its samples are shared out."""
+"""Every task has the same guarantees, however its samples are shared."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def first_batch(folder: Path, **fields: Any) -> Any:
 
 
 def test_pictures_are_decoded_and_normalised(make_folder: MakeFolder) -> None:
-    """Those of other sizes and modes are converted."""
+    """Pictures of other sizes and modes are converted."""
     folder = make_folder()
     batch = first_batch(folder)
     with Image.open(folder / "train" / "bee" / "1.png") as picture:

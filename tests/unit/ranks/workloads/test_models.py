@@ -48,7 +48,7 @@ def weights_hash(model: nn.Module) -> str:
     ],
 )
 def test_listed_models_take_pictures_of_the_given_size(name: str, fields: dict[str, Any]) -> None:
-    """One tensor of logits, in training mode, too; bare names that only timm has are timm's."""
+    """The output is a tensor of logits, in training mode, too; bare names may be timm's."""
     if name.startswith("vit_tiny"):
         pytest.importorskip("timm", reason="needs timm")
     size = fields.get("image_size", 32)

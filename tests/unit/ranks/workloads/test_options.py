@@ -1,4 +1,4 @@
-"""What an experiment may say about its workload, and what it is told when it says it wrong."""
+"""Valid options of a workload in an experiment, and messages about invalid ones."""
 
 from __future__ import annotations
 

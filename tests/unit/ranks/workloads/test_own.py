@@ -64,7 +64,7 @@ def taken(workload: Workload, shard: Shard = WHOLE, steps: int = 3) -> list[OwnB
 
 
 def test_model_whose_train_method_returns_none_is_accepted(tmp_path: Path) -> None:
-    """As detectors' backbones have it, which keep norms in evaluation."""
+    """Backbones of detectors have such a method, which keeps norms in evaluation."""
     extra = """
     class Quiet(nn.Linear):
         def train(self, mode=True):
@@ -504,7 +504,7 @@ class Rows:
 
 
 class Encoding(UserDict[str, Any]):
-    """As a tokenizer of Hugging Face's returns."""
+    """An encoding like a Hugging Face tokenizer's."""
 
 
 X, Y, PICTURES = torch.arange(8).view(4, 2), torch.arange(4.0), tuple(torch.ones(4, 3, 5, 5))

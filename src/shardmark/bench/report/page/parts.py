@@ -180,7 +180,7 @@ def log_tail(folder: Path) -> LogTail | None:
 
 
 def _shortened(line: str) -> str:
-    last_text = line.rstrip().rpartition("\r")[2]  # of a line that a progress bar overwrote
+    last_text = line.rstrip().rpartition("\r")[2]  # a progress bar overwrote the line
     text = one_line(last_text)
     return text if len(text) <= LINE_CHARACTERS else f"{text[:LINE_CHARACTERS]} ..."
 

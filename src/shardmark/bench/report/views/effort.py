@@ -126,7 +126,7 @@ def _efforts(rows: Sequence[Row]) -> Iterator[Effort]:
             trial = Trial.model_validate(row.trials[0].trial)
             strategy = trial.built_strategy
         except (ValidationError, ShardmarkError):
-            continue  # of an earlier version, or a plug-in that is not installed
+            continue  # an earlier version's, or a plug-in's that is not installed
         if trial.workload.trains_itself:
             continue
         yield Effort(

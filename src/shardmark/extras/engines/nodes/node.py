@@ -204,7 +204,7 @@ class Node:
                 if message["stacks"]:
                     self._fork_server.show_stacks()
                 return True
-            self._inbox.put(message)  # for `serve`
+            self._inbox.put(message)  # read by `serve`
             return message["do"] in ("bye", "gone")
         return False
 

@@ -62,7 +62,7 @@ class Channel:
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(GREETING_SECONDS)  # for sending; receiving has its own deadline
+        connection.settimeout(GREETING_SECONDS)  # limits sending; receiving has its own deadline
         self._connection = connection
         self._sending = threading.Lock()
         self._closing = threading.Event()

@@ -187,7 +187,7 @@ class StepHooks:
 
     def _backward(self, original: Callable[..., Any], tensors: Any, *rest: Any, **more: Any) -> Any:
         if self._in_backward or threading.get_ident() != self._thread:
-            return original(tensors, *rest, **more)  # of a checkpoint, or beside the training
+            return original(tensors, *rest, **more)  # a checkpoint's, or beside the training
         self._note_time()
         first = tensors if isinstance(tensors, Tensor) else next(iter(tensors), None)
         if self._recorder is None and isinstance(first, Tensor):

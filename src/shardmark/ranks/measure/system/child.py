@@ -32,7 +32,7 @@ def run_module(module: str, *arguments: str, title: str, limit_seconds: float) -
         raise ShardmarkError(f"{title} did not finish within {limit_seconds:.0f} s") from None
     finally:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # with its own child processes
+            os.killpg(process.pid, signal.SIGKILL)  # its child processes, too
         process.communicate()
     if process.returncode:
         last = stderr.strip().splitlines()[-1:] or [

@@ -70,8 +70,8 @@ class Zero(Strategy):
     fp32.  `autocast` is what `ddp` does.  null: `native` in bf16, `autocast` in fp16, for detection
     and in stage 0."""
     cpu_adam: bool = False
-    """With CPU offload: update by DeepSpeed's own Adam, compiled for the host's vector units, as it
-    recommends there, and not by torch's.  The first start compiles it, for a minute or more."""
+    """Update by DeepSpeed's Adam for the host's vector units, not by torch's, with CPU offload, as
+    DeepSpeed recommends.  The first start compiles it, for a minute or more."""
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         if self.mixed_precision is None and not options.casts_parameters:

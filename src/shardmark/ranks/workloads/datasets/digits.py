@@ -51,7 +51,7 @@ def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa
         validation=validation,
         classes=tuple("0123456789"),
         image_size=size,
-        mean=(0.306, 0.306, 0.306),  # of the training images at 32 x 32
+        mean=(0.306, 0.306, 0.306),  # values of the training images at 32 x 32
         std=(0.324, 0.324, 0.324),
     )
 

@@ -54,7 +54,7 @@ def test_one_repeat_decides_nothing(tmp_path: Path) -> None:
 
 
 def test_early_stopping_keeps_the_error_rate_of_verdicts() -> None:
-    """Of rows that do not differ: at most 5 % of the tables, and two standard errors."""
+    """Verdicts on equal rows stand in at most 5 % of the tables, and two standard errors."""
     draw = random.Random(0)
     tables, wrong = 100, 0
     for _ in range(tables):

@@ -112,7 +112,7 @@ def test_selection_has_state_and_ties(
 
 
 def test_noisy_row_does_not_hide_other_differences() -> None:
-    """Its noise is no reason to doubt a difference that the two rows' own repeats show."""
+    """The noise of a third row is no reason to doubt a difference that two rows' repeats show."""
     draw = random.Random(0)
     quiet = [
         [rate * draw.lognormvariate(0, 0.02) for _ in range(3)]

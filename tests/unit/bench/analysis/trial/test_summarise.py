@@ -24,7 +24,7 @@ from tests.unit.bench.analysis.trial.trials import (
 OF_DETECTORS = {"map", "map_50", "map_75", "mask_map", "mask_map_50", "mask_map_75"}
 OF_LANGUAGE = {"tokens_per_second", "tokens_per_second_per_rank", "bits_per_byte", "perplexity"}
 NOT_OF_IT = {"accuracy_top5"} | OF_DETECTORS | OF_LANGUAGE
-"""What the evaluation of `trials` does not give."""
+"""Metrics that the evaluation of `trials` does not have."""
 OF_COMPILING = {"compile_seconds", "recompilations"}
 OF_SERVERS = {metric.name for metric in METRICS.values() if metric.group == "servers"}
 

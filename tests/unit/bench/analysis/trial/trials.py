@@ -109,7 +109,7 @@ def step_lines(ranks: int = 2, steps: int = STEPS) -> list[dict[str, object]]:
 
 
 def sample_lines(ranks: int = 2, gpus: Sequence[str] = ()) -> list[dict[str, object]]:
-    """One a second from 1000 to 1039; every counter rises evenly."""
+    """Samples of each second from 1000 to 1039; every counter rises evenly."""
     return [
         {
             "at_seconds": 1000.0 + second,

@@ -36,7 +36,7 @@ ONLY_WHERE_GIVEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell; a sequence holds one value a repeat."""
+    """Measurements of a cell; a sequence has a value for each repeat."""
 
     strategy: str
     world_size: int

@@ -69,7 +69,7 @@ def test_one_repeat_is_provisional(tmp_path: Path) -> None:
 
 
 def test_one_repeat_in_common_is_provisional(tmp_path: Path) -> None:
-    """As an interrupted run leaves it: each has several, and no pair has two."""
+    """Rows of an interrupted run: each has several repeats, and no pair has two in common."""
     cells = [SINGLE, replace(DDP, disturbed=(1, 2)), replace(FSDP, disturbed=(0, 1))]
     caution = answers(compared(tmp_path, cells))[1]
     assert caution.text.startswith("Provisional: ")

@@ -27,7 +27,7 @@ CLUSTER_KEYS = {
     *("num_processes", "machine_rank", "num_machines", "main_training_function", "rdzv_backend"),
     *("fsdp_config", "deepspeed_config", "parallelism_config"),
 }
-"""Of accelerate's `ClusterConfig`, which refuses any other key."""
+"""Keys of accelerate's `ClusterConfig`, which refuses any other."""
 OF_ONE_MACHINE = ("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA",
                   "NCCL_TOPO_FILE", "OMP_PROC_BIND", "OPENBLAS_NUM_THREADS")  # fmt: skip
 
@@ -298,7 +298,7 @@ def test_strategies_without_a_launcher_form_are_refused(
 def test_compression_has_a_note(
     tmp_path: Path, compress: str, hook: dict[str, str], note: str
 ) -> None:
-    """As Accelerate's DistributedDataParallelKwargs take it, and as a call of torch's."""
+    """The note is for Accelerate's DistributedDataParallelKwargs, and a call of torch's."""
     strategy = f"matrix.strategy=[{{name: ddp, compress: {compress}}}]"
     files = exported(tmp_path, "accelerate", "ddp", strategy)
     assert hook.items() <= files["settings.json"]["arguments"].items()

@@ -1,4 +1,4 @@
-"""What a tracker holds of one trial, read back by the tracker's own reader."""
+"""The content of a tracker for one trial, read back by the tracker's own reader."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def read_records(path: Path) -> Iterator[Any]:
 
 
 class WandbRun:
-    """What one offline run holds."""
+    """The content of an offline run."""
 
     def __init__(self, folder: Path) -> None:
         (path,) = folder.glob("run-*.wandb")

@@ -406,7 +406,7 @@ def test_an_interface_has_the_same_style_in_every_panel(
 
 
 def test_each_rank_has_a_running_median_over_its_readings(tmp_path: Path) -> None:
-    """One reading in 30 is far away: the faint line has it, the median does not."""
+    """A reading in 30 is an outlier: the faint line has it, the median does not."""
     seconds = [number / 5 for number in range(30)]
     threads = {2.0: 99, 20.0: 50}  # 20 s are after the training
     samples = [

@@ -213,7 +213,7 @@ def test_series_differ_in_more_than_colour() -> None:
 
 
 def test_a_long_name_of_a_bar_has_two_lines() -> None:
-    """Its end tells the rows of a strategy apart."""
+    """The end of the name tells the rows of a strategy apart."""
     names = ("ps-bounded (staleness=3), 2+1 ranks: server", "ddp, 2 ranks")
     bars = [Series(name=name, style=0, x=(name,), y=(2.0,)) for name in names]
     (drawing,) = draw([figure_of(line_panel(*bars, kind="bars"))])

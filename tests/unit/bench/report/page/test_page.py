@@ -187,7 +187,7 @@ def test_the_command_writes_page_and_figures(
 
 
 def test_an_anonymous_page_names_no_machine_no_user_and_no_path(tmp_path: Path) -> None:
-    """In text, in attributes and in JSON; what looks like a path and is none stays."""
+    """Text, attributes and JSON are cleaned; what only looks like a path stays."""
     reason = (
         "alice's '/home/alice/data/set.pt' is missing on gpu-7 "
         'File "/home/alice/code/train.py", line 3; 12 samples/s, text/html, gpu-70'

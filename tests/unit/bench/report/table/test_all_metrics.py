@@ -1,4 +1,4 @@
-"""One table of all metrics, with a column for each row."""
+"""The table of all metrics has a column for each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said below the table: short, cautions first, and only where it is due."""
+"""Notes below the table are short, have cautions first, and appear only where they are due."""
 
 from __future__ import annotations
 

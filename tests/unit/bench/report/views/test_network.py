@@ -171,7 +171,7 @@ def later(rank: RankRecord, seconds: float) -> RankRecord:
 
 
 def two_nodes(folder: Path, *, ahead_seconds: float = 0.0) -> Comparison:
-    """One trial of three ranks: two on the first node, which sends, and one on the second.
+    """A trial of three ranks: two on the first node, which sends, and one on the second.
 
     The second node's clock may be ahead.
     """
@@ -220,7 +220,7 @@ def test_interfaces_of_several_nodes_are_separate_rows(nodes: Comparison) -> Non
 
 
 def test_bursts_have_a_peak(tmp_path: Path) -> None:
-    """All bytes of the windows in a half of a second."""
+    """The windows send all of their bytes within half a second."""
     _, traffic = on_loopback(tmp_path, TIMES, lambda at: 1000 * min(max(at - 2, 0), 0.5))
     (each,) = traffic.interfaces
     assert each.sent.mean_bytes_per_second == pytest.approx(500 / SECONDS)
@@ -255,7 +255,7 @@ def test_few_samples_give_no_peak_and_an_early_end_no_bytes(tmp_path: Path) -> N
 
 
 def test_a_node_s_clock_may_be_wrong(tmp_path: Path) -> None:
-    """Its samples are cut to the windows of its own ranks, which that clock timed as well."""
+    """The node's samples are cut to the windows of its ranks, which the same clock timed."""
     traffic = traffic_of(two_nodes(tmp_path / "two", ahead_seconds=1000.0).rows[0])
     assert not traffic.missing
     second = traffic.interfaces[2]

@@ -205,7 +205,7 @@ def test_the_answer_names_what_decides_a_noisy_cell(
 
 
 def test_changed_code_is_named() -> None:
-    """Where the environment is the same, the runs need not be."""
+    """Runs in the same environment may still differ."""
     sources = [{"task": SourceRecord(file="task.py", sha256=sha)} for sha in ("a", "b")]
     runs = [
         StoredRun(

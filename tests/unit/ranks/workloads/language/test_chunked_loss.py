@@ -56,7 +56,7 @@ def test_loss_and_gradients_are_those_of_all_logits(fields: dict[str, Any], chun
 
 
 def test_a_plan_stores_the_logits_of_one_piece() -> None:
-    """In fp32, with their gradient: two of them exist in the backward pass."""
+    """The logits are in fp32, with their gradient: the backward pass has two of them."""
     chosen = recipe()
     peaks = []
     for chunks in (1, 32):

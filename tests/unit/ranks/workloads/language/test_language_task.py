@@ -1,4 +1,4 @@
-"""What is predicted, what it weighs, and what the model makes of it."""
+"""Targets and weights of a language task, and the loss of its model."""
 
 from __future__ import annotations
 
