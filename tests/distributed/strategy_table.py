@@ -172,11 +172,13 @@ TWO_SERVERS: Options = {"name": "ps-sync", "ranks": 2, "servers": 2}
 
 
 Group = int | str
-"""A process group: its size, or the name of another one of two processes."""
+"""A process group: its size, or the name of another one."""
+VARIANTS: dict[Group, Group] = {2: "variants on 2", 4: "variants on 4"}
+"""Groups of the rows that the default run leaves out."""
 
 
 def processes_of(group: Group) -> int:
-    return group if isinstance(group, int) else 2
+    return group if isinstance(group, int) else 4 if group == VARIANTS[4] else 2
 
 
 class Row(NamedTuple):
@@ -599,7 +601,7 @@ PROBES: dict[Group, dict[str, Row]] = {
         "pp, untied": Row(PP, REPEATED, LARGE_GPT | UNTIED),
         "pp, zero bubble": Row(PP | ZERO_BUBBLE, UNCLIPPED, LARGE_GPT | DEEP),
     },
-    4: {
+    VARIANTS[4]: {
         "ddp": Row(DDP, {}, WIDE),
         "fsdp-hybrid": Row(HYBRID, {}, WIDE),
         "ddp, language": Row(DDP, UNCLIPPED, LARGE_GPT),
@@ -651,7 +653,7 @@ HELD: dict[Group, dict[str, Fractions]] = {
         "diloco, bf16 weights": (1, 0.5, 1),
         "pp, untied": (0.5, 0.5, 0.5),
     },
-    4: {
+    VARIANTS[4]: {
         "fsdp-hybrid": (0.5, 0.5, 0.5),
         "fsdp-tp": (0.25, 0.25, 0.25),
         "fsdp-tp-pp": (0.287, 0.287, 0.287),
@@ -743,6 +745,41 @@ REFUSED: dict[Group, dict[str, tuple[Row, tuple[str, ...]]]] = {
     },
 }
 """Rows that a strategy refuses, and facts that the message has."""
+
+EVERY_STRATEGY = {
+    *("fsdp, GPT, bf16", "fsdp-grad-op, GPT, bf16", "zero-1, GPT, bf16", "zero-2, GPT, bf16"),
+    *("zero-3, GPT, bf16", "ddp, GPT, bf16", "zro, GPT-2", "zero-0, GPT-2", "fsdp1, Llama"),
+    *(
+        "fsdp, LoRA",
+        "ddp, powersgd",
+        "ddp, no powersgd",
+        "local-sgd, sgd",
+        "diloco, adamw, clipped",
+    ),
+    *("diloco, first round discarded", "tp, tied", "tp, untied by mistake", "pp, tied"),
+    *("pp, tied weights not summed", "fsdp-hybrid", "fsdp-tp, tied", "ulysses, tied"),
+    *("fsdp-ulysses, tied", "ps-sync, GPT", "ps-async, one worker", "ddp-pp, tied"),
+    *("fsdp-pp, tied", "tp-pp, tied", "ulysses, heads", "ulysses, length", "ulysses, dropout"),
+    *SHIPPED,
+    *("local-sgd", "diloco", "ddp, language", "tp, again", "pp, untied"),
+    *("ddp, unused", "fsdp, scalar", "zero-3, unequal calls", "fsdp1, averaged", "tp, heads"),
+    *("tp, dropout", "tp, LoRA", "pp, chunked loss", "pp, batch norm", "pp, few layers"),
+}
+"""Rows of 2 and 4 ranks in the default run: each strategy, and faults and refusals of each kind."""
+
+
+def divide(table: dict[Group, Any]) -> None:
+    """Move the rows that the default run leaves out to groups of their own."""
+    for group in VARIANTS.keys() & table.keys():
+        rows = table[group]
+        table[group] = {name: row for name, row in rows.items() if name in EVERY_STRATEGY}
+        table[VARIANTS[group]] = {
+            name: row for name, row in rows.items() if name not in EVERY_STRATEGY
+        }
+
+
+for each in (ROWS, PROBES, HELD, REFUSED):
+    divide(each)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import shardmark.testing
+from shardmark.audit.script import audit_script
 from shardmark.base.errors import InputError
 from shardmark.cli import main
 from tests.json_fields import problems_of
 from tests.zoo.cases import CASES
+from tests.zoo.forked import start_forked
 
 (TOKEN_MEANS,) = (str(case.path) for case in CASES if case.script == "token_means")
 TORCHRUN = ("torchrun", "--nproc-per-node", "2")
@@ -34,11 +37,20 @@ def test_a_right_script_exits_with_0(capsys: pytest.CaptureFixture[str]) -> None
     assert audit["frameworks"] == ["DDP"]
 
 
+@pytest.fixture
+def _forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the ranks of a process that has imported torch, without their launcher."""
+    forked = partial(audit_script, start=start_forked)
+    monkeypatch.setattr("shardmark.audit.script.audit_script", forked)
+
+
+@pytest.mark.usefixtures("_forked_ranks")
 def test_an_assertion_holds_in_pytest() -> None:
     with pytest.raises(AssertionError, match="each rank averages over its own samples"):
         shardmark.testing.same_training(f"python {TOKEN_MEANS}")
 
 
+@pytest.mark.usefixtures("_forked_ranks")
 @pytest.mark.parametrize(
     ("script", "problem"),
     [
@@ -53,6 +65,7 @@ def test_a_script_that_does_not_train_is_refused(tmp_path: Path, script: str, pr
         shardmark.testing.same_training([*TORCHRUN, str(path)])
 
 
+@pytest.mark.usefixtures("_forked_ranks")
 @pytest.mark.parametrize(
     ("training", "reason"),
     [

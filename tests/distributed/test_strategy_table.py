@@ -37,6 +37,7 @@ from tests.distributed.strategy_table import (
     REFUSED,
     ROWS,
     UNCOUNTED,
+    VARIANTS,
     WIDE,
     WITH_BF16_WEIGHTS,
     Group,
@@ -48,8 +49,8 @@ from tests.distributed.strategy_table import (
 )
 
 JOIN_SECONDS = 600
-SLOW_GROUPS = ("recipes", "detection", 4, 8)
-"""Groups that the default run leaves out: those of other recipes, and of more than 2 ranks."""
+DEFAULT_GROUPS = (1, 2, 4)
+"""Groups of the default run, which have every strategy; the others have more of its options."""
 pytestmark = pytest.mark.timeout(JOIN_SECONDS + 60)
 
 Probes = list[dict[str, Probed]]
@@ -113,7 +114,7 @@ def groups(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Groups:
 
 def names_of(table: Any) -> pytest.MarkDecorator:
     names = [
-        pytest.param(group, name, marks=[pytest.mark.slow] if group in SLOW_GROUPS else [])
+        pytest.param(group, name, marks=[] if group in DEFAULT_GROUPS else [pytest.mark.slow])
         for group, rows in table.items()
         for name in rows
     ]
@@ -196,19 +197,23 @@ def test_proposals_of_a_detector_are_drawn_alike(
 def test_a_rank_holds_its_fraction_of_the_state(groups: Groups, group: Group, name: str) -> None:
     _, probes, _ = groups(group)
     full = "ddp" if PROBES[group][name].model == WIDE else "ddp, language"
+    _, (first, *_), _ = groups(group if full in PROBES[group] else 2)
     largest = [max(of) for of in zip(*(rank[name].held for rank in probes), strict=True)]
-    for held, of, fraction in zip(largest, probes[0][full].held, HELD[group][name], strict=True):
+    for held, of, fraction in zip(largest, first[full].held, HELD[group][name], strict=True):
         assert fraction is None or held / of == pytest.approx(fraction, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["ddp", "zro", "fsdp", "fsdp1", "zero-1", "zero-2"])
-@pytest.mark.parametrize("weights", ["", ", bf16 weights"])
+@pytest.mark.parametrize(
+    ("group", "weights"),
+    [(2, ""), pytest.param(VARIANTS[2], ", bf16 weights", marks=pytest.mark.slow)],
+)
 def test_the_state_is_that_of_the_cost_model(
-    groups: Groups, folder: Path, name: str, weights: str
+    groups: Groups, folder: Path, name: str, group: Group, weights: str
 ) -> None:
     """Parameters and optimizer state of the largest rank; DeepSpeed pads them."""
-    _, probes, _ = groups(2)
-    trial = case_of(folder, PROBES[2][name + weights], 2).trial
+    _, probes, _ = groups(group)
+    trial = case_of(folder, PROBES[group][name + weights], group).trial
     profile = trace(build_workload(WIDE, seed=3), trial.recipe, device_type="cpu")
     needed = rank_memory(profile, trial.built_strategy, trial.recipe, 2, device_type="cpu")
     held = [max(of) for of in zip(*(rank[name + weights].held for rank in probes), strict=True)]
@@ -216,16 +221,17 @@ def test_the_state_is_that_of_the_cost_model(
     assert held[2] == pytest.approx(needed.optimizer_state, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_BF16_WEIGHTS)
 def test_bf16_weights_halve_every_message(groups: Groups, name: str) -> None:
     """DeepSpeed's as well, which the cost model counts as they are on a GPU."""
-    _, probes, _ = groups(2)
-    for rank in probes:
-        wide, narrow = (
-            sum(record.payload_bytes for record in rank[row].collectives.values())
-            for row in (name, f"{name}, bf16 weights")
+    (_, wide, _), (_, narrow, _) = groups(2), groups(VARIANTS[2])
+    for in_fp32, in_bf16 in zip(wide, narrow, strict=True):
+        sent, halved = (
+            sum(record.payload_bytes for record in probe.collectives.values())
+            for probe in (in_fp32[name], in_bf16[f"{name}, bf16 weights"])
         )
-        assert narrow / wide == pytest.approx(0.5, rel=1e-3)
+        assert halved / sent == pytest.approx(0.5, rel=1e-3)
 
 
 @names_of(
@@ -290,12 +296,13 @@ def test_collectives_have_the_phase_that_the_definition_gives(
 @pytest.mark.slow
 def test_ulysses_saves_the_activations_of_its_part(groups: Groups) -> None:
     """A rank of `ddp` has as many tokens: a quarter of the samples."""
-    _, (first, *_), _ = groups(4)
+    _, (first, *_), _ = groups(VARIANTS[4])
     assert 0 < first["ulysses"].saved_bytes < 1.1 * first["ddp, language"].saved_bytes
 
 
-def test_pipelines_draw_nothing_outside_their_schedule(groups: Groups) -> None:
-    _, probes, _ = groups(2)
+@pytest.mark.parametrize("group", [2, pytest.param(VARIANTS[2], marks=pytest.mark.slow)])
+def test_pipelines_draw_nothing_outside_their_schedule(groups: Groups, group: Group) -> None:
+    _, probes, _ = groups(group)
     moved = {name for rank in probes for name, of in rank.items() if of.draws_moved}
     assert not [name for name in moved if name.startswith("pp")]
 
