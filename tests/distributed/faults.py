@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+from shardmark.base.layout import Shard
 from shardmark.base.recipe import Recipe
-from shardmark.base.shares import Shard
 from shardmark.extras.detection.batch import DetectionBatch
 from shardmark.extras.detection.proposals import PictureSampler
 from shardmark.ranks.measure.step.recorder import Spans

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.strategies.base import RankContext, TrainingGroup
 from shardmark.ranks.strategies.layers.sequences import SequenceWorker
 from shardmark.ranks.strategies.replicas import DistributedReplicas

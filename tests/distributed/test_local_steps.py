@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import RankContext, Server

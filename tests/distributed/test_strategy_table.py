@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
 from shardmark.ranks.measure.memory.tensors import live_tensor_bytes, storage_bytes

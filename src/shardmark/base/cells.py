@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardmark.base.masking import masked_commands
-from shardmark.base.text import canonical
+from shardmark.base.text import canonical, counted
 
 DEFAULT_BASELINE = "single"
 NODES = "placement.nodes"
@@ -19,7 +19,7 @@ def title_of(key: str) -> str:
 
 
 def ranks_and_nodes(world_size: int, nodes: int) -> str:
-    ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+    ranks = counted(world_size, "rank")
     return ranks if nodes == 1 else f"{ranks} of {nodes} nodes"
 
 

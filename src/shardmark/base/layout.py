@@ -10,7 +10,22 @@ from typing import NamedTuple
 from pydantic import Field
 
 from shardmark.base.recipe import Model
-from shardmark.base.shares import Shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """A share of every global batch: slice `index` of `count` equal slices."""
+
+    index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShard:
+    """The samples that a rank processes in one step: a share of that step's global batch."""
+
+    step: int
+    shard: Shard
 
 
 class Mesh(Model):

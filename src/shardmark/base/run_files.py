@@ -25,6 +25,17 @@ SAMPLES_FILE = "samples.jsonl"
   slowed the CPU)
 
 A value that the system does not report is null."""
+NVLINK = "nvlink"
+"""Name that stands, among the interfaces, for all NVLinks of the devices in use."""
+CLOCK_LIMITS = {
+    0x08: "the hardware slowed it down",
+    0x20: "too hot, by the driver",
+    0x40: "too hot, by the hardware",
+    0x80: "the power supply's brake",
+}
+"""Bits of `clock_limits` (NVML's clocks event reasons) that a well-cooled device never has.
+
+The power cap, 0x04, is not among them: a busy device normally reaches it."""
 
 LOG_FILE = "log.txt"
 TRIAL_FILE = "trial.json"

@@ -25,15 +25,11 @@ def storing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        inside = error.filename is not None and _is_below(error.filename, folder)
+        name = None if error.filename is None else Path(str(error.filename)).absolute()
+        inside = name is not None and name.is_relative_to(folder.absolute())
         if error.errno in FULL or (error.errno in REMEDIES and inside):
             raise storage_error(Path(error.filename or folder), error, "used") from error
         raise
-
-
-def _is_below(name: object, folder: Path) -> bool:
-    absolute = Path(str(name)).absolute()
-    return absolute.is_relative_to(folder.absolute())
 
 
 def storage_error(path: Path, error: OSError, operation: str = "written") -> StorageError:

@@ -52,6 +52,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def listed(texts: Sequence[str], conjunction: str = "and", most: int = 3) -> str:
+    """Return `a, b and c`; for a longer list the first ones and the number of the others."""
+    shown = [*texts[: most - 1], f"{len(texts) - most + 1} more"] if len(texts) > most else texts
+    if len(shown) == 1:
+        return shown[0]
+    return f"{', '.join(shown[:-1])} {conjunction} {shown[-1]}"
+
+
 def say(*lines: str, error: bool = False) -> None:
     """Print each text on one line, without control characters, to standard output or error."""
     _write("".join(f"{one_line(line)}\n" for line in lines), error=error)

@@ -11,7 +11,6 @@ from shardmark.base.errors import InputError
 from shardmark.base.table.formats import Format
 from shardmark.base.text import say, say_text, terminal_width
 from shardmark.cli.arguments import Baseline, Runs
-from shardmark.cli.stored_runs import load_runs
 
 if TYPE_CHECKING:
     from shardmark.base.results.store import Damaged, StoredRun
@@ -102,6 +101,8 @@ def compare(
         "--baseline": baseline is not None and (regression or form is not Format.CSV),
     }
     table_only = [option for option, is_set in table_options.items() if is_set]
+    from shardmark.base.results.store import load_runs
+
     if regression:
         _refuse_table_options(table_only, "--regression")
         percent = threshold or DEFAULT_THRESHOLD_PERCENT

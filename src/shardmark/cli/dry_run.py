@@ -13,7 +13,7 @@ from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import RunFolder, is_run, load_run
-from shardmark.base.text import render_json, say, say_text
+from shardmark.base.text import counted, listed, render_json, say, say_text
 from shardmark.bench.launch.engines import submission
 from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
@@ -21,7 +21,6 @@ from shardmark.bench.launch.input_checks import check_plan, check_schedules, ref
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.trial_queue import runs_again
 from shardmark.bench.progress.lines import shown
-from shardmark.bench.report.answers.wording import listed
 from shardmark.cli.arguments import TextOrJson
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import Plan
@@ -128,7 +127,7 @@ def _trial_lines(
     trials = f"{len(certain)}{most} trial{'' if count == 1 else 's'}"
     done = sum(trial.id in finished for trial in plan.with_twin)
     state = f", {done} finished" if results else ""
-    yield f"{trials}{state}, {_counted(len(plan.left_out), 'cell')} left out"
+    yield f"{trials}{state}, {counted(len(plan.left_out), 'cell')} left out"
 
 
 def _row(number: int, trial: Trial) -> list[str]:
@@ -138,7 +137,7 @@ def _row(number: int, trial: Trial) -> list[str]:
         f"{number:4d}",
         trial.id,
         trial.strategy.name,
-        _counted(trial.world_size, "rank"),
+        counted(trial.world_size, "rank"),
         trial.repeat_title,
         GAP.join(f"{key}={' '.join(shown(value).split())}" for key, value in varied.items()),
     ]
@@ -150,7 +149,7 @@ def _duration_lines(plan: Plan) -> list[str]:
     for trial in plan.trials:
         warmup_seconds, window_seconds = trial.least_seconds
         if warmup_seconds:
-            steps = _counted(trial.measure.warmup_steps, "step")
+            steps = counted(trial.measure.warmup_steps, "step")
             lines[f"warm-up: at least {steps} and {warmup_seconds:g} s"] = None
         if window_seconds:
             added = "if the recipe is shorter, steps are added after its end"
@@ -172,9 +171,5 @@ def _unavailable_lines(plan: Plan, this_machine: Machine | None) -> Iterator[str
             titles[reason].append(trial.title)
     for reason, trials in titles.items():
         verb = "is" if len(trials) == 1 else "are"
-        count = f"{_counted(len(trials), 'trial')} {verb} recorded as unavailable here"
+        count = f"{counted(len(trials), 'trial')} {verb} recorded as unavailable here"
         yield f"{count}: {reason} ({listed([*dict.fromkeys(trials)])})"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,6 @@ import typer
 from shardmark.base.errors import InputError
 from shardmark.base.text import say
 from shardmark.cli.arguments import Runs, path_of
-from shardmark.cli.stored_runs import load_runs
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
 DATABRICKS = "databricks"
@@ -71,6 +70,7 @@ def export(
     ] = None,
 ) -> None:
     """Export runs to a tracker or to tables, or one trial to a launch command."""
+    from shardmark.base.results.store import load_runs
     from shardmark.bench.report.export import export_runs
     from shardmark.bench.report.export.launch import LAUNCHERS, export_launch
 

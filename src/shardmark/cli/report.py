@@ -9,7 +9,6 @@ import typer
 
 from shardmark.base.text import say
 from shardmark.cli.arguments import Baseline, Runs, path_of
-from shardmark.cli.stored_runs import load_runs
 
 
 def report(
@@ -55,6 +54,7 @@ def report(
     ] = None,
 ) -> None:
     """Write a self-contained, interactive page about one or more runs, and its figures."""
+    from shardmark.base.results.store import load_runs
     from shardmark.bench.analysis.compare.comparison import compare
     from shardmark.bench.report.page.page import default_out, study_part, write_report
 

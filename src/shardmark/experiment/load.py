@@ -327,7 +327,10 @@ def _read(source: str) -> tuple[str, str]:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        raise _missing(source) from None
+        names = preset_names()
+        near = nearest(Path(source).stem, names, count=3)
+        allowed = f"allowed is a file or one of the presets {', '.join(names)}{near}"
+        raise InputError(source, "no such file, and no such preset", allowed) from None
     except IsADirectoryError:
         inside = path / "experiment.yaml"
         allowed = f"its experiment is {inside}" if inside.is_file() else "allowed is a YAML file"
@@ -341,10 +344,3 @@ def _read(source: str) -> tuple[str, str]:
         return source, content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(source, "not UTF-8 text", "allowed is an experiment in YAML") from None
-
-
-def _missing(source: str) -> InputError:
-    names = preset_names()
-    near = nearest(Path(source).stem, names, count=3)
-    allowed = f"allowed is a file or one of the presets {', '.join(names)}{near}"
-    return InputError(source, "no such file, and no such preset", allowed)

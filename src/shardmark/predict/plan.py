@@ -11,6 +11,7 @@ from typing import Any, Literal
 from shardmark.base.cells import ranks_and_nodes, title_of
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
 from shardmark.base.machine import Machine
+from shardmark.base.ranking import Question, Ranking
 from shardmark.base.recipe import MAX_RANKS, Recipe
 from shardmark.base.text import as_text, with_options
 from shardmark.experiment.experiment import Experiment
@@ -40,7 +41,6 @@ COMPARED_WORK = {"tokens": 1e9, "samples": 1e6}
 PEAK_ERROR = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
 FP8 = "fp8 in products of blocks, else bf16"
-Question = Literal["fastest", "memory", "cost"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,22 +183,6 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    question: Question
-    row: Prediction
-    """The best row; among ties one that trains as a single device does."""
-    rivals: tuple[Prediction, ...]
-    """Best rows of the other strategies, the next best first."""
-    work: float | None = None
-    """Tokens or samples that the cost is for; None for those of the recipe."""
-
-    @property
-    def exact(self) -> Prediction | None:
-        """The best strategy that trains as one device would."""
-        return next((row for row in (self.row, *self.rivals) if not row.own_mathematics), None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The predictions for an experiment on one or several kinds of machines."""
 
@@ -231,12 +215,12 @@ class Plan:
         return self.assumed is not None
 
     @property
-    def best(self) -> tuple[Best, ...]:
+    def best(self) -> tuple[Ranking[Prediction], ...]:
         """The best rows for speed, memory and cost among those that fit."""
         predicted = [row for row in self.rows if row.time is not None]
         fitting = [row for row in predicted if row.fit == "yes"]
         fitting = fitting or [row for row in predicted if row.fits]
-        return tuple(_best(question, fitting, self.work) for question in COSTS if fitting)
+        return tuple(_ranking(question, fitting) for question in COSTS if fitting)
 
     @property
     def by_task(self) -> tuple[Plan, ...]:
@@ -278,7 +262,8 @@ TIE = 0.01
 """Relative difference of predictions that decides nothing: their errors are larger."""
 
 
-def _best(question: Question, rows: Sequence[Prediction], work: float | None) -> Best:
+def _ranking(question: Question, rows: Sequence[Prediction]) -> Ranking[Prediction]:
+    """Rank the strategies by their best rows; among ties one that trains as a single device."""
     by_label: dict[tuple[str, str | None], Prediction] = {}
     for row in sorted(rows, key=COSTS[question]):
         by_label.setdefault((row.label, row.on), row)
@@ -286,8 +271,22 @@ def _best(question: Question, rows: Sequence[Prediction], work: float | None) ->
     limit = (1 + TIE) * COSTS[question](ordered[0])
     tied = (row for row in ordered if COSTS[question](row) <= limit and not row.own_mathematics)
     first = next(tied, ordered[0])
-    rivals = [row for row in ordered if row is not first]
-    return Best(question=question, row=first, rivals=tuple(rivals), work=work)
+    return ranking_of(question, first, [row for row in ordered if row is not first])
+
+
+def ranking_of(
+    question: Question, best: Prediction, rivals: Sequence[Prediction]
+) -> Ranking[Prediction]:
+    """Rank rivals within the error of the best row's prediction as close."""
+    limit = (1 + best.error_fraction(question)) * COSTS[question](best)
+    close = tuple(rival for rival in rivals if COSTS[question](rival) <= limit)
+    return Ranking(
+        question=question,
+        row=best,
+        rivals=tuple(rivals),
+        close=close,
+        reason="tie" if close else "shown" if rivals else "alone",
+    )
 
 
 def _seconds_of_work(row: Prediction) -> float:
@@ -482,7 +481,7 @@ def _channels_last_notes(
 ) -> Iterator[str]:
     """Yield what channels_last would change for the fastest strategy, if it is not chosen."""
     fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
-    fastest = _best("fastest", fitting, None).row if fitting else None
+    fastest = _ranking("fastest", fitting).row if fitting else None
     for planner in planners:
         recipe = planner.cell.recipe
         if fastest is None or recipe.channels_last or str(planner.cell.strategy) != fastest.label:

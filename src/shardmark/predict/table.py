@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from math import inf
@@ -12,6 +12,7 @@ from typing import Any
 from shardmark.base.cells import title_of
 from shardmark.base.durations import duration
 from shardmark.base.layout import Mesh
+from shardmark.base.ranking import Question, Ranking
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.formats import Format, records, render_points, render_tables
 from shardmark.base.table.table import (
@@ -27,15 +28,13 @@ from shardmark.base.table.table import (
     number,
     table_of,
 )
-from shardmark.base.text import as_text, render_json, with_options
-from shardmark.bench.report.answers.wording import listed
+from shardmark.base.text import as_text, counted, listed, render_json, with_options
 from shardmark.predict.memory import RankMemory
-from shardmark.predict.plan import COSTS, HOUR_SECONDS, Best, Plan, Prediction
+from shardmark.predict.plan import COSTS, HOUR_SECONDS, Plan, Prediction
 from shardmark.predict.remedies import Remedy
 from shardmark.predict.search.search import Candidate, Search
 from shardmark.predict.when.view import planned_tables
 
-QUESTIONS = {"fastest": "Fastest", "memory": "Least memory", "cost": "Cheapest"}
 MOST_ROWS = 12
 """Largest number of cells that are all shown."""
 
@@ -91,11 +90,11 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     answers = [
         {
             "question": best.question,
-            "decided": decided(best),
+            "decided": best.decided,
             "strategy": best.row.strategy,
             "nodes": best.row.nodes,
             "ranks": best.row.ranks,
-            "text": text_of(best),
+            "text": text_of(best, part.work),
             "task": best.row.task,
         }
         for part in plan.by_task
@@ -116,44 +115,33 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def decided(best: Best) -> bool:
-    """Return True if the next best strategy is worse by more than the predictions' error."""
-    return not _close(best)
-
-
-def _close(best: Best) -> list[Prediction]:
-    cost = COSTS[best.question]
-    margin = best.row.error_fraction(best.question)
-    return [rival for rival in best.rivals if cost(rival) <= (1 + margin) * cost(best.row)]
-
-
-def text_of(best: Best) -> str:
+def text_of(best: Ranking[Prediction], work: float | None) -> str:
     """Return an answer in sentences, with close rivals and deviating training."""
-    row, exact = best.row, best.exact
-    text = brief_text_of(best)
+    row, figure = best.row, _figure_of(best.question, work)
+    text = _brief_text(best, figure(row))
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
+        exact = next((rival for rival in best.rivals if not rival.own_mathematics), None)
         if exact is not None:
-            figure = _figure_of(best)(exact)
-            text += f" Training as one device would: {exact.place}, {figure}."
+            text += f" Training as one device would: {exact.place}, {figure(exact)}."
     return text
 
 
-def brief_text_of(best: Best, figure: str | None = None) -> str:
-    """Return an answer with close rivals, with another figure if one is given."""
-    figure = _figure_of(best)(best.row) if figure is None else figure
+def _brief_text(best: Ranking[Prediction], figure: str) -> str:
+    """Return an answer with close rivals."""
     doubt = " if its memory suffices (tight)" if best.row.fit == "tight" else ""
-    text = f"{QUESTIONS[best.question]}: {best.row.place}{doubt}, {figure}."
-    if close := [_rival(rival) for rival in _close(best)]:
-        text += f" Too close to tell from {listed(close)}."
-    return text
+    close = [row.label if row.on is None else f"{row.label} on {row.on}" for row in best.close]
+    return best.text(f"{best.row.place}{doubt}", figure, close, in_sentences=True)
 
 
-def _figure_of(best: Best) -> Callable[[Prediction], str]:
-    figures: dict[str, Callable[[Prediction], str]]
-    cost = partial(_cost_text, work=best.work)
-    figures = {"fastest": _speed_text, "memory": _memory_text, "cost": cost}
-    return figures[best.question]
+def _figure_of(question: Question, work: float | None) -> Callable[[Prediction], str]:
+    figures: Mapping[Question, Callable[[Prediction], str]]
+    figures = {
+        "fastest": _speed_text,
+        "memory": _memory_text,
+        "cost": partial(_cost_text, work=work),
+    }
+    return figures[question]
 
 
 def _speed_text(row: Prediction) -> str:
@@ -177,10 +165,6 @@ def _cost_text(row: Prediction, work: float | None) -> str:
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
     return f"{number(hours)} GPU-hours for a million samples"
-
-
-def _rival(row: Prediction) -> str:
-    return row.label if row.on is None else f"{row.label} on {row.on}"
 
 
 def amount(work: float, unit: str) -> str:
@@ -208,9 +192,9 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         figure = _speed_text(row)
         if row.hours_for(plan.work or row.work) is not None and row.price_per_hour is not None:
             figure += f": {_cost_text(row, plan.work)}"
-        answers = [brief_text_of(fastest, figure)]
+        answers = [_brief_text(fastest, figure)]
         if cheapest.row is not row:
-            answers.append(brief_text_of(cheapest))
+            answers.append(_brief_text(cheapest, _cost_text(cheapest.row, plan.work)))
         yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
         task = (
@@ -455,7 +439,7 @@ def search_tables(plan: Plan) -> list[Table]:
         f" {search.seconds:.2f} s. Shown is the fastest, and what is slower in a tenth less memory."
         " Times have no interval: measure the few that you would use."
     ]
-    nodes = f"{search.nodes} node{'s' if search.nodes > 1 else ''}"
+    nodes = counted(search.nodes, "node")
     title = f"Best layouts of {search.ranks} ranks on {nodes} of {plan.on}"
     return [table_of(title, search.front, columns, notes)]
 

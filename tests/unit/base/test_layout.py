@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.layout import Fractions
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Fractions, Shard
 from shardmark.ranks.strategies import build_strategy
 
 WHOLE = (1.0, 1.0, 1.0)

@@ -32,7 +32,7 @@ from shardmark.base.results.files import (
 )
 from shardmark.base.results.fingerprint import FINGERPRINT_FILE, Fingerprint
 from shardmark.base.results.network import NETWORK_FILE
-from shardmark.base.results.runs_folder import LOCK_FILE, point_latest_to
+from shardmark.base.results.runs_folder import LOCK_FILE, latest_run, point_latest_to
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.verification import (
     LOGS_FOLDER,
@@ -385,6 +385,12 @@ def load_run(path: Path, *, verify: bool = False) -> StoredRun:
         raise InputError(str(path), problem, _runs_nearby(path))
     refuse_links(path)
     return RunFolder(path).read(verify=verify)
+
+
+def load_runs(runs: Sequence[Path] | None) -> list[StoredRun]:
+    """Load each folder once, or the latest run.  Raises `InputError` for a folder without a run."""
+    folders = {path.resolve(): path for path in runs or [latest_run()]}
+    return [load_run(path) for path in folders.values()]
 
 
 def refuse_links(folder: Path) -> None:

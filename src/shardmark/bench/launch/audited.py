@@ -27,6 +27,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
             listener.doing(f"auditing [{number}/{len(cells)}] {cell.title}")
             report = _audited(cell)
         same = cell.world_size == 1 or (None if isinstance(report, str) else report.same)
+        accepted = () if isinstance(report, str) else report.accepted
         yield Verdict(
             id=cell_of(cell),
             strategy=cell.strategy.name,
@@ -37,7 +38,7 @@ def audit_cells(cells: Sequence[Trial], listener: ProgressListener) -> Iterator[
             equivalent=same,
             checks=() if isinstance(report, str) else report.checks,
             cause=None if same else _cause(report),
-            mathematics=() if isinstance(report, str) else _accepted(report),
+            mathematics=tuple(finding.reason for finding in accepted),
             accept=cell.measure.accepted,
         )
 
@@ -58,10 +59,6 @@ def _audited(cell: Trial) -> AuditReport | str:
         )
     except InputError as error:
         return str(error)
-
-
-def _accepted(report: AuditReport) -> tuple[str, ...]:
-    return tuple(finding.reason for finding in report.accepted)
 
 
 def _cause(report: AuditReport | str) -> Cause:

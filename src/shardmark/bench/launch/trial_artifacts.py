@@ -183,7 +183,8 @@ def merge_samples(directory: Path) -> None:
 
 def merge_logs(directory: Path) -> None:
     """Merge the output of all ranks, and then the launchers', into one file with prefixed lines."""
-    by_rank = sorted((directory / LOGS).glob("*/*.log"), key=_rank_and_stream)
+    logs = (directory / LOGS).glob("*/*.log")
+    by_rank = sorted(logs, key=lambda log: (int(log.parent.name), log.stem))
     prefixes = {log: f"rank {log.parent.name} {log.stem}" for log in by_rank}
     for log in sorted(directory.glob("agent*.log")):
         node = log.stem.removeprefix("agent").replace(".node-", " of node ")
@@ -200,11 +201,6 @@ def _last_lines(log: Path) -> list[str]:
         file.seek(cut_bytes)
         lines = file.read(MAX_LOG_BYTES).decode(errors="replace").splitlines()
     return [f"(the first {cut_bytes:,} bytes are cut)", *lines] if cut_bytes else lines
-
-
-def _rank_and_stream(log: Path) -> tuple[int, str]:
-    """Sort key of a log file."""
-    return int(log.parent.name), log.stem
 
 
 def clear(directory: Path, *, keep: Iterable[str] = TRIAL_FILES) -> None:

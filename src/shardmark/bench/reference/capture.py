@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmark.base.evidence import PARTS, Array, Capture
+from shardmark.base.layout import Shard
 from shardmark.base.recipe import Recipe
 from shardmark.base.recipe import Schedule as RecipeSchedule
-from shardmark.base.shares import Shard
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies.base import RankContext, Server, Worker
 from shardmark.ranks.strategies.casting import lossless_copy

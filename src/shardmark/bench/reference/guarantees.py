@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from shardmark.base.checks import Check
 from shardmark.base.evidence import Capture, equal
+from shardmark.base.layout import Shard
 from shardmark.base.results.schema import ExchangeRecord, RankRecord
-from shardmark.base.shares import Shard
 from shardmark.ranks.train.record import weights_sha256
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import build_workload

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
 from shardmark.base.evidence import PARTS, Array, Capture, Tolerances
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.numerics import ONE_DEVICE, Numerics
 from shardmark.base.recipe import Recipe
-from shardmark.base.shares import Shard, StepShard
 from shardmark.bench.reference.capture import arrays, data_set_of, flat_state
 from shardmark.bench.reference.compare import QualityTolerances
 from shardmark.bench.reference.lockstep import Lockstep, OutOfStepError

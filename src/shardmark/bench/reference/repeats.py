@@ -9,8 +9,8 @@ import torch
 import torch.utils._pytree as pytree  # torch has no public one
 
 from shardmark.base.evidence import BLIND
+from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
-from shardmark.base.shares import Shard
 from shardmark.bench.reference.compare import nonfinite_step
 from shardmark.bench.reference.reference import Reference
 from shardmark.ranks.train.exchanged_group import world_of

@@ -13,8 +13,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from shardmark.base.checks import Check
 from shardmark.base.evidence import Array, Tolerances, equal, norm, worst_of
+from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
-from shardmark.base.shares import Shard
 from shardmark.base.text import one_line
 from shardmark.bench.reference.capture import arrays
 from shardmark.bench.reference.lockstep import generator_states, same_states

@@ -22,7 +22,7 @@ from shardmark.ranks.workloads.sampled_task import SampledTask
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from shardmark.base.shares import Shard
+    from shardmark.base.layout import Shard
     from shardmark.extras.detection.options import DetectionOptions
     from shardmark.ranks.workloads.base import Batch
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import ShardmarkError
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.results.schema import ExchangeRecord
-from shardmark.base.shares import Shard, StepShard
 from shardmark.extras.parameter_server.buckets import Bucket, Partition
 from shardmark.extras.parameter_server.messages import (
     Counts,

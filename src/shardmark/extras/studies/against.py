@@ -13,6 +13,7 @@ from shardmark.base.cells import DEFAULT_BASELINE, title_of
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.store import RunFolder
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
+from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.comparison import (
     Comparison,
     difference_between,
@@ -440,7 +441,7 @@ def _shared_cores(row: Row, base: Row) -> str:
     cores = _cpu_of(row).get("usable_cores")
     if row.world_size == base.world_size or cores is None or ranks <= cores * row.nodes:
         return ""
-    return f"{ranks} ranks share {cores} CPU core{'' if cores == 1 else 's'}"
+    return f"{ranks} ranks share {counted(cores, 'CPU core')}"
 
 
 def _cpu_of(row: Row) -> Mapping[str, Any]:
@@ -484,7 +485,7 @@ def _device_text(device: str, row: Row) -> str:
         return device
     cpu = _cpu_of(row)
     cores, model = cpu.get("usable_cores"), cpu.get("model")
-    text = "a CPU" if cores is None else f"{cores} CPU core{'' if cores == 1 else 's'}"
+    text = "a CPU" if cores is None else f"{counted(cores, 'CPU core')}"
     return f"{text} ({model})" if model else text
 
 

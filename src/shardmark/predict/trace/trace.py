@@ -26,9 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from shardmark.base.errors import InputError
-from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding, Shard
 from shardmark.base.recipe import Optimizer, Recipe, Weights
-from shardmark.base.shares import Shard
 from shardmark.base.traffic import (
     ELEMENT_BYTES,
     FROZEN_ELEMENT_BYTES,

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Generic, TypeVar
 
+from shardmark.base.ranking import Ranking
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.rows import Row, plain
-from shardmark.bench.analysis.compare.verdicts import METRIC
 from shardmark.predict.plan import Prediction
 
 PARAMETERS = "parameters"
 RANKS = "world_size"
-COMPARED = (METRIC, "peak_memory_bytes")
-"""Metrics by which strategies are compared: throughput and memory."""
 
 Result = TypeVar("Result", Row, Prediction)
 
@@ -103,8 +101,7 @@ class Point(Generic[Result]):
 class Rules(Generic[Result]):
     """The way to compare results by one metric."""
 
-    best: Callable[[Sequence[Result]], tuple[Result, Sequence[Result], bool] | None]
-    """Returns the best result, those that may be as good, and whether it is shown to be best."""
+    rank: Callable[[Sequence[Result]], Ranking[Result] | None]
     times_better: Callable[[Result, Result], Estimate | None]
     combined: Callable[[float, float], float]
     """Combines the half widths of two ratios: `math.hypot` if their errors are independent."""
@@ -155,12 +152,13 @@ def _best_ranges(
     best: dict[float, str] = {}
     shown: dict[float, bool] = {}
     for value in sorted({value for by_value in rows.values() for value in by_value}):
-        chosen = rules.best([by_value[value] for by_value in rows.values() if value in by_value])
-        if chosen is not None:
-            first, ties, shown[value] = chosen
+        ranking = rules.rank([by_value[value] for by_value in rows.values() if value in by_value])
+        if ranking is not None and ranking.reason != "disturbed":
+            shown[value] = ranking.decided
             previous = next(reversed(best.values()), None)
             # A lead ends where another strategy is shown to be better.
-            best[value] = next((x.label for x in ties if x.label == previous), first.label)
+            is_close = any(row.label == previous for row in ranking.close)
+            best[value] = previous if previous and is_close else ranking.row.label
     if min(len(best), len(rows), max(map(len, rows.values()))) < 2:
         return ()
 

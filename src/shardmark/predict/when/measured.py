@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from shardmark.bench.analysis.advise.groups import groups_of
-from shardmark.bench.analysis.advise.selection import select, times_better
+from shardmark.bench.analysis.advise.selection import QUESTIONS, select, times_better
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.predict.when.crossings import (
-    COMPARED,
     PARAMETERS,
     RANKS,
     Point,
@@ -30,11 +29,11 @@ def measured_lines(rows: Sequence[Row]) -> list[RangeLine]:
     sizes = sorted({row.world_size for row in candidates if row.label in distributed})
     rules = {
         metric: Rules(
-            best=partial(_best, metric=metric),
+            rank=partial(select, metric=metric),
             times_better=partial(times_better, metric=metric),
             combined=math.hypot,
         )
-        for metric in COMPARED
+        for metric in QUESTIONS
     }
     points = [
         _point(row, [row.world_size] if row.label in distributed or not sizes else sizes)
@@ -55,10 +54,3 @@ def _point(row: Row, ranks: Sequence[int]) -> Point[Row]:
         parameters=None if size is None else size.value,
         ranks=ranks,
     )
-
-
-def _best(rows: Sequence[Row], metric: str) -> tuple[Row, Sequence[Row], bool] | None:
-    chosen = select(rows, metric)
-    if chosen is None or chosen.state == "disturbed":
-        return None
-    return chosen.best, chosen.ties, chosen.decided

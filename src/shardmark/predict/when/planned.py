@@ -6,22 +6,22 @@ import operator
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from shardmark.base.ranking import Question, Ranking
 from shardmark.base.statistics.intervals import Estimate
-from shardmark.bench.analysis.compare.verdicts import METRIC
-from shardmark.predict.plan import COSTS, Prediction, Question
+from shardmark.bench.analysis.advise.selection import QUESTIONS
+from shardmark.predict.plan import COSTS, Prediction, ranking_of
 from shardmark.predict.when.crossings import RANKS, Point, RangeLine, Rules, lines_along
 
 
 def planned_lines(rows: Iterable[Prediction]) -> list[RangeLine]:
     """Return the lines of the strategies that fit."""
-    questions: dict[str, Question] = {METRIC: "fastest", "peak_memory_bytes": "memory"}
     rules = {
         metric: Rules(
-            best=partial(_best, question=question),
+            rank=partial(_ranking, question=question),
             times_better=partial(_times_better, question=question),
             combined=operator.add,  # an error of the prediction may be that of both
         )
-        for metric, question in questions.items()
+        for metric, question in QUESTIONS.items()
     }
     points = [
         Point(
@@ -37,14 +37,9 @@ def planned_lines(rows: Iterable[Prediction]) -> list[RangeLine]:
     return lines_along(points, rules)
 
 
-def _best(
-    rows: Sequence[Prediction], question: Question
-) -> tuple[Prediction, Sequence[Prediction], bool]:
-    """Return the best row; rows within the error of its prediction may be as good."""
-    first, *rivals = sorted(rows, key=COSTS[question])
-    error = first.error_fraction(question)
-    close = [row for row in rivals if _times_better(first, row, question).value <= 1 + error]
-    return first, close, not close
+def _ranking(rows: Sequence[Prediction], question: Question) -> Ranking[Prediction]:
+    best, *rivals = sorted(rows, key=COSTS[question])
+    return ranking_of(question, best, rivals)
 
 
 def _times_better(row: Prediction, other: Prediction, question: Question) -> Estimate:

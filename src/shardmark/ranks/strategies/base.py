@@ -11,10 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.base.layout import Fractions, Layout, data_parallel
+from shardmark.base.layout import Fractions, Layout, StepShard, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import ONE_DEVICE, Numerics
-from shardmark.base.shares import StepShard
 
 if TYPE_CHECKING:
     import torch

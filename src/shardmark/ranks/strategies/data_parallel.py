@@ -8,9 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.base.layout import Layout, RankLayout
+from shardmark.base.layout import Layout, RankLayout, Shard
 from shardmark.base.machine import Machine
-from shardmark.base.shares import Shard
 from shardmark.ranks.strategies.base import (
     RankContext,
     Strategy,

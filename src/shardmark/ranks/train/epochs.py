@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
-from shardmark.base.shares import Shard, StepShard
+from shardmark.base.layout import Shard, StepShard
 from shardmark.ranks.measure.memory.tensors import temporary_memory
 from shardmark.ranks.measure.step.recorder import Recorder
 from shardmark.ranks.strategies.base import Worker

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.strategies.base import Worker
 from shardmark.ranks.train.exchanged_group import one_rank
 from shardmark.ranks.train.record import Evaluation

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from shardmark.base.shares import StepShard
+from shardmark.base.layout import StepShard
 from shardmark.ranks.measure.step.recorder import Recorder
 from shardmark.ranks.strategies.base import Worker
 from shardmark.ranks.train.schedule import seed_step

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 
 from shardmark.base.errors import InputError
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.recipe import Recipe
 from shardmark.base.recipe import Schedule as RecipeSchedule
-from shardmark.base.shares import Shard, StepShard
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.base import BatchPlan, Workload
 from shardmark.ranks.workloads.model_building import seed_generators, user_function

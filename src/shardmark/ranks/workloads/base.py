@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+    from shardmark.base.layout import Shard, StepShard
     from shardmark.base.metrics import Better
-    from shardmark.base.shares import Shard, StepShard
 
 
 class Batch(Protocol):

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 import numpy as np
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.shares import StepShard
+from shardmark.base.layout import StepShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import ArrayLike, NDArray
 
-    from shardmark.base.shares import Shard
+    from shardmark.base.layout import Shard
     from shardmark.ranks.workloads.base import BatchPlan
 
 _STREAMS = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import nn
 
-    from shardmark.base.shares import Shard, StepShard
+    from shardmark.base.layout import Shard, StepShard
     from shardmark.ranks.workloads.options import WorkloadOptions
 
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from shardmark.base.evidence import BY_SHARE, Capture
-from shardmark.base.layout import Layout, RankLayout
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Layout, RankLayout, Shard
 from shardmark.bench.reference.capture import CAPTURE_FILE, capture_steps, read_capture
 from shardmark.ranks.strategies.step import EagerWorker
 from shardmark.ranks.trial import Trial

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.numerics import Casts, Numerics
-from shardmark.base.shares import Shard, StepShard
 from shardmark.bench.reference.reference import Hypothesis, Reference
 from shardmark.ranks.train.schedule import step_seed
 from shardmark.ranks.workloads.base import BatchPlan

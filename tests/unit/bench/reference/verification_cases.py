@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.evidence import Array, Capture, Tolerances
+from shardmark.base.layout import Shard
 from shardmark.base.recipe import Limits, Measure
 from shardmark.base.results.verification import Verdict
-from shardmark.base.shares import Shard
 from shardmark.bench.reference.compare import QualityTolerances
 from shardmark.bench.reference.reference import AS_DEFINED, Hypothesis, Noise, ReferenceRuns
 from shardmark.bench.reference.verdict import (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.extras.detection.annotated import EvaluatedPicture
 from shardmark.extras.detection.batch import DetectionBatch
 from shardmark.extras.detection.task import Detection

@@ -11,7 +11,7 @@ from scipy.special import chdtr
 from torch import Tensor
 from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.extras.detection.proposals import PictureSampler
 from shardmark.extras.detection.task import Detection
 from shardmark.ranks.workloads.base import BatchPlan

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardmark.base.shares import Shard, StepShard
+from shardmark.base.layout import Shard, StepShard
 from shardmark.ranks.measure.step.progress import (
     ProgressWriter,
     RankProgress,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shardmark.base.shares import Shard, StepShard
+from shardmark.base.layout import Shard, StepShard
 from shardmark.ranks.measure.step.recorder import Recorder
 from shardmark.ranks.train.loop import LoopOptions, SlowRank, train
 from shardmark.ranks.train.schedule import step_seed

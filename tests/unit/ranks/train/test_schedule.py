@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shardmark.base.errors import InputError
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.recipe import Limits, Measure
-from shardmark.base.shares import Shard, StepShard
 from shardmark.ranks.train.schedule import (
     Schedule,
     learning_rate_of,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardmark.base.shares import Shard, StepShard
+from shardmark.base.layout import Shard, StepShard
 from shardmark.ranks.measure.step.recorder import Recorder, Spans
 from shardmark.ranks.strategies.base import TrainingGroup
 from shardmark.ranks.train.epochs import Training

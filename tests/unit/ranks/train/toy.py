@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from shardmark.base.layout import Shard, StepShard
 from shardmark.base.recipe import Recipe
-from shardmark.base.shares import Shard, StepShard
 from shardmark.ranks.measure.step.recorder import NoSpans, Spans
 from shardmark.ranks.strategies.base import HeldState, RankContext, Worker
 from shardmark.ranks.workloads.base import Batch, BatchPlan, LossSum, Workload

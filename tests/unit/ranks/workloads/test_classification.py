@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.workloads.base import BatchPlan
 from shardmark.ranks.workloads.order import epoch_order
 from shardmark.ranks.workloads.vision.options import ClassificationOptions

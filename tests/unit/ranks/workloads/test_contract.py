@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardmark.base.errors import InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.base import Batch, BatchPlan, Workload
 from tests.unit.extras.detection import detection_data

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from shardmark.base.errors import DataError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.base import BatchPlan
 from shardmark.ranks.workloads.vision.options import ClassificationOptions

@@ -18,7 +18,7 @@ import torch
 from pydantic import ValidationError
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.workloads import build_workload, check_data, data_paths, options
 from shardmark.ranks.workloads.base import BatchPlan, Workload
 from shardmark.ranks.workloads.own.task import OwnBatch

@@ -53,18 +53,16 @@ def is_by_design(row: Row) -> bool:
     return row.equivalent is None and row.guarantee is not None
 
 
-def _undecided(row: Row) -> bool:
-    """Return whether it is a script that an audit cannot judge, for example for its dropout."""
-    return row.is_script and row.equivalent is None
-
-
 def _group(rows: Sequence[Row]) -> ComparableGroup:
     measured = [row for row in rows if row.ok_trials and row.diverged is None]
     unverified = all(row.equivalent is None and row.guarantee is None for row in measured)
     return ComparableGroup(
         rows=tuple(rows),
         candidates=tuple(
-            row for row in measured if unverified or row.equivalent is True or _undecided(row)
+            row
+            for row in measured
+            # An audit cannot judge some scripts, for example for their dropout.
+            if unverified or row.equivalent or (row.is_script and row.equivalent is None)
         ),
         by_design=tuple(row for row in measured if is_by_design(row)),
     )

@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from shardmark.base.metrics import METRICS
+from shardmark.base.ranking import Question, Ranking, Reason
 from shardmark.base.statistics.effects import Effect, holm, pairwise_effects
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
 from shardmark.bench.analysis.compare.comparison import ratio_between
 from shardmark.bench.analysis.compare.rows import Row
-from shardmark.bench.analysis.compare.verdicts import METRIC, is_different, verdict_between
+from shardmark.bench.analysis.compare.verdicts import (
+    METRIC,
+    MIN_GAIN,
+    is_different,
+    verdict_between,
+)
 
-State = Literal["shown", "tie", "not shown", "alone", "disturbed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """The outcome of one competition."""
-
-    best: Row
-    """The row with the best mean, which is the winner only if `state` is `shown`."""
-    state: State
-    """`shown`: better than every row that can be judged.  `tie`: `ties` may be as good.
-    `not shown`: repeats are too few for any test.  `alone`: nobody competed.
-    `disturbed`: other work disturbed some row's times, and nothing is decided."""
-    ties: tuple[Row, ...]
-    """Rows that are not shown to be worse by an amount that matters, the better ones first."""
-    values: tuple[tuple[Row, float], ...]
-    """Every competitor's mean, the best first."""
-
-    @property
-    def decided(self) -> bool:
-        return self.state in ("shown", "alone")
-
-    @property
-    def rival(self) -> Row | None:
-        """The best row of another strategy, else the second row."""
-        others = [row for row, _ in self.values[1:]]
-        foreign = [row for row in others if row.label != self.best.label]
-        return next(iter(foreign or others), None)
-
-    def value_of(self, row: Row) -> float:
-        return next(value for other, value in self.values if other is row)
+QUESTIONS: Mapping[str, Question] = {METRIC: "fastest", "peak_memory_bytes": "memory"}
+"""The question that a metric answers."""
 
 
-def select(rows: Sequence[Row], metric: str) -> Selection | None:
+def select(rows: Sequence[Row], metric: str) -> Ranking[Row] | None:
     """Select the row with the best mean and those that may be as good; None if none has a value.
 
     A row is excluded if another row is significantly better, by the test of the verdicts with the
@@ -61,22 +36,37 @@ def select(rows: Sequence[Row], metric: str) -> Selection | None:
     if not measured:
         return None
     sign = -1 if METRICS[metric].better == "higher" else 1
-    means = [(row, estimate_mean(list(row.values[metric].values())).value) for row in measured]
-    means.sort(key=lambda pair: sign * pair[1])
-    ordered = [row for row, _ in means]
+    means = {id(row): mean_of(row, metric) for row in measured}
+    ordered = sorted(measured, key=lambda row: sign * means[id(row)])
+    best, *rivals = ordered
     effects = pairwise_effects([row.values[metric] for row in ordered])
     left = [at for at in range(1, len(ordered)) if not _is_out(ordered, effects, at, metric, sign)]
-    ties = tuple(ordered[at] for at in left if (0, at) in effects)
-    state: State = "not shown"
+    close = tuple(ordered[at] for at in left if (0, at) in effects)
+    reason: Reason = "not shown"
     if metric == METRIC and any(row.disturbed for row in measured):
-        state = "disturbed"
-    elif len(ordered) == 1:
-        state = "alone"
-    elif ties:
-        state = "tie"
+        reason = "disturbed"
+    elif not rivals:
+        reason = "alone"
+    elif close:
+        ratios = (means[id(row)] / means[id(best)] for row in close)
+        is_tie = all(abs(ratio - 1) <= MIN_GAIN for ratio in ratios)
+        reason = "tie" if is_tie else "not distinguishable"
     elif not left:
-        state = "shown"
-    return Selection(best=ordered[0], state=state, ties=ties, values=tuple(means))
+        reason = "shown"
+    return Ranking(
+        question=QUESTIONS[metric], row=best, rivals=tuple(rivals), close=close, reason=reason
+    )
+
+
+def mean_of(row: Row, metric: str) -> float:
+    """Return the mean of a metric over the row's repeats."""
+    return estimate_mean(list(row.values[metric].values())).value
+
+
+def rival_of(ranking: Ranking[Row]) -> Row | None:
+    """Return the best row of another strategy, else the second row."""
+    foreign = [row for row in ranking.rivals if row.label != ranking.row.label]
+    return next(iter(foreign or ranking.rivals), None)
 
 
 def times_better(row: Row, other: Row, metric: str) -> Estimate | None:

@@ -12,6 +12,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from shardmark.base.results.schema import RankRecord, StabilityFinding, StabilityKind
+from shardmark.base.run_files import CLOCK_LIMITS
 from shardmark.base.statistics.changes import JUMP_POINTS, jump_of, medians, trend_of
 from shardmark.bench.analysis.trial.rank_metrics import windows_of
 from shardmark.bench.analysis.trial.raw_files import Line, by_node, mapping, number
@@ -23,7 +24,6 @@ from shardmark.bench.analysis.trial.sampled_metrics import (
     levels,
     process_points,
 )
-from shardmark.ranks.measure.system.gpus import CLOCK_LIMITS
 
 FALSE_ALARM_RATE = 0.01
 """Probability of a false alarm over all trials of a comparison, for each tested kind."""

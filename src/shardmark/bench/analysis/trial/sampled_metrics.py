@@ -9,6 +9,7 @@ from functools import partial
 from statistics import fmean
 
 from shardmark.base.results.schema import RankRecord
+from shardmark.base.run_files import NVLINK
 from shardmark.bench.analysis.trial.over_ranks import (
     ON_CPU,
     Result,
@@ -25,7 +26,6 @@ from shardmark.bench.analysis.trial.raw_files import (
     number,
     objects,
 )
-from shardmark.ranks.measure.network.interfaces import NVLINK
 
 Point = tuple[float, float]
 """Unix time and the value at that time."""

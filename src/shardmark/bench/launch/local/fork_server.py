@@ -295,12 +295,8 @@ class _Server:
                 os.killpg(self._agent_pid, signal.SIGKILL)
                 await_end(self._agent_pid)
             end_descendants()
-            self._remove_abandoned()
-
-    def _remove_abandoned(self) -> None:
-        """Remove temporary files of a killed owner, because no later command may run here."""
-        with suppress(ShardmarkError):
-            remove_abandoned_scratch()
+            with suppress(ShardmarkError):  # those of a killed owner: no later command may run here
+                remove_abandoned_scratch()
 
     def machine(self, device: str) -> Machine:
         """Describe torch's devices.  A child asks, because CUDA breaks later forks."""

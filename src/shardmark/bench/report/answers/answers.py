@@ -11,15 +11,17 @@ from functools import partial
 from typing import Literal
 
 from shardmark.base.metrics import METRICS
+from shardmark.base.ranking import Ranking
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.table import Column, Table, metric_column, table_of
+from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.advise.groups import ComparableGroup, groups_of, is_by_design
-from shardmark.bench.analysis.advise.selection import Selection, select, times_better
+from shardmark.bench.analysis.advise.selection import mean_of, rival_of, select, times_better
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rounding import Rounding
 from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ, main_rate, plain
-from shardmark.bench.analysis.compare.verdicts import MIN_GAIN, common_repeats
-from shardmark.bench.report.answers.wording import listed, name, rate, rounding_text, size
+from shardmark.bench.analysis.compare.verdicts import common_repeats
+from shardmark.bench.report.answers.wording import name, rate, rounding_text, size
 
 Question = Literal["fastest", "memory", "equivalent", "caution"]
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
@@ -119,8 +121,7 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
         )
     left_out = sum(row.disturbed_trials for row in measured if not row.disturbed)
     if left_out:
-        trials = f"{left_out} disturbed trial{'s' if left_out > 1 else ''}"
-        texts.append(f"The times of {trials} do not count.")
+        texts.append(f"The times of {counted(left_out, 'disturbed trial')} do not count.")
     if (
         groups
         and len(disturbed) < len(measured)
@@ -138,68 +139,64 @@ def _cautions(measured: Sequence[Row], groups: Sequence[ComparableGroup]) -> lis
 
 def _unpaired(group: ComparableGroup) -> list[str]:
     """Name the rows that share fewer than two repeats with the fastest row, too few for a test."""
-    chosen = select(group.candidates, RATE)
-    if chosen is None or chosen.state == "disturbed":
+    ranking = select(group.candidates, RATE)
+    if ranking is None or ranking.reason == "disturbed":
         return []
     return [
         name(row, with_ranks=_several_sizes(group))
-        for row, _ in chosen.values[1:]
-        if len(common_repeats(row, chosen.best, RATE)) < 2
+        for row in ranking.rivals
+        if len(common_repeats(row, ranking.row, RATE)) < 2
     ]
 
 
 def _fastest(group: ComparableGroup) -> Answer:
-    chosen = select(group.candidates, RATE)
-    if chosen is None:
-        return Answer(question="fastest", decided=False, text="not measured")
-    if chosen.state == "disturbed":
+    ranking = select(group.candidates, RATE)
+    if ranking is not None and ranking.reason == "disturbed":
         text = "not decided: the times are disturbed"  # the caution above has the cause
         return Answer(question="fastest", decided=False, text=text)
+    if ranking is None:
+        return Answer(question="fastest", decided=False, text="not measured")
     shown = main_rate(group.rows)
-    best, value = chosen.best, _value(chosen.best, shown)
-    text = f"{_best_rows_text(chosen, group)}, {rate(value)} {METRICS[shown].unit}"
-    if chosen.rival is not None:
-        ratio = times_better(chosen.rival, best, RATE)
+    best, value = ranking.row, _value(ranking.row, shown)
+    figure = f"{rate(value)} {METRICS[shown].unit}"
+    if (rival := rival_of(ranking)) is not None:
+        ratio = times_better(rival, best, RATE)
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
-        rival = name(chosen.rival, with_ranks=_several_sizes(group))
-        text += f" ({rival} {rate(_value(chosen.rival, shown))}{factor})"
-    text += "".join(f"; {definition}" for definition in best.mathematics)
+        rival_name = name(rival, with_ranks=_several_sizes(group))
+        figure += f" ({rival_name} {rate(_value(rival, shown))}{factor})"
+    remarks = [*best.mathematics]
     ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
     if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
-        text += f"; {ahead.label} {rate(_value(ahead, shown))} trains differently"
-    return Answer(question="fastest", decided=chosen.decided, strategy=_winner(chosen), text=text)
+        remarks.append(f"{ahead.label} {rate(_value(ahead, shown))} trains differently")
+    return _answer(ranking, group, figure, remarks)
 
 
 def _memory(group: ComparableGroup) -> Answer:
-    chosen = select(group.candidates, PEAK)
-    if chosen is None:
+    ranking = select(group.candidates, PEAK)
+    if ranking is None:
         return Answer(question="memory", decided=False, text="not measured")
-    _, value = chosen.values[0]
-    text = f"{_best_rows_text(chosen, group)}, {size(value)} per rank"
-    if chosen.rival is not None:
-        rival = name(chosen.rival, with_ranks=_several_sizes(group))
-        text += f" ({rival} {size(chosen.value_of(chosen.rival), value, unit=False)})"
-    if group.out_of_memory:
-        text += f"; out of memory: {listed([name(row) for row in group.out_of_memory])}"
-    return Answer(question="memory", decided=chosen.decided, strategy=_winner(chosen), text=text)
+    value = mean_of(ranking.row, PEAK)
+    figure = f"{size(value)} per rank"
+    if (rival := rival_of(ranking)) is not None:
+        rival_name = name(rival, with_ranks=_several_sizes(group))
+        figure += f" ({rival_name} {size(mean_of(rival, PEAK), value, unit=False)})"
+    out_of_memory = [name(row) for row in group.out_of_memory]
+    remarks = [f"out of memory: {listed(out_of_memory)}"] if out_of_memory else []
+    return _answer(ranking, group, figure, remarks)
 
 
-def _best_rows_text(chosen: Selection, group: ComparableGroup) -> str:
-    """Name the best row and the rows that share its place."""
-    rows = [chosen.best, *chosen.ties]
-    names = listed([name(row, with_ranks=_several_sizes(group)) for row in rows], "or")
-    return f"{names} ({_tie_text(chosen)})" if chosen.ties else names
-
-
-def _tie_text(chosen: Selection) -> str:
-    """Return `tie` if the best rows are close; else too few or noisy repeats decide nothing."""
-    best = chosen.value_of(chosen.best)
-    close = all(abs(chosen.value_of(row) / best - 1) <= MIN_GAIN for row in chosen.ties)
-    return "tie" if close else "not distinguishable"
-
-
-def _winner(chosen: Selection) -> str | None:
-    return chosen.best.strategy if chosen.state != "tie" else None
+def _answer(
+    ranking: Ranking[Row], group: ComparableGroup, figure: str, remarks: Sequence[str]
+) -> Answer:
+    best, *close = (
+        name(row, with_ranks=_several_sizes(group)) for row in (ranking.row, *ranking.close)
+    )
+    return Answer(
+        question="memory" if ranking.question == "memory" else "fastest",
+        decided=ranking.decided,
+        strategy=None if close else ranking.row.strategy,
+        text="; ".join([ranking.text(best, figure, close), *remarks]),
+    )
 
 
 def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer:
@@ -276,7 +273,7 @@ def answer_grid(comparison: Comparison) -> Table | None:
         _GridLine(
             group=group,
             place={axis: values[at] for axis, values in axes.items()},
-            chosen={metric: select(group.candidates, metric) for metric in (RATE, PEAK)},
+            rankings={metric: select(group.candidates, metric) for metric in (RATE, PEAK)},
         )
         for at, group in enumerate(groups)
     ]
@@ -317,10 +314,10 @@ def axis_lines(groups: Sequence[ComparableGroup]) -> list[str]:
             reference = by_place.get((*place[:at], first, *place[at + 1 :]))
             if reference is None or reference is group:
                 continue
-            chosen = select(group.candidates, RATE)
-            if chosen is None or chosen.state == "disturbed":
+            ranking = select(group.candidates, RATE)
+            if ranking is None or ranking.reason == "disturbed":
                 continue
-            best = chosen.best
+            best = ranking.row
             ratios.setdefault(place[at], []).extend(
                 _value(best, rate_name) / _value(row, rate_name)
                 for row in reference.candidates
@@ -377,16 +374,16 @@ class _GridLine:
     group: ComparableGroup
     place: Mapping[str, str]
     """Axis -> its value in the group."""
-    chosen: Mapping[str, Selection | None]
+    rankings: Mapping[str, Ranking[Row] | None]
 
     def best_row_text(self, metric: str) -> str | None:
-        chosen = self.chosen[metric]
-        if chosen is None or chosen.state == "disturbed":
-            return None if chosen is None else "not decided"
-        text = name(chosen.best, with_ranks=_several_sizes(self.group))
-        return f"{text} ({_tie_text(chosen)})" if chosen.state == "tie" else text
+        ranking = self.rankings[metric]
+        if ranking is None or ranking.reason == "disturbed":
+            return None if ranking is None else "not decided"
+        text = name(ranking.row, with_ranks=_several_sizes(self.group))
+        return f"{text} ({ranking.reason})" if ranking.close else text
 
     def value(self, metric: str, shown: str) -> Estimate | None:
         """Return the shown metric of the row that is best by the first metric."""
-        chosen = self.chosen[metric]
-        return None if chosen is None else chosen.best.metrics[shown]
+        ranking = self.rankings[metric]
+        return None if ranking is None else ranking.row.metrics[shown]

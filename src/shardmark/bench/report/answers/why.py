@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardmark.base.text import counted
 from shardmark.bench.analysis.advise.groups import groups_of
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.diagnose.explanations import LEAST_SHARE, Explanation, Kind, explain
-from shardmark.bench.report.answers.wording import milliseconds, name, percent, ranks, short, size
+from shardmark.bench.report.answers.wording import milliseconds, name, percent, short, size
 
 MOST_LINES = 3
 
@@ -35,7 +36,7 @@ def _slower(explanation: Explanation) -> str:
     assert explanation.other is not None, "slower than something"
     row, other = explanation.row, explanation.other
     if row.label == other.label:
-        question = f"Why is {row.label} slower on {ranks(row.world_size)} than on"
+        question = f"Why is {row.label} slower on {counted(row.world_size, 'rank')} than on"
         question += f" {other.world_size}?"
     else:
         same_size = row.world_size == other.world_size

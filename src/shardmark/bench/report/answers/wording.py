@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shardmark.base.table.table import metric_column, number
+from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.advise.groups import conditions_of
 from shardmark.bench.analysis.compare.rounding import Rounding
 from shardmark.bench.analysis.compare.rows import Row, plain
@@ -20,7 +19,7 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
         for key, value in row.shown_varied.items()
         if key not in hidden
     ]
-    label = f"{row.label} on {ranks(row.world_size)}" if with_ranks else row.label
+    label = f"{row.label} on {counted(row.world_size, 'rank')}" if with_ranks else row.label
     return ", ".join([label, *varied])
 
 
@@ -32,18 +31,6 @@ def rounding_text(rounding: Rounding) -> str:
     if not rounding.same:
         return text
     return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} are within that"
-
-
-def ranks(count: int) -> str:
-    return "1 rank" if count == 1 else f"{count} ranks"
-
-
-def listed(texts: Sequence[str], conjunction: str = "and", most: int = 3) -> str:
-    """Return `a, b and c`; for a longer list the first ones and the number of the others."""
-    shown = [*texts[: most - 1], f"{len(texts) - most + 1} more"] if len(texts) > most else texts
-    if len(shown) == 1:
-        return shown[0]
-    return f"{', '.join(shown[:-1])} {conjunction} {shown[-1]}"
 
 
 def rate(value: float) -> str:

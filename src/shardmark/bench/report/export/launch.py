@@ -163,8 +163,8 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
 def _fastest_verified_row(group: ComparableGroup) -> Row | None:
     """Return the fastest verified row of the group, or None if there is none."""
     verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
-    selection = select(verified, METRIC)
-    return None if selection is None else selection.best
+    ranking = select(verified, METRIC)
+    return None if ranking is None else ranking.row
 
 
 def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTrial:

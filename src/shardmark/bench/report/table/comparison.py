@@ -13,6 +13,7 @@ from shardmark.base.metrics import METRICS
 from shardmark.base.plugins import by_name
 from shardmark.base.table.formats import json_value
 from shardmark.base.table.table import BYTES, Column, Missing, Table, Value, metric, table_of
+from shardmark.base.text import listed
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import (
     STATE_METRICS,
@@ -24,7 +25,6 @@ from shardmark.bench.analysis.compare.rows import (
 )
 from shardmark.bench.analysis.compare.verdicts import METRIC, quality_of
 from shardmark.bench.analysis.diagnose.stability import warnings_of
-from shardmark.bench.report.answers.wording import listed
 from shardmark.bench.report.table.notes import brief_notes, notes_of
 from shardmark.bench.report.table.row_columns import identity_of, row_columns
 

@@ -14,12 +14,12 @@ from shardmark.base.results.schema import StabilityKind
 from shardmark.base.results.verification import numerics_text
 from shardmark.base.statistics.intervals import ROBUST_FROM
 from shardmark.base.table.table import metric_column
+from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, quality_of
 from shardmark.bench.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.bench.analysis.trial.rank_metrics import EMPTY_EVALUATION
-from shardmark.bench.report.answers.wording import listed
 
 EXPECTED = ("samples_per_second", "peak_memory_bytes")
 """Metrics whose absence gets a note; the reasons for others are in JSON."""
@@ -64,7 +64,7 @@ def notes_of(
 ) -> tuple[Note, ...]:
     """Return the notes, most important first; `warnings` are computed if they are not given."""
     rows = comparison.rows
-    begun = _counted(len(comparison.missing), "trial")
+    begun = counted(len(comparison.missing), "trial")
     unfinished = [f"Begun without a result: {begun}."] if comparison.missing else []
     parts = {
         NoteKind.EMPTY: [] if rows else ["No trial has a result."],
@@ -120,7 +120,7 @@ def brief_notes(comparison: Comparison, width: int) -> tuple[str, ...]:
         if note.kind in ESSENTIAL or end <= room
     ]
     rest = len(notes) - len(texts)
-    more = [f"{_counted(rest, 'more note')}: shardmark compare --wide"] if rest else []
+    more = [f"{counted(rest, 'more note')}: shardmark compare --wide"] if rest else []
     return (*texts, *more)
 
 
@@ -256,8 +256,4 @@ def _verdicts(rows: Sequence[Row]) -> list[str]:
     if not count:
         return []
     risk = f"{100 * FAMILY_ERROR_RATE:.0f} % chance of any false verdict"
-    return [f"{risk} in {_counted(count, 'comparison')} (docs/method/statistics.md)."]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
+    return [f"{risk} in {counted(count, 'comparison')} (docs/method/statistics.md)."]

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.text import counted
 from shardmark.bench.launch.engine import EngineRequest
 from shardmark.bench.launch.started_command import StartedCommand
 from shardmark.experiment.engines import TorchrunOptions
@@ -107,7 +108,7 @@ def check(options: TorchrunOptions, nodes: int) -> None:
     if rank is not None and rank >= nodes:
         raise InputError(
             RANK_VARIABLE if options.node_rank is None else "engine.node_rank",
-            f"found {rank}, and the experiment takes {nodes} node{'' if nodes == 1 else 's'}",
+            f"found {rank}, and the experiment takes {counted(nodes, 'node')}",
             f"allowed is 0 to {nodes - 1}" if nodes > 1 else "allowed is 0",
         )
     host = options.address[0]

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from shardmark.base.run_files import NVLINK
 from shardmark.ranks.measure.kernel_files import read_kernel_file
 
 INFINIBAND_WORD_BYTES = 4
 """The unit in which an InfiniBand port counts."""
 IP_OVER_INFINIBAND = "32"
 """The kernel's type of IP-over-InfiniBand interfaces, whose bytes their port counts as well."""
-NVLINK = "nvlink"
-"""Name that stands, among the interfaces, for all NVLinks of the devices in use."""
 
 
 def network_counters(system: Path = Path("/sys/class")) -> dict[str, dict[str, int]]:

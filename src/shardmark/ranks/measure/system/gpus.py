@@ -48,16 +48,6 @@ RELEASED_BYTES = 2**24
 RELEASE_SECONDS = 0.1
 """Time between two readings."""
 
-CLOCK_LIMITS = {
-    0x08: "the hardware slowed it down",
-    0x20: "too hot, by the driver",
-    0x40: "too hot, by the hardware",
-    0x80: "the power supply's brake",
-}
-"""Bits of `clock_limits` (NVML's clocks event reasons) that a well-cooled device never has.
-
-The power cap, 0x04, is not among them: a busy device normally reaches it."""
-
 
 def full_uuid(uuid: str) -> str:
     """Return the UUID as NVML spells it: torch leaves out the prefix."""

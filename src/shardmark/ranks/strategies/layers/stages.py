@@ -22,8 +22,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from shardmark.base.errors import InputError
+from shardmark.base.layout import Shard
 from shardmark.base.recipe import Recipe
-from shardmark.base.shares import Shard
 from shardmark.ranks.measure.step.recorder import NoSpans, Spans
 from shardmark.ranks.strategies.layers.divided import (
     OTHER_STRATEGY,

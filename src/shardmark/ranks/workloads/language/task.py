@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from shardmark.base.shares import Shard
+    from shardmark.base.layout import Shard
     from shardmark.ranks.workloads.base import Batch, BatchPlan
     from shardmark.ranks.workloads.language.options import LanguageOptions
     from shardmark.ranks.workloads.order import Share

@@ -44,7 +44,7 @@ from shardmark.ranks.workloads.sampled_task import SampledBatch, SampledTask, ad
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from shardmark.base.shares import Shard
+    from shardmark.base.layout import Shard
     from shardmark.ranks.workloads.base import Batch
     from shardmark.ranks.workloads.own.options import OwnOptions
 

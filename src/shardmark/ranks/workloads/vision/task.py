@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from shardmark.base.shares import Shard
+    from shardmark.base.layout import Shard
     from shardmark.ranks.workloads.base import Batch, BatchPlan
     from shardmark.ranks.workloads.datasets.sources import Reading
     from shardmark.ranks.workloads.order import Share

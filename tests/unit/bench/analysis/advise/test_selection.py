@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardmark.bench.analysis.advise.selection import Selection, select
+from shardmark.base.ranking import Ranking
+from shardmark.bench.analysis.advise.selection import rival_of, select
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import METRIC, NO_DIFFERENCE, with_verdicts
 
@@ -39,7 +40,7 @@ def rows_with(values: Sequence[Sequence[float]], metric: str = METRIC) -> list[R
     ]
 
 
-def fastest(rows: Sequence[Row]) -> Selection:
+def fastest(rows: Sequence[Row]) -> Ranking[Row]:
     chosen = select(rows, METRIC)
     assert chosen is not None
     return chosen
@@ -69,7 +70,7 @@ def test_best_row_is_excluded_in_at_most_five_percent(
             ]
         )
         chosen = fastest(rows)
-        lost += rows[0] is not chosen.best and rows[0] not in chosen.ties
+        lost += rows[0] is not chosen.row and rows[0] not in chosen.close
     assert lost / DRAWS <= 0.094  # 5 %, and two standard errors of this many draws
 
 
@@ -80,14 +81,18 @@ def test_clear_winner_is_found_among_many() -> None:
         means = (1.1, *(1.0,) * 7)
         rows = rows_with([[m * math.exp(source.gauss(0, 0.01)) for _ in range(5)] for m in means])
         chosen = fastest(rows)
-        won += chosen.state == "shown" and chosen.best is rows[0]
+        won += chosen.reason == "shown" and chosen.row is rows[0]
     assert won > 47
 
 
 @pytest.mark.parametrize(
     ("values", "state", "ties"),
     [
-        ([(150.0, 90.0, 160.0), (120.0, 121.0, 119.5), (10.0, 10.1, 10.05)], "tie", [1]),
+        (
+            [(150.0, 90.0, 160.0), (120.0, 121.0, 119.5), (10.0, 10.1, 10.05)],
+            "not distinguishable",
+            [1],
+        ),
         ([(120.0, 121.0, 119.5), (100.0, 100.8, 99.5), (119.9,)], "not shown", []),
         ([(100.0,), (50.0,)], "not shown", []),
         ([(100.0, 101.0)], "alone", []),
@@ -107,8 +112,8 @@ def test_selection_has_state_and_ties(
 ) -> None:
     rows = rows_with(values)
     chosen = fastest(rows)
-    assert (chosen.best, chosen.state) == (rows[0], state)
-    assert list(chosen.ties) == [rows[place] for place in ties]
+    assert (chosen.row, chosen.reason) == (rows[0], state)
+    assert list(chosen.close) == [rows[place] for place in ties]
 
 
 def test_noisy_row_does_not_hide_other_differences() -> None:
@@ -120,8 +125,8 @@ def test_noisy_row_does_not_hide_other_differences() -> None:
     ]
     rows = rows_with([*quiet, (30.0, 90.0, 10.0)])
     chosen = fastest(rows)
-    assert chosen.best is rows[0]
-    assert all(row is rows[-1] for row in chosen.ties)
+    assert chosen.row is rows[0]
+    assert all(row is rows[-1] for row in chosen.close)
 
 
 def test_selection_agrees_with_the_verdicts() -> None:
@@ -134,19 +139,19 @@ def test_selection_agrees_with_the_verdicts() -> None:
         rows = [replace(row, baseline="s0 on 1 rank") for row in rows_with(values)]
         rows = list(with_verdicts(rows, [rows[0]] * len(rows)))
         chosen, base = fastest(rows), rows[0]
-        states.add(chosen.state)
-        if chosen.best is base:
-            assert {row.verdict for row in chosen.ties} <= {NO_DIFFERENCE, "tie"}
-        elif base in chosen.ties:
-            assert chosen.best.verdict in (NO_DIFFERENCE, "tie")
-        if chosen.best.verdict == "faster":
-            assert not any(row.verdict == "slower" for row in chosen.ties)
-    assert states == {"shown", "tie"}
+        states.add(chosen.reason)
+        if chosen.row is base:
+            assert {row.verdict for row in chosen.close} <= {NO_DIFFERENCE, "tie"}
+        elif base in chosen.close:
+            assert chosen.row.verdict in (NO_DIFFERENCE, "tie")
+        if chosen.row.verdict == "faster":
+            assert not any(row.verdict == "slower" for row in chosen.close)
+    assert states == {"shown", "tie", "not distinguishable"}
 
 
 def test_less_memory_is_better_and_nobody_wins_without_values() -> None:
     rows = rows_with([(3.0, 3.0), (2.0, 2.0)], PEAK)
     chosen = select(rows, PEAK)
     assert chosen is not None
-    assert (chosen.best, chosen.state, chosen.rival) == (rows[1], "shown", rows[0])
+    assert (chosen.row, chosen.reason, rival_of(chosen)) == (rows[1], "shown", rows[0])
     assert select(rows, METRIC) is None

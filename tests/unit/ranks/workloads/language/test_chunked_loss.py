@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from shardmark.base.errors import InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
 from shardmark.ranks.strategies import build_strategy

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from shardmark.base.errors import InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.train.probe import model_counts
 from shardmark.ranks.workloads import build_workload

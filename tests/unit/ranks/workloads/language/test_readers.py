@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.shares import Shard
+from shardmark.base.layout import Shard
 from shardmark.ranks.workloads import build_workload, check_data, corpora, data_paths, options
 from shardmark.ranks.workloads.base import BatchPlan
 from shardmark.ranks.workloads.language import tokenizers, tokens
