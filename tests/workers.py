@@ -31,12 +31,14 @@ TOGETHER = {
     "trials": ("tests/distributed/",),
 }
 SLOW = (
-    *("tests/browser/", "tests/cluster/test_bench", "tests/cluster/test_ray"),
-    *("tests/cluster/test_slurm", "tests/cluster/test_torchrun.py::test_slow"),
+    *("tests/browser/", "tests/cluster/test_bench", "tests/cluster/test_ray.py::test_dead"),
+    *("tests/cluster/test_slurm.py::test_lost", "tests/cluster/test_torchrun.py::test_slow"),
     *("tests/cluster/test_torchrun.py::test_death", "tests/unit/predict/test_public_questions"),
     *("tests/unit/predict/test_repeated_layers", "tests/distributed/test_examples"),
+    "tests/unit/extras/detection/test_detection_task.py::test_detectors_of_our_own",
     *("tests/commands/test_adapters", "tests/commands/test_base_install"),
     *("tests/commands/test_package", "tests/docs/test_commands", "tests/docs/test_site"),
+    *("tests/docs/test_images.py::test_picture_of", "tests/distributed/test_script.py::test_a"),
     *("tests/distributed/test_compile", "tests/distributed/test_cpu_adam"),
     *("tests/distributed/test_exported", "tests/distributed/test_fork_server"),
     *("tests/distributed/test_killed", "tests/distributed/test_large"),
