@@ -40,6 +40,7 @@ from shardmark.ranks.strategies import (
 )
 from shardmark.ranks.workloads import WORKLOADS
 from shardmark.ranks.workloads.options import WorkloadOptions
+from shardmark.ranks.workloads.script.options import ScriptOptions
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -200,7 +201,7 @@ def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> No
     of_script = any("arguments" in entry for entry in entries if isinstance(entry, Mapping))
     if isinstance(workload, WorkloadOptions):
         workloads[type(workload)] = None
-        of_script = workload.trains_itself
+        of_script = isinstance(workload, ScriptOptions)
     if of_script:
         strategies.clear()
         _check_axes_of_script(matrix)

@@ -140,7 +140,7 @@ def _check_seeds(experiment: Experiment, cells: Sequence[Trial]) -> None:
         values = show(experiment.matrix["recipe.seed"])
         problem = f"{seeds}, and recipe.seed is an axis of the matrix, {values}"
         raise InputError(place, problem, "keep one: seeds pools its repeats, an axis makes rows")
-    if seeds > 1 and any(cell.workload.trains_itself for cell in cells):
+    if seeds > 1 and any(cell.script is not None for cell in cells):
         problem = f"{seeds}, and a script seeds itself"
         raise InputError(place, problem, "1; pass seeds as arguments of variants")
     last = max(cell.recipe.seed for cell in cells) + seeds - 1
@@ -160,7 +160,7 @@ def _twin(cells: Sequence[Trial]) -> Trial | None:
     cell = min(cells, key=lambda cell: cell.strategy.name != DEFAULT_BASELINE)
     measure, one_node = cell.measure, {NODES: 1}
     alone = sum(cell.varied | one_node == other.varied | one_node for other in cells) == 1
-    evaluated = measure.evaluate != "never" and not cell.workload.trains_itself
+    evaluated = measure.evaluate != "never" and cell.script is None
     if alone or not (measure.twin and measure.verify and evaluated):
         return None
     # Only its quality is used, so it needs no measured windows and no probe.

@@ -24,6 +24,7 @@ from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.strategies.script import ScriptVariant
 from shardmark.ranks.workloads import TaskOptions
 from shardmark.ranks.workloads.options import WorkloadOptions
+from shardmark.ranks.workloads.script.options import ScriptOptions
 
 
 class StrategySpec(Model):
@@ -38,8 +39,8 @@ class StrategySpec(Model):
 
 
 def strategy_of(spec: StrategySpec, workload: WorkloadOptions) -> Strategy:
-    """Build the strategy; a workload that trains by itself has variants in their place."""
-    if workload.trains_itself:
+    """Build the strategy; a script has variants in their place."""
+    if isinstance(workload, ScriptOptions):
         return ScriptVariant(name=spec.name)
     return build_strategy(spec.name, spec.options).for_workload(workload)
 
@@ -68,7 +69,7 @@ class Trial(Model):
 
     @model_validator(mode="after")
     def _complete_recipe(self) -> Self:
-        if not self.workload.trains_itself:
+        if self.script is None:
             self.recipe.check_complete()
         return self
 
@@ -76,6 +77,11 @@ class Trial(Model):
         """Return the trial with other fields, and without what it has cached."""
         stored = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**(stored | fields))
+
+    @property
+    def script(self) -> ScriptOptions | None:
+        """The script that the trial runs, which decides most of the recipe; None for a task."""
+        return self.workload if isinstance(self.workload, ScriptOptions) else None
 
     @cached_property
     def built_strategy(self) -> Strategy:
@@ -102,7 +108,7 @@ class Trial(Model):
     @property
     def precision(self) -> str:
         """The recipe's precision, or `script` if a script decides it."""
-        return "script" if self.workload.trains_itself else self.recipe.precision
+        return self.recipe.precision if self.script is None else "script"
 
     @property
     def least_seconds(self) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from shardmark.base.results.verification import NOT_TRIED, Cause, Verdict
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.trial_queue import cell_of
 from shardmark.ranks.trial import Trial
-from shardmark.ranks.workloads.script.options import ScriptOptions
 from shardmark.scripts.recording import LONGEST_SECONDS
 
 if TYPE_CHECKING:
@@ -47,15 +46,15 @@ def _audited(cell: Trial) -> AuditReport | str:
     """Return the report, or why there is none."""
     from shardmark.audit.script import audit_script  # imports torch
 
-    assert isinstance(cell.workload, ScriptOptions)
+    assert cell.script is not None
     longest_seconds = min(LONGEST_SECONDS, cell.limits.trial_seconds)
     try:
         return audit_script(
-            cell.workload.parsed(),
+            cell.script.parsed(),
             ranks=cell.world_size,
             accept=cell.measure.accepted,
             longest_seconds=longest_seconds,
-            writes_are_fine=cell.workload.writes_are_fine,
+            writes_are_fine=cell.script.writes_are_fine,
         )
     except InputError as error:
         return str(error)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from shardmark.base.plugins import by_name
 from shardmark.bench.launch.engine import Engine, EngineRequest, Notify, run_key
 from shardmark.bench.launch.local.engine import LocalEngine
-from shardmark.ranks.workloads.script.options import ScriptOptions
 from shardmark.scripts.start import isolation_refusal
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def build_engine(experiment: Experiment, plan: Plan, notify: Notify) -> Engine:
 
     Raises `InputError` for scripts if this machine cannot protect the user's files from them.
     """
-    workloads = [trial.workload for trial in plan.trials]
-    if any(isinstance(w, ScriptOptions) and not w.writes_are_fine for w in workloads):
+    scripts = [trial.script for trial in plan.trials if trial.script is not None]
+    if not all(script.writes_are_fine for script in scripts):
         if refusal := isolation_refusal():
             raise refusal
         notify(PROTECTED)

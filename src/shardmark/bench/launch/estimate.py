@@ -58,7 +58,7 @@ def time_lines(
 
 def _audit_lines(trials: Sequence[Trial]) -> list[str]:
     """Say what the audits of scripts cost."""
-    cells = {cell_of(t) for t in trials if t.workload.trains_itself and t.world_size > 1}
+    cells = {cell_of(t) for t in trials if t.script is not None and t.world_size > 1}
     if not cells:
         return []
     count = "1 audit" if len(cells) == 1 else f"{len(cells)} audits"

@@ -143,7 +143,7 @@ class RunSession:
         self.measure(queue)
         share = verification_seconds / (time.monotonic() - began)
         if share > VERIFICATION_SHARE:
-            scripts = any(trial.workload.trains_itself for trial in trials)
+            scripts = any(trial.script is not None for trial in trials)
             without = "measure.verify=false" + (", or --no-audit of `time`," if scripts else "")
             listener.note(
                 f"verification took {duration(verification_seconds)}, {100 * share:.0f} % of the"

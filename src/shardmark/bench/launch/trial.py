@@ -132,7 +132,7 @@ class TrialRunner:
             merge_samples(directory)
         if failure is not None:
             failure = _explained(failure, directory)
-            if trial.workload.trains_itself:
+            if trial.script is not None:
                 failure = _with_last_lines(failure, directory)
             failure = _located(failure, trial, records)
         result = self._store(launch, outcome, failure, ranks=records)

@@ -117,7 +117,7 @@ def verify_cells(
     of ranks that failed is stored in `logs`.  Raises `InputError` if the user's model fails under
     every strategy.
     """
-    if any(cell.workload.trains_itself for cell in cells):  # the cells of a run share a workload
+    if any(cell.script is not None for cell in cells):  # the cells of a run share a workload
         yield from audit_cells(cells, listener)
         return
     groups: dict[str, list[Trial]] = {}

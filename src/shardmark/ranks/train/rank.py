@@ -56,28 +56,15 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     Returns True if it succeeded.  Otherwise the rank's record holds the error.
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
+    subject = _subject_of(trial)
     try:
-        if task is measure and trial.workload.trains_itself:
-            from shardmark.ranks.train.script import run_script
-
-            store = store_of_ranks(int(os.environ["WORLD_SIZE"]), _timeout(trial))
-            run_script(trial, directory, report, store)
-        else:
-            initial_weights = _initial_weights(trial, directory)
-            context = replace(join_group(trial), initial_weights=initial_weights)
-            report.describe(context.all_devices, context.threads)
-            task(trial, directory, context, report)
+        subject.run(task, directory, report)
         if dist.is_initialized():
             dist.destroy_process_group()  # not after an error: others may wait in it
         report.write()
     except Exception as error:
-        if trial.workload.trains_itself:
-            from shardmark.ranks.train.script import print_script_error
-
-            print_script_error(error)
-        else:
-            traceback.print_exc()
-        explained = _explained(error, trial)
+        subject.print_error(error)
+        explained = subject.explained(error)
         report.error = RankError(
             kind=error_kind(explained),
             message=_message(explained),
@@ -89,20 +76,44 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     return True
 
 
-def _explained(error: Exception, trial: Trial) -> Exception:
-    """Return the refusal of what a library or an optimizer of the user raised, or the error."""
-    if isinstance(error, ShardmarkError) or trial.workload.trains_itself:
-        return error
-    path = trial.recipe.optimizer.path
-    if path is not None and "closure" in str(error):
-        return InputError(
-            "recipe.optimizer.path",
-            f"{path} takes a step by a closure, which computes the loss again ({error})",
-            "an optimizer whose step() needs no argument: strategies compute one gradient a step",
-        )
-    holds = trial.layout.ranks[int(os.environ["RANK"])].holds
-    sharded = min(holds.parameters, holds.gradients, holds.optimizer_state) < 1
-    return refusal_of(error, trial.strategy.name if sharded else None) or error
+class Subject:
+    """A task, as the subject of a rank's work; a script is the other kind of subject."""
+
+    def __init__(self, trial: Trial) -> None:
+        self.trial = trial
+
+    def run(self, task: Task, directory: Path, report: RankReport) -> None:
+        initial_weights = _initial_weights(self.trial, directory)
+        context = replace(join_group(self.trial), initial_weights=initial_weights)
+        report.describe(context.all_devices, context.threads)
+        task(self.trial, directory, context, report)
+
+    def print_error(self, error: Exception) -> None:
+        traceback.print_exception(error)
+
+    def explained(self, error: Exception) -> Exception:
+        """Return the refusal of what a library or an optimizer of the user raised, or the error."""
+        if isinstance(error, ShardmarkError):
+            return error
+        path = self.trial.recipe.optimizer.path
+        if path is not None and "closure" in str(error):
+            return InputError(
+                "recipe.optimizer.path",
+                f"{path} takes a step by a closure, which computes the loss again ({error})",
+                "an optimizer whose step() needs no argument: strategies compute one gradient a"
+                " step",
+            )
+        holds = self.trial.layout.ranks[int(os.environ["RANK"])].holds
+        sharded = min(holds.parameters, holds.gradients, holds.optimizer_state) < 1
+        return refusal_of(error, self.trial.strategy.name if sharded else None) or error
+
+
+def _subject_of(trial: Trial) -> Subject:
+    if trial.script is None:
+        return Subject(trial)
+    from shardmark.ranks.train.script import ScriptSubject
+
+    return ScriptSubject(trial)
 
 
 def _message(error: Exception) -> str:
@@ -148,7 +159,7 @@ def join_group(trial: Trial) -> RankContext:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    timeout = _timeout(trial)
+    timeout = timeout_of(trial)
     backend = strategy.backend(trial.device_type, trial.recipe)
     dist.init_process_group(
         backend,
@@ -172,7 +183,7 @@ def join_group(trial: Trial) -> RankContext:
     )
 
 
-def _timeout(trial: Trial) -> timedelta:
+def timeout_of(trial: Trial) -> timedelta:
     """Time after which a rank ends that the launcher, which ends the trial before, cannot reach."""
     return timedelta(seconds=trial.limits.trial_seconds + 60)
 

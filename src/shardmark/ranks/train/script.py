@@ -24,9 +24,9 @@ from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for
 from shardmark.ranks.train.pacing import MAX_STEPS, Pacing
 from shardmark.ranks.train.probe import profile_two_steps
+from shardmark.ranks.train.rank import Subject, Task, measure, store_of_ranks, timeout_of
 from shardmark.ranks.train.record import RankReport
 from shardmark.ranks.trial import Trial
-from shardmark.ranks.workloads.script.options import ScriptOptions
 from shardmark.ranks.workloads.script.task import run_as_main
 
 if TYPE_CHECKING:
@@ -52,44 +52,54 @@ class ScriptFinished(SystemExit):
     """Raised in the script's last optimizer step, after everything has been measured."""
 
 
-def run_script(trial: Trial, directory: Path, report: RankReport, store: Store) -> None:
-    """Run the trial's script in this process, and record its steps.
+class ScriptSubject(Subject):
+    """A script: its steps are measured by hooks, and its errors are its own."""
 
-    Raises the script's error, and `ScriptError` if it ended without enough steps.
-    """
-    assert isinstance(trial.workload, ScriptOptions)
-    _set_environment(trial)
-    with ExitStack() as stack:
-        measured = _MeasuredScript(trial, directory, report, store, stack)
-        stack.enter_context(measured.hooks.installed())
-        try:
-            run_as_main(trial.workload)
-        except ScriptFinished:
-            pass
-        except SystemExit as end:
-            if end.code not in (None, 0) and not measured.done:
-                reason = end.code if isinstance(end.code, str) else f"exit code {end.code}"
-                raise ScriptError(f"the script ended with {reason}") from None
-        except Exception as error:
-            if not measured.done:
-                raise
-            print_script_error(error)
-            measured.not_probed(f"the script failed in an untimed step: {error}")
-        measured.script_ended()
+    def run(self, task: Task, directory: Path, report: RankReport) -> None:
+        """Run the script in this process, and record its steps.
 
+        Raises the script's error, and `ScriptError` if it ended without enough steps.
+        """
+        if task is not measure:
+            super().run(task, directory, report)
+            return
+        assert self.trial.script is not None, "it is the subject"
+        store = store_of_ranks(int(os.environ["WORLD_SIZE"]), timeout_of(self.trial))
+        _set_environment(self.trial)
+        with ExitStack() as stack:
+            measured = _MeasuredScript(self.trial, directory, report, store, stack)
+            stack.enter_context(measured.hooks.installed())
+            try:
+                run_as_main(self.trial.script)
+            except ScriptFinished:
+                pass
+            except SystemExit as end:
+                if end.code not in (None, 0) and not measured.done:
+                    reason = end.code if isinstance(end.code, str) else f"exit code {end.code}"
+                    raise ScriptError(f"the script ended with {reason}") from None
+            except Exception as error:
+                if not measured.done:
+                    raise
+                self.print_error(error)
+                measured.not_probed(f"the script failed in an untimed step: {error}")
+            measured.script_ended()
 
-def print_script_error(error: Exception) -> None:
-    """Print the error with its traceback from the script's first frame on.
+    def print_error(self, error: Exception) -> None:
+        """Print the error with its traceback from the script's first frame on.
 
-    A `ScriptError` is not printed: the output is the script's own, and the record has the message.
-    """
-    if isinstance(error, ScriptError):
-        return
-    frames: TracebackType | None = error.__traceback__
-    outside = (str(Path(__file__).parents[2]), "<frozen runpy>")
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(outside):
-        frames = frames.tb_next
-    traceback.print_exception(error.with_traceback(frames))
+        A `ScriptError` is not printed: the output is the script's own, and the record has the
+        message.
+        """
+        if isinstance(error, ScriptError):
+            return
+        frames: TracebackType | None = error.__traceback__
+        outside = (str(Path(__file__).parents[2]), "<frozen runpy>")
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(outside):
+            frames = frames.tb_next
+        traceback.print_exception(error.with_traceback(frames))
+
+    def explained(self, error: Exception) -> Exception:
+        return error
 
 
 def _set_environment(trial: Trial) -> None:
@@ -121,8 +131,8 @@ class _MeasuredScript:
         measure = trial.measure
         warmup_seconds, window_seconds = trial.least_seconds
         self._agrees = max(warmup_seconds, window_seconds) > 0
-        assert isinstance(trial.workload, ScriptOptions)
-        self._command, self._until_exit = trial.workload.command, trial.workload.until_exit
+        assert trial.script is not None, "it is the subject"
+        self._command, self._until_exit = trial.script.command, trial.script.until_exit
         self._pacing = Pacing(
             warmup_steps=measure.warmup_steps,
             warmup_seconds=warmup_seconds,

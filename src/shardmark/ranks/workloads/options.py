@@ -38,8 +38,6 @@ class WorkloadOptions(Model):
 
     verified_samples: ClassVar[int]
     """Maximum number of validation samples that a verification evaluates."""
-    trains_itself: ClassVar[bool] = False
-    """True if the workload has its own loop, whose variants take the place of strategies."""
     on_pictures: ClassVar[bool] = True
     """True if the models of the task may have convolutions over images."""
     models: ClassVar[Mapping[str, str]] = {}

@@ -31,7 +31,6 @@ from shardmark.bench.launch.outcome import ProcessEnd
 from shardmark.bench.launch.placement import MeetingPoint
 from shardmark.bench.launch.trial_artifacts import AGENT_FILE, AGENT_LOG, LOGS
 from shardmark.ranks.trial import Trial
-from shardmark.ranks.workloads.script.options import ScriptOptions
 from shardmark.scripts import isolation
 from shardmark.scripts.start import TRACKERS_OFF
 
@@ -60,7 +59,7 @@ def run_agent(directory: str, task: str) -> int:
         return 0
     schedule_as_batch()
     trial = Trial.model_validate_json((folder / TRIAL_FILE).read_text())
-    if isinstance(trial.workload, ScriptOptions) and not trial.workload.writes_are_fine:
+    if trial.script is not None and not trial.script.writes_are_fine:
         layers, _ = create_scratch(away_from=Path.cwd())  # the controller removes it
         isolation.enter(layers, [folder])
         os.environ |= TRACKERS_OFF
@@ -68,7 +67,7 @@ def run_agent(directory: str, task: str) -> int:
     if trial.nodes == 1:
         os.environ |= ON_LOOPBACK
     store: RankStore = FileOfRanks()
-    if trial.nodes > 1 or trial.workload.trains_itself:
+    if trial.nodes > 1 or trial.script is not None:
         store = nodes_store = NodesStore(trial.nodes, place)
         place = nodes_store.place
     os.environ[STORE_VARIABLE] = store.address()
@@ -165,7 +164,7 @@ def rank_main(
         logs.mkdir(parents=True)
         _redirect(logs / "stdout.log", logs / "stderr.log")
         faulthandler.register(signal.SIGUSR1, all_threads=True)
-        if not trial.workload.trains_itself:  # a script configures its own
+        if trial.script is None:  # a script configures its own
             logging.basicConfig(level=logging.WARNING)
         succeeded = run_rank(trial, folder, tasks[task])
         sys.stdout.flush()
@@ -176,7 +175,7 @@ def rank_main(
         os._exit(STORAGE_EXIT)  # not even its record can be written
     if not succeeded:
         os._exit(REPORTED)  # the process group may be broken: a tidy end could wait for ever
-    if trial.workload.trains_itself:
+    if trial.script is not None:
         os._exit(0)  # threads of the script may wait for ever
 
 

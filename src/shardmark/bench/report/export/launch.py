@@ -35,7 +35,6 @@ from shardmark.bench.report.export.launch_configuration import (
 )
 from shardmark.ranks.measure.system.environment import is_stored
 from shardmark.ranks.trial import Trial
-from shardmark.ranks.workloads.script.options import ScriptOptions
 
 SCRIPT, SETTINGS = "launch.sh", "settings.json"
 ACCELERATE, DEEPSPEED = "accelerate.yaml", "deepspeed.json"
@@ -174,8 +173,8 @@ def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTri
         first = error.errors()[0]
         reason = f"its {'.'.join(map(str, first['loc']))} cannot be read: {first['msg']}"
         raise InputError(f"trial {result.id}", reason, "name another: --trial NAME") from None
-    if isinstance(trial.workload, ScriptOptions):
-        script = trial.workload.command.removeprefix("python ")
+    if trial.script is not None:
+        script = trial.script.command.removeprefix("python ")
         raise InputError(
             f"trial {result.id}",
             "it is a script, which needs no configuration",

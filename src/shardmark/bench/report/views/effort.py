@@ -127,7 +127,7 @@ def _efforts(rows: Sequence[Row]) -> Iterator[Effort]:
             strategy = trial.built_strategy
         except (ValidationError, ShardmarkError):
             continue  # an earlier version's, or a plug-in's that is not installed
-        if trial.workload.trains_itself:
+        if trial.script is not None:
             continue
         yield Effort(
             strategy=row.strategy,

@@ -16,7 +16,6 @@ class ScriptOptions(WorkloadOptions):
     """A training script of your own, unchanged."""
 
     verified_samples: ClassVar[int] = 0
-    trains_itself: ClassVar[bool] = True
 
     name: Literal["script"] = "script"
     command: str = ""
