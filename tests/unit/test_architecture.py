@@ -22,11 +22,11 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 31, 6_800),
-    "compare": (("cli/compare.py",), 67, 11_300),
-    "plan": (("cli/plan.py",), 118, 21_850),
-    "run": (("cli/run.py",), 150, 25_950),
-    "time": (("cli/time.py",), 152, 26_150),
-    "verify": (("cli/verify.py",), 136, 23_550),
+    "compare": (("cli/compare.py",), 67, 10_950),
+    "plan": (("cli/plan.py",), 118, 21_500),
+    "run": (("cli/run.py",), 150, 25_600),
+    "time": (("cli/time.py",), 152, 25_800),
+    "verify": (("cli/verify.py",), 136, 23_150),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,8 +35,8 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (72, 11_050)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 68_020
-SHORT_HELPERS = 242
+SOURCE_LINES = 67_660
+SHORT_HELPERS = 241
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

@@ -425,17 +425,15 @@ def _compare(
         nonlocal shown
         if len(done := _finished(folder)) > shown:
             count = f"{before + len(done)}/{before + len(names)}"
-            decided = [_decided(verdict) for verdict in done[max(shown, 0) :]]
-            listener.doing("; ".join((f"comparing with the reference [{count}]", *decided)))
+            texts = [f"comparing with the reference [{count}]"]
+            for verdict in done[max(shown, 0) :]:
+                cause = f" ({verdict.cause.text})" if verdict.cause is not None else ""
+                texts.append(f"{verdict.strategy}: {verdict_text(verdict)}{cause}")
+            listener.doing("; ".join(texts))
             shown = len(done)
 
     ending = engine.run(folder, trial_seconds=LIMIT_SECONDS, on_tick=show_progress, task="compare")
     return ending, _finished(folder)
-
-
-def _decided(verdict: Verdict) -> str:
-    cause = f" ({verdict.cause.text})" if verdict.cause is not None else ""
-    return f"{verdict.strategy}: {verdict_text(verdict)}{cause}"
 
 
 def _finished(folder: Path) -> list[Verdict]:

@@ -56,7 +56,11 @@ def run_rank(trial: Trial, directory: Path, task: Task) -> bool:
     Returns True if it succeeded.  Otherwise the rank's record holds the error.
     """
     report = RankReport(directory, rank=int(os.environ["RANK"]))
-    subject = _subject_of(trial)
+    subject = Subject(trial)
+    if trial.script is not None:
+        from shardmark.ranks.train.script import ScriptSubject
+
+        subject = ScriptSubject(trial)
     try:
         subject.run(task, directory, report)
         if dist.is_initialized():
@@ -106,14 +110,6 @@ class Subject:
         holds = self.trial.layout.ranks[int(os.environ["RANK"])].holds
         sharded = min(holds.parameters, holds.gradients, holds.optimizer_state) < 1
         return refusal_of(error, self.trial.strategy.name if sharded else None) or error
-
-
-def _subject_of(trial: Trial) -> Subject:
-    if trial.script is None:
-        return Subject(trial)
-    from shardmark.ranks.train.script import ScriptSubject
-
-    return ScriptSubject(trial)
 
 
 def _message(error: Exception) -> str:
