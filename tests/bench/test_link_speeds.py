@@ -20,8 +20,13 @@ from benchmarks.cluster.link_speeds import (
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.schema import TrialResult
-from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
-from tests.runs import FIRST_STEP_AT_SECONDS
+from tests.golden.invented import (
+    EXPERIMENT,
+    FIRST_STEP_AT_SECONDS,
+    invented_rank,
+    invented_trial,
+    write_run,
+)
 
 BATCH = 64
 RATES = {"eth0": 39e6, "lo": 78e6}

@@ -16,8 +16,14 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.results.verification import Cause, Verdict, Verification, write_verification
-from tests.golden.invented import invented_verdict, write_run
-from tests.runs import FIRST_STEP_AT_SECONDS, sample_line, server_record, trained_trial
+from tests.golden.invented import (
+    FIRST_STEP_AT_SECONDS,
+    invented_verdict,
+    sample_line,
+    server_record,
+    trained_trial,
+    write_run,
+)
 
 STEPS, STEP_SECONDS = 60, 0.125
 STRATEGIES = ("ddp", "fsdp", "zero-1", "zero-3", "ps-sync", "ps-async")

@@ -13,7 +13,7 @@ from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
 from shardmark.ranks.measure.memory.tensors import live_tensor_bytes, storage_bytes
-from shardmark.ranks.strategies import build_strategy
+from shardmark.ranks.strategies import STRATEGIES, build_strategy
 from shardmark.ranks.strategies.base import RankContext, Server
 from shardmark.ranks.train.probe import HeldSpans
 from shardmark.ranks.workloads import build_workload, check_data
@@ -343,3 +343,9 @@ def test_buckets_are_counted_once(tmp_path: Path) -> None:
     """Parameters, momentum and buckets; statistics of batch norms are small."""
     for held, parameters in run_ranks(level, world_size=2, directory=tmp_path):
         assert held == pytest.approx(3 * parameters, rel=0.05)
+
+
+def test_the_default_run_trains_every_strategy() -> None:
+    """`dp` needs several devices; `ps-bounded` differs from `ps-async` by waiting workers."""
+    rows = [row for group in DEFAULT_GROUPS for row in ROWS[group].values()]
+    assert STRATEGIES.keys() - {row.options["name"] for row in rows} == {"dp", "ps-bounded"}

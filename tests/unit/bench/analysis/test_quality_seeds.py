@@ -14,8 +14,7 @@ from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.epochs import epochs_of
 from shardmark.bench.report.table.comparison import comparison_json
 from shardmark.bench.report.table.notes import notes_of
-from tests.golden.invented import invented_trial
-from tests.runs import two_epoch_rank
+from tests.golden.invented import invented_trial, two_epoch_rank
 
 DDP = (0.0463, 0.060, 0.010, 0.044)
 FSDP = (0.0663, 0.040, 0.066, 0.064)

@@ -14,8 +14,7 @@ from shardmark.base.table.formats import Format
 from shardmark.base.text import terminal_width
 from shardmark.bench.report.answers.answers import answer_lines
 from shardmark.bench.report.answers.overview import overview
-from tests.golden.invented import invented_trial, write_run
-from tests.runs import compare_trials, trained_trial
+from tests.golden.invented import compare_trials, invented_trial, trained_trial, write_run
 
 VIEWS = {
     "scaling": ("scaling", "Strong scaling", 3),

@@ -21,8 +21,7 @@ from shardmark.extras.studies.against import Against, ClaimPair, Finding, Pair, 
 from shardmark.extras.studies.against_view import against_tables, quantity_of
 from shardmark.extras.studies.study import DERIVED, Batch, load_study, studies, study_names
 from tests import ROOT
-from tests.golden.invented import write_run
-from tests.runs import detection_trial
+from tests.golden.invented import detection_trial, write_run
 
 OTHERS = StabilityFinding(
     kind=StabilityKind.OTHER_PROCESSES, text="other programs used 80 % of the CPU", severity=0.8

@@ -17,8 +17,8 @@ from shardmark.extras.studies.against import Against, set_against
 from shardmark.extras.studies.against_view import against_tables
 from shardmark.extras.studies.published_figure import published_figures
 from shardmark.extras.studies.study import load_study
-from tests.golden.invented import write_run
-from tests.runs import detection_trial, series_named
+from tests.golden.invented import detection_trial, write_run
+from tests.unit.bench.report.figures.test_content import series_named
 
 STRATEGIES = ("ddp", "fsdp", "zero-1")
 OTHERS = StabilityFinding(

@@ -14,8 +14,7 @@ from shardmark.bench.report.views.registry import find_view
 from shardmark.predict.when.crossings import BestRange, RangeLine
 from shardmark.predict.when.measured import measured_lines
 from shardmark.predict.when.view import axis_value, when_tables
-from tests.golden.invented import invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_trial
 
 AXIS = "recipe.global_batch"
 Rates = Mapping[str, Mapping[int, Sequence[float]]]

@@ -18,8 +18,7 @@ from shardmark.base.results.schema import (
 from shardmark.base.results.store import load_run
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.rounding import rounding_of
-from tests.golden.invented import EXPERIMENT, invented_rank, write_run
-from tests.runs import trained_trial
+from tests.golden.invented import EXPERIMENT, invented_rank, trained_trial, write_run
 
 BATCH = 64
 MIB = 2.0**20

@@ -12,8 +12,13 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.results.store import StoredRun, load_run
-from tests.golden.invented import STARTED_AT_SECONDS, invented_rank, invented_trial, write_run
-from tests.runs import with_epochs
+from tests.golden.invented import (
+    STARTED_AT_SECONDS,
+    invented_rank,
+    invented_trial,
+    with_epochs,
+    write_run,
+)
 
 OK, BROKEN = "ddp-w2-fp32-r0-0a1b2c3d", "fsdp-w2-fp32-r0-4e5f6a7b"
 STEPS = 4

@@ -19,7 +19,7 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.statistics.intervals import estimate_mean
-from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.series import (
     MAX_POINTS,
@@ -31,20 +31,27 @@ from shardmark.bench.analysis.compare.series import (
     thinned,
 )
 from shardmark.bench.analysis.compare.step_time import step_time
-from shardmark.bench.report.figures import over_time
+from shardmark.bench.report.figures import Figure, Panel, Series, figures_of, over_time
 from shardmark.bench.report.figures.drawing import _x_channel
 from shardmark.bench.report.figures.entries import Entry, groups_of
-from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import (
-    figures_by_name,
+from tests.golden.invented import (
+    invented_rank,
+    invented_trial,
     sample_line,
-    series_named,
     server_record,
     store_and_compare,
     two_epoch_rank,
 )
 
 MEBIBYTE = 2**20
+
+
+def figures_by_name(comparison: Comparison) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures_of(comparison)}
+
+
+def series_named(panel: Panel, name: str) -> Series:
+    return next(series for series in panel.series if series.name == name)
 
 
 def trials(repeats: int = 2) -> list[TrialResult]:

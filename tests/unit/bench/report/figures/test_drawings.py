@@ -24,8 +24,7 @@ from shardmark.bench.report.figures.drawing import (
     panel_spec,
     write_images,
 )
-from tests.golden.invented import invented_trial
-from tests.runs import store_and_compare, two_epoch_rank
+from tests.golden.invented import invented_trial, store_and_compare, two_epoch_rank
 
 HOSTILE = (
     "<script>alert(1)</script>",

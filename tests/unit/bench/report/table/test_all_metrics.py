@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from shardmark.bench.report.views.registry import find_view
-from tests.golden.invented import invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_trial
 
 
 def test_every_measured_metric_has_a_line() -> None:

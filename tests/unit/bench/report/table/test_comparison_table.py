@@ -20,8 +20,7 @@ from shardmark.base.table.formats import Format, render_tables
 from shardmark.base.text import render_json
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.report.table.comparison import WIDE, comparison_json, comparison_table
-from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_rank, invented_trial
 
 
 def single_and_ddp(repeats: Sequence[int] = (0, 1), **fields: Any) -> list[TrialResult]:

@@ -12,8 +12,7 @@ from shardmark.base.results.store import Damaged
 from shardmark.bench.report.answers.overview import overview
 from shardmark.bench.report.table.comparison import WIDE
 from shardmark.bench.report.table.notes import MOST_LINES, NoteKind, brief_notes, notes_of
-from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_rank, invented_trial
 
 
 def texts(*trials: TrialResult, kind: NoteKind) -> list[str]:

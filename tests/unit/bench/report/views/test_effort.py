@@ -11,8 +11,7 @@ from shardmark.base.table.table import Missing, Table
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.report.page.page import render_page
 from shardmark.bench.report.views.registry import find_view
-from tests.golden.invented import invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_trial
 from tests.unit.bench.report.export.test_launch import planned, stored
 
 

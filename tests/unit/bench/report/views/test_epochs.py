@@ -12,8 +12,7 @@ from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.analysis.compare.epochs import epochs_of, training_seconds
 from shardmark.bench.report.views.epochs import epochs_tables, time_to_tables
-from tests.golden.invented import invented_trial
-from tests.runs import compare_trials, detection_trial, trained_trial
+from tests.golden.invented import compare_trials, detection_trial, invented_trial, trained_trial
 
 FAILED: dict[str, Any] = {"outcome": Outcome.FAILED, "failure": Failure(reason="x")}
 TOP1 = "accuracy_top1"

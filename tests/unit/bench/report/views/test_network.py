@@ -40,8 +40,13 @@ from shardmark.bench.report.views.network import links_table, network_json, netw
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.strategies import build_strategy
-from tests.golden.invented import invented_rank, invented_trial
-from tests.runs import FIRST_STEP_AT_SECONDS, compare_trials, store_and_compare
+from tests.golden.invented import (
+    FIRST_STEP_AT_SECONDS,
+    compare_trials,
+    invented_rank,
+    invented_trial,
+    store_and_compare,
+)
 
 STEPS = 39
 """Measured ones of an invented rank."""

@@ -10,8 +10,7 @@ from shardmark.base.results.schema import Failure, Outcome, TrialResult
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.report.views.scaling import scaling_tables
-from tests.golden.invented import invented_trial
-from tests.runs import compare_trials
+from tests.golden.invented import compare_trials, invented_trial
 
 RATES = {("single", 1): 100.0, ("ddp", 2): 150.0, ("ddp", 4): 240.0}
 
