@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Literal
 
-from shardmark.base.traffic import FROZEN_ELEMENT_BYTES, ModelSize
-from shardmark.ranks.costs.base import FP32_BYTES
+from shardmark.base.traffic import ModelSize
+from shardmark.ranks.costs.base import FP32_BYTES, UnitSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,27 +71,16 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
+class Unit(UnitSize):
     """Consecutive layers whose parameters are gathered together: a block, or layers between two."""
 
     name: str
-    parameters: int
-    """Number of elements."""
-    trained_parameters: int
     forward: tuple[Operation, ...]
     backward: tuple[Operation, ...]
     repeated: tuple[Operation, ...] = ()
     """Operations of the forward pass that the backward pass computes again."""
     saved_bytes: Amount = Amount()
     """Activations that the forward pass saves for the backward pass."""
-    block: bool = True
-    """True if it is gathered alone; layers between blocks are gathered for the full pass."""
-    sizes: tuple[int, ...] = ()
-    """Number of elements of each trained parameter."""
-    replicated_fraction: float = 0.0
-    """Fraction of its parameters that tensor parallelism replicates on every rank."""
-    frozen_element_bytes: float = FROZEN_ELEMENT_BYTES
-    """Mean bytes of an element of its frozen parameters, as they are stored."""
     gradient_bytes: float = 0.0
     """Bytes of all its gradients, in the type in which they are computed."""
     forward_moments: tuple[Moment, ...] = ()

@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shardmark.base.layout import ActivationSharding, Layout
 from shardmark.base.recipe import Recipe
-from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
+from shardmark.base.traffic import FROZEN_ELEMENT_BYTES, ModelSize, RequiredTraffic, Traffic
 from shardmark.ranks.strategies.base import Strategy, samples_of_share
 
 if TYPE_CHECKING:
@@ -28,33 +28,22 @@ BUCKET_MB = 25.0
 NO_MODEL = ModelSize(parameters=0, trained_parameters=0)
 
 
-class UnitSize(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitSize:
     """Layers of a model whose parameters are gathered together.  Sizes count elements."""
 
-    @property
-    def parameters(self) -> int: ...
+    parameters: int
+    trained_parameters: int
+    sizes: tuple[int, ...] = ()
+    """Number of elements of each trained parameter."""
+    block: bool = True
+    """True for a unit that is gathered by itself.
 
-    @property
-    def trained_parameters(self) -> int: ...
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of elements of each trained parameter."""
-
-    @property
-    def block(self) -> bool:
-        """True for a unit that is gathered by itself.
-
-        Layers between blocks belong to the root, which stays gathered for a full pass.
-        """
-
-    @property
-    def frozen_element_bytes(self) -> float:
-        """Mean bytes of an element of its frozen parameters, as they are stored."""
-
-    @property
-    def replicated_fraction(self) -> float:
-        """Fraction of the unit's parameters that tensor parallelism replicates on every rank."""
+    Layers between blocks belong to the root, which stays gathered for a full pass."""
+    frozen_element_bytes: float = FROZEN_ELEMENT_BYTES
+    """Mean bytes of an element of its frozen parameters, as they are stored."""
+    replicated_fraction: float = 0.0
+    """Fraction of its parameters that tensor parallelism replicates on every rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

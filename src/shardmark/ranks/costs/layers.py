@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from shardmark.base.layout import ActivationSharding, Mesh
 from shardmark.base.traffic import ModelSize, RequiredTraffic, Traffic
@@ -31,32 +31,6 @@ if TYPE_CHECKING:
     from shardmark.ranks.workloads.base import Workload
 
 
-class _TensorUnit(NamedTuple):
-    """A unit with the replicated parameters counted once for each tensor-parallel rank.
-
-    A rank holds this number of parameters divided by the number of those ranks.
-    """
-
-    parameters: int
-    trained_parameters: int
-    sizes: tuple[int, ...]
-    block: bool
-    frozen_element_bytes: float
-    replicated_fraction: float
-
-    @classmethod
-    def create(cls, unit: UnitSize, tensor_ranks: int) -> _TensorUnit:
-        factor = 1 + (tensor_ranks - 1) * unit.replicated_fraction
-        return cls(
-            round(factor * unit.parameters),
-            round(factor * unit.trained_parameters),
-            unit.sizes,
-            unit.block,
-            unit.frozen_element_bytes,
-            unit.replicated_fraction,
-        )
-
-
 class LayeredCosts(Costs[Layered]):
     """Costs of tensor parallelism, pipelines, and their products with DDP or FSDP2."""
 
@@ -74,7 +48,7 @@ class LayeredCosts(Costs[Layered]):
         """
         factors = self._factors(cell)
         holds = self.strategy.holds(cell.world_size, cell.nodes)
-        units = tuple(_TensorUnit.create(unit, factors.tensor) for unit in cell.units)
+        units = tuple(_with_replicas(unit, factors.tensor) for unit in cell.units)
         has_buckets = factors.data > 1 and not self.strategy.is_sharded(factors)
         state = super().step_state(replace(cell, units=units))
         trained = sum(unit.trained_parameters for unit in units)
@@ -299,6 +273,19 @@ class LayeredCosts(Costs[Layered]):
         )
         sends = pipeline_sends(stages, workload, factors.pipeline) if stages else {}
         return {**counted, **sends}
+
+
+def _with_replicas(unit: UnitSize, tensor_ranks: int) -> UnitSize:
+    """Count the replicated parameters once for each tensor-parallel rank.
+
+    A rank holds the returned number of parameters divided by the number of those ranks.
+    """
+    factor = 1 + (tensor_ranks - 1) * unit.replicated_fraction
+    return replace(
+        unit,
+        parameters=round(factor * unit.parameters),
+        trained_parameters=round(factor * unit.trained_parameters),
+    )
 
 
 class UlyssesCosts(Costs[Ulysses]):

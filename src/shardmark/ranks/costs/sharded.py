@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from shardmark.ranks.costs.base import (
     buckets,
     stored_bytes,
     times,
+    updated_tensor,
 )
 from shardmark.ranks.costs.zero_buckets import BucketState, reduced_in_buckets, retained_elements
 from shardmark.ranks.strategies.base import is_native
@@ -140,158 +141,111 @@ class FSDPCosts(Costs[FSDP]):
         }
 
     def step_state(self, cell: Cell) -> StepState:
-        """State as `fully_shard` of torch 2.15 allocates and frees it.
+        """State as `fully_shard` of torch 2.15 allocates and frees it, here of three blocks:
 
-        A gather has a buffer for its message, from which parameters are copied.  In the forward
-        pass the buffer stays until the next unit's is allocated.  The backward pass gathers one
-        unit ahead, and keeps the message of the gradients that were reduced last.
+        ```text
+                     forward pass        backward pass
+        in block     1     2     3       3     2     1
+        root         P     P     P       P     P     P
+        block 1     M,P    M                   P     P
+        block 2           M,P    M       P     P     G
+        block 3                 M,P      P     G
+
+        P  gathered parameters
+        M  message of a gather, from which they are copied; it stays until the next block's exists
+        G  message of gradients; it stays until the next block's exists
+        ```
+
+        So the forward pass enters a block with the messages of two, and the backward pass gathers
+        one block ahead.  Without resharding, P stays from the forward to the backward pass.
         """
-        units, recipe = cell.units, cell.recipe
+        recipe, weight_bytes = cell.recipe, cell.weight_bytes
         group = self.strategy.group(cell.world_size, cell.nodes)
         width = self._gathered_bytes(recipe)
         padding = Padding.create(cell.size, group, width)
-        gradient_width, part = padding.gradients * cell.weight_bytes, padding.gradients / group
-        blocks = [unit.block and self.strategy.wrap != "root" for unit in units]
-        unit_bytes = [padding.parameters * stored_bytes(unit, width) for unit in units]
-        gathered = [size if block else 0.0 for size, block in zip(unit_bytes, blocks, strict=True)]
-        root = sum(unit_bytes) - sum(gathered)
+        gradient_width, part = padding.gradients * weight_bytes, padding.gradients / group
+        accumulates, offloads = recipe.gradient_accumulation > 1, recipe.cpu_offload
+        blocks = [unit.block and self.strategy.wrap != "root" for unit in cell.units]
+        full = [padding.parameters * stored_bytes(unit, width) for unit in cell.units]
+        gathered = [block * size for block, size in zip(blocks, full, strict=True)]
         messages = [
-            gradient_width * unit.trained_parameters if block else 0.0
-            for unit, block in zip(units, blocks, strict=True)
+            block * gradient_width * unit.trained_parameters
+            for block, unit in zip(blocks, cell.units, strict=True)
         ]
-        trained = cell.all_trained_parameters
-        accumulates = recipe.gradient_accumulation > 1
-        early_gradients = cell.weight_bytes * trained if accumulates else 0.0
+        # The root retains full gradients.  All that is retained exists if passes accumulate.
+        retained = [
+            weight_bytes
+            * unit.trained_parameters
+            * (((0.0 if offloads else part) if block else 1.0) - accumulates)
+            for block, unit in zip(blocks, cell.units, strict=True)
+        ]
         shard = padding.parameters / group * cell.stored_bytes
-        gradient_shard = part * cell.weight_bytes * trained
-        offloads = recipe.cpu_offload
+        gradient_shard = part * weight_bytes * cell.all_trained_parameters
         host = HostState(
             resident=shard + gradient_shard,
             fetched=self._gathers(recipe) * shard,
             handed_back=gradient_shard,
         )
-        on_device = 0.0 if offloads else part
-        retained = [
-            cell.weight_bytes
-            * unit.trained_parameters
-            * ((on_device if block else 1.0) - bool(early_gradients))
-            for unit, block in zip(units, blocks, strict=True)
-        ]
         copies = 2 if cell.device_type == "cpu" else 1  # gloo gathers into memory of its own
+        root = sum(full) - sum(gathered)
+        states = self._unit_states(gathered, messages, root, copies)
         return StepState(
             host=host if offloads else None,
             parameters=0.0 if offloads else shard,
             optimizer_share=part,
-            gradients=early_gradients,
+            gradients=weight_bytes * cell.all_trained_parameters if accumulates else 0.0,
             fresh_gradients=0.0 if accumulates else 1.0,
             units=tuple(
-                replace(forward, **backward, retained_gradients=size)
-                for forward, backward, size in zip(
-                    self._forward(gathered, root, copies),
-                    self._backward(gathered, messages, root, copies),
-                    retained,
-                    strict=True,
-                )
+                replace(state, retained_gradients=size)
+                for state, size in zip(states, retained, strict=True)
             ),
         )
 
-    def _forward(self, gathered: Sequence[float], root: float, copies: int) -> list[UnitState]:
-        """Bytes of gathered parameters and messages in the forward pass of each unit."""
-        keeps = 0.0 if self.strategy.reshard_after_forward else 1.0
-        states = []
-        before, message = 0.0, root
-        for size in gathered:
-            messages = message + copies * size if size else 0.0
-            states.append(
-                UnitState(
-                    entering_forward=root + messages + keeps * before,
-                    forward=root + (2 * size or (0.0 if before else root)) + keeps * before,
-                )
-            )
-            message = size or message
-            before += size
-        return states
-
-    def _backward(
+    def _unit_states(
         self, gathered: Sequence[float], messages: Sequence[float], root: float, copies: int
-    ) -> list[dict[str, float]]:
-        """Fields of `UnitState` about the backward pass of each unit.
-
-        `messages` are the bytes of each unit's gradients as they are sent.
-        """
+    ) -> Iterator[UnitState]:
+        """Yield the bytes of P, M and G at each unit, from those of its P and G alone."""
         keeps = not self.strategy.reshard_after_forward
-        states: list[dict[str, float]] = []
-        last_message = 0.0
-        for index in reversed(range(len(gathered))):
-            prefetched = next((size for size in reversed(gathered[:index]) if size), 0.0)
-            others = root + ((sum(gathered[:index]) if keeps else 0.0) or prefetched)
-            backward = others + gathered[index] + last_message
-            last_message = messages[index] or last_message
-            states.append(
-                {
-                    "entering_backward": backward + (0.0 if keeps else (copies - 1) * prefetched),
-                    "backward": backward,
-                    "reducing": others + messages[index] if messages[index] else 0.0,
-                }
+        before = last = 0.0  # of all earlier blocks, and of the one before
+        for index, size in enumerate(gathered):
+            message = messages[index]
+            later_message = next(filter(None, messages[index + 1 :]), 0.0)
+            ahead = root + ((before if keeps else 0.0) or last)
+            backward = ahead + size + later_message
+            entering = (last or root) + copies * size if size else 0.0
+            yield UnitState(
+                entering_forward=root + entering + keeps * before,
+                forward=root + (2 * size or (0.0 if before else root)) + keeps * before,
+                entering_backward=backward + (0.0 if keeps else (copies - 1) * last),
+                backward=backward,
+                reducing=ahead + message if message else 0.0,
             )
-        return states[::-1]
+            before += size
+            last = size or last
 
 
-class _FlatUnit(NamedTuple):
-    """A unit whose parameters are parts of one flat parameter."""
+class FSDP1Costs(FSDPCosts):
+    """Costs of torch's first FSDP: those of FSDP2 with flat parameters, which need no padding."""
 
-    parameters: int
-    trained_parameters: int
-    sizes: tuple[int, ...]
-    block: bool
-    frozen_element_bytes: float
-    replicated_fraction: float
-
-    @classmethod
-    def create(cls, unit: UnitSize) -> _FlatUnit:
-        trained = unit.parameters if unit.trained_parameters else 0
-        return cls(
-            unit.parameters,
-            trained,
-            unit.sizes,
-            unit.block,
-            unit.frozen_element_bytes,
-            unit.replicated_fraction,
+    def __init__(self, strategy: FullyShardedFirst) -> None:
+        second = FSDP(
+            name=strategy.name,
+            reshard_after_forward=strategy.reshard_after_forward,
+            wrap=strategy.wrap,
+            mixed_precision="autocast",
         )
-
-
-class FSDP1Costs(Costs[FullyShardedFirst]):
-    """Costs of torch's first FSDP, which gathers flat parameters unit by unit."""
+        super().__init__(second)
 
     def _gathers(self, recipe: Recipe) -> int:
-        return 2 * recipe.gradient_accumulation if self.strategy.reshard_after_forward else 1
-
-    def _units(self, size: ModelSize) -> int:
-        return 1 if self.strategy.wrap == "root" else size.units
+        """Without resharding, micro-batches before the last one leave parameters gathered."""
+        return super()._gathers(recipe) if self.strategy.reshard_after_forward else 1
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
-        """Without resharding, micro-batches before the last one leave parameters gathered."""
-        gathers, units = self._gathers(cell.recipe), self._units(cell.size)
-        gradient_bytes = cell.size.trained_parameters * cell.weight_bytes
-        parameter_bytes = stored_bytes(cell.size, cell.weight_bytes)
-        return RequiredTraffic(
-            traffic=(
-                Traffic(
-                    kind="all_gather",
-                    payload_bytes=gathers * parameter_bytes / cell.world_size,
-                    ranks=cell.world_size,
-                    calls=gathers * units,
-                ),
-                Traffic(
-                    kind="reduce_scatter",
-                    payload_bytes=gradient_bytes,
-                    ranks=cell.world_size,
-                    calls=units,
-                    copied_bytes=2 * gradient_bytes,
-                ),
-            ),
-            formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
-            " + (n-1)/n G",
+        required = super().required_traffic(cell)
+        gathered, reduced = required.traffic
+        return replace(
+            required,
+            traffic=(replace(gathered, copied_bytes=0.0), reduced),
             note=ROOT_NOTE if self.strategy.reshard_after_forward else None,
         )
 
@@ -308,19 +262,20 @@ class FSDP1Costs(Costs[FullyShardedFirst]):
 
     def library_work(self, cell: Cell) -> Mapping[str, float]:
         gathers = self._gathers(cell.recipe) * self._units(cell.size)
-        return {**super().library_work(cell), "fsdp1": 1, "fsdp1 gather": gathers}
+        update = {updated_tensor(cell.recipe): cell.size.trained_tensors}
+        return {**update, "fsdp1": 1, "fsdp1 gather": gathers}
 
     def step_state(self, cell: Cell) -> StepState:
-        """An approximation: the state of FSDP2 with the same options, without its padding.
+        """An approximation: the state of FSDP2 in its own mixed precision.
 
         A flat parameter with any trained part has a gradient of its full size.
         """
-        units = [_FlatUnit.create(unit) for unit in cell.units]
-        second = FSDP(
-            reshard_after_forward=self.strategy.reshard_after_forward, wrap=self.strategy.wrap
-        )
-        size = replace(cell.size, trained_matrices=())
-        return FSDPCosts(second).step_state(replace(cell, units=units, size=size))
+        units = [
+            replace(unit, trained_parameters=unit.parameters) if unit.trained_parameters else unit
+            for unit in cell.units
+        ]
+        flat = replace(cell, units=units, size=replace(cell.size, trained_matrices=()))
+        return FSDPCosts(replace(self.strategy, mixed_precision=None)).step_state(flat)
 
 
 class ZeroCosts(Costs[Zero]):
@@ -421,53 +376,42 @@ class ZeroCosts(Costs[Zero]):
         return 2 * elements <= self.strategy.max_reuse_distance
 
     def step_state(self, cell: Cell) -> StepState:
-        """State as DeepSpeed 0.19 allocates it: copies of the rank's shard, and buckets.
+        """State as DeepSpeed 0.19 allocates it, of which a rank of n holds:
 
-        Buckets of stages 1 and 2 have the type of the gradients, the bucket of stage 3 that of the
-        reduction, which is the type of the weights.
-        Stage 3 gathers ahead into one buffer, from which it copies each parameter, and keeps
-        parameters gathered that it uses soon.  Offloaded gradients of stages 1 and 2 leave by way
-        of a buffer for the largest one.
+        ```text
+                       stage 1             stage 2                 stage 3
+        parameters     all                 all                     1/n, and small ones in full
+        to be updated  1/n                 1/n                     1/n, in the type of the weights
+        gradients      all                 parameters with any     1/n, all the time
+                                           part in its 1/n
+        while they     2 buckets,          2 buckets,              1 bucket, all the time, in the
+        are reduced    or 1                or 1                    type of the weights
+        gathered       -                   -                       a buffer ahead, from which each
+                                                                   parameter is copied, and those
+                                                                   that are used again soon
+        ```
+
+        Offload moves what is 1/n to the host; gradients of stages 1 and 2 leave by way of a buffer
+        for the largest one.
         """
         stage, units, recipe = self.strategy.stage, cell.units, cell.recipe
         if stage == 0:
             return super().step_state(cell)
         width, part = self._element_bytes(recipe), 1 / cell.world_size
         parameter_bytes = sum(stored_bytes(unit, width) for unit in units)
-        gradient_bytes = width * cell.all_trained_parameters
         updated_shard = cell.weight_bytes * part * cell.all_trained_parameters
+        on_device = 0.0 if recipe.cpu_offload else 1.0
         bucket_elements = int(self.strategy.bucket_mb * MiB / FP32_BYTES)
         bucket = float(bucket_elements * (cell.weight_bytes if stage == 3 else width))
         overlaps = self.strategy.overlap_communication and cell.device_type == "cuda"
         buckets = bucket * (2 if overlaps else 1) if stage < 3 else 0.0
-        offloads, on_device = recipe.cpu_offload, 0.0 if recipe.cpu_offload else 1.0
-        host, buffers = None, bucket if stage == 3 else 0.0
-        if offloads:
-            if stage < 3:
-                buffers = width * max((size for unit in units for size in unit.sizes), default=0)
-            gathers = 2 * recipe.gradient_accumulation if stage == 3 else 0
-            host = HostState(
-                # fp32 parameters and gradients, and the parameters that are computed with
-                resident=2 * updated_shard + part * parameter_bytes,
-                fetched=gathers * part * parameter_bytes,
-                handed_back=part * gradient_bytes,
-                returned=part * parameter_bytes if stage < 3 else 0.0,
-                fused_update=True,  # DeepSpeedCPUAdam
-            )
+        buffers = bucket if stage == 3 else 0.0
+        if recipe.cpu_offload and stage < 3:
+            buffers = width * max((size for unit in units for size in unit.sizes), default=0)
         early_elements, bucket_states = self._reduced(cell, bucket_elements)
-        states = [
-            UnitState(
-                forward=forward,
-                backward=backward + width * reduced.during + buckets,
-                copied=width * reduced.copied,
-                retained_gradients=width * reduced.retained,
-            )
-            for (forward, backward), reduced in zip(
-                self._gathered_bytes(units, width), bucket_states, strict=True
-            )
-        ]
+        gathered = self._gathered_bytes(units, width)
         return StepState(
-            host=host,
+            host=self._host(cell, part * parameter_bytes, updated_shard),
             parameters=parameter_bytes * (on_device * part if stage == 3 else 1.0)
             + self._small_bytes(units, width),
             optimizer_state=on_device * updated_shard,
@@ -477,7 +421,30 @@ class ZeroCosts(Costs[Zero]):
             buffers=buffers,
             updating=on_device * updated_shard,  # the rest is freed before
             flat_update=True,
-            units=tuple(states),
+            units=tuple(
+                UnitState(
+                    forward=forward,
+                    backward=backward + width * reduced.during + buckets,
+                    copied=width * reduced.copied,
+                    retained_gradients=width * reduced.retained,
+                )
+                for (forward, backward), reduced in zip(gathered, bucket_states, strict=True)
+            ),
+        )
+
+    def _host(self, cell: Cell, shard: float, updated_shard: float) -> HostState | None:
+        """Offloaded state; `shard` is the rank's part of the bytes that are computed with."""
+        if not cell.recipe.cpu_offload:
+            return None
+        stage_3 = self.strategy.stage == 3
+        gradient_bytes = self._element_bytes(cell.recipe) * cell.all_trained_parameters
+        return HostState(
+            # fp32 parameters and gradients, and the parameters that are computed with
+            resident=2 * updated_shard + shard,
+            fetched=2 * cell.recipe.gradient_accumulation * shard if stage_3 else 0.0,
+            handed_back=1 / cell.world_size * gradient_bytes,
+            returned=0.0 if stage_3 else shard,
+            fused_update=True,  # DeepSpeedCPUAdam
         )
 
     def _reduced(self, cell: Cell, bucket: int) -> tuple[float, list[BucketState]]:
