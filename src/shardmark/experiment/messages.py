@@ -5,60 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
 from typing import NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shardmark.base.errors import InputError
+from shardmark.base.strict_yaml import parse_yaml
 
 Location = tuple[str | int, ...]
 
 _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 20
 _MOST_LISTED_NAMES = 60
-_SYNONYMS = {
-    alias: name
-    for name, aliases in {
-        "global_batch": "batch batchsize globalbatchsize trainbatchsize",
-        "per_rank_batch": "perdevicebatchsize perdevicetrainbatchsize microbatchsize",
-        "epochs": "numepochs numtrainepochs maxepochs nepochs",
-        "steps": "maxsteps numsteps trainsteps totalsteps iterations maxiters",
-        "lr": "learningrate",
-        "weight_decay": "wd",
-        "warmup_steps": "warmup numwarmupsteps",
-        "precision": "amp dtype mixedprecision torchdtype",
-        "gradient_accumulation": "accumulategradbatches gradientaccumulationsteps accumulation",
-        "gradient_clipping": "clip gradclip maxgradnorm gradientclipval clipgradnorm",
-        "activation_checkpointing": "gradientcheckpointing checkpointing recompute",
-        "strategy": "strategies",
-        "world_size": "worldsizes gpus ngpus numgpus devices ndevices ranks nprocs numprocesses",
-        "ranks_per_node": "nprocpernode gpuspernode devicespernode",
-        "repeats": "repeat repetitions runs numruns trials",
-        "trial_seconds": "timeout",
-        "loader_workers": "numworkers dataloadernumworkers",
-        "dataset data_dir": "data",
-        "data_dir": "dataroot datapath datasetpath root",
-        "width": "hiddensize dmodel nembd embeddim",
-        "sequence_length": "seqlen maxlength maxseqlen blocksize contextlength",
-        "fp32": "32 float float32 full 32true",
-        "fp16": "16 half float16 16mixed",
-        "cuda": "gpu",
-        "ddp": "distributeddataparallel ddpspawn horovod allreduce",
-        "fsdp": "fsdp2 fullyshard fullyshardeddataparallel",
-        "fsdp-hybrid": "hsdp hybridshard",
-        "zero-1 zero-2 zero-3": "zero deepspeed",
-        "zero-2": "deepspeedzero2 deepspeedstage2",
-        "zero-3": "deepspeedzero3 deepspeedstage3",
-        "tp": "tensorparallel",
-        "pp": "pipeline pipelineparallel gpipe",
-        "ulysses": "sequenceparallel contextparallel",
-        "ps-sync": "ps parameterserver",
-        "own": "custom mine",
-    }.items()
-    for alias in aliases.split()
-}
-"""Names of this package, separated by blanks, by the normalised names of other libraries."""
 
 
 def show(value: object) -> str:
@@ -79,7 +40,7 @@ def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]
     """Return names that equal the value up to case and `-_`, a synonym's name, or similar names."""
     allowed, text = list(names), str(value)
     for key in (_normalised(text), _normalised(text.rpartition(".")[2])):
-        for targets in ([key], [*map(_normalised, _SYNONYMS.get(key, "").split())]):
+        for targets in ([key], [*map(_normalised, _synonyms().get(key, "").split())]):
             for sections in (0, -1):  # first with the sections before the key
                 if equal := [
                     name
@@ -94,6 +55,14 @@ def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]
         else []
     )
     return [normalised[key] for key in similar]
+
+
+@cache
+def _synonyms() -> dict[str, str]:
+    """Names of this package, separated by blanks, by the normalised names of other libraries."""
+    text = files("shardmark.experiment").joinpath("synonyms.yaml").read_text(encoding="utf-8")
+    rows = parse_yaml(text, "synonyms.yaml").items()
+    return {alias: name for name, aliases in rows for alias in aliases.split()}
 
 
 def _normalised(text: str) -> str:

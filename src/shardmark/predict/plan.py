@@ -24,7 +24,7 @@ from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usabl
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
-from shardmark.predict.remedies import Remedy, fewest_devices, remedies_of
+from shardmark.predict.remedies import CHANNELS_LAST, Remedy, fewest_devices, remedies_of
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.layouts import searcher_of, winner_of
 from shardmark.predict.search.search import Search
@@ -433,7 +433,7 @@ def _plan_on(
     if request.assumed and nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
         rows += _best_on_fewer(planners, node.node.devices)
     if request.assumed:
-        notes += _channels_last_notes(planners, rows, nodes, on)
+        notes += _faster_notes(planners, rows, nodes, on)
     best: Search | None = None
     winner: Experiment | None = None
     if request.search:
@@ -476,23 +476,23 @@ def _plan_on(
     )
 
 
-def _channels_last_notes(
+def _faster_notes(
     planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int], on: str
 ) -> Iterator[str]:
-    """Yield what channels_last would change for the fastest strategy, if it is not chosen."""
+    """Yield what a change of the memory's layout gives the fastest strategy."""
     fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
-    fastest = _ranking("fastest", fitting).row if fitting else None
+    if not fitting:
+        return
+    fastest = _ranking("fastest", fitting).row
+    change = CHANNELS_LAST
     for planner in planners:
-        recipe = planner.cell.recipe
-        if fastest is None or recipe.channels_last or str(planner.cell.strategy) != fastest.label:
+        if str(planner.cell.strategy) != fastest.label or planner.cell.recipe.channels_last:
             continue
-        changed = recipe.model_copy(update={"channels_last": True})
-        other = replace(planner, cell=planner.cell.changed(recipe=changed))
+        other = replace(planner, cell=change.applied(planner.cell))
         speeds = (row.work_per_second for row in other.rows(nodes) if row.fit == "yes")
-        speed = max(speeds, default=0.0)
-        if speed > FASTER * fastest.work_per_second > 0:
-            ratio = speed / fastest.work_per_second
-            yield f"{fastest.label} on {on}, --set channels_last=true: {ratio:.2f}x the speed."
+        speed, before = max(speeds, default=0.0), fastest.work_per_second
+        if speed > FASTER * before > 0:
+            yield f"{fastest.label} on {on}, {change.setting}: {speed / before:.2f}x the speed."
         return
 
 

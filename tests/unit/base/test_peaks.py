@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 import pytest
 
-from shardmark.base.peaks import PEAK_BY_NAME, PEAKS, peak_flops_per_second
+from shardmark.base.peaks import peak_flops_per_second, shipped
+from shardmark.base.strict_yaml import parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -33,10 +36,12 @@ def test_peak_is_a_number_or_a_reason(
 
 
 def test_rows_are_plausible() -> None:
-    assert len(PEAK_BY_NAME) == sum(len(peak.names.split("|")) for peak in PEAKS)  # no name twice
-    for peak in PEAKS:
-        assert peak.source
-        assert peak.fp16 > peak.fp32
-        if peak.bf16 is not None:
-            assert peak.bf16 == peak.fp16
-            assert peak.tf32 == pytest.approx(peak.bf16 / 2, rel=0.025)
+    rows = parse_yaml(files("shardmark.base").joinpath("peaks.yaml").read_text(), "peaks.yaml")
+    assert len(shipped()) == sum(len(row["names"]) for row in rows)  # no name twice
+    for device in shipped().values():
+        assert device.source
+        peaks = {precision: peak or 0 for precision, peak in device.peaks.items()}
+        assert peaks["fp16"] > peaks["fp32"] > 0
+        if peaks["bf16"]:
+            assert peaks["bf16"] == peaks["fp16"]
+            assert peaks["tf32"] == pytest.approx(peaks["bf16"] / 2, rel=0.025)

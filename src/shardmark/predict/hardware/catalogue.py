@@ -50,7 +50,7 @@ class Card(Model):
     """Data sheet of a device: dense peaks, and links in one direction."""
 
     device: str | None = None
-    """Name that the driver reports; its peaks are in `base/peaks.py`."""
+    """Name that the driver reports; its peaks are in `base/peaks.yaml`."""
     peaks: Mapping[Literal["fp32", "tf32", "bf16", "fp16", "fp8"], PositiveFloat] = Field(
         default_factory=dict
     )

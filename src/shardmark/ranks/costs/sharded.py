@@ -206,7 +206,7 @@ class FSDPCosts(Costs[FSDP]):
     ) -> Iterator[UnitState]:
         """Yield the bytes of P, M and G at each unit, from those of its P and G alone."""
         keeps = not self.strategy.reshard_after_forward
-        before = last = 0.0  # of all earlier blocks, and of the one before
+        before = last = 0.0  # gathered bytes of all earlier blocks, and of the last of them
         for index, size in enumerate(gathered):
             message = messages[index]
             later_message = next(filter(None, messages[index + 1 :]), 0.0)
