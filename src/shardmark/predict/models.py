@@ -55,7 +55,8 @@ class Models:
 
         Raises `ShardmarkError` for a model that cannot be built or traced.
         """
-        from shardmark.predict.trace.trace import trace, with_optimizer
+        from shardmark.predict.trace.optimizers import with_optimizer
+        from shardmark.predict.trace.trace import trace
         from shardmark.ranks.strategies.parameters import check_parameters
 
         settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile)

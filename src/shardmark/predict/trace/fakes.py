@@ -1,0 +1,116 @@
+"""Lets a step run without memory: fake tensors, and a GPU's kernels on any machine."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep torch from printing the traceback of an operation that fake tensors refuse, and what
+    its kernels for this machine warn of."""
+    torch_logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, torch_logger.disabled = torch_logger.disabled, True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"torch\.")
+            yield
+    finally:
+        torch_logger.disabled = before
+
+
+@contextmanager
+def unpacked() -> Iterator[None]:
+    """Keep transformers from masking attention for samples that could be packed.
+
+    On fake tensors it cannot look; in a real step it finds one sample and uses causal kernels.
+    Packed documents have a mask of their own.
+    """
+    module = sys.modules.get("transformers.masking_utils")
+    name = "find_packed_sequence_indices"
+    original = getattr(module, name, None)
+    if original is not None:
+        setattr(module, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(module, name, original)
+
+
+@contextmanager
+def gpu_kernels() -> Iterator[None]:
+    """Trace attention as one fused kernel, and dropout with masks of one byte for each value.
+
+    A CPU's kernels decompose the first, and save factors for the second.
+    """
+    attention, dropout = functional.scaled_dot_product_attention, functional.dropout
+
+    def fused(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,  # noqa: ARG001
+        *causal: bool,
+        **others: Any,
+    ) -> Tensor:
+        return attention(query, key, value, attn_mask, 0.0, *causal, **others)
+
+    def masked(
+        input: Tensor,  # noqa: A002
+        p: float = 0.5,
+        training: bool = True,
+        inplace: bool = False,  # noqa: ARG001
+    ) -> Tensor:
+        return torch.native_dropout(input, p, True)[0] if training and p else input
+
+    functional.scaled_dot_product_attention = fused  # type: ignore[assignment]
+    functional.dropout = masked
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = attention
+        functional.dropout = dropout
+
+
+def make_fake(model: nn.Module, fake: FakeTensorMode, casts: torch.dtype | None) -> None:
+    """Replace parameters and buffers, in place, by fake tensors; tied ones stay tied."""
+    fakes: dict[int, Any] = {}
+
+    def converted(tensor: Tensor) -> Any:
+        if id(tensor) not in fakes:
+            is_cast = isinstance(tensor, nn.Parameter) and tensor.is_floating_point()
+            dtype = casts if casts is not None and is_cast else tensor.dtype
+            with fake:
+                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+            trained = tensor.requires_grad
+            fakes[id(tensor)] = (
+                nn.Parameter(empty, requires_grad=trained)
+                if isinstance(tensor, nn.Parameter)
+                else empty
+            )
+            setattr(fakes[id(tensor)], ELEMENT_BYTES, stored_element_bytes(tensor))
+        return fakes[id(tensor)]
+
+    originals = [*model.parameters(), *model.buffers()]  # alive, so that no other gets their id
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    tensors[name] = converted(tensor)
+    del originals

@@ -1,0 +1,178 @@
+"""Records the memory and the operations of a step of a model, unit by unit."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shardmark.base.recipe import Recipe
+from shardmark.predict.trace.chains import Chains
+from shardmark.predict.trace.compiled_code import CompiledCode
+from shardmark.predict.trace.live_bytes import LiveBytes, tensors_of
+from shardmark.predict.trace.operations import (
+    computes_nothing,
+    flops_of,
+    kind_of,
+    workspace_bytes,
+)
+from shardmark.predict.trace.tensor_sharding import TensorSharding, storage_key
+from shardmark.predict.trace.unit_trace import Pass, TracedUnits
+from shardmark.ranks.strategies.blocks import checkpointed_blocks
+from shardmark.ranks.workloads.base import Batch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.hooks import RemovableHandle
+
+
+class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
+    """Records a forward and a backward pass.
+
+    Hooks of the model's modules tell which unit computes, the dispatch mode which operations run
+    and what they hold, and `CompiledCode`, `Chains` and `TensorSharding` what would differ in a
+    compiled or in a divided model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        batch: Batch,
+        recipe: Recipe,
+        *,
+        device_type: str,
+        sharding: TensorSharding | None,
+    ) -> None:
+        self._sharding = sharding
+        self._device_type = device_type
+        self._repeats_forward = recipe.activation_checkpointing is True
+        self._chains = Chains()
+        self._compiled = CompiledCode(recipe.compile, self)
+        super().__init__((*model.parameters(), *model.buffers()))
+        fields = [getattr(batch, name) for name in batch.__dataclass_fields__]  # type: ignore[attr-defined]
+        self.add(tensors_of(fields), replicated=True)
+        self.batch_bytes = self._live_before = self.live
+        self._traced = TracedUnits(self.live)
+        self.units = self._traced.units
+        names = {module: name for name, module in model.named_modules()}
+        self.block_names = [names[block] for block in blocks]
+        checkpointed = checkpointed_blocks(blocks, recipe.activation_checkpointing)
+        self._checkpoints = {names[block] for block in checkpointed}
+        self._hooks = [*self._hooked(model, names, {*blocks}, recipe.compile)]
+
+    def _hooked(
+        self,
+        model: nn.Module,
+        names: Mapping[nn.Module, str],
+        blocks: Collection[nn.Module],
+        compiled: str,
+    ) -> Iterator[RemovableHandle]:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                yield parameter.register_post_accumulate_grad_hook(self._complete_gradient)  # type: ignore[no-untyped-call]
+        for module, name in names.items():
+            if module in blocks:
+                yield module.register_forward_pre_hook(partial(self._enter_block, name))
+                leave = partial(self._leave_block, compiled == "blocks")
+                yield module.register_forward_hook(leave)
+            else:
+                yield module.register_forward_pre_hook(self._enter_module)
+        if compiled == "model":
+            yield model.register_forward_pre_hook(self._compiled.note_node)
+            yield model.register_forward_hook(self._leave_compiled)
+
+    def _enter_block(self, name: str, module: nn.Module, inputs: object) -> None:
+        if not self._traced.in_backward:
+            if name in self._checkpoints:  # the block is computed again from its inputs
+                self._compiled.save(tensors_of(inputs))
+            self._traced.enter(name, self.live, block=True)
+            self._traced.assign(module.parameters())
+
+    def _leave_block(self, compiled: bool, _: nn.Module, __: object, outputs: object) -> None:
+        if not self._traced.in_backward:
+            if compiled:
+                self._compiled.save(tensors_of(outputs))
+            self._traced.enter(f"after {self.units[-1].name}", self.live, block=False)
+
+    def _enter_module(self, module: nn.Module, _: object) -> None:
+        self._traced.assign(module.parameters(recurse=False))
+
+    def _leave_compiled(self, _: nn.Module, __: object, outputs: object) -> None:
+        self._compiled.note_node()
+        self._compiled.save(tensors_of(outputs))
+
+    def backward(self, loss: Tensor) -> None:
+        """Run and record the backward pass, then remove the hooks."""
+        self._traced.end(self.live)
+        self._traced.in_backward = True
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        for hook in self._hooks:
+            hook.remove()
+        for unit in self.units:
+            unit.collect_moments()
+
+    def assign_rest(self, model: nn.Module) -> None:
+        """Assign the parameters that no module has used to the first unit."""
+        self._traced.assign_rest(model.parameters())
+        if self._sharding is not None:
+            for unit in self.units:
+                unit.replicated_fraction = self._sharding.replicated_fraction(unit.parameters)
+
+    def _complete_gradient(self, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        unit = self._traced.owner(parameter)
+        unit.moments["gradient"].append((self.live, unit.gradient_bytes))
+        size = sum(map(self.release, tensors_of(parameter.grad)))
+        unit.gradient_bytes += size
+        unit.reduced_bytes = self.live
+
+    def on_removed(self, storage: int) -> None:
+        super().on_removed(storage)
+        self._chains.forget(storage)
+        self._compiled.recomputed.pop(storage, None)
+        if self._sharding is not None:
+            self._sharding.forget(storage)
+
+    def before_operation(self) -> None:
+        self._live_before = self.live
+
+    def after_operation(self, function: Any, args: Any, kwargs: Any, outputs: Any) -> None:
+        node, recomputes = self._traced.go_to_node()
+        in_backward, at, unit = self._traced.in_backward, self._traced.at, self._traced.present
+        in_pass: Pass = "backward" if in_backward else "forward"
+        if in_backward and not unit.moments["backward"]:
+            unit.entered_bytes = self._live_before
+            self._compiled.free_outputs_after(at)
+        packet = function.overloadpacket
+        kind = kind_of(packet, args)
+        read, written = tensors_of((args, kwargs)), tensors_of(outputs)
+        is_view = computes_nothing(function, read, written)
+        message_bytes = 0
+        if self._sharding is not None:
+            message_bytes, replicated_bytes = self._sharding.follow(
+                packet, read, written, backward=in_backward and not recomputes
+            )
+            self.add_replicated(replicated_bytes)
+        compiled = not is_view and self._compiled.includes(unit, node, in_backward=in_backward)
+        fused = compiled and kind == "other"
+        if fused and (not in_backward or recomputes):
+            self._compiled.leave_unsaved(written)
+        inputs = set() if fused or is_view else {storage_key(tensor) for tensor in read}
+        internal_bytes = workspace_bytes(packet, args, self._device_type)
+        internal_bytes += sum(self._compiled.recomputed.get(key, 0) for key in inputs)
+        live = self.live.plus(internal_bytes, message_bytes)
+        unit.moments[in_pass].append((live, unit.gradient_bytes))
+        if is_view or (recomputes and self._repeats_forward):
+            return
+        if compiled and not (fused or in_backward) and unit.name not in self._checkpoints:
+            self._compiled.save_outputs(at, written)
+        operations = unit.operations["repeated" if recomputes else in_pass]
+        work = self._chains.work(operations, kind, fused=fused)
+        flops, is_replicated = flops_of(function, args, kwargs, outputs), True
+        again = self._compiled.recomputed if in_backward else ()
+        for tensor, count in self._chains.moved(work, read, written, fused=fused, again=again):
+            replicated = self._sharding is not None and not self._sharding.is_sharded(tensor)
+            is_replicated = is_replicated and replicated
+            work.bytes = work.bytes.plus(count, count if replicated else 0.0)
+        work.flops = work.flops.plus(flops, flops if is_replicated else 0.0)
