@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from shardmark.ranks.strategies.base import RankContext
-from shardmark.ranks.train.exchanged_group import one_rank
+from shardmark.ranks.train.one_rank import one_rank
 from tests.distributed.ranks import run_ranks
 
 

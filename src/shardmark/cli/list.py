@@ -54,13 +54,13 @@ def listing(kind: str) -> Mapping[str, str]:
     from shardmark.base.plugins import by_name
     from shardmark.experiment.load import presets
     from shardmark.experiment.messages import choices
-    from shardmark.ranks.workloads import WORKLOADS
+    from shardmark.experiment.tasks import TASKS
     from shardmark.ranks.workloads.datasets import DATASETS
     from shardmark.ranks.workloads.models import OTHER_MODELS
 
     if kind not in KINDS and kind:
         raise InputError("list", f"unknown kind {kind!r}", choices(kind, tuple(KINDS)))
-    models = {name: line for task in WORKLOADS.values() for name, line in task.models.items()}
+    models = {name: line for task in TASKS.values() for name, line in task.models.items()}
     listings: dict[str, Mapping[str, str]] = {
         "": KINDS,
         "strategies": _strategies(),
@@ -96,10 +96,11 @@ def _configurations() -> dict[str, str]:
 
 
 def _workloads() -> dict[str, str]:
-    from shardmark.ranks.workloads import PLUGINS, WORKLOADS, options_class
+    from shardmark.experiment.tasks import TASKS
+    from shardmark.ranks.workloads import PLUGINS, options_class
 
-    lines = {name: _summary(options) for name, options in WORKLOADS.items()}
-    return lines | _plugins(PLUGINS, WORKLOADS, options_class)
+    lines = {name: _summary(options) for name, options in TASKS.items()}
+    return lines | _plugins(PLUGINS, TASKS, options_class)
 
 
 def _plugins(

@@ -31,6 +31,7 @@ from shardmark.base.recipe import (
     SlowRanks,
 )
 from shardmark.experiment.messages import Location, mistake, refuse, show
+from shardmark.experiment.tasks import TASKS
 from shardmark.ranks.strategies import (
     PLUGINS,
     SHARED_OPTIONS,
@@ -38,7 +39,6 @@ from shardmark.ranks.strategies import (
     option_names,
     strategy_class,
 )
-from shardmark.ranks.workloads import WORKLOADS
 from shardmark.ranks.workloads.options import WorkloadOptions
 from shardmark.ranks.workloads.script.options import ScriptOptions
 
@@ -118,7 +118,7 @@ def variants(value: Any) -> Any:
 @cache
 def matrix_model(
     strategies: tuple[str, ...] = tuple(STRATEGIES),
-    workloads: tuple[type[BaseModel], ...] = tuple(WORKLOADS.values()),
+    workloads: tuple[type[BaseModel], ...] = tuple(TASKS.values()),
 ) -> type[BaseModel]:
     """Return the model of the matrix: a list of values for each full key.
 
@@ -197,7 +197,7 @@ def check_matrix(matrix: Mapping[str, list[Any]], workload: object = None) -> No
     names = [entry.get("name") for entry in entries if isinstance(entry, Mapping)]
     registered = plugin_names(PLUGINS) if set(map(str, names)) - STRATEGIES.keys() else ()
     strategies = dict.fromkeys((*STRATEGIES, *(name for name in names if name in registered)))
-    workloads = dict.fromkeys(WORKLOADS.values())
+    workloads = dict.fromkeys(TASKS.values())
     of_script = any("arguments" in entry for entry in entries if isinstance(entry, Mapping))
     if isinstance(workload, WorkloadOptions):
         workloads[type(workload)] = None

@@ -27,7 +27,7 @@ from shardmark.experiment.axes import (
 )
 from shardmark.experiment.engines import EngineOptions, LocalOptions
 from shardmark.experiment.messages import mistake, refuse, show
-from shardmark.ranks.workloads import TaskOptions
+from shardmark.experiment.tasks import WorkloadSection
 from shardmark.ranks.workloads.script.options import ScriptOptions
 
 ENGINE_NAMES = ("local", "torchrun", "ray", "slurm")
@@ -38,7 +38,7 @@ class Experiment(Model):
 
     name: str = Field(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
     """Name of the experiment, and of the run's folder."""
-    workload: TaskOptions
+    workload: WorkloadSection
     recipe: Recipe
     matrix: dict[str, list[Any]]
     """Values of each axis, by dotted key; every combination of values is a cell.  For a script,

@@ -19,10 +19,10 @@ from shardmark.experiment.axes import SIZE_AXES, assigned, named
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.messages import Location, dotted, join, show
 from shardmark.experiment.problems import explain
+from shardmark.experiment.tasks import WorkloadSection
 from shardmark.ranks.strategies import SHARED_OPTIONS, option_names
 from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.trial import StrategySpec, Trial, strategy_of, trial_id
-from shardmark.ranks.workloads import TaskOptions
 from shardmark.ranks.workloads.script.options import ScriptOptions
 
 DEFAULT_WORLD_SIZE = 2
@@ -32,7 +32,7 @@ MAX_RANKS_OF_CELLS = 2**18
 """Maximum number of ranks of all cells together, whose layouts must fit into memory."""
 DeviceType = Literal["cuda", "cpu"]
 SECTIONS: Mapping[str, TypeAdapter[Any]] = {
-    "workload": TypeAdapter(TaskOptions),
+    "workload": TypeAdapter(WorkloadSection),
     "recipe": TypeAdapter(Recipe),
     "measure": TypeAdapter(Measure),
     "slow_ranks": TypeAdapter(SlowRanks),

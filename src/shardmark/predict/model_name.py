@@ -17,7 +17,7 @@ from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, from_mapping, preset_names
 from shardmark.experiment.messages import nearest
-from shardmark.ranks.workloads import WORKLOADS
+from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
     CLASS,
     LATENT_PIXELS,
@@ -179,7 +179,7 @@ def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
         return _of_transformers(name, sequence_length)
     if is_user_function(name):
         return _of_user(name, sequence_length)
-    detectors = WORKLOADS["detection"].models
+    detectors = options_class("detection").models
     if name in detectors:
         workload = {"name": "detection", "model": name}
         return NamedModel(workload=workload, batch=2, sample="picture", optimizer=SGD)

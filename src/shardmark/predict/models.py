@@ -132,7 +132,7 @@ class Models:
 
     def activation_traffic(self, cell: Trial, world_size: int, nodes: int) -> Mapping[str, Any]:
         """Return the fields of `ModelSize` about traffic between ranks inside the model."""
-        from shardmark.ranks.strategies.initial_weights import build_on_meta
+        from shardmark.ranks.workloads.model_building import build_on_meta
 
         workload, *_ = self._model(cell.workload, cell.recipe)
         with _named_failures(cell.workload):
@@ -160,8 +160,8 @@ class Models:
     def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
         """Return the task, its model, without weights if possible, and the bytes of its data."""
         from shardmark.ranks.measure.memory.tensors import live_tensor_bytes
-        from shardmark.ranks.strategies.initial_weights import build_on_meta
         from shardmark.ranks.workloads import build_workload
+        from shardmark.ranks.workloads.model_building import build_on_meta
 
         options = options.without_weights()
         for cached_options, built in self._built:

@@ -21,7 +21,6 @@ from shardmark.base.recipe import (
 from shardmark.base.text import with_options
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import Strategy
-from shardmark.ranks.strategies.script import ScriptVariant
 from shardmark.ranks.workloads import TaskOptions
 from shardmark.ranks.workloads.options import WorkloadOptions
 from shardmark.ranks.workloads.script.options import ScriptOptions
@@ -41,6 +40,8 @@ class StrategySpec(Model):
 def strategy_of(spec: StrategySpec, workload: WorkloadOptions) -> Strategy:
     """Build the strategy; a script has variants in their place."""
     if isinstance(workload, ScriptOptions):
+        from shardmark.ranks.strategies.script import ScriptVariant
+
         return ScriptVariant(name=spec.name)
     return build_strategy(spec.name, spec.options).for_workload(workload)
 

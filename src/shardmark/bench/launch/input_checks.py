@@ -58,8 +58,8 @@ def refused_models(trials: Iterable[Trial]) -> dict[str, StrategyUnavailable]:
         if layout.tensor * layout.pipeline * layout.sequence == 1 or trial.workload.fetches_data:
             continue
         if all(options != trial.workload for options, *_ in models):
-            from shardmark.ranks.strategies.initial_weights import build_on_meta
             from shardmark.ranks.workloads import build_workload
+            from shardmark.ranks.workloads.model_building import build_on_meta
 
             workload = build_workload(trial.workload, trial.recipe.seed)
             models.append((trial.workload, workload, build_on_meta(workload)))

@@ -37,12 +37,8 @@ from shardmark.ranks.strategies.step import (
     share_of_step,
     switch_weights,
 )
-from shardmark.ranks.train.exchanged_group import (
-    CannotPlayError,
-    Players,
-    one_rank,
-    world_of,
-)
+from shardmark.ranks.train.exchanged_group import CannotPlayError, Players, world_of
+from shardmark.ranks.train.one_rank import one_rank
 from shardmark.ranks.train.record import weights_sha256
 from shardmark.ranks.train.schedule import learning_rate_of, seed_step, set_numerics
 from shardmark.ranks.trial import Trial

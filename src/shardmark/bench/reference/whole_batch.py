@@ -15,12 +15,12 @@ from shardmark.base.checks import Check
 from shardmark.base.evidence import Array, Tolerances, equal, norm, worst_of
 from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
-from shardmark.base.text import one_line
+from shardmark.base.text import first_names, one_line
 from shardmark.bench.reference.capture import arrays
 from shardmark.bench.reference.lockstep import generator_states, same_states
 from shardmark.bench.reference.reference import Reference, ReferenceRuns, put_buffers
-from shardmark.ranks.strategies.parameters import listed
-from shardmark.ranks.train.exchanged_group import one_rank, world_of
+from shardmark.ranks.train.exchanged_group import world_of
+from shardmark.ranks.train.one_rank import one_rank
 from shardmark.ranks.workloads.base import Batch, Workload
 
 if TYPE_CHECKING:
@@ -122,8 +122,8 @@ def _not_a_sum(runs: ReferenceRuns, tolerances: Tolerances, compared: list[Passe
     if statistics:
         return Cause(
             text="the model's own statistics are those of each rank's samples",
-            evidence=f"every forward pass sets {listed([*statistics])} from its samples, and one "
-            "process on the full batch gets others",
+            evidence=f"every forward pass sets {first_names([*statistics])} from its samples, and"
+            " one process on the full batch gets others",
             setting="the model: compute them over all ranks, or freeze them (observers: "
             "torch.ao.quantization.disable_observer)",
             first_deviation=NAME,
@@ -138,7 +138,7 @@ def _not_a_sum(runs: ReferenceRuns, tolerances: Tolerances, compared: list[Passe
             return Cause(
                 text="the gradient of a batch is not the sum of its parts' gradients: hooks change "
                 "gradients not in proportion",
-                evidence=f"without the hooks of {listed(hooked)} the gradients add up",
+                evidence=f"without the hooks of {first_names(hooked)} the gradients add up",
                 setting="the model: leave out these hooks; recipe.gradient_clipping clips the "
                 "gradient of the step",
                 first_deviation=NAME,

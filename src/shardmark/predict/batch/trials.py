@@ -27,7 +27,7 @@ from shardmark.predict.batch.predicted import (
 )
 from shardmark.predict.memory import USUAL, rank_memory
 from shardmark.predict.models import Models
-from shardmark.ranks.measure.system.cgroup import cgroup_limits
+from shardmark.ranks.measure.kernel_files import cgroup_limits
 from shardmark.ranks.measure.system.gpus import all_cuda_devices, visible_cuda_devices
 from shardmark.ranks.trial import Trial, trial_id
 

@@ -35,11 +35,14 @@ from shardmark.ranks.strategies.casting import (
     widen_outputs,
 )
 from shardmark.ranks.strategies.execution import prepare
-from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.strategies.layers.divided import styled_modules
 from shardmark.ranks.strategies.step import AUTOCAST_DTYPES, autocast, share_of_step
 from shardmark.ranks.workloads.base import BatchPlan, TensorPlan, Workload
-from shardmark.ranks.workloads.model_building import preserved_generators, seed_generators
+from shardmark.ranks.workloads.model_building import (
+    build_on_meta,
+    preserved_generators,
+    seed_generators,
+)
 from shardmark.ranks.workloads.sampled_task import with_tensors
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -25,6 +25,7 @@ from shardmark.base.processes import die_with_parent
 from shardmark.ranks.measure.memory.tensors import room_bytes
 from shardmark.ranks.strategies.batch_norm import synchronise_batch_norms
 from shardmark.ranks.strategies.execution import prepare
+from shardmark.ranks.workloads.model_building import build_on_meta
 
 if TYPE_CHECKING:
     from shardmark.base.recipe import Recipe
@@ -76,39 +77,6 @@ def build_in_parts(
             weights.fill(part)
         shard(part)
     return model, large
-
-
-def build_on_meta(workload: Workload) -> nn.Module | None:
-    """Build the model with its parameters on the meta device; return None if that fails.
-
-    Raises the `ShardmarkError` of a model that its workload refuses.
-    """
-    try:
-        with _parameters_on_meta():
-            return workload.build_model()
-    except ShardmarkError:
-        raise
-    except Exception as error:  # a constructor may read its weights
-        logger.info("the model cannot be built without its weights: %s", error)
-        return None
-
-
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    """Replace every parameter by one on the meta device when a module registers it."""
-    register = nn.Module.register_parameter
-
-    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None and not parameter.is_meta:
-            trained = parameter.requires_grad
-            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=trained)
-        register(module, name, parameter)
-
-    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:

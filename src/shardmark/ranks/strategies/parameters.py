@@ -10,9 +10,7 @@ import torch
 from torch import nn
 
 from shardmark.base.errors import StrategyUnavailable
-
-MAX_LISTED_NAMES = 3
-"""Number of names in a message."""
+from shardmark.base.text import first_names
 
 Kind = Literal[
     "scalar",
@@ -141,12 +139,6 @@ def check_parameters(
     for kind in kinds:
         unsupported = KINDS[kind]
         if names := unsupported.find(model):
-            words = {"library": library, "names": listed(names)}
+            words = {"library": library, "names": first_names(names)}
             remedy = f"{unsupported.remedy.format(**words)}, or {instead}"
             raise StrategyUnavailable(strategy, unsupported.reason.format(**words), remedy)
-
-
-def listed(names: list[str]) -> str:
-    """Join the first names, and the number of the other ones."""
-    more = len(names) - MAX_LISTED_NAMES
-    return ", ".join(names[:MAX_LISTED_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from shardmark.base.errors import InputError
-from shardmark.ranks.strategies.parameters import listed
+from shardmark.base.text import first_names
 
 UNUSED_REMEDY = (
     "use every parameter in the loss, freeze it, or write the strategy as "
@@ -149,4 +149,4 @@ class DistributedReplicas(DistributedDataParallel):
         numbers = re.search(r"did not receive grad for rank \d+: ([\d ]+)", message)
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
         unused = [names[int(number)] for number in (numbers[1].split() if numbers else ())]
-        return listed(unused) if unused else "some parameters"
+        return first_names(unused) if unused else "some parameters"

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves  # torch has no public one
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.ranks.strategies.parameters import listed
+from shardmark.base.text import first_names
 
 NOT_GATHERED = re.compile(
     r"storage of size 0|tensor [ab] \(0\) must match|returned an invalid gradient .* got \[0\]"
@@ -67,7 +67,7 @@ def equal_calls(
         if len(set(names)) > 1:
             calls = [f"rank {rank} calls {unit}" for rank, unit in enumerate(names)]
             place = called[-1] if called else "the start"
-            raise _unlike(strategy, f"after {place}, {listed(calls)}")
+            raise _unlike(strategy, f"after {place}, {first_names(calls)}")
         called.append(name)
 
     def before(name: str) -> Callable[..., None]:
@@ -87,7 +87,7 @@ def equal_calls(
             ranks = [{*cast("list[str]", names)} for names in gather(sorted(used))]
             for rank, names in enumerate(ranks):
                 if missing := sorted(set.union(*ranks) - names):
-                    raise _unlike(strategy, f"rank {rank} does not call {listed(missing)}")
+                    raise _unlike(strategy, f"rank {rank} does not call {first_names(missing)}")
 
     handles = [
         unit.register_forward_pre_hook(before(name), prepend=True)

@@ -20,7 +20,6 @@ from shardmark.ranks.strategies.base import LOSS_SCALE, HeldState, Worker
 from shardmark.ranks.strategies.casting import lossless_copy, refuse_unsupported_types
 from shardmark.ranks.strategies.optimizers import HIDDEN_MATRIX, Lamb, MuonWithAdamW
 from shardmark.ranks.strategies.replicas import DistributedReplicas
-from shardmark.ranks.strategies.sharded_calls import ReadsOutside, equal_calls
 from shardmark.ranks.workloads.base import Batch, LossSum, ParameterGroup, Workload
 from shardmark.ranks.workloads.model_building import user_function
 
@@ -144,9 +143,13 @@ class StepWorker(Worker):
     def _checking_reads(self) -> AbstractContextManager[object]:
         if not self._reads_checked:
             return nullcontext()
+        from shardmark.ranks.strategies.sharded_calls import ReadsOutside
+
         return ReadsOutside(self.sharded_by or "", self.module)
 
     def _comparing(self, units: Mapping[str, nn.Module]) -> AbstractContextManager[object]:
+        from shardmark.ranks.strategies.sharded_calls import equal_calls
+
         return equal_calls(
             *(self.sharded_by or "", self.module, units, self.group.gather),
             trained=self._reduced_together(),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from shardmark.base.errors import InputError
 from shardmark.base.layout import Shard
 from shardmark.ranks.strategies.base import Worker
-from shardmark.ranks.train.exchanged_group import one_rank
+from shardmark.ranks.train.one_rank import one_rank
 from shardmark.ranks.train.record import Evaluation
 from shardmark.ranks.workloads.base import Workload
 

@@ -28,7 +28,6 @@ from shardmark.ranks.measure.step.collectives import CollectiveCounter
 from shardmark.ranks.measure.step.recorder import NoSpans, Spans
 from shardmark.ranks.strategies.base import HeldState, Worker
 from shardmark.ranks.strategies.blocks import checkpoint_blocks
-from shardmark.ranks.strategies.layers.activation_traffic import count_sample
 from shardmark.ranks.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -226,7 +225,15 @@ def model_counts(
     """Return counts of the workload's model that no strategy changes.  Modifies the model."""
     plan: object = workload.tensor_plan(model) if tensor_ranks > 1 else None
     plan = workload.sequence_plan(model) if sequence_ranks > 1 else plan
-    flops, divided = count_sample(workload, model, plan)
+
+    def counted() -> tuple[int | None, dict[str, int] | None]:
+        if plan is None:
+            return workload.sample_input_flops(model), None
+        from shardmark.ranks.strategies.layers.activation_traffic import count_sample
+
+        return count_sample(workload, model, plan)
+
+    flops, divided = counted()
     trained = [p for p in model.parameters() if p.requires_grad]
     counts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -243,7 +250,7 @@ def model_counts(
     }
     if recipe.activation_checkpointing:
         checkpoint_blocks(model, recipe.activation_checkpointing, workload.blocks(model))
-        flops, twice = count_sample(workload, model, plan)
+        flops, twice = counted()
         if divided is not None and twice is not None:
             counts["divided_again"] = {side: twice[side] - divided[side] for side in divided}
     return counts | {"hardware_flops_per_sample": flops}

@@ -30,8 +30,6 @@ from shardmark.ranks.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for
 from shardmark.ranks.strategies.base import RankContext, Server
-from shardmark.ranks.strategies.initial_weights import InitialWeights, build_on_meta
-from shardmark.ranks.strategies.sharded_calls import refusal_of
 from shardmark.ranks.train.epochs import Training
 from shardmark.ranks.train.loop import LoopOptions, SlowRank
 from shardmark.ranks.train.pacing import Pacing
@@ -40,11 +38,12 @@ from shardmark.ranks.train.record import RankReport, structure_sha256, weights_s
 from shardmark.ranks.train.schedule import Schedule, learning_rate_of, set_numerics
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import build_workload
-from shardmark.ranks.workloads.model_building import perturb_by_rounding
+from shardmark.ranks.workloads.model_building import build_on_meta, perturb_by_rounding
 
 if TYPE_CHECKING:
     from shardmark.base.recipe import Recipe
     from shardmark.ranks.measure.step.compilation import Compilation
+    from shardmark.ranks.strategies.initial_weights import InitialWeights
     from shardmark.ranks.workloads.base import Workload
 
 Task = Callable[[Trial, Path, RankContext, RankReport], None]
@@ -107,6 +106,8 @@ class Subject:
                 "an optimizer whose step() needs no argument: strategies compute one gradient a"
                 " step",
             )
+        from shardmark.ranks.strategies.sharded_calls import refusal_of
+
         holds = self.trial.layout.ranks[int(os.environ["RANK"])].holds
         sharded = min(holds.parameters, holds.gradients, holds.optimizer_state) < 1
         return refusal_of(error, self.trial.strategy.name if sharded else None) or error
@@ -123,6 +124,8 @@ def _initial_weights(trial: Trial, directory: Path) -> InitialWeights | None:
     """Fork a process that builds a large model's weights, before there are threads."""
     if not trial.built_strategy.builds_in_parts():
         return None
+    from shardmark.ranks.strategies.initial_weights import InitialWeights
+
     return InitialWeights.fork(
         directory / INITIAL_WEIGHTS_FILE,
         leads=os.environ["LOCAL_RANK"] == "0",

@@ -7,74 +7,55 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import (
-    Field,
-    SerializeAsAny,
-    TypeAdapter,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-)
+from pydantic import SerializeAsAny, WrapValidator
 
 from shardmark.base.errors import DataError, InputError
 from shardmark.base.extras import require
-from shardmark.base.plugins import load_plugin, plugin_names
-from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.base.plugins import load_plugin
 from shardmark.ranks.workloads.options import WorkloadOptions
-from shardmark.ranks.workloads.own.options import OwnOptions
-from shardmark.ranks.workloads.script.options import ScriptOptions
-from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 if TYPE_CHECKING:
     from shardmark.ranks.workloads.base import Workload
 
-WORKLOADS: dict[str, type[WorkloadOptions]] = {
-    "classification": ClassificationOptions,
-    "detection": resolve_name("shardmark.extras.detection.options:DetectionOptions"),
-    "language": LanguageOptions,
-    "own": OwnOptions,
-    "script": ScriptOptions,
+WORKLOADS: Mapping[str, str] = {
+    "classification": "shardmark.ranks.workloads.vision.options:ClassificationOptions",
+    "detection": "shardmark.extras.detection.options:DetectionOptions",
+    "language": "shardmark.ranks.workloads.language.options:LanguageOptions",
+    "own": "shardmark.ranks.workloads.own.options:OwnOptions",
+    "script": "shardmark.ranks.workloads.script.options:ScriptOptions",
 }
+"""Class of each task's options, which is imported when the task is needed."""
 PLUGINS = "shardmark.workloads"
 """Group of the entry points by which other packages register options of tasks."""
 
 
 @cache
 def options_class(name: str) -> type[WorkloadOptions]:
-    """Return the options of the built-in task of that name, or import those of a package.
+    """Import the options of the task of that name, built-in or registered by a package.
 
     Raises `InputError` for a package that cannot be imported.
     """
     if name in WORKLOADS:
-        return WORKLOADS[name]
+        built_in: type[WorkloadOptions] = resolve_name(WORKLOADS[name])
+        return built_in
     return load_plugin(PLUGINS, name, WorkloadOptions)
 
 
-def _of_any_package(value: Any, built_in: ValidatorFunctionWrapHandler) -> Any:
-    name = value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
-    if isinstance(name, str) and name not in WORKLOADS and name in plugin_names(PLUGINS):
-        return options_class(name).model_validate(value)
-    return built_in(value)
+def options(values: Mapping[str, Any] | WorkloadOptions) -> WorkloadOptions:
+    """Validate the options of the task that `name` names.  Raises `pydantic.ValidationError`."""
+    name = values.name if isinstance(values, WorkloadOptions) else values["name"]
+    return options_class(name).model_validate(values)
 
 
 if TYPE_CHECKING:
     TaskOptions = WorkloadOptions
 else:
     TaskOptions = Annotated[
-        Union[tuple(WORKLOADS.values())],  # noqa: UP007  (made at run time)
-        Field(discriminator="name"),
-        WrapValidator(_of_any_package),
-        SerializeAsAny(),
+        WorkloadOptions, WrapValidator(lambda values, _: options(values)), SerializeAsAny()
     ]
-"""The `workload` section of an experiment file; the field `name` selects the class."""
-_TASK_OPTIONS: TypeAdapter[WorkloadOptions] = TypeAdapter(TaskOptions)
-
-
-def options(mapping: Mapping[str, Any]) -> WorkloadOptions:
-    """Validate the options of a task.  Raises `pydantic.ValidationError`."""
-    checked: WorkloadOptions = _TASK_OPTIONS.validate_python(dict(mapping))
-    return checked
+"""The options of any task.  A rank imports those of its own task alone."""
 
 
 def check_data(options: WorkloadOptions) -> int | None:
@@ -102,10 +83,8 @@ def data_paths(options: WorkloadOptions) -> tuple[Path, ...]:
 
 def corpora(options: WorkloadOptions) -> Mapping[str, str]:
     """SHA-256 of each embedded text corpus, by name; empty for other data."""
-    if not isinstance(options, LanguageOptions):
-        return {}
-    digests: Mapping[str, str] = _data(options).corpora(options)
-    return digests
+    digests = getattr(_data(options), "corpora", None)
+    return {} if digests is None else digests(options)
 
 
 def task_modules(options: WorkloadOptions) -> tuple[str, ...]:

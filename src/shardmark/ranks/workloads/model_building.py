@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import numpy as np
@@ -19,9 +20,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from shardmark.base.errors import InputError
+from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.recipe import Weights
 from shardmark.ranks.workloads.models import is_user_function, registered_names
+
+if TYPE_CHECKING:
+    from shardmark.ranks.workloads.base import Workload
+
+logger = logging.getLogger(__name__)
 
 _WRONG_OPTIONS = (TypeError, ValueError, AssertionError, KeyError)
 """Exceptions that constructors of models raise for wrong arguments."""
@@ -95,6 +101,39 @@ def perturb_by_rounding(model: nn.Module, seed: int, weights: Weights = "fp32") 
         target = torch.where(directions == 0, rounded, directions * torch.inf)
         numbers.copy_(torch.nextafter(rounded, target.to(rounded.dtype)))
     return model
+
+
+def build_on_meta(workload: Workload) -> nn.Module | None:
+    """Build the model with its parameters on the meta device; return None if that fails.
+
+    Raises the `ShardmarkError` of a model that its workload refuses.
+    """
+    try:
+        with _parameters_on_meta():
+            return workload.build_model()
+    except ShardmarkError:
+        raise
+    except Exception as error:  # a constructor may read its weights
+        logger.info("the model cannot be built without its weights: %s", error)
+        return None
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Replace every parameter by one on the meta device when a module registers it."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            trained = parameter.requires_grad
+            parameter = nn.Parameter(parameter.detach().to("meta"), requires_grad=trained)
+        register(module, name, parameter)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

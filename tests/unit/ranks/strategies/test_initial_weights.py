@@ -12,8 +12,8 @@ from torch import nn
 
 from shardmark.base.errors import ShardmarkError
 from shardmark.ranks.strategies.casting import narrow_weights
-from shardmark.ranks.strategies.initial_weights import WeightsFile, build_on_meta, write_weights
-from shardmark.ranks.workloads.model_building import seeded
+from shardmark.ranks.strategies.initial_weights import WeightsFile, write_weights
+from shardmark.ranks.workloads.model_building import build_on_meta, seeded
 
 
 class Tied(nn.Module):

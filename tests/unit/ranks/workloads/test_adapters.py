@@ -15,11 +15,11 @@ from shardmark.base.traffic import frozen_element_bytes, stored_element_bytes
 from shardmark.bench.launch.input_checks import check_plan
 from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import expand
-from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.adapters import NF4_BYTES
 from shardmark.ranks.workloads.base import CannotShard, Workload
 from shardmark.ranks.workloads.language.gpt import GPT
+from shardmark.ranks.workloads.model_building import build_on_meta
 
 LAYERS, WIDTH = 2, 32
 QWEN3 = {

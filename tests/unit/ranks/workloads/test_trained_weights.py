@@ -14,9 +14,9 @@ from torchvision.models import DenseNet, get_model, get_model_weights
 from shardmark.base.errors import DataError
 from shardmark.base.recipe import Recipe
 from shardmark.predict.models import Models
-from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.workloads import build_workload, check_data, data_paths
 from shardmark.ranks.workloads.base import Workload
+from shardmark.ranks.workloads.model_building import build_on_meta
 from shardmark.ranks.workloads.trained_weights import (
     fill_classifier,
     path,

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor  # torch has no public one
 from torch.distributed.tensor import DTensor
 
-from shardmark.ranks.measure.system.cgroup import cgroup_limits
+from shardmark.ranks.measure.kernel_files import cgroup_limits
 
 if TYPE_CHECKING:
     from torch.profiler import profile

@@ -24,8 +24,7 @@ from shardmark.base.environment_variables import ALLOCATOR
 from shardmark.base.machine import Machine
 from shardmark.base.masking import LOGIN, MASK
 from shardmark.base.version import __version__
-from shardmark.ranks.measure.kernel_files import read_kernel_file
-from shardmark.ranks.measure.system.cgroup import CgroupLimits, cgroup_limits
+from shardmark.ranks.measure.kernel_files import CgroupLimits, cgroup_limits, read_kernel_file
 from shardmark.ranks.measure.system.gpus import (
     BF16_CAPABILITY,
     all_cuda_devices,

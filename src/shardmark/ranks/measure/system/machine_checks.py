@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from shardmark.ranks.measure.system.cgroup import cgroup_limits
+from shardmark.ranks.measure.kernel_files import cgroup_limits
 from shardmark.ranks.measure.system.environment import (
     ROCM_BUILD,
     package_version,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from shardmark.ranks.measure.kernel_files import read_kernel_file
-from shardmark.ranks.measure.system.cgroup import cgroup_folders
+from shardmark.ranks.measure.kernel_files import cgroup_folders, read_kernel_file
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _IDLE = (3, 4)  # idle, and waiting for a disk

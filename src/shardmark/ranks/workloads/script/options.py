@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from shardmark.base.errors import InputError
 from shardmark.ranks.workloads.options import WorkloadOptions
-from shardmark.scripts.command import ScriptCommand, parse_command
+
+if TYPE_CHECKING:
+    from shardmark.scripts.command import ScriptCommand
 
 
 class ScriptOptions(WorkloadOptions):
@@ -43,6 +45,8 @@ class ScriptOptions(WorkloadOptions):
 
     def parsed(self) -> ScriptCommand:
         """Return script and arguments.  Raises `InputError` for a command that cannot be run."""
+        from shardmark.scripts.command import parse_command
+
         place = f"command {self.command!r}"
         try:
             command = parse_command(shlex.split(self.command))

@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from shardmark.ranks.workloads.trained_weights import check_file, ensure, published_classifier
 from shardmark.ranks.workloads.vision.options import DEFAULT
 
 if TYPE_CHECKING:
@@ -67,6 +66,12 @@ def weights_file(options: ClassificationOptions) -> Path | None:
     """
     if options.weights is None:
         return None
+    from shardmark.ranks.workloads.trained_weights import (
+        check_file,
+        ensure,
+        published_classifier,
+    )
+
     if options.weights == DEFAULT:
         return ensure(published_classifier(options.model), download=options.download)
     check_file(options.weights, "null, default, or a file with the model's state dictionary")

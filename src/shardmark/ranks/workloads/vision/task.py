@@ -13,7 +13,6 @@ from shardmark.ranks.workloads.datasets.sources import PictureSource
 from shardmark.ranks.workloads.flops import flops_on_meta
 from shardmark.ranks.workloads.model_building import build_model, seeded
 from shardmark.ranks.workloads.sampled_task import SampledTask, added, checked_logits
-from shardmark.ranks.workloads.trained_weights import fill_classifier
 from shardmark.ranks.workloads.vision.data import load, weights_file
 from shardmark.ranks.workloads.vision.pictures import (
     ImageBatch,
@@ -65,6 +64,8 @@ class Classification(SampledTask[PictureSource, ImageBatch]):
         )
         file = weights_file(self._options)
         if file is not None:
+            from shardmark.ranks.workloads.trained_weights import fill_classifier
+
             initial = fill_classifier(model, file, classes=classes)
             head = f"; {' and '.join(initial)} from the seed, for {classes} classes"
             self._initial_weights = f"{file.name}{head if initial else ''}"

@@ -16,9 +16,9 @@ from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
 from shardmark.ranks.strategies import build_strategy
-from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.workloads import build_workload, options
 from shardmark.ranks.workloads.base import BatchPlan, Workload
+from shardmark.ranks.workloads.model_building import build_on_meta
 from tests.unit.ranks.train.toy import recipe
 from tests.unit.ranks.workloads.test_adapters import QWEN3
 

@@ -16,7 +16,6 @@ from torch.nn import functional
 
 from shardmark.base.errors import InputError
 from shardmark.base.layout import Shard
-from shardmark.ranks.strategies.initial_weights import build_on_meta
 from shardmark.ranks.train.probe import model_counts
 from shardmark.ranks.workloads import build_workload
 from shardmark.ranks.workloads.base import BatchPlan
@@ -25,6 +24,7 @@ from shardmark.ranks.workloads.language.causality import check_causal
 from shardmark.ranks.workloads.language.gpt import GPT
 from shardmark.ranks.workloads.language.options import LanguageOptions
 from shardmark.ranks.workloads.language.tokens import token_data
+from shardmark.ranks.workloads.model_building import build_on_meta
 from tests.unit.ranks.train.toy import recipe
 
 PLAN = BatchPlan(global_batch=8, seed=3)
