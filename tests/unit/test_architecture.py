@@ -22,21 +22,21 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 31, 6_800),
-    "compare": (("cli/compare.py",), 67, 10_950),
-    "plan": (("cli/plan.py",), 118, 21_500),
-    "run": (("cli/run.py",), 150, 25_600),
-    "time": (("cli/time.py",), 152, 25_800),
-    "verify": (("cli/verify.py",), 136, 23_150),
+    "compare": (("cli/compare.py",), 67, 10_840),
+    "plan": (("cli/plan.py",), 122, 21_170),
+    "run": (("cli/run.py",), 141, 24_260),
+    "time": (("cli/time.py",), 143, 24_450),
+    "verify": (("cli/verify.py",), 127, 21_810),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (72, 11_050)
+RANK_OF_DDP = (58, 8_910)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 67_660
-SHORT_HELPERS = 241
+SHORT_HELPERS = 223
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

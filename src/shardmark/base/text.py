@@ -90,9 +90,3 @@ def render_json(document: Mapping[str, Any] | Sequence[Any]) -> str:
 def terminal_width() -> int | None:
     """Return the width of the terminal in characters; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def first_names(names: Sequence[str], count: int = 3) -> str:
-    """Join the first names, and the number of the other ones."""
-    more = len(names) - count
-    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

@@ -289,14 +289,6 @@ def ranking_of(
     )
 
 
-def _seconds_of_work(row: Prediction) -> float:
-    return 1 / row.work_per_second
-
-
-def _device_bytes(row: Prediction) -> float:
-    return row.device_bytes or 0.0
-
-
 def _cost_of_work(row: Prediction) -> float:
     """Card hours, or dollars if the price of a card is given."""
     price = 1.0 if row.price_per_hour is None else row.price_per_hour
@@ -304,8 +296,8 @@ def _cost_of_work(row: Prediction) -> float:
 
 
 COSTS: Mapping[Question, Callable[[Prediction], float]] = {
-    "fastest": _seconds_of_work,
-    "memory": _device_bytes,
+    "fastest": lambda row: 1 / row.work_per_second,
+    "memory": lambda row: row.device_bytes or 0.0,
     "cost": _cost_of_work,
 }
 """Quantity that the best row of each question minimises."""
@@ -460,6 +452,7 @@ def _plan_on(
             " launches operations or prepares samples more slowly than the card computes. Hosts"
             " differ by a factor of three: measure such steps."
         )
+    precisions = [*{cell.recipe.precision for cell in cells}]
     return Plan(
         experiment=experiment.name,
         on=on,
@@ -469,7 +462,7 @@ def _plan_on(
         notes=(*notes, *models.notes, *(() if anchors is None else anchors.notes)),
         search=best,
         winner=winner,
-        precision=FP8 if fp8 else _single(cell.recipe.precision for cell in cells),
+        precision=FP8 if fp8 else precisions[0] if len(precisions) == 1 else None,
         requested_work=request.work,
         assumed=request.assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
@@ -509,11 +502,6 @@ def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:
             yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}: it does not fit."
         else:
             yield f"{needs}, which has {row.host_room_bytes / GiB:,.0f}."
-
-
-def _single(values: Iterable[str]) -> str | None:
-    different = {*values}
-    return different.pop() if len(different) == 1 else None
 
 
 def _sizes_that_fit(

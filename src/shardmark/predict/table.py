@@ -270,7 +270,8 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
     if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
-    notes = [f"hours, dollars: for {work}.  GiB: of the card's {_room_text(rows)}."]
+    sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)] or [""]
+    notes = [f"hours, dollars: for {work}.  GiB: of the card's {listed(sizes)}."]
     if any(row.fit == "tight" for row in rows):
         notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
     if not best_of_each and len(rows) < len(predicted):
@@ -333,11 +334,6 @@ def _chosen(rows: Sequence[Prediction]) -> list[Prediction]:
         place = (row.label, row.ranks, row.on, as_text(row.task)) if folds else id(row)
         chosen.setdefault(place, row)
     return [*chosen.values()]
-
-
-def _room_text(rows: Sequence[Prediction]) -> str:
-    sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)]
-    return listed(sizes) if sizes else ""  # nothing was predicted
 
 
 def _answer_columns(plan: Plan) -> Columns[Prediction]:
@@ -418,15 +414,16 @@ def search_tables(plan: Plan) -> list[Table]:
     if (search := plan.search) is None:
         return []
     row = plan.rows[0]
+    sizes_of = attrgetter("data", "shard", "tensor", "pipeline")
     columns: Columns[Candidate] = [
         (Column("strategy", "strategy", numeric=False, names_row=True), _searched),
         (
             Column("mesh", "data/shard/tensor/stages", numeric=False, names_row=True),
-            lambda layout: "/".join(map(str, _sizes(layout.mesh))),
+            lambda layout: "/".join(map(str, sizes_of(layout.mesh))),
         ),
         (Column("micro_batch", "micro-batch"), attrgetter("micro_batch")),
-        (Column("activation_checkpointing", "recomputes"), _recomputes),
-        (Column("cpu_offload", "offloads"), _offloads),
+        (Column("activation_checkpointing", "recomputes"), attrgetter("activation_checkpointing")),
+        (Column("cpu_offload", "offloads"), attrgetter("cpu_offload")),
         (metric_column("step_seconds", estimated=False), attrgetter("step_seconds")),
         (
             Column(f"{row.unit}_per_second", f"{row.unit}/s"),
@@ -448,18 +445,6 @@ def _searched(layout: Candidate) -> str:
     """Return, for example, `fsdp-hybrid (reshard_after_forward=false)`; others have columns."""
     flags = {name: value for name, value in layout.options.items() if isinstance(value, bool)}
     return with_options(layout.strategy, flags)
-
-
-def _recomputes(layout: Candidate) -> bool:
-    return layout.activation_checkpointing
-
-
-def _offloads(layout: Candidate) -> bool:
-    return layout.cpu_offload
-
-
-def _sizes(mesh: Mesh) -> tuple[int, int, int, int]:
-    return mesh.data, mesh.shard, mesh.tensor, mesh.pipeline
 
 
 def _search_json(plan: Plan, search: Search) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from shardmark.base.checks import Check
 from shardmark.base.evidence import Array, Tolerances, equal, norm, worst_of
 from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
-from shardmark.base.text import first_names, one_line
+from shardmark.base.text import one_line
 from shardmark.bench.reference.capture import arrays
 from shardmark.bench.reference.lockstep import generator_states, same_states
 from shardmark.bench.reference.reference import Reference, ReferenceRuns, put_buffers
+from shardmark.ranks.strategies.base import first_names
 from shardmark.ranks.train.exchanged_group import world_of
 from shardmark.ranks.train.one_rank import one_rank
 from shardmark.ranks.workloads.base import Batch, Workload

@@ -185,8 +185,11 @@ class Searcher:
             if batch is not None and batch % shares:
                 continue
             samples = samples_of_share(self.recipe, shares)
+            # Gathered parameters may be freed only if there are shards, and no pipeline stages.
+            frees = mesh.shard > 1 and mesh.pipeline == 1
+            reshards_or_not = (True, False) if frees else (False,)
             for reshards, checkpointed, offloaded, count in product(
-                _reshards(mesh), self.profiles, self._offloads(mesh), _divisors(samples)
+                reshards_or_not, self.profiles, self._offloads(mesh), _divisors(samples)
             ):
                 has_size = (checkpointed, mesh.tensor, mesh.pipeline) in self.sizes
                 if has_size and (mesh.pipeline == 1 or count >= mesh.pipeline):
@@ -250,11 +253,6 @@ class Searcher:
         )
         memory = memory_column(cell, layout, state, costs.in_flight(cell))
         return computes_natively(strategy, recipe), column, memory
-
-
-def _reshards(mesh: Mesh) -> tuple[bool, ...]:
-    """Gathered parameters may be freed only if there are shards, and no pipeline stages."""
-    return (True, False) if mesh.shard > 1 and mesh.pipeline == 1 else (False,)
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -447,3 +447,9 @@ def samples_of_share(recipe: Recipe, shares: int) -> int:
         return recipe.global_batch // shares
     assert recipe.per_rank_batch is not None, "a recipe has one of both"
     return recipe.per_rank_batch
+
+
+def first_names(names: Sequence[str], count: int = 3) -> str:
+    """Join the first names, and the number of the other ones."""
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")

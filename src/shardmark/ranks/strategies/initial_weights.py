@@ -57,7 +57,8 @@ def build_in_parts(
     source = context.initial_weights
     meta_model = build_on_meta(workload) if source is not None else None
     room = room_bytes(context.device, context.local_world_size)
-    too_large = meta_model is not None and _bytes(meta_model) * COPIES_THAT_FIT > room
+    model_bytes = 0 if meta_model is None else sum(t.nbytes for _, t in _tensors(meta_model))
+    too_large = model_bytes * COPIES_THAT_FIT > room
     # Every rank calls both collectives, so that all ranks take the same branch.
     large = source is not None and _any_rank(too_large) and not _any_rank(meta_model is None)
     model = meta_model if large and meta_model is not None else workload.build_model()
@@ -81,10 +82,6 @@ def build_in_parts(
 
 def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
     return (*model.named_parameters(), *model.named_buffers())
-
-
-def _bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for _, tensor in _tensors(model))
 
 
 def _any_rank(flag: bool) -> bool:
@@ -164,11 +161,8 @@ def write_weights(model: nn.Module, path: Path) -> None:
     """Write the bytes of all parameters and buffers, one after the other."""
     with path.open("wb") as file:
         for _, tensor in _tensors(model):
-            file.write(_as_bytes(tensor).numpy().data)
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            flat = tensor.detach().cpu().contiguous().reshape(-1)
+            file.write(flat.view(torch.uint8).numpy().data)
 
 
 class WeightsFile:

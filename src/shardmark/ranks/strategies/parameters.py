@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.base.text import first_names
+from shardmark.ranks.strategies.base import first_names
 
 Kind = Literal[
     "scalar",

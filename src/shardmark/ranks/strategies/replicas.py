@@ -15,7 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from shardmark.base.errors import InputError
-from shardmark.base.text import first_names
+from shardmark.ranks.strategies.base import first_names
 
 UNUSED_REMEDY = (
     "use every parameter in the loss, freeze it, or write the strategy as "

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves  # torch has no public one
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.base.text import first_names
+from shardmark.ranks.strategies.base import first_names
 
 NOT_GATHERED = re.compile(
     r"storage of size 0|tensor [ab] \(0\) must match|returned an invalid gradient .* got \[0\]"
@@ -96,7 +96,7 @@ def equal_calls(
     ]
     handles += [
         *(
-            module.register_forward_pre_hook(partial(_add, used, name))
+            module.register_forward_pre_hook(partial(lambda name, *_: used.add(name), name))
             for name, module in (trained or {}).items()
         ),
         root.register_forward_pre_hook(lambda *_: set_in_root(True), prepend=True),
@@ -107,10 +107,6 @@ def equal_calls(
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _add(used: set[str], name: str, *_: object) -> None:
-    used.add(name)
 
 
 def _unlike(strategy: str, calls: str) -> StrategyUnavailable:

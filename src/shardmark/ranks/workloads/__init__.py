@@ -43,17 +43,20 @@ def options_class(name: str) -> type[WorkloadOptions]:
     return load_plugin(PLUGINS, name, WorkloadOptions)
 
 
-def options(values: Mapping[str, Any] | WorkloadOptions) -> WorkloadOptions:
+def validated(values: Mapping[str, Any] | WorkloadOptions) -> WorkloadOptions:
     """Validate the options of the task that `name` names.  Raises `pydantic.ValidationError`."""
     name = values.name if isinstance(values, WorkloadOptions) else values["name"]
     return options_class(name).model_validate(values)
 
 
+options = validated
+"""An earlier name, which is that of a module, too."""
+
 if TYPE_CHECKING:
     TaskOptions = WorkloadOptions
 else:
     TaskOptions = Annotated[
-        WorkloadOptions, WrapValidator(lambda values, _: options(values)), SerializeAsAny()
+        WorkloadOptions, WrapValidator(lambda values, _: validated(values)), SerializeAsAny()
     ]
 """The options of any task.  A rank imports those of its own task alone."""
 

@@ -95,12 +95,11 @@ class SampledBatch:
             sample_ids=self.sample_ids[rows],
             sample_weights=weights,
             errors=(),
-            **self._sliced_contents(rows),
+            **{
+                name: slice_samples(value, rows, len(self))
+                for name, value in self._contents().items()
+            },
         )
-
-    def _sliced_contents(self, rows: slice) -> dict[str, Any]:
-        contents = self._contents().items()
-        return {name: slice_samples(value, rows, len(self)) for name, value in contents}
 
     def _contents(self) -> dict[str, Any]:
         """The fields that the task has added."""

@@ -87,18 +87,14 @@ def storage_bytes(tensors: Iterable[Tensor], *, seen: set[int] | None = None) ->
     """
     counted = set() if seen is None else seen
     total = 0
-    for tensor in chain.from_iterable(_dense_parts(local(tensor)) for tensor in tensors):
+    dense = ([t._indices(), t._values()] if t.is_sparse else [t] for t in map(local, tensors))
+    for tensor in chain.from_iterable(dense):
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address and address not in counted:
             counted.add(address)
             total += storage.nbytes()
     return total
-
-
-def _dense_parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensor itself, or the indices and values of a sparse tensor."""
-    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
 
 def is_on(device_type: str, tensor: Tensor) -> bool:

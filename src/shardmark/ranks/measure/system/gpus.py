@@ -93,7 +93,8 @@ class GpuReader:
         try:
             return _QUERIES[field](self._nvml, handle)
         except self._nvml.NVMLError as error:
-            if error.value in _permanent(self._nvml):
+            names = ("NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND")
+            if error.value in [getattr(self._nvml, f"NVML_ERROR_{name}") for name in names]:
                 self._unsupported.add((uuid, field))  # other errors may be temporary
             return None
 
@@ -359,11 +360,3 @@ def _open_nvml() -> tuple[Any, str | None]:
 def _shut(nvml: Any) -> None:
     with contextlib.suppress(nvml.NVMLError):  # NVML counts its users: nothing is left to release
         nvml.nvmlShutdown()
-
-
-def _permanent(nvml: Any) -> tuple[int, ...]:
-    return (
-        nvml.NVML_ERROR_NOT_SUPPORTED,
-        nvml.NVML_ERROR_NO_PERMISSION,
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-    )

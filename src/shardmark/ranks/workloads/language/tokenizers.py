@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -57,13 +57,11 @@ def _of_library(tokenizer: Any) -> Tokenizer:
 
     tokens: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
     size = max(tokens.values()) + 1
-    end, mask = (_first_known(tokens, names) for names in (_ENDS, _MASKS))
+    end, mask = (
+        next((tokens[name] for name in names if name in tokens), None) for names in (_ENDS, _MASKS)
+    )
     end = size if end is None else end
     return Tokenizer(encode=encode, size=max(size, end + 1), end=end, mask=mask)
-
-
-def _first_known(tokens: dict[str, int], names: Sequence[str]) -> int | None:
-    return next((tokens[name] for name in names if name in tokens), None)
 
 
 def rows_without_text(options: LanguageOptions) -> int | None:

@@ -39,16 +39,13 @@ def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
     """Shard the MLPs, which hold two thirds of the parameters of a layer, and the head."""
     for layer in _layers(model):
         mlp: Any = getattr(layer, "mlp", None)
-        if type(mlp).__name__ not in MLP_CLASSES or _has_norm(mlp):
+        has_norm = mlp is not None and any(n.startswith("norm.") for n, _ in mlp.named_parameters())
+        if type(mlp).__name__ not in MLP_CLASSES or has_norm:
             return CannotShard("the MLPs of its layers are of an unknown class", "use fsdp")
         if any(isinstance(module, nn.Dropout) and module.p for module in mlp.modules()):
             reason = "dropout in a sharded layer would draw other masks than on one device"
             return CannotShard(reason, "set dropout to 0 in workload.model_options")
     return TensorPlan(styles=PLANS[_library(model)])
-
-
-def _has_norm(mlp: nn.Module) -> bool:
-    return any(name.startswith("norm.") for name, _ in mlp.named_parameters())
 
 
 def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShard:
