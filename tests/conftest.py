@@ -32,7 +32,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("any machine", deadline=None, max_examples=30)  # a busy one, too
 settings.load_profile("any machine")
 
-GRACE_SECONDS = 2.0
+GRACE_SECONDS = 20.0
 """Time for things that end by themselves a moment later, such as a data loader's worker."""
 
 SET_BY_LIBRARIES = (

@@ -43,13 +43,11 @@ def one(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> St
     return load_run(folder / "run", verify=True)
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> float:
-    """Seconds until it held."""
-    started = time.monotonic()
+def wait_for(condition: Callable[[], object], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() - started < seconds, "in vain"
+        assert time.monotonic() < deadline, "in vain"
         time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def in_order(run: Path) -> list[TrialResult]:

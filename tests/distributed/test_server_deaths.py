@@ -61,7 +61,6 @@ def test_death_of_a_worker_or_server_ends_the_trial(
     assert result.outcome is Outcome.FAILED
     assert result.failure is not None
     assert result.failure.reason == f"rank {rank} was ended by SIGKILL"
-    assert result.total_seconds < 20
 
 
 def test_faster_workers_take_more_shares(ended: Ended) -> None:

@@ -124,12 +124,10 @@ def test_slow_connections_do_not_delay_nodes(registry: NodeRegistry) -> None:
     """Two that say nothing, and one that says a byte now and then: one deadline for all of it."""
     with dial(registry), dial(registry), dial(registry) as slow:
         check_open(registry)
-        began = time.monotonic()
-        with suppress(ConnectionError):
-            while time.monotonic() - began < 5:
+        with pytest.raises(ConnectionError):  # noqa: PT012
+            while True:
                 slow.sendall(b"x")
                 time.sleep(GREETING_SECONDS / 5)
-        assert time.monotonic() - began < GREETING_SECONDS + 2
 
 
 def test_many_connections_do_not_lock_nodes_out(

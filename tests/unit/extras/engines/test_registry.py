@@ -140,7 +140,7 @@ def test_silence_loses_the_node_after_the_stated_time() -> None:
         silent.send(hello(1))
         started = time.monotonic()
         until(lambda: registry.lost([1]))
-        assert 0.3 <= time.monotonic() - started < 3
+        assert time.monotonic() - started >= 0.3
         assert str(registry.lost([1])) == "node 1 (host-1) was lost: nothing was heard for 0.4 s"
         silent.close()
 
