@@ -47,7 +47,7 @@ from harness import (
     store,
     surroundings,
 )
-from shardmark.base.environment_variables import ALLOCATOR
+from shardmark.base.system.environment_variables import ALLOCATOR
 
 NAME = "overhead"
 SCRIPT = "script"

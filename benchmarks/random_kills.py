@@ -34,10 +34,10 @@ from typing import Any
 import psutil
 
 from harness import ROOT, Table, json_lines, options_of, store, surroundings
+from shardmark.base.files.run_files import RESULT_FILE, TRIAL_FILE
 from shardmark.base.results.runs_folder import LOCK_FILE
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RUN_FILES, load_run
-from shardmark.base.run_files import RESULT_FILE, TRIAL_FILE
 from shardmark.bench.launch.trial_artifacts import TRIAL_FILES
 
 NAME = "random_kills"

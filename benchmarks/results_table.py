@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.harness import RESULTS, surroundings_in, surroundings_line
 
+from shardmark.base.files.run_files import LOG_FILE
 from shardmark.base.results.store import ENVIRONMENT_FILE, RunFolder, load_run
 from shardmark.base.results.verification import Verification
-from shardmark.base.run_files import LOG_FILE
 from shardmark.base.table.formats import Format, render_tables
 from shardmark.base.table.table import metric
 from shardmark.bench.analysis.compare.comparison import Comparison, compare

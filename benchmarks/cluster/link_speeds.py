@@ -16,11 +16,11 @@ from benchmarks.harness import Table, surroundings_in, surroundings_line
 
 from shardmark.base.cells import NODES
 from shardmark.base.errors import InputError
+from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.results.schema import StabilityKind
 from shardmark.base.results.store import RunFolder, StoredRun, is_run, load_run
 from shardmark.base.statistics.effects import Effect, holm, pairwise_effects
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
-from shardmark.base.strict_yaml import format_yaml
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.rows import EXECUTION_KEYS, FIXED_COLUMNS, Row, plain
 from shardmark.bench.analysis.compare.verdicts import is_different

@@ -17,7 +17,7 @@ from experiment_file import experiment_file
 from markup import code, page, paragraphs, table
 
 from shardmark.audit.causes import CAUSES
-from shardmark.base.accepted import ACCEPTABLE, USUAL
+from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
 from shardmark.base.metrics import METRICS, Metric
 from shardmark.cli import app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from shardmark.base.accepted import USUAL
+from shardmark.base.evidence.accepted import USUAL
 from shardmark.scripts.recording import STEPS
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.evidence import Capture
+from shardmark.base.evidence.captures import Capture
 from shardmark.base.recipe import Optimizer
 from shardmark.ranks.measure.system.environment import machine
 from shardmark.ranks.measure.system.gpus import all_cuda_devices, visible_cuda_devices

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from shardmark.base.extras import EXTRAS
+from shardmark.base.system.extras import EXTRAS
 from tests import GOLDEN
 
 PROGRAM = """

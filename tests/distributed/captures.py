@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch.nn import functional
 
 from shardmark.base.errors import ShardmarkError
-from shardmark.base.evidence import Capture
+from shardmark.base.evidence.captures import Capture
 from shardmark.base.recipe import Limits, Measure, Optimizer, Recipe
 from shardmark.base.results.verification import Verdict
 from shardmark.bench.reference.capture import capture_steps

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, start_processes
 
-from shardmark.base.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.base.system.environment_variables import DEVICE_TYPE_VARIABLE
 from shardmark.bench.launch.local.fork_server import ENVIRONMENT
 from shardmark.ranks.strategies.base import RankContext
 from tests import ROOT

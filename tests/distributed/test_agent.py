@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardmark.base.environment_variables import RENDEZVOUS_VARIABLE
-from shardmark.base.run_files import TRIAL_FILE
+from shardmark.base.files.run_files import TRIAL_FILE
+from shardmark.base.system.environment_variables import RENDEZVOUS_VARIABLE
 from shardmark.bench.launch.local import agent
 from shardmark.bench.launch.local.fork_server import ForkServer
 from shardmark.bench.launch.placement import MeetingPoint

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 
 import shardmark
-from shardmark.base.evidence import Capture
+from shardmark.base.evidence.captures import Capture
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.compilation import Compilation

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.base.evidence import Capture
+from shardmark.base.evidence.captures import Capture
 from shardmark.ranks.strategies.base import RankContext
 from tests.distributed.captures import Case, capture_all, check_verdict, recipe, trial
 from tests.distributed.ranks import run_ranks

@@ -132,7 +132,7 @@ def test_await_end_waits_for_the_last_process(monkeypatch: pytest.MonkeyPatch) -
 
 def test_process_dies_if_its_parent_died_first() -> None:
     """Before the kernel could be asked to tell."""
-    here = "from shardmark.base.processes import die_with_parent"
+    here = "from shardmark.base.system.processes import die_with_parent"
     words = [sys.executable, "-c", f"{here}; die_with_parent(1); print('lives on')"]
     ended = subprocess.run(words, capture_output=True, check=False)
     assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")

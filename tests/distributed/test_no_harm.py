@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardmark.base.scratch import PLACES, PREFIX, lock_file, scratch_folder
+from shardmark.base.files.scratch import PLACES, PREFIX, lock_file, scratch_folder
 from shardmark.cli import main
 from shardmark.scripts.start import Protection, start_words
 from tests.zoo.cases import CASES

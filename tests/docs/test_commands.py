@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.base.strict_yaml import parse_yaml
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.cli import main
 from tests import ROOT
 from tests.docs.pages import blocks, cases, commands, inline_commands, parse

@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel
 
 import shardmark
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.machine import Machine
 from shardmark.base.metrics import METRICS
-from shardmark.base.strict_yaml import parse_yaml
 from shardmark.cli import app
 from shardmark.cli.init import CODE_FILES
 from shardmark.experiment.experiment import Experiment

@@ -10,11 +10,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from shardmark.base.files.run_files import RESULT_FILE
 from shardmark.base.results.network import NETWORK_FILE, NetworkRecord
 from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import ENVIRONMENT_FILE, EXPERIMENT_FILE
 from shardmark.base.results.verification import VERIFICATION_FILE, Verification
-from shardmark.base.run_files import RESULT_FILE
 
 GOLDEN = Path(__file__).parent / "v1"
 MODELS: dict[str, type[BaseModel]] = {

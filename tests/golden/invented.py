@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from shardmark.base.checks import Check
 from shardmark.base.errors import InputError
+from shardmark.base.evidence.checks import Check
+from shardmark.base.files.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.base.layout import Layout, data_parallel
 from shardmark.base.metrics import METRICS, TRIAL_METRICS
 from shardmark.base.results.schema import (
@@ -26,7 +27,6 @@ from shardmark.base.results.schema import (
 )
 from shardmark.base.results.store import RunFolder, StoredRun, load_run
 from shardmark.base.results.verification import REFERENCE, Verdict, Verification, write_verification
-from shardmark.base.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.extras.studies.study import load_study
 from shardmark.ranks.strategies import build_strategy

@@ -34,7 +34,7 @@ BANNED_NAMES = frozenset(
 
 STORED_FIELDS = {
     "ranks/measure/system/machine_checks.py": {"found"},  # a key in the JSON of `doctor`
-    "base/checks.py": {"found", "where"},  # keys of verification.json
+    "base/evidence/checks.py": {"found", "where"},  # keys of verification.json
     "extras/studies/study.py": {"of"},  # a key of the YAML files of studies
 }
 """Banned names that stay, by file, because files are stored with them."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from shardmark.audit.script import audit_script
-from shardmark.base.accepted import ACCEPTABLE
+from shardmark.base.evidence.accepted import ACCEPTABLE
 from shardmark.scripts.command import parse_command
 from tests.zoo.cases import CASES, Case
 from tests.zoo.forked import start_forked

@@ -23,9 +23,9 @@ from shardmark.audit.comparison import (
     update_check,
 )
 from shardmark.audit.script import Progress
-from shardmark.base.accepted import ACCEPTABLE, USUAL
-from shardmark.base.checks import Check
-from shardmark.base.evidence import BLIND, MARGIN
+from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
+from shardmark.base.evidence.captures import BLIND, MARGIN
+from shardmark.base.evidence.checks import Check
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, read_records

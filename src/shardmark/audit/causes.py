@@ -23,7 +23,7 @@ from shardmark.audit.comparison import (
     stacked,
     tensors_differ,
 )
-from shardmark.base.evidence import Array
+from shardmark.base.evidence.captures import Array
 from shardmark.base.text import counted
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
@@ -1287,4 +1287,4 @@ CAUSES: dict[str, Cause] = {
     ),
 }
 """Name -> cause.  To add one: a row, the function that finds it, and a script of `tests/zoo`; if a
-user may accept it, its name in `base/accepted.py`."""
+user may accept it, its name in `base/evidence/accepted.py`."""

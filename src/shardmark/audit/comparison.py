@@ -11,8 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from shardmark.base.checks import Check
-from shardmark.base.evidence import BLIND, MARGIN, TINY, Array, Capture, Tolerances, equal, worst_of
+from shardmark.base.evidence.captures import (
+    BLIND,
+    MARGIN,
+    TINY,
+    Array,
+    Capture,
+    Tolerances,
+    equal,
+    worst_of,
+)
+from shardmark.base.evidence.checks import Check
 from shardmark.scripts.record import Record, joined_tensors
 
 if TYPE_CHECKING:

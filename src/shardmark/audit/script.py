@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from shardmark.base.accepted import ACCEPTABLE, USUAL
 from shardmark.base.errors import InputError
-from shardmark.base.scratch import scratch_folder
+from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, starter
 from shardmark.scripts.recording import LONGEST_SECONDS, STEPS, Plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from shardmark.base.strict_yaml import parse_yaml
+from shardmark.base.files.strict_yaml import parse_yaml
 
 
 @dataclass(frozen=True, slots=True)

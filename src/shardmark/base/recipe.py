@@ -20,7 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-from shardmark.base.accepted import USUAL, AcceptableCause
+from shardmark.base.evidence.accepted import USUAL, AcceptableCause
 
 UserPath = Annotated[str, Field(pattern=r"^.+:[A-Za-z_]\w*$")]
 

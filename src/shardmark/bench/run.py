@@ -10,8 +10,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardmark.base.extras import require
 from shardmark.base.results.store import Damaged, StoredRun, load_run
+from shardmark.base.system.extras import require
 from shardmark.base.text import one_line
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import ShardmarkError
-from shardmark.base.storage import REMEDIES
+from shardmark.base.files.storage import REMEDIES
 from shardmark.base.text import say
 from shardmark.base.version import __version__
 from shardmark.cli.audit import audit

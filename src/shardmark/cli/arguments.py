@@ -42,7 +42,7 @@ def words_of(text: str | None) -> list[str]:
 
 def causes_of(accept: str | None, *, strict: bool) -> list[str]:
     """Return the causes to accept: those that the user names, and usual ones unless `strict`."""
-    from shardmark.base.accepted import USUAL
+    from shardmark.base.evidence.accepted import USUAL
 
     return [*dict.fromkeys([*([] if strict else USUAL), *words_of(accept)])]
 

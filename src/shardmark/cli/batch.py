@@ -40,8 +40,8 @@ def batch(
     ] = TextOrJson.TEXT,
 ) -> None:
     """Find the largest batch of every strategy: predict it, then test it by up to four trials."""
+    from shardmark.base.files.storage import storing
     from shardmark.base.results.runs_folder import run_folder
-    from shardmark.base.storage import storing
     from shardmark.base.table.formats import Format
     from shardmark.base.text import terminal_width
     from shardmark.bench.launch.run_options import RunOptions

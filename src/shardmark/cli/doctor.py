@@ -243,7 +243,7 @@ def _measure_links(
 def _write_node(path: Path, record: NetworkRecord) -> None:
     import torch
 
-    from shardmark.base.storage import storing
+    from shardmark.base.files.storage import storing
     from shardmark.bench.analysis.network.links import with_fits
     from shardmark.predict.hardware.written import write_node
     from shardmark.ranks.measure.memory.tensors import room_bytes

@@ -51,7 +51,7 @@ def listing(kind: str) -> Mapping[str, str]:
     Raises `InputError` for an unknown kind.
     """
     from shardmark.base.metrics import METRICS
-    from shardmark.base.plugins import by_name
+    from shardmark.base.system.plugins import by_name
     from shardmark.experiment.load import presets
     from shardmark.experiment.messages import choices
     from shardmark.experiment.tasks import TASKS
@@ -107,7 +107,7 @@ def _plugins(
     group: str, built_in: Container[str], class_of: Callable[[str], type]
 ) -> dict[str, str]:
     """Return the names that other packages register, with a description or an import error."""
-    from shardmark.base.plugins import plugin_names
+    from shardmark.base.system.plugins import plugin_names
 
     lines = {}
     for name in plugin_names(group):

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import InputError
-from shardmark.base.storage import storing
+from shardmark.base.files.storage import storing
 from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import Overrides, path_of
 from shardmark.cli.phases import PhaseLines

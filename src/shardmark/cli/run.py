@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shardmark.base.errors import StorageError
-from shardmark.base.storage import storing
+from shardmark.base.files.storage import storing
 from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import (
     EngineOption,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardmark.base.scratch import scratch_folder
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.text import as_text, say, say_text
 from shardmark.cli.arguments import (
     EngineOption,

@@ -20,7 +20,6 @@ from pydantic import (
 from pydantic_core import CoreSchema, InitErrorDetails, core_schema
 
 from shardmark.base.cells import NODES
-from shardmark.base.plugins import plugin_names
 from shardmark.base.recipe import (
     MAX_RANKS,
     OF_SCRIPTS,
@@ -30,6 +29,7 @@ from shardmark.base.recipe import (
     Recipe,
     SlowRanks,
 )
+from shardmark.base.system.plugins import plugin_names
 from shardmark.experiment.messages import Location, mistake, refuse, show
 from shardmark.experiment.tasks import TASKS
 from shardmark.ranks.strategies import (

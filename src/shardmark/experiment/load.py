@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.strict_yaml import format_yaml, parse_yaml
 from shardmark.base.recipe import EXCLUSIVE
-from shardmark.base.strict_yaml import format_yaml, parse_yaml
 from shardmark.base.text import say
 from shardmark.experiment.axes import (
     MATRIX_ONLY_AXES,

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from shardmark.base.errors import InputError
-from shardmark.base.strict_yaml import parse_yaml
+from shardmark.base.files.strict_yaml import parse_yaml
 
 Location = tuple[str | int, ...]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
-from shardmark.base.modules import find_without_import
+from shardmark.base.system.modules import find_without_import
 from shardmark.experiment.axes import MATRIX_ONLY_AXES, axis_keys
 from shardmark.experiment.experiment import Experiment, experiment_schema
 from shardmark.experiment.messages import Location, choices, dotted, join, near_names, show

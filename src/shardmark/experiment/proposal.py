@@ -13,8 +13,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.recipe import Optimizer
-from shardmark.base.scratch import scratch_folder
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import launch, read_records, starter

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union
 
 from pydantic import Field, SerializeAsAny, ValidatorFunctionWrapHandler, WrapValidator
 
-from shardmark.base.plugins import plugin_names
+from shardmark.base.system.plugins import plugin_names
 from shardmark.ranks.workloads import PLUGINS, WORKLOADS, options_class
 from shardmark.ranks.workloads.options import WorkloadOptions
 

@@ -15,7 +15,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from shardmark.base.errors import InputError
-from shardmark.base.modules import find_without_import, looked_in
+from shardmark.base.system.modules import find_without_import, looked_in
 
 BOOTSTRAP = Path(__file__).parent / "bootstrap"
 

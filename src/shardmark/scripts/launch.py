@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
-from shardmark.base.scratch import scratch_folder
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand, check_exists, free_port, hooked_environment
 from shardmark.scripts.recording import PROCESS_FILE, Plan, rank_file

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shardmark.base.errors import InputError
-from shardmark.base.processes import adopt_orphans, die_with_parent, end_descendants
-from shardmark.base.scratch import remove_tree, scratch_folder
+from shardmark.base.files.scratch import remove_tree, scratch_folder
+from shardmark.base.system.processes import adopt_orphans, die_with_parent, end_descendants
 from shardmark.base.text import say
 from shardmark.scripts import isolation
 

@@ -19,8 +19,8 @@ from shardmark.audit import causes
 from shardmark.audit.audit import AuditReport
 from shardmark.audit.comparison import Records
 from shardmark.audit.script import audit_script
-from shardmark.base.accepted import ACCEPTABLE
 from shardmark.base.errors import InputError
+from shardmark.base.evidence.accepted import ACCEPTABLE
 from shardmark.cli import main
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.command import ScriptCommand, parse_command

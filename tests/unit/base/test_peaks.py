@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import pytest
 
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.peaks import peak_flops_per_second, shipped
-from shardmark.base.strict_yaml import parse_yaml
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.recipe import Recipe
-from shardmark.base.strict_yaml import parse_yaml
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.proposal import Proposal, propose
 from shardmark.scripts.command import parse_command

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardmark.base.errors import InputError
-from shardmark.base.strict_yaml import format_yaml
+from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.fingerprint import fingerprint_of
 from shardmark.bench.launch.input_checks import check_plan

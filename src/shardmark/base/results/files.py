@@ -16,8 +16,8 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.storage import storage_error
 from shardmark.base.results.schema import SCHEMA_VERSION, FileRecord
-from shardmark.base.storage import storage_error
 
 MAX_BYTES = 2**26
 """Maximum size of a file that is read at once; a result of 1,000 ranks has a sixth of it."""

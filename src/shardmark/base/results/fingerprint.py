@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from pydantic import Field
 
-from shardmark.base.stored import Stored
+from shardmark.base.files.stored import Stored
 
 FINGERPRINT_FILE = "fingerprint.json"
 Part = TypeVar("Part")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.stored import Stored
 from shardmark.base.results.files import read_if_exists, write_model
-from shardmark.base.stored import Stored
 
 NETWORK_FILE = "network.json"
 

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from shardmark.base.errors import InputError
-from shardmark.base.storage import storage_error
+from shardmark.base.files.storage import storage_error
 
 RUNS = Path("runs")
 LATEST = "latest"

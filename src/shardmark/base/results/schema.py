@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args
 from pydantic import model_validator
 
 from shardmark.base.errors import ErrorKind
+from shardmark.base.files.stored import Stored
 from shardmark.base.layout import Layout
 from shardmark.base.results.migrate import without_restarts
-from shardmark.base.stored import Stored
 from shardmark.base.traffic import RequiredTraffic
 
 SCHEMA_VERSION: Literal[1] = 1

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
+from shardmark.base.files.storage import storage_error
 from shardmark.base.masking import masked_commands
 from shardmark.base.results.bounds import check_bounds
 from shardmark.base.results.files import (
@@ -40,8 +42,6 @@ from shardmark.base.results.verification import (
     Verification,
     read_verification,
 )
-from shardmark.base.run_files import LOG_FILE, RESULT_FILE, SAMPLES_FILE, STEPS_FILE
-from shardmark.base.storage import storage_error
 
 EXPERIMENT_FILE = "experiment.yaml"
 ENVIRONMENT_FILE = "environment.json"
@@ -172,7 +172,7 @@ class RunFolder:
 
     def write_experiment(self, experiment: Mapping[str, Any]) -> None:
         """Store the resolved experiment; from now on `runs/latest` leads to the run."""
-        from shardmark.base.strict_yaml import format_yaml
+        from shardmark.base.files.strict_yaml import format_yaml
 
         stored = masked_commands(experiment)
         write_atomically(self.path / EXPERIMENT_FILE, format_yaml(stored).encode())
@@ -180,7 +180,7 @@ class RunFolder:
 
     def read_experiment(self) -> dict[str, Any]:
         """Read the resolved experiment.  Raises `InputError` if the file is missing or invalid."""
-        from shardmark.base.strict_yaml import MAX_CHARACTERS, parse_yaml
+        from shardmark.base.files.strict_yaml import MAX_CHARACTERS, parse_yaml
 
         path = self.path / EXPERIMENT_FILE
         try:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from shardmark.base.checks import LARGEST, Check
+from shardmark.base.evidence.checks import LARGEST, Check
+from shardmark.base.files.stored import Stored
 from shardmark.base.results.files import read_if_exists, write_model
 from shardmark.base.results.schema import SCHEMA_VERSION
-from shardmark.base.stored import Stored
 
 VERIFICATION_FILE = "verification.json"
 LOGS_FOLDER = "verification-logs"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
-from shardmark.base.extras import require
 from shardmark.base.statistics.intervals import Estimate
+from shardmark.base.system.extras import require
 from shardmark.base.table.table import Column, Missing, Table, Value
 from shardmark.base.text import one_line, render_json
 

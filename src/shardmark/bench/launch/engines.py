@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shardmark.base.plugins import by_name
+from shardmark.base.system.plugins import by_name
 from shardmark.bench.launch.engine import Engine, EngineRequest, Notify, run_key
 from shardmark.bench.launch.local.engine import LocalEngine
 from shardmark.scripts.start import isolation_refusal

@@ -19,7 +19,6 @@ from typing import Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.masking import masked_commands
-from shardmark.base.modules import find_without_import
 from shardmark.base.recipe import Measure
 from shardmark.base.results.files import read_if_exists, write_model
 from shardmark.base.results.fingerprint import (
@@ -31,6 +30,7 @@ from shardmark.base.results.fingerprint import (
 )
 from shardmark.base.results.schema import RankRecord
 from shardmark.base.results.store import EXPERIMENT_FILE, RunFolder, has_results, is_run
+from shardmark.base.system.modules import find_without_import
 from shardmark.base.text import canonical
 from shardmark.experiment.experiment import Experiment
 from shardmark.ranks.trial import Trial

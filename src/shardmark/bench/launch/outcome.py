@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from shardmark.base.errors import STORAGE_EXIT
+from shardmark.base.files.run_files import LOG_FILE
 from shardmark.base.results.schema import Failure, Outcome, RankError, RankRecord
-from shardmark.base.run_files import LOG_FILE
 
 MEMORY_REMEDY = (
     "use a smaller batch, gradient_accumulation, activation_checkpointing, "

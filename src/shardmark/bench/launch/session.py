@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardmark.base.durations import duration
+from shardmark.base.files.run_files import TRIAL_FILE
+from shardmark.base.files.storage import storing
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import EXPERIMENT_FILE, Damaged, RunFolder, has_results
 from shardmark.base.results.verification import (
@@ -19,8 +21,6 @@ from shardmark.base.results.verification import (
     Verification,
     write_verification,
 )
-from shardmark.base.run_files import TRIAL_FILE
-from shardmark.base.storage import storing
 from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.engine import Engine
 from shardmark.bench.launch.engines import build_engine

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from shardmark.base.errors import InputError
-from shardmark.base.storage import temporary_folder
+from shardmark.base.files.storage import temporary_folder
 
 LAST_BYTES = 2**16
 """Length of the output's end in which the last lines are searched."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from shardmark.base.errors import StrategyUnavailable
+from shardmark.base.files.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.base.machine import Machine
 from shardmark.base.masking import masked_commands
 from shardmark.base.results.schema import (
@@ -22,7 +23,6 @@ from shardmark.base.results.schema import (
     TrialResult,
 )
 from shardmark.base.results.store import Damaged, RunFolder
-from shardmark.base.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
 from shardmark.base.traffic import ModelSize, RequiredTraffic
 from shardmark.bench.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.bench.analysis.trial.summarise import summarise

@@ -14,9 +14,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from shardmark.base.errors import FULL, InputError, StorageError
-from shardmark.base.results.files import read_model, write_atomically
-from shardmark.base.results.schema import RankRecord
-from shardmark.base.run_files import (
+from shardmark.base.files.run_files import (
     LOG_FILE,
     RESULT_FILE,
     SAMPLES_FILE,
@@ -25,7 +23,9 @@ from shardmark.base.run_files import (
     rank_file,
     rank_steps_file,
 )
-from shardmark.base.storage import storage_error
+from shardmark.base.files.storage import storage_error
+from shardmark.base.results.files import read_model, write_atomically
+from shardmark.base.results.schema import RankRecord
 from shardmark.bench.analysis.trial.raw_files import number
 from shardmark.bench.launch.outcome import Ending, ProcessEnd
 from shardmark.ranks.measure.step.progress import read_progress

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
+from shardmark.base.files.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.base.machine import Machine
 from shardmark.base.results.runs_folder import RUNS
 from shardmark.base.results.schema import Outcome
@@ -30,7 +31,6 @@ from shardmark.base.results.verification import (
     read_verification,
     verdict_text,
 )
-from shardmark.base.run_files import CAPTURED_FILE, LOG_FILE, TRIAL_FILE
 from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.audited import audit_cells
 from shardmark.bench.launch.engine import Engine

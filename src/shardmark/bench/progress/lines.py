@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from shardmark.base.cells import NODES
 from shardmark.base.durations import duration
+from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.metrics import METRICS, RATES
 from shardmark.base.results.schema import Outcome, TrialResult
-from shardmark.base.strict_yaml import format_yaml
 from shardmark.base.text import one_line, say
 from shardmark.bench.launch.listener import NullListener, TrialProgress
 from shardmark.bench.progress.pace import Pace

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark.base.evidence import PARTS, Array, Capture
+from shardmark.base.evidence.captures import PARTS, Array, Capture
 from shardmark.base.layout import Shard
 from shardmark.base.recipe import Recipe
 from shardmark.base.recipe import Schedule as RecipeSchedule

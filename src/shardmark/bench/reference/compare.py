@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardmark.base.checks import Check
-from shardmark.base.evidence import (
+from shardmark.base.evidence.captures import (
     MARGIN,
     PARTS,
     TINY,
@@ -24,6 +23,7 @@ from shardmark.base.evidence import (
     value_of,
     worst_of,
 )
+from shardmark.base.evidence.checks import Check
 from shardmark.base.metrics import METRICS
 from shardmark.ranks.strategies.step import WEIGHT_TOLERANCE
 

@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from shardmark.base.checks import Check
-from shardmark.base.evidence import Capture, equal
+from shardmark.base.evidence.captures import Capture, equal
+from shardmark.base.evidence.checks import Check
 from shardmark.base.layout import Shard
 from shardmark.base.results.schema import ExchangeRecord, RankRecord
 from shardmark.ranks.train.record import weights_sha256

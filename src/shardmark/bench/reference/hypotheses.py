@@ -11,8 +11,16 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shardmark.base.checks import Check
-from shardmark.base.evidence import TINY, Array, Capture, Tolerances, deviation, equal, norm
+from shardmark.base.evidence.captures import (
+    TINY,
+    Array,
+    Capture,
+    Tolerances,
+    deviation,
+    equal,
+    norm,
+)
+from shardmark.base.evidence.checks import Check
 from shardmark.base.numerics import ONE_DEVICE, Numerics
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.verification import Cause

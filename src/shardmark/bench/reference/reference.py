@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
-from shardmark.base.evidence import PARTS, Array, Capture, Tolerances
+from shardmark.base.evidence.captures import PARTS, Array, Capture, Tolerances
 from shardmark.base.layout import Shard, StepShard
 from shardmark.base.numerics import ONE_DEVICE, Numerics
 from shardmark.base.recipe import Recipe

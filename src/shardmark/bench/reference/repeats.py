@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree  # torch has no public one
 
-from shardmark.base.evidence import BLIND
+from shardmark.base.evidence.captures import BLIND
 from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
 from shardmark.bench.reference.compare import nonfinite_step
@@ -16,7 +16,7 @@ from shardmark.bench.reference.reference import Reference
 from shardmark.ranks.train.exchanged_group import world_of
 
 if TYPE_CHECKING:
-    from shardmark.base.evidence import Tolerances
+    from shardmark.base.evidence.captures import Tolerances
     from shardmark.bench.reference.reference import ReferenceRuns
 
 COUNTERS = (

@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import torch
 
-from shardmark.base.checks import Check
 from shardmark.base.errors import ShardmarkError, error_kind
-from shardmark.base.evidence import BLIND, Capture, Tolerances
+from shardmark.base.evidence.captures import BLIND, Capture, Tolerances
+from shardmark.base.evidence.checks import Check
+from shardmark.base.files.run_files import TRIAL_FILE, rank_file
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.files import write_atomically
 from shardmark.base.results.schema import RankRecord
 from shardmark.base.results.verification import CELLS_FILE, NOT_TRIED, VERDICTS_FILE, Cause, Verdict
-from shardmark.base.run_files import TRIAL_FILE, rank_file
 from shardmark.base.text import one_line
 from shardmark.bench.reference.capture import at_constant_rate, read_capture
 from shardmark.bench.reference.compare import INPUT_CHECKS, SKIPPED, checks_of, nonfinite_step

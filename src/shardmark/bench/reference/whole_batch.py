@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shardmark.base.checks import Check
-from shardmark.base.evidence import Array, Tolerances, equal, norm, worst_of
+from shardmark.base.evidence.captures import Array, Tolerances, equal, norm, worst_of
+from shardmark.base.evidence.checks import Check
 from shardmark.base.layout import Shard
 from shardmark.base.results.verification import Cause
 from shardmark.base.text import one_line

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
 
 from shardmark.base.errors import InputError
-from shardmark.base.strict_yaml import parse_yaml
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.experiment.messages import nearest
 
 FOLDER = "shardmark.extras.studies"

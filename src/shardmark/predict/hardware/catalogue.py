@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.peaks import peak_flops_per_second
 from shardmark.base.recipe import Model
-from shardmark.base.strict_yaml import parse_yaml
 from shardmark.experiment.messages import dotted, nearest
 
 Kind = Literal["cards", "nodes"]

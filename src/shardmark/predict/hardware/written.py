@@ -9,8 +9,8 @@ from typing import Any
 
 from scipy.optimize import isotonic_regression
 
+from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.results.network import MeasuredOperation, NetworkRecord, Reach
-from shardmark.base.strict_yaml import format_yaml
 from shardmark.predict.hardware.catalogue import Card, Node, NodeType, Timed
 from shardmark.predict.timing import Constants
 

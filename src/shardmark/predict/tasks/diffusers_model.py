@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
-from shardmark.base.extras import require
+from shardmark.base.system.extras import require
 from shardmark.ranks.workloads.configurations import (
     CLASS,
     LATENT_PIXELS,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from shardmark.base.errors import InputError
-from shardmark.base.plugins import load_plugin, plugin_names
+from shardmark.base.system.plugins import load_plugin, plugin_names
 from shardmark.ranks.strategies.base import Strategy
 
 

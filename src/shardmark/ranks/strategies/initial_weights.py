@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardmark.base.errors import ShardmarkError
-from shardmark.base.processes import die_with_parent
+from shardmark.base.system.processes import die_with_parent
 from shardmark.ranks.measure.memory.tensors import room_bytes
 from shardmark.ranks.strategies.batch_norm import synchronise_batch_norms
 from shardmark.ranks.strategies.execution import prepare

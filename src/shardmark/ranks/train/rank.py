@@ -22,10 +22,10 @@ from torch.distributed import (  # type: ignore[attr-defined]  # torch exports t
     TCPStore,
 )
 
-from shardmark.base.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable, error_kind
+from shardmark.base.files.run_files import INITIAL_WEIGHTS_FILE
 from shardmark.base.results.schema import ProbeRecord, RankError
-from shardmark.base.run_files import INITIAL_WEIGHTS_FILE
+from shardmark.base.system.environment_variables import NODE_VARIABLE, STORE_VARIABLE
 from shardmark.ranks.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for

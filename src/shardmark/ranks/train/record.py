@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardmark.base.environment_variables import NODE_VARIABLE
 from shardmark.base.errors import StorageError
+from shardmark.base.files.run_files import rank_file, rank_steps_file
 from shardmark.base.results.files import write_atomically
 from shardmark.base.results.schema import (
     EpochRecord,
@@ -28,7 +28,7 @@ from shardmark.base.results.schema import (
     RankRecord,
     WindowRecord,
 )
-from shardmark.base.run_files import rank_file, rank_steps_file
+from shardmark.base.system.environment_variables import NODE_VARIABLE
 from shardmark.ranks.measure.kernel_files import read_kernel_file
 from shardmark.ranks.measure.memory.tensors import CudaPeak
 from shardmark.ranks.measure.step.recorder import RecordedStep, Recorder

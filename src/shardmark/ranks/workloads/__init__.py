@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import SerializeAsAny, WrapValidator
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.extras import require
-from shardmark.base.plugins import load_plugin
+from shardmark.base.system.extras import require
+from shardmark.base.system.plugins import load_plugin
 from shardmark.ranks.workloads.options import WorkloadOptions
 
 if TYPE_CHECKING:

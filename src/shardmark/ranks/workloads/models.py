@@ -10,8 +10,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from shardmark.base.extras import install_command, is_installed
-from shardmark.base.modules import find_without_import, looked_in
+from shardmark.base.system.extras import install_command, is_installed
+from shardmark.base.system.modules import find_without_import, looked_in
 
 MODELS: dict[str, str] = {
     "resnet18": "residual network, 11.7 M parameters (He et al., 2016)",

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.modules import looked_in
 from shardmark.base.recipe import Model
+from shardmark.base.system.modules import looked_in
 from shardmark.ranks.workloads.models import is_user_function
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.extras import require
+from shardmark.base.system.extras import require
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

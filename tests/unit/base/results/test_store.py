@@ -17,11 +17,11 @@ import pytest
 from pydantic import ValidationError
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.stored import Stored
 from shardmark.base.results.network import NETWORK_FILE, NetworkRecord, read_network
 from shardmark.base.results.schema import Failure, Outcome, RankError, TrialResult
 from shardmark.base.results.store import RunFolder, load_run
 from shardmark.base.results.verification import VERIFICATION_FILE, Verification
-from shardmark.base.stored import Stored
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
 
 

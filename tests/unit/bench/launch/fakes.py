@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from shardmark.base.files.run_files import rank_file, rank_steps_file
 from shardmark.base.machine import Machine
 from shardmark.base.results.schema import RankRecord, TrialResult
-from shardmark.base.run_files import rank_file, rank_steps_file
 from shardmark.bench.launch.listener import TrialProgress
 from shardmark.bench.launch.outcome import Ending, ProcessEnd
 from shardmark.experiment.experiment import Experiment

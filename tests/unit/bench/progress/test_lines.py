@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.results.schema import Failure, Outcome
-from shardmark.base.strict_yaml import parse_yaml
 from shardmark.bench.launch.listener import TrialProgress
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.progress import display, lines, pace

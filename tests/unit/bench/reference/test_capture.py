@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardmark.base.evidence import BY_SHARE, Capture
+from shardmark.base.evidence.captures import BY_SHARE, Capture
 from shardmark.base.layout import Layout, RankLayout, Shard
 from shardmark.bench.reference.capture import CAPTURE_FILE, capture_steps, read_capture
 from shardmark.ranks.strategies.step import EagerWorker

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from shardmark.base.checks import LARGEST, Check
-from shardmark.base.evidence import MARGIN, PARTS, Capture, Tolerances
+from shardmark.base.evidence.captures import MARGIN, PARTS, Capture, Tolerances
+from shardmark.base.evidence.checks import LARGEST, Check
 from shardmark.bench.reference.compare import NAMES, checks_of, first_deviation
 from tests.unit.bench.reference.verification_cases import (
     array,

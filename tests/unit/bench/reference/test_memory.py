@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardmark.base.evidence import Tolerances
+from shardmark.base.evidence.captures import Tolerances
 from shardmark.base.results.verification import CELLS_FILE, VERDICTS_FILE, Verdict
 from shardmark.bench.reference import verdict
 from shardmark.bench.reference.reference import Hypothesis, ReferenceRuns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.base.checks import Check
+from shardmark.base.evidence.checks import Check
 from shardmark.base.results.verification import Cause, Verdict, Verification
 from tests.golden.invented import invented_verdict
 

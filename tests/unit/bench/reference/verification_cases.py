@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shardmark.base.evidence import Array, Capture, Tolerances
+from shardmark.base.evidence.captures import Array, Capture, Tolerances
 from shardmark.base.layout import Shard
 from shardmark.base.recipe import Limits, Measure
 from shardmark.base.results.verification import Verdict

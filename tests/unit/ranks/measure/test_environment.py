@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from shardmark.base.environment_variables import ALLOCATOR
+from shardmark.base.system.environment_variables import ALLOCATOR
 from shardmark.ranks.measure.kernel_files import CgroupLimits, cgroup_limits
 from shardmark.ranks.measure.system import environment as module
 from shardmark.ranks.measure.system.environment import (

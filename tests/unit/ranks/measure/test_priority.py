@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from shardmark.base.processes import schedule_as_batch, schedule_normally
+from shardmark.base.system.processes import schedule_as_batch, schedule_normally
 
 
 def test_batch_scheduling_concerns_one_thread_and_can_be_reverted() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from shardmark.base.files.run_files import rank_file, rank_steps_file
 from shardmark.base.results.schema import ProbeRecord, RankError, RankRecord
-from shardmark.base.run_files import rank_file, rank_steps_file
 from shardmark.ranks.measure.step.recorder import Recorder
 from shardmark.ranks.train.record import Evaluation, RankReport, sample_order_sha256, weights_sha256
 from tests.unit.ranks.train.toy import CountingClock, FakeWorker, ToyWorkload

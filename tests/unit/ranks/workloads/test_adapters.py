@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from shardmark.base.errors import InputError
-from shardmark.base.extras import EXTRAS
+from shardmark.base.system.extras import EXTRAS
 from shardmark.base.traffic import frozen_element_bytes, stored_element_bytes
 from shardmark.bench.launch.input_checks import check_plan
 from shardmark.experiment.load import load_experiment
@@ -120,7 +120,9 @@ def test_layers_with_matrices_cannot_be_divided() -> None:
 
 def test_an_absent_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     assert EXTRAS["peft"] == "lora"
-    monkeypatch.setattr("shardmark.base.extras.is_installed", lambda module: module != "peft")
+    monkeypatch.setattr(
+        "shardmark.base.system.extras.is_installed", lambda module: module != "peft"
+    )
     with pytest.raises(InputError, match=r"pip install 'shardmark\[lora\]'"):
         adapted()
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
+from shardmark.base.files.run_files import STEPS_FILE
 from shardmark.base.results.schema import RankRecord, TrialResult
 from shardmark.base.results.store import RunFolder
-from shardmark.base.run_files import STEPS_FILE
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.trial.rank_metrics import measured_steps
 from shardmark.bench.analysis.trial.raw_files import (

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
+from shardmark.base.files.run_files import CLOCK_LIMITS
 from shardmark.base.results.schema import RankRecord, StabilityFinding, StabilityKind
-from shardmark.base.run_files import CLOCK_LIMITS
 from shardmark.base.statistics.changes import JUMP_POINTS, jump_of, medians, trend_of
 from shardmark.bench.analysis.trial.rank_metrics import windows_of
 from shardmark.bench.analysis.trial.raw_files import Line, by_node, mapping, number

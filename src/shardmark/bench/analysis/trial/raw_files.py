@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from pydantic_core import from_json
 
+from shardmark.base.files.run_files import SAMPLES_FILE
 from shardmark.base.results.files import json_values, open_regular
-from shardmark.base.run_files import SAMPLES_FILE
 
 MAX_BYTES = 64 * 2**20
 """Maximum size of a file that is read completely."""

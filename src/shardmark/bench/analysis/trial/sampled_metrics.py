@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
+from shardmark.base.files.run_files import NVLINK
 from shardmark.base.results.schema import RankRecord
-from shardmark.base.run_files import NVLINK
 from shardmark.bench.analysis.trial.over_ranks import (
     ON_CPU,
     Result,

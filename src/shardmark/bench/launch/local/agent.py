@@ -15,16 +15,16 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from shardmark.base.environment_variables import (
+from shardmark.base.errors import STORAGE_EXIT, error_kind
+from shardmark.base.files.run_files import TRIAL_FILE
+from shardmark.base.files.scratch import create_scratch
+from shardmark.base.system.environment_variables import (
     NODE_VARIABLE,
     ON_LOOPBACK,
     RENDEZVOUS_VARIABLE,
     STORE_VARIABLE,
 )
-from shardmark.base.errors import STORAGE_EXIT, error_kind
-from shardmark.base.processes import die_with_parent, schedule_as_batch, schedule_normally
-from shardmark.base.run_files import TRIAL_FILE
-from shardmark.base.scratch import create_scratch
+from shardmark.base.system.processes import die_with_parent, schedule_as_batch, schedule_normally
 from shardmark.base.text import say
 from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore, RankStore
 from shardmark.bench.launch.outcome import ProcessEnd

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from shardmark.base.machine import Machine
-from shardmark.base.processes import schedule_as_batch, schedule_normally
+from shardmark.base.system.processes import schedule_as_batch, schedule_normally
 from shardmark.bench.launch.engine import Task
 from shardmark.bench.launch.local.fork_server import ForkServer, ProcessDiedError
 from shardmark.bench.launch.outcome import Ending, kernel_oom_kills

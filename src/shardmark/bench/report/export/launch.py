@@ -14,13 +14,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from shardmark.base.cells import cell_id, ranks_and_nodes
-from shardmark.base.environment_variables import ALLOCATOR
 from shardmark.base.errors import InputError
+from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.masking import MASK
 from shardmark.base.results.files import changed_files, write_files
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RunFolder, StoredRun
-from shardmark.base.strict_yaml import format_yaml
+from shardmark.base.system.environment_variables import ALLOCATOR
 from shardmark.base.text import one_line, render_json, with_options
 from shardmark.base.version import __version__
 from shardmark.bench.analysis.advise.groups import ComparableGroup, groups_of

@@ -16,12 +16,12 @@ from pydantic_core import from_json
 
 from shardmark.base.cells import cell_id
 from shardmark.base.errors import InputError
-from shardmark.base.extras import require
+from shardmark.base.files.run_files import SAMPLES_FILE, STEPS_FILE
 from shardmark.base.metrics import METRICS, TRIAL_METRICS
 from shardmark.base.results.files import changed_files, open_regular, write_files
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RunFolder, StoredRun
-from shardmark.base.run_files import SAMPLES_FILE, STEPS_FILE
+from shardmark.base.system.extras import require
 from shardmark.base.table.formats import csv_cell
 from shardmark.bench.analysis.compare.epochs import epoch_values
 from shardmark.bench.analysis.compare.rows import other_varied, plain

@@ -15,9 +15,9 @@ from shlex import quote
 from typing import Any, Protocol
 
 from shardmark.base.errors import InputError
-from shardmark.base.extras import require
+from shardmark.base.files.storage import storage_error
 from shardmark.base.results.files import write_files
-from shardmark.base.storage import storage_error
+from shardmark.base.system.extras import require
 from shardmark.bench.analysis.compare.rows import plain
 from shardmark.bench.report.export.tables import (
     ExportSummary,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.base.plugins import by_name
+from shardmark.base.system.plugins import by_name
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.report.figures.chart import Figure, Panel, Series
 from shardmark.bench.report.figures.entries import groups_of

@@ -15,8 +15,8 @@ from math import ceil, floor, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardmark.base.extras import require
 from shardmark.base.results.files import write_files
+from shardmark.base.system.extras import require
 from shardmark.bench.report.figures.chart import Figure, Panel, Series, log_ticks
 
 WIDTH, HEIGHT = 420, 290

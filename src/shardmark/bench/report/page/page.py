@@ -15,9 +15,9 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from shardmark.base.errors import InputError
-from shardmark.base.plugins import by_name
 from shardmark.base.results.files import write_files
 from shardmark.base.results.store import StoredRun
+from shardmark.base.system.plugins import by_name
 from shardmark.base.table.formats import render_csv
 from shardmark.base.table.table import Table
 from shardmark.base.text import one_line, printable

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from shardmark.base.cells import ranks_and_nodes, title_of
-from shardmark.base.checks import Check
 from shardmark.base.errors import ShardmarkError
+from shardmark.base.evidence.checks import Check
+from shardmark.base.files.run_files import LOG_FILE
+from shardmark.base.files.strict_yaml import MAX_CHARACTERS
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.files import open_regular, read_regular
 from shardmark.base.results.schema import Failure, RankRecord, TrialResult
 from shardmark.base.results.store import EXPERIMENT_FILE, RunFolder, StoredRun
 from shardmark.base.results.verification import Verdict, deviation_text
-from shardmark.base.run_files import LOG_FILE
-from shardmark.base.strict_yaml import MAX_CHARACTERS
 from shardmark.base.table.table import (
     BYTES,
     Column,

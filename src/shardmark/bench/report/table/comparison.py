@@ -10,7 +10,7 @@ from typing import Any
 
 from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.metrics import METRICS
-from shardmark.base.plugins import by_name
+from shardmark.base.system.plugins import by_name
 from shardmark.base.table.formats import json_value
 from shardmark.base.table.table import BYTES, Column, Missing, Table, Value, metric, table_of
 from shardmark.base.text import listed

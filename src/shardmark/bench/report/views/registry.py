@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import InputError
-from shardmark.base.plugins import by_name
+from shardmark.base.system.plugins import by_name
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
 from shardmark.bench.analysis.compare.comparison import Comparison

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pydantic import TypeAdapter
 
 from shardmark.base.errors import InputError, ShardmarkError, StorageError
+from shardmark.base.files.run_files import TRIAL_FILE
 from shardmark.base.machine import Machine
 from shardmark.base.results.verification import CELLS_FILE
-from shardmark.base.run_files import TRIAL_FILE
 from shardmark.bench.launch.engine import EngineRequest, Task
 from shardmark.bench.launch.outcome import Ending, LostNode, ProcessEnd
 from shardmark.bench.launch.placement import MeetingPoint

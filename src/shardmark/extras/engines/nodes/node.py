@@ -24,15 +24,15 @@ from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-from shardmark.base.environment_variables import (
+from shardmark.base.errors import InputError, ShardmarkError, StorageError
+from shardmark.base.files.run_files import TRIAL_FILE
+from shardmark.base.files.scratch import scratch_folder
+from shardmark.base.files.storage import REMEDIES
+from shardmark.base.results.verification import CELLS_FILE
+from shardmark.base.system.environment_variables import (
     RENDEZVOUS_VARIABLE,
     SECRET_VARIABLE,
 )
-from shardmark.base.errors import InputError, ShardmarkError, StorageError
-from shardmark.base.results.verification import CELLS_FILE
-from shardmark.base.run_files import TRIAL_FILE
-from shardmark.base.scratch import scratch_folder
-from shardmark.base.storage import REMEDIES
 from shardmark.base.text import say
 from shardmark.bench.launch.engine import Task, library_versions
 from shardmark.bench.launch.local.fork_server import ForkServer

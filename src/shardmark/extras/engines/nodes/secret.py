@@ -7,9 +7,9 @@ import secrets
 import stat
 from pathlib import Path
 
-from shardmark.base.environment_variables import SECRET_VARIABLE
 from shardmark.base.errors import InputError
 from shardmark.base.results.files import open_regular
+from shardmark.base.system.environment_variables import SECRET_VARIABLE
 
 MIN_CHARACTERS = 16
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import InputError, ShardmarkError
-from shardmark.base.extras import require
+from shardmark.base.system.extras import require
 from shardmark.bench.launch.engine import EngineRequest
 from shardmark.experiment.engines import RayOptions
 from shardmark.extras.engines.nodes.engine import NodesEngine, NodeStarter

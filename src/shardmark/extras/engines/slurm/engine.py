@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from shardmark.base.environment_variables import SECRET_VARIABLE
 from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.system.environment_variables import SECRET_VARIABLE
 from shardmark.bench.launch.engine import EngineRequest
 from shardmark.bench.launch.started_command import StartedCommand
 from shardmark.experiment.engines import LOOPBACK, SlurmOptions

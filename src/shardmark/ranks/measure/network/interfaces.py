@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shardmark.base.run_files import NVLINK
+from shardmark.base.files.run_files import NVLINK
 from shardmark.ranks.measure.kernel_files import read_kernel_file
 
 INFINIBAND_WORD_BYTES = 4

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardmark.base.environment_variables import ON_LOOPBACK
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.results.network import (
     MeasuredOperation,
@@ -27,6 +26,7 @@ from shardmark.base.results.network import (
     Reach,
     TimedSize,
 )
+from shardmark.base.system.environment_variables import ON_LOOPBACK
 from shardmark.ranks.measure.network.probe import RECORD_FILE
 from shardmark.ranks.measure.system.speed import measure_speeds
 

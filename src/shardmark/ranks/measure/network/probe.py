@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from shardmark.base.errors import InputError
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.results.network import NetworkRecord
-from shardmark.base.scratch import scratch_folder
 from shardmark.ranks.measure.system.child import run_module
 
 RECORD_FILE = "record.json"

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import psutil
 
-from shardmark.base.environment_variables import ALLOCATOR
 from shardmark.base.machine import Machine
 from shardmark.base.masking import LOGIN, MASK
+from shardmark.base.system.environment_variables import ALLOCATOR
 from shardmark.base.version import __version__
 from shardmark.ranks.measure.kernel_files import CgroupLimits, cgroup_limits, read_kernel_file
 from shardmark.ranks.measure.system.gpus import (

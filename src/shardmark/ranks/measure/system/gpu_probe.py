@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from shardmark.base.errors import ShardmarkError
+from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.peaks import peak_flops_per_second
-from shardmark.base.scratch import scratch_folder
 from shardmark.ranks.measure.system.child import run_module
 from shardmark.ranks.measure.system.gpus import BF16_CAPABILITY
 from shardmark.ranks.measure.system.machine_checks import Check, State

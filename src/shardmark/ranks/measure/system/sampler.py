@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from shardmark.base.processes import schedule_as_batch
+from shardmark.base.system.processes import schedule_as_batch
 from shardmark.ranks.measure.network.interfaces import network_counters, nvlink_counters
 from shardmark.ranks.measure.system.gpus import GpuReader
 from shardmark.ranks.measure.system.machine_load import MachineLoad

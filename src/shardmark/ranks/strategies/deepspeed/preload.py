@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 
-from shardmark.base.environment_variables import DEVICE_TYPE_VARIABLE
+from shardmark.base.system.environment_variables import DEVICE_TYPE_VARIABLE
 
 if DEVICE_TYPE_VARIABLE in os.environ:
     # Else DeepSpeed looks which accelerator there is: it would take one where the experiment says

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field
 
 from shardmark.base.errors import StrategyUnavailable
-from shardmark.base.extras import install_command, is_installed
 from shardmark.base.layout import Fractions, Layout, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import ONE_DEVICE, Casts, Numerics
+from shardmark.base.system.extras import install_command, is_installed
 from shardmark.ranks.strategies.base import (
     LOSS_SCALE,
     MixedPrecision,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from shardmark.base.errors import InputError
-from shardmark.base.modules import looked_in
+from shardmark.base.system.modules import looked_in
 from shardmark.ranks.workloads.configurations import (
     CLASS,
     NOISE_MODELS,

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.base.extras import is_installed
-from shardmark.base.modules import looked_in
+from shardmark.base.system.extras import is_installed
+from shardmark.base.system.modules import looked_in
 from shardmark.ranks.workloads.datasets.files import cache_folder, make_folder
 from shardmark.ranks.workloads.language.corpus import (
     VALIDATED,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.base.checks import Check
+from shardmark.base.evidence.checks import Check
 from shardmark.base.results.schema import (
     Failure,
     Outcome,

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardmark.base.scratch import (
+from shardmark.base.files.scratch import (
     PREFIX,
     lock_file,
     lock_folder,

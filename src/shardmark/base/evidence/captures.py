@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardmark.base.checks import LARGEST, Check
+from shardmark.base.evidence.checks import LARGEST, Check
 
 Array = NDArray[np.floating[Any]]
 

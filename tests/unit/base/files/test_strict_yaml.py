@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardmark.base import strict_yaml
 from shardmark.base.errors import InputError
-from shardmark.base.strict_yaml import format_yaml, parse_yaml
+from shardmark.base.files import strict_yaml
+from shardmark.base.files.strict_yaml import format_yaml, parse_yaml
 
 
 @pytest.mark.parametrize(

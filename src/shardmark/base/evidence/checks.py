@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.base.stored import Stored
+from shardmark.base.files.stored import Stored
 
 LARGEST = 1e300
 """Represents a difference that is not finite, because JSON has no infinity."""

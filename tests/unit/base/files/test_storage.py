@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import FULL, StorageError
-from shardmark.base.storage import storing, temporary_folder
+from shardmark.base.files.storage import storing, temporary_folder
 
 
 @pytest.mark.parametrize(

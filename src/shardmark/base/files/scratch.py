@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from shardmark.base.storage import temporary_folder
+from shardmark.base.files.storage import temporary_folder
 
 PREFIX = "shardmark-scratch-"
 PLACES = (Path("/tmp"), Path("/var/tmp"))

@@ -1,0 +1,1 @@
+"""The process and its installation: signals, variables, modules, plug-ins and extras."""
