@@ -32,7 +32,8 @@ def masked_words(words: Sequence[str]) -> list[str]:
     secret_follows = False
     for word in words:
         name, equals, value = word.partition("=")
-        secret = _is_secret(name)
+        option = name.lstrip("-+").lower()
+        secret = bool(_SECRET_OPTION.fullmatch(option)) and not _ORDINARY.fullmatch(option)
         if secret_follows and not word.startswith("-"):
             shown.append(MASK)
         elif secret and value:
@@ -65,8 +66,3 @@ def masked_commands(value: Any, *, within: bool = False) -> Any:
     if isinstance(value, list | tuple):
         return [masked_commands(item, within=within) for item in value]
     return masked_command(value) if within and isinstance(value, str) else value
-
-
-def _is_secret(name: str) -> bool:
-    option = name.lstrip("-+").lower()
-    return bool(_SECRET_OPTION.fullmatch(option)) and not _ORDINARY.fullmatch(option)

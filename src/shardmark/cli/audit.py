@@ -90,7 +90,11 @@ def audit(
                 say(*report_lines(report))
     finally:  # a later number of ranks may fail
         if form is TextOrJson.JSON and reports:
-            say_text(render_json({"audits": [_facts(report) for report in reports]}))
+            facts = [asdict(report) for report in reports]
+            for report, fields in zip(reports, facts, strict=True):
+                fields["command"] = masked_command(report.command)
+                fields["checks"] = [check.model_dump() for check in report.checks]
+            say_text(render_json({"audits": facts}))
     answers = [report.same for report in reports]
     if not all(answers):
         raise typer.Exit(DEVIATES if False in answers else UNDECIDED)
@@ -131,9 +135,3 @@ def report_lines(report: AuditReport) -> list[str]:
     steps = counted(report.steps, "step")
     lines.append(f"  {report.ranks} ranks of {wrapped}, {steps}; {report.method}")
     return lines
-
-
-def _facts(report: AuditReport) -> dict[str, object]:
-    facts = asdict(report) | {"command": masked_command(report.command)}
-    facts["checks"] = [check.model_dump() for check in report.checks]
-    return facts

@@ -143,7 +143,8 @@ def _source(definition: Definition) -> str:
             continue
         lines = linecache.getlines(code.co_filename)
         for node in _definitions(lines, definition.__name__):
-            first, last = _first_line(node), node.end_lineno or 0
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            last = node.end_lineno or 0
             if first <= code.co_firstlineno <= last:
                 return textwrap.dedent("".join(lines[first - 1 : last]))
     problem = f"the source of {definition.__name__} cannot be found"
@@ -159,7 +160,3 @@ def _definitions(lines: list[str], name: str) -> Iterator[ast.ClassDef | ast.Fun
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             yield node
-
-
-def _first_line(node: ast.ClassDef | ast.FunctionDef) -> int:
-    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])

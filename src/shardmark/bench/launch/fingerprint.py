@@ -161,16 +161,13 @@ def changed_meanwhile(folder: RunFolder, trial: Trial, records: Iterable[RankRec
         counted = None if record.probe is None else record.probe.parameters
         if counted is not None and record.structure_sha256 is not None:
             model = ModelRecord(parameters=counted, structure_sha256=record.structure_sha256)
-            now = now.merged(Fingerprint(models={_model_key(trial): model}))
+            options = masked_commands(trial.workload.model_dump(mode="json"))
+            key = hashlib.sha256(canonical(options).encode()).hexdigest()[:12]
+            now = now.merged(Fingerprint(models={key: model}))
     if changes := sorted(before.changes(now)):
         return f"the trial differs from the run's others; changed meanwhile: {', '.join(changes)}"
     add(folder, now)
     return None
-
-
-def _model_key(trial: Trial) -> str:
-    options = masked_commands(trial.workload.model_dump(mode="json"))
-    return hashlib.sha256(canonical(options).encode()).hexdigest()[:12]
 
 
 def data_record(path: Path) -> DataRecord | None:

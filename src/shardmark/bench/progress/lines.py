@@ -67,7 +67,9 @@ class Lines:
 
     def trial_stepped(self, progress: TrialProgress) -> None:
         self._pace.stepped(progress.steps, progress.total_steps)
-        self._show(progress)
+        if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
+            self._printed_at = time.monotonic()
+            self._print(f"{self._title}: {', '.join(figures(progress, self._pace))}")
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
@@ -76,11 +78,6 @@ class Lines:
             left = None  # no trial follows
         tail = f", about {duration(left)} left" if left else ""
         self._print(f"{self._title}: {ending(result)}{tail}")
-
-    def _show(self, progress: TrialProgress) -> None:
-        if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
-            self._printed_at = time.monotonic()
-            self._print(f"{self._title}: {', '.join(figures(progress, self._pace))}")
 
     def _print(self, text: str) -> None:
         say(text, error=self._error)

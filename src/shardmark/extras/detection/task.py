@@ -59,13 +59,14 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
         pictures: list[Tensor] = []
         targets: list[dict[str, Any]] = []
         positions = range(share.positions.start, share.positions.stop)
+        flips = self._options.augment == "flip"
         for picture, objects, image_id, position in zip(
             read.pictures, read.objects, read.image_ids, positions, strict=True
         ):
             boxes, masks = objects.boxes, None
             if objects.masks is not None:
                 masks = decoded_masks(objects.masks, picture)
-            if self._options.augment == "flip" and self._flipped(plan, share.epoch, position):
+            if flips and generator(plan.seed, "augment", share.epoch, position).integers(0, 2):
                 picture, boxes = mirrored(picture, boxes)  # noqa: PLW2901
                 masks = None if masks is None else masks.flip(-1)
             target: dict[str, Any] = {
@@ -83,9 +84,6 @@ class Detection(SampledTask[CocoSplit, DetectionBatch]):
             step_weight=share.step_weight,
             errors=read.errors,
         )
-
-    def _flipped(self, plan: BatchPlan, epoch: int, position: int) -> bool:
-        return bool(generator(plan.seed, "augment", epoch, position).integers(0, 2))
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Sum of the detector's losses, each a mean over its samples, times the batch size."""

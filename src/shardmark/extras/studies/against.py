@@ -485,7 +485,7 @@ def _device_text(device: str, row: Row) -> str:
         return device
     cpu = _cpu_of(row)
     cores, model = cpu.get("usable_cores"), cpu.get("model")
-    text = "a CPU" if cores is None else f"{counted(cores, 'CPU core')}"
+    text = "a CPU" if cores is None else counted(cores, "CPU core")
     return f"{text} ({model})" if model else text
 
 

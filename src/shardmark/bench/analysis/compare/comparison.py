@@ -127,7 +127,11 @@ def _relate(
     missing = dict(row.missing)
     metrics = dict(row.metrics)
     if base is None:
-        missing["speedup"] = missing["memory_ratio"] = _no_baseline(row, baseline)
+        conditions = "".join(f", {key}={value}" for key, value in row.varied.items())
+        missing["speedup"] = missing["memory_ratio"] = (
+            f"no speed-up: {row.experiment} has no `{baseline}` to compare with at"
+            f" {row.precision}{conditions}"
+        )
         notes = [("", f"no speed-up where `{baseline}` has no trial under the same conditions")]
     else:
         for name, metric in (("speedup", METRIC), ("memory_ratio", "peak_memory_bytes")):
@@ -245,14 +249,6 @@ def difference_between(row: Row, other: Row, metric: str) -> Estimate | None:
 def _value(row: Row, name: str) -> float | None:
     estimate = row.metrics[name]
     return None if estimate is None else estimate.value
-
-
-def _no_baseline(row: Row, baseline: str) -> str:
-    conditions = "".join(f", {key}={value}" for key, value in row.varied.items())
-    return (
-        f"no speed-up: {row.experiment} has no `{baseline}` to compare with at"
-        f" {row.precision}{conditions}"
-    )
 
 
 def _no_ratio(row: Row, base: Row, name: str) -> str:

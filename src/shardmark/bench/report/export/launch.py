@@ -313,18 +313,14 @@ def _script(to: str, exported: ExportedTrial, run: StoredRun) -> str:
         torchrun += " --standalone"
     else:
         torchrun += f' --nnodes {len(nodes)} --rdzv-backend c10d --rdzv-endpoint "$MASTER:29500"'
+    machines = " --main_process_port 0"  # any free port
+    if len(nodes) > 1:
+        machines = ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'
     launchers = {
         "torchrun": f'{torchrun} "$@"',
-        "accelerate": f"accelerate launch{_machines(nodes)} --config_file"
-        f' "$folder/{ACCELERATE}" "$@"',
+        "accelerate": f'accelerate launch{machines} --config_file "$folder/{ACCELERATE}" "$@"',
         # `deepspeed.add_config_arguments` reads these arguments.
         "deepspeed": f'{torchrun} "$@" --deepspeed --deepspeed_config "$folder/{DEEPSPEED}"',
     }
     lines.append(f"exec {launchers[to]}")
     return "".join(f"{one_line(line)}\n" for line in lines)
-
-
-def _machines(nodes: Sequence[object]) -> str:
-    if len(nodes) == 1:
-        return " --main_process_port 0"  # any free port
-    return ' --machine_rank "$NODE" --main_process_ip "$MASTER" --main_process_port 29500'

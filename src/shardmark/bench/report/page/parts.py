@@ -321,10 +321,6 @@ def _state_bytes(rank: RankRecord) -> float | None:
     return None if None in parts else sum(filter(None, parts))
 
 
-def _ended_early(rank: RankRecord) -> str:
-    return "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}"
-
-
 _VERDICT: Columns[Verdict] = [
     (_text("strategy"), _place),
     (_text("verdict"), _word),
@@ -360,7 +356,10 @@ _RANK: Columns[RankRecord] = [
     (_number("state", BYTES), _state_bytes),
     (_text("first weights"), lambda rank: (rank.initial_weights_sha256 or "")[:8]),
     (_text("last weights"), lambda rank: (rank.final_weights_sha256 or "")[:8]),
-    (_text("ended early"), _ended_early),
+    (
+        _text("ended early"),
+        lambda rank: "" if rank.error is None else f"{rank.error.kind}: {rank.error.message}",
+    ),
 ]
 _DEFINITION: Columns[Any] = [
     (_text("metric"), attrgetter("name")),
