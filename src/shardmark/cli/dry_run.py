@@ -23,7 +23,7 @@ from shardmark.bench.launch.trial_queue import runs_again
 from shardmark.bench.progress.lines import shown
 from shardmark.cli.arguments import TextOrJson
 from shardmark.experiment.experiment import Experiment
-from shardmark.experiment.matrix import Plan
+from shardmark.experiment.matrix import TrialPlan
 from shardmark.ranks.measure.system.environment import machine
 from shardmark.ranks.trial import Trial
 
@@ -33,7 +33,7 @@ GAP = "  "
 
 def print_plan(
     experiment: Experiment,
-    plan: Plan,
+    plan: TrialPlan,
     out: Path | None,
     options: RunOptions,
     form: TextOrJson = TextOrJson.TEXT,
@@ -96,7 +96,7 @@ def _facts(
 
 
 def _trial_lines(
-    plan: Plan, results: Mapping[str, TrialResult], finished: Set[str]
+    plan: TrialPlan, results: Mapping[str, TrialResult], finished: Set[str]
 ) -> Iterator[str]:
     """Yield a line for each certain trial: number, id, strategy, ranks, repeat, keys, state.
 
@@ -143,7 +143,7 @@ def _row(number: int, trial: Trial) -> list[str]:
     ]
 
 
-def _duration_lines(plan: Plan) -> list[str]:
+def _duration_lines(plan: TrialPlan) -> list[str]:
     """Return the least durations of warm-up and measurement, if the experiment sets any."""
     lines: dict[str, None] = {}
     for trial in plan.trials:
@@ -157,7 +157,7 @@ def _duration_lines(plan: Plan) -> list[str]:
     return list(lines)
 
 
-def _unavailable_lines(plan: Plan, this_machine: Machine | None) -> Iterator[str]:
+def _unavailable_lines(plan: TrialPlan, this_machine: Machine | None) -> Iterator[str]:
     """Yield each reason why trials cannot run on this machine, with its remedy and the trials."""
     refused, titles = refused_models(plan.trials), defaultdict[str, list[str]](list)
     for trial in plan.trials:

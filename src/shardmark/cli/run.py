@@ -28,7 +28,7 @@ from shardmark.cli.arguments import (
 if TYPE_CHECKING:
     from shardmark.bench.launch.run_options import RunOptions
     from shardmark.experiment.experiment import Experiment
-    from shardmark.experiment.matrix import Plan
+    from shardmark.experiment.matrix import TrialPlan
 
 RunFormat = Annotated[
     TextOrJson,
@@ -151,7 +151,9 @@ def run_and_print(
         raise typer.Exit(exit_code)
 
 
-def _name_other_runs(experiment: Experiment, plan: Plan, command: Sequence[str] | None) -> None:
+def _name_other_runs(
+    experiment: Experiment, plan: TrialPlan, command: Sequence[str] | None
+) -> None:
     """Print which runs are measured now and, for a command without `--out`, which is unfinished."""
     from shardmark.base.errors import ShardmarkError
     from shardmark.base.masking import masked_commands

@@ -64,7 +64,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TrialPlan:
     """The trials of a run."""
 
     trials: tuple[Trial, ...]
@@ -81,7 +81,7 @@ class Plan:
         twins = () if self.twin is None else (self.twin,)
         return tuple(sorted((*self.trials, *twins), key=lambda trial: trial.repeat))
 
-    def on(self, device_type: DeviceType) -> Plan:
+    def on(self, device_type: DeviceType) -> TrialPlan:
         """Return this plan for a device type, without building strategies and layouts again."""
 
         def place(trial: Trial) -> Trial:
@@ -91,7 +91,7 @@ class Plan:
         return replace(self, trials=tuple(map(place, self.trials)), twin=twin)
 
 
-def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
+def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> TrialPlan:
     """Return the trials of the experiment for a device type, and the cells that cannot run.
 
     Raises `InputError` if values contradict each other or the batch cannot be divided evenly.
@@ -117,7 +117,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> Plan:
         order = [_repeat_of(cell, repeat) for cell in cells]
         shuffle(order)
         trials += map(_with_id, order)
-    return Plan(
+    return TrialPlan(
         trials=tuple(trials),
         left_out=tuple(left_out),
         twin=_twin(cells),

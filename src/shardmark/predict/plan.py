@@ -220,7 +220,7 @@ class Plan:
         predicted = [row for row in self.rows if row.time is not None]
         fitting = [row for row in predicted if row.fit == "yes"]
         fitting = fitting or [row for row in predicted if row.fits]
-        return tuple(_ranking(question, fitting) for question in COSTS if fitting)
+        return tuple(_ranking(question, fitting) for question in MINIMISED if fitting)
 
     @property
     def by_task(self) -> tuple[Plan, ...]:
@@ -265,11 +265,11 @@ TIE = 0.01
 def _ranking(question: Question, rows: Sequence[Prediction]) -> Ranking[Prediction]:
     """Rank the strategies by their best rows; among ties one that trains as a single device."""
     by_label: dict[tuple[str, str | None], Prediction] = {}
-    for row in sorted(rows, key=COSTS[question]):
+    for row in sorted(rows, key=MINIMISED[question]):
         by_label.setdefault((row.label, row.on), row)
     ordered = [*by_label.values()]
-    limit = (1 + TIE) * COSTS[question](ordered[0])
-    tied = (row for row in ordered if COSTS[question](row) <= limit and not row.own_mathematics)
+    limit = (1 + TIE) * MINIMISED[question](ordered[0])
+    tied = (row for row in ordered if MINIMISED[question](row) <= limit and not row.own_mathematics)
     first = next(tied, ordered[0])
     return ranking_of(question, first, [row for row in ordered if row is not first])
 
@@ -278,8 +278,8 @@ def ranking_of(
     question: Question, best: Prediction, rivals: Sequence[Prediction]
 ) -> Ranking[Prediction]:
     """Rank rivals within the error of the best row's prediction as close."""
-    limit = (1 + best.error_fraction(question)) * COSTS[question](best)
-    close = tuple(rival for rival in rivals if COSTS[question](rival) <= limit)
+    limit = (1 + best.error_fraction(question)) * MINIMISED[question](best)
+    close = tuple(rival for rival in rivals if MINIMISED[question](rival) <= limit)
     return Ranking(
         question=question,
         row=best,
@@ -295,7 +295,7 @@ def _cost_of_work(row: Prediction) -> float:
     return price * row.devices * (row.hours_for(1) or 0.0)
 
 
-COSTS: Mapping[Question, Callable[[Prediction], float]] = {
+MINIMISED: Mapping[Question, Callable[[Prediction], float]] = {
     "fastest": lambda row: 1 / row.work_per_second,
     "memory": lambda row: row.device_bytes or 0.0,
     "cost": _cost_of_work,

@@ -30,7 +30,7 @@ from shardmark.base.table.table import (
 )
 from shardmark.base.text import as_text, counted, listed, render_json, with_options
 from shardmark.predict.memory import RankMemory
-from shardmark.predict.plan import COSTS, HOUR_SECONDS, Plan, Prediction
+from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, Plan, Prediction
 from shardmark.predict.remedies import Remedy
 from shardmark.predict.search.search import Candidate, Search
 from shardmark.predict.when.view import planned_tables
@@ -322,7 +322,7 @@ def _chosen(rows: Sequence[Prediction]) -> list[Prediction]:
 
     def rank(row: Prediction) -> tuple[float, float]:
         if by_cost:
-            return not row.fits, COSTS["cost"](row) if row.time else inf
+            return not row.fits, MINIMISED["cost"](row) if row.time else inf
         return order.index(row.fit), -row.work_per_second
 
     folds = len(rows) > MOST_ROWS and any(len(values) > 1 for values in _axes(rows).values())

@@ -15,14 +15,14 @@ from shardmark.base.errors import InputError
 from shardmark.base.recipe import Measure, Recipe
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import from_mapping, load_experiment
-from shardmark.experiment.matrix import Plan, expand
+from shardmark.experiment.matrix import TrialPlan, expand
 from shardmark.ranks.trial import StrategySpec, Trial, trial_id
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 Make = Callable[..., Experiment]
 
 
-def _cells(plan: Plan) -> set[tuple[str, int]]:
+def _cells(plan: TrialPlan) -> set[tuple[str, int]]:
     return {(trial.strategy.name, trial.world_size) for trial in plan.trials}
 
 

@@ -22,7 +22,7 @@ from shardmark.bench.launch.verification import (
     verify_cells,
 )
 from shardmark.experiment.experiment import Experiment
-from shardmark.experiment.matrix import Plan, expand
+from shardmark.experiment.matrix import TrialPlan, expand
 
 
 def run_experiment(
@@ -30,7 +30,7 @@ def run_experiment(
     out: Path,
     options: RunOptions | None = None,
     *,
-    plan: Plan | None = None,
+    plan: TrialPlan | None = None,
     listener: ProgressListener | None = None,
     engine: Engine | None = None,
 ) -> Path:
@@ -49,7 +49,7 @@ def verify_experiment(
     experiment: Experiment,
     scratch: Path,
     *,
-    plan: Plan | None = None,
+    plan: TrialPlan | None = None,
     listener: ProgressListener | None = None,
     engine: Engine | None = None,
     store: bool = False,

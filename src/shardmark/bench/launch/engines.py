@@ -13,7 +13,7 @@ from shardmark.scripts.start import isolation_refusal
 
 if TYPE_CHECKING:
     from shardmark.experiment.experiment import Experiment
-    from shardmark.experiment.matrix import Plan
+    from shardmark.experiment.matrix import TrialPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ PROTECTED = (
 )
 
 
-def build_engine(experiment: Experiment, plan: Plan, notify: Notify) -> Engine:
+def build_engine(experiment: Experiment, plan: TrialPlan, notify: Notify) -> Engine:
     """Build the experiment's engine, without starting any trial.
 
     Raises `InputError` for scripts if this machine cannot protect the user's files from them.
@@ -76,7 +76,7 @@ def build_engine(experiment: Experiment, plan: Plan, notify: Notify) -> Engine:
     return ENGINES[experiment.engine.name].build(experiment.engine, request)
 
 
-def serve_as_node(experiment: Experiment, plan: Plan, notify: Notify) -> int | None:
+def serve_as_node(experiment: Experiment, plan: TrialPlan, notify: Notify) -> int | None:
     """Serve as a node of a run that another process controls, and return the exit code.
 
     Return None where this process controls the run.
@@ -85,13 +85,13 @@ def serve_as_node(experiment: Experiment, plan: Plan, notify: Notify) -> int | N
     return ENGINES[experiment.engine.name].serve_as_node(experiment.engine, request)
 
 
-def submission(experiment: Experiment, plan: Plan, command: Sequence[str]) -> list[str]:
+def submission(experiment: Experiment, plan: TrialPlan, command: Sequence[str]) -> list[str]:
     """Return lines for `--dry-run`: the commands that the engine would start."""
     request = request_of(experiment, plan, lambda _: None)
     return ENGINES[experiment.engine.name].submission(experiment.engine, request, command)
 
 
-def request_of(experiment: Experiment, plan: Plan, notify: Notify) -> EngineRequest:
+def request_of(experiment: Experiment, plan: TrialPlan, notify: Notify) -> EngineRequest:
     """Return the properties of the experiment that its engine needs."""
     return EngineRequest(
         name=experiment.name,

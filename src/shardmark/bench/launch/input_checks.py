@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from shardmark.base.errors import InputError, StrategyUnavailable
-from shardmark.experiment.matrix import Plan
+from shardmark.experiment.matrix import TrialPlan
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.models import user_function_problem
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(plan: TrialPlan) -> None:
     """Raise `DataError` or `InputError` for trials that cannot be measured."""
     for trial, samples in training_samples(plan.trials):
         recipe, warmup_steps = trial.recipe, trial.measure.warmup_steps
@@ -32,7 +32,7 @@ def check_plan(plan: Plan) -> None:
             )
 
 
-def check_schedules(plan: Plan) -> None:
+def check_schedules(plan: TrialPlan) -> None:
     """Raise `InputError` for a user-defined schedule that fails in any of its steps."""
     checked: list[tuple[object, ...]] = []
     for trial, samples in training_samples(plan.trials):

@@ -42,7 +42,7 @@ from shardmark.bench.launch.verification import (
     verify_cells,
 )
 from shardmark.experiment.experiment import Experiment
-from shardmark.experiment.matrix import Plan, expand
+from shardmark.experiment.matrix import TrialPlan, expand
 from shardmark.ranks.measure.system.environment import environment, occupied_devices
 from shardmark.ranks.trial import Trial
 
@@ -57,7 +57,7 @@ class RunSession:
     """A run whose folder is checked and locked, with its engine."""
 
     experiment: Experiment
-    plan: Plan
+    plan: TrialPlan
     """The trials, on the kind of device that the machine has."""
     runner: TrialRunner
     options: RunOptions
@@ -73,7 +73,7 @@ class RunSession:
         options: RunOptions,
         listener: ProgressListener,
         *,
-        plan: Plan | None = None,
+        plan: TrialPlan | None = None,
         engine: Engine | None = None,
     ) -> Iterator[RunSession]:
         """Lock and check the folder, start the engine, and store what describes the run.

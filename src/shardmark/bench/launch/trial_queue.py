@@ -10,7 +10,7 @@ from shardmark.base.cells import cell_id
 from shardmark.base.recipe import Repeats
 from shardmark.base.results.schema import NOT_MEASURED, Outcome, TrialResult
 from shardmark.bench.analysis.advise.decided import decided_cells
-from shardmark.experiment.matrix import Plan
+from shardmark.experiment.matrix import TrialPlan
 from shardmark.ranks.trial import Trial
 
 
@@ -28,7 +28,7 @@ class TrialQueue:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: TrialPlan,
         repeats: Repeats,
         results: Iterable[TrialResult],
         *,

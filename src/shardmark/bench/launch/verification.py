@@ -40,7 +40,7 @@ from shardmark.bench.launch.placement import check_trial
 from shardmark.bench.launch.trial import run_unmeasured
 from shardmark.bench.launch.trial_artifacts import merge_logs, raise_disk_error
 from shardmark.bench.launch.trial_queue import cell_of
-from shardmark.experiment.matrix import Plan
+from shardmark.experiment.matrix import TrialPlan
 from shardmark.ranks import workloads
 from shardmark.ranks.measure.system.environment import environment
 from shardmark.ranks.strategies.base import Strategy
@@ -190,7 +190,7 @@ def _family(trial: Trial) -> type:
     return next(kind for kind, base in pairwise(classes) if base is Strategy)
 
 
-def proofs_folder(plan: Plan, engine: Engine) -> Path:
+def proofs_folder(plan: TrialPlan, engine: Engine) -> Path:
     """Return the folder of verdicts that hold for the plan's code, data and versions."""
     content = fingerprint.fingerprint_of(plan.trials).merged(
         fingerprint.versions_of([environment(), *engine.environments()])

@@ -9,7 +9,7 @@ from functools import partial
 from shardmark.base.ranking import Question, Ranking
 from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.advise.selection import QUESTIONS
-from shardmark.predict.plan import COSTS, Prediction, ranking_of
+from shardmark.predict.plan import MINIMISED, Prediction, ranking_of
 from shardmark.predict.when.crossings import RANKS, Point, RangeLine, Rules, lines_along
 
 
@@ -38,11 +38,11 @@ def planned_lines(rows: Iterable[Prediction]) -> list[RangeLine]:
 
 
 def _ranking(rows: Sequence[Prediction], question: Question) -> Ranking[Prediction]:
-    best, *rivals = sorted(rows, key=COSTS[question])
+    best, *rivals = sorted(rows, key=MINIMISED[question])
     return ranking_of(question, best, rivals)
 
 
 def _times_better(row: Prediction, other: Prediction, question: Question) -> Estimate:
-    value = COSTS[question](other) / COSTS[question](row)
+    value = MINIMISED[question](other) / MINIMISED[question](row)
     factor = 1 + row.error_fraction(question)
     return Estimate(value=value, low=value / factor, high=value * factor, n=1)

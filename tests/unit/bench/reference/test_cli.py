@@ -13,7 +13,7 @@ from shardmark.base.results.verification import Cause, Verdict, Verification, de
 from shardmark.bench.launch import controller
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.experiment.experiment import Experiment
-from shardmark.experiment.matrix import Plan
+from shardmark.experiment.matrix import TrialPlan
 from tests.json_fields import problems_of
 from tests.unit.bench.reference.verdicts import BAD, BROKEN, FAILED, GOOD, PROMISED, UNAVAILABLE
 
@@ -45,7 +45,7 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
         experiment: Experiment,
         scratch: Path,
         *,
-        plan: Plan,
+        plan: TrialPlan,
         listener: ProgressListener,
         store: bool,
     ) -> Verification:

@@ -23,7 +23,7 @@ from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ, main_
 from shardmark.bench.analysis.compare.verdicts import common_repeats
 from shardmark.bench.report.answers.wording import name, rate, rounding_text, size
 
-Question = Literal["fastest", "memory", "equivalent", "caution"]
+Topic = Literal["fastest", "memory", "equivalent", "caution"]
 RATE, PEAK = "samples_per_second", "peak_memory_bytes"
 LABELS = {"fastest": "Fastest", "memory": "Memory", "equivalent": "Same training?"}
 MOST_REASON = 60
@@ -36,7 +36,7 @@ MOST_EXCEPTIONS = 3
 class Answer:
     """A question about a comparison with its answer in one short line."""
 
-    question: Question
+    question: Topic
     decided: bool
     """True if the repeats and the verification decide the question."""
     strategy: str | None = None
@@ -242,7 +242,7 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     return Answer(question="equivalent", decided=decided, text=text)
 
 
-def _over_groups(question: Question, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
+def _over_groups(question: Topic, by_group: Sequence[Answer], labels: Sequence[str]) -> Answer:
     """Return the answer of a single group; for several, the most frequent winner and exceptions."""
     if not by_group:
         text = "not decided: no strategy both trains as the reference does and has a finite loss"
