@@ -114,13 +114,13 @@ class Against:
 
     @property
     def devices(self) -> list[str]:
-        """Each once, of the trials that ended ok; `cpu` for a CPU."""
+        """The devices of the trials that ended ok, each once; `cpu` for a CPU."""
         trials = [trial for row in self.rows for trial in row.ok_trials]
         return list(dict.fromkeys(rank.device for trial in trials for rank in trial.ranks))
 
     @property
     def measured_on(self) -> str:
-        """The devices in words; empty where no trial ended ok."""
+        """The devices in words; empty if no trial ended ok."""
         texts: dict[str, dict[str, None]] = {}
         for row in self.rows:
             for trial in row.ok_trials:
@@ -147,7 +147,7 @@ class Against:
 
     @property
     def differences(self) -> list[tuple[str, str]]:
-        """Key and text of each, in the study's order, the task's first; then the batch."""
+        """Key and text of each difference: of the task first, then in the study's order."""
         values: dict[tuple[str, str], dict[str, None]] = {}
         for pair in self.pairs:
             for key, published, measured in _differing(self.study, pair):
@@ -169,7 +169,13 @@ def set_against(comparison: Comparison, study: Study) -> Against:
     measured = [row for row in rows if row.ok_trials]
     pairs: list[Pair] = []
     for figures in study.figures:
-        matching: list[Row | None] = [row for row in measured if _matches(row, figures)]
+        strategies = (figures.strategy, *figures.candidates)
+        matching: list[Row | None] = [
+            row
+            for row in measured
+            if (row.strategy in strategies and row.world_size == figures.world_size)
+            and _meets(row, figures.conditions)
+        ]
         pairs += [_published(study, figures, row, rows) for row in matching or [None]]
     matched = {id(pair.row) for pair in pairs}
     pairs += [_measured_alone(row, rows) for row in measured if id(row) not in matched]
@@ -196,19 +202,12 @@ def _with_derived(row: Row) -> Row:
     return replace(row, values={**row.values, **derived}, metrics={**row.metrics, **estimates})
 
 
-def _matches(row: Row, figures: Figures) -> bool:
-    strategies = (figures.strategy, *figures.candidates)
-    if row.strategy not in strategies or row.world_size != figures.world_size:
-        return False
-    return _meets(row, figures.conditions)
-
-
 def _meets(row: Row, conditions: Mapping[str, Any]) -> bool:
     return all(row.stored(key) == value for key, value in conditions.items())
 
 
 def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[Row]) -> Pair:
-    """A training of the study, with the row that was measured of it."""
+    """Pair a training of the study with a measured row, if there is one."""
     fewest, reference = study.fewest_ranks(figures), study.reference_of(figures)
     ratios = {
         SPEEDUP: _times_as_fast(figures, fewest),
@@ -243,7 +242,7 @@ def _published(study: Study, figures: Figures, row: Row | None, rows: Sequence[R
 
 
 def _measured_alone(row: Row, rows: Sequence[Row]) -> Pair:
-    """Without a speed-up: that of the row is over another baseline than the study's."""
+    """Return a pair without figures and speed-up, whose baseline is another than the study's."""
     return Pair(
         title=row.label,
         world_size=row.world_size,
@@ -265,7 +264,7 @@ def conditions_text(row: Row, rows: Sequence[Row], of_study: Mapping[str, Any] =
 
 
 def _times_as_fast(above: Figures, below: Figures) -> float | None:
-    """From the samples per second or the times of an epoch."""
+    """Return the ratio of speeds, by the samples per second or by the times of an epoch."""
     over, under = above.headline, below.headline
     if RATE in over and RATE in under:
         return over[RATE] / under[RATE]
@@ -490,7 +489,7 @@ def _device_text(device: str, row: Row) -> str:
 
 
 def _differing(study: Study, pair: Pair) -> Iterable[tuple[str, str, str]]:
-    """Key, published and measured value."""
+    """Yield the key, the published value and the measured value of each difference."""
     row = pair.row
     if row is None:
         return
