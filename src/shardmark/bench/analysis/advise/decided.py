@@ -52,13 +52,12 @@ def undecided_rows(rows: Sequence[Row], until: float) -> list[Row]:
         for at, row in enumerate(measured):
             others = range(len(measured)) if at in anchors else anchors
             pairs = {(min(at, other), max(at, other)) for other in others if other != at}
-            if not (_is_narrow(row, until) or (pairs and pairs <= shown)):
+            estimate = estimate_mean(list(row.values[METRIC].values()))
+            is_narrow = (
+                not row.disturbed
+                and estimate.half_width is not None
+                and estimate.half_width <= until * estimate.value
+            )
+            if not (is_narrow or (pairs and pairs <= shown)):
                 undecided += [row, *(measured[other] for other in anchors)]
     return undecided
-
-
-def _is_narrow(row: Row, until: float) -> bool:
-    estimate = estimate_mean(list(row.values[METRIC].values()))
-    if row.disturbed or estimate.half_width is None:
-        return False
-    return estimate.half_width <= until * estimate.value

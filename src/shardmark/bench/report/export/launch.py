@@ -23,7 +23,7 @@ from shardmark.base.results.store import RunFolder, StoredRun
 from shardmark.base.system.environment_variables import ALLOCATOR
 from shardmark.base.text import one_line, render_json, with_options
 from shardmark.base.version import __version__
-from shardmark.bench.analysis.advise.groups import ComparableGroup, groups_of
+from shardmark.bench.analysis.advise.groups import groups_of
 from shardmark.bench.analysis.advise.selection import select
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.rows import Row
@@ -140,9 +140,11 @@ def _titles(result: TrialResult) -> tuple[str, str]:
 
 
 def _fastest_verified(run: StoredRun) -> TrialResult:
-    best = [
-        row for group in groups_of(compare([run]).rows) if (row := _fastest_verified_row(group))
-    ]
+    best: list[Row] = []
+    for group in groups_of(compare([run]).rows):
+        verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
+        if (ranking := select(verified, METRIC)) is not None:
+            best.append(ranking.row)
     if not best:
         raise InputError(
             str(run.path),
@@ -157,13 +159,6 @@ def _fastest_verified(run: StoredRun) -> TrialResult:
         reason = f"no trial is known to be the fastest: {best[0].disturbed}"
         raise InputError(str(run.path), reason, "name the one to export: --trial NAME")
     return best[0].ok_trials[0]
-
-
-def _fastest_verified_row(group: ComparableGroup) -> Row | None:
-    """Return the fastest verified row of the group, or None if there is none."""
-    verified = [row for row in group.candidates if row.equivalent is True and row.ok_trials]
-    ranking = select(verified, METRIC)
-    return None if ranking is None else ranking.row
 
 
 def _exported_trial(run: StoredRun, result: TrialResult, to: str) -> ExportedTrial:
