@@ -316,9 +316,8 @@ class Strategy(ABC):
 
 def refuse_after_step(strategy: str, workload: Workload, reason: str) -> None:
     """Raise `StrategyUnavailable` if the task has a hook after each step."""
-    if workload.has_after_step:
-        remedy = "use ddp, fsdp, zero-1 or zero-2, or remove after_step"
-        raise StrategyUnavailable(strategy, f"the task has after_step, and {reason}", remedy)
+    remedy = "use ddp, fsdp, zero-1 or zero-2, or remove after_step"
+    refuse(strategy, (workload.has_after_step, f"the task has after_step, and {reason}", remedy))
 
 
 def common_settings(recipe: Recipe) -> dict[str, object]:
@@ -373,72 +372,72 @@ def check_machine(
     norms, `no_bf16_weights` why it cannot train them; None if it can.
     """
     on_cpu = machine.device_type != "cuda"
-    if not on_cpu and devices > machine.device_count:
-        fewer = f"use at most {machine.device_count} ranks, or " if machine.device_count else ""
-        raise StrategyUnavailable(
-            strategy,
+    fewer = f"use at most {machine.device_count} ranks, or " if machine.device_count else ""
+    refuse(
+        strategy,
+        (
+            not on_cpu and devices > machine.device_count,
             f"it needs {devices} CUDA devices and this machine offers {machine.device_count}",
             f"{fewer}set device: cpu",
-        )
-    if recipe.precision == "bf16" and not machine.has_bf16:
-        raise StrategyUnavailable(
-            strategy,
+        ),
+        (
+            recipe.precision == "bf16" and not machine.has_bf16,
             "a CUDA device here has no bf16 in hardware, and would compute it in fp32",
             "set recipe.precision: fp16, or fp32",
-        )
-    if recipe.compile == "model" and recipe.activation_checkpointing:
-        raise StrategyUnavailable(
-            strategy,
+        ),
+        (
+            recipe.compile == "model" and recipe.activation_checkpointing,
             "activation checkpointing recomputes block by block, which cuts a compiled model up",
             "set recipe.compile to blocks or none, or recipe.activation_checkpointing to false",
-        )
-    if recipe.compile == "blocks" and recipe.activation_checkpointing == "selective":
-        raise StrategyUnavailable(
-            strategy,
+        ),
+        (
+            recipe.compile == "blocks" and recipe.activation_checkpointing == "selective",
             "compiled code does not show which of its results are those of products",
             "set recipe.compile to none, or recipe.activation_checkpointing to true",
-        )
-    if recipe.cpu_offload and offload_instead is not None:
-        raise StrategyUnavailable(
-            strategy,
+        ),
+        (
+            recipe.cpu_offload and offload_instead is not None,
             "it has no CPU offload: parameters and optimizer state stay on the device",
             f"set recipe.cpu_offload to false, or use {offload_instead}",
-        )
-    if recipe.sync_batch_norm and no_sync_batch_norm is not None:
-        raise StrategyUnavailable(
-            strategy, no_sync_batch_norm, "set recipe.sync_batch_norm to false, or use ddp"
-        )
-    if recipe.weights != "fp32" and no_bf16_weights is not None:
-        raise StrategyUnavailable(
-            strategy, no_bf16_weights, "set recipe.weights to fp32, or use ddp or fsdp"
-        )
-    if recipe.cpu_offload and on_cpu:
-        raise StrategyUnavailable(
-            strategy,
+        ),
+        (
+            recipe.sync_batch_norm and no_sync_batch_norm is not None,
+            no_sync_batch_norm or "",
+            "set recipe.sync_batch_norm to false, or use ddp",
+        ),
+        (
+            recipe.weights != "fp32" and no_bf16_weights is not None,
+            no_bf16_weights or "",
+            "set recipe.weights to fp32, or use ddp or fsdp",
+        ),
+        (
+            recipe.cpu_offload and on_cpu,
             "CPU offload needs a CUDA device to offload from",
             "set recipe.cpu_offload to false",
-        )
+        ),
+    )
+
+
+def refuse(strategy: str, *problems: tuple[object, str, str]) -> None:
+    """Raise `StrategyUnavailable` with reason and remedy of the first problem that is there."""
+    for is_there, reason, remedy in problems:
+        if is_there:
+            raise StrategyUnavailable(strategy, reason, remedy)
 
 
 def refuse_full_tensor_optimizers(strategy: str, recipe: Recipe) -> None:
     """Raise `StrategyUnavailable` for an optimizer that needs the tensors that are sharded."""
-    if recipe.optimizer.needs_full_tensors:
-        raise StrategyUnavailable(
-            strategy,
-            f"{recipe.optimizer.name} needs full tensors, and this strategy updates parts of them",
-            "use ddp or zro, or recipe.optimizer.name: adamw, adam or sgd",
-        )
+    needed = f"{recipe.optimizer.name} needs full tensors, and this strategy updates parts of them"
+    remedy = "use ddp or zro, or recipe.optimizer.name: adamw, adam or sgd"
+    refuse(strategy, (recipe.optimizer.needs_full_tensors, needed, remedy))
 
 
 def refuse_for_distributed_tensors(strategy: str, recipe: Recipe) -> None:
     """Raise `StrategyUnavailable` for an optimizer that cannot update torch's sharded tensors."""
     refuse_full_tensor_optimizers(strategy, recipe)
-    if (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused"):
-        raise StrategyUnavailable(
-            strategy,
-            "torch's fused SGD takes no sharded tensors",
-            "set recipe.optimizer.implementation to foreach or default, or use adam or adamw",
-        )
+    fused_sgd = (recipe.optimizer.name, recipe.optimizer.implementation) == ("sgd", "fused")
+    remedy = "set recipe.optimizer.implementation to foreach or default, or use adam or adamw"
+    refuse(strategy, (fused_sgd, "torch's fused SGD takes no sharded tensors", remedy))
 
 
 def samples_of_share(recipe: Recipe, shares: int) -> int:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Layout, RankLayout, Shard
 from shardmark.base.machine import Machine
 from shardmark.ranks.strategies.base import (
@@ -15,6 +14,7 @@ from shardmark.ranks.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse,
 )
 
 if TYPE_CHECKING:
@@ -35,23 +35,26 @@ class DataParallel(Strategy):
     name: str = "dp"
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        if machine.device_type != "cuda":
-            raise StrategyUnavailable(
-                self.name,
+        refuse(
+            self.name,
+            (
+                machine.device_type != "cuda",
                 "DataParallel copies the model over CUDA devices, and the device here is the CPU",
                 "use ddp, which also runs on the CPU",
-            )
-        for key, is_set, unset in (
-            ("activation_checkpointing", recipe.activation_checkpointing, "false"),
-            ("compile", recipe.compile != "none", "none"),
-            ("weights", recipe.weights != "fp32", "fp32"),
-        ):
-            if is_set:
-                raise StrategyUnavailable(
-                    self.name,
+            ),
+            *(
+                (
+                    is_set,
                     f"with {key}, DataParallel's copies would use the first device's parameters",
                     f"set recipe.{key} to {unset}, or use ddp",
                 )
+                for key, is_set, unset in (
+                    ("activation_checkpointing", recipe.activation_checkpointing, "false"),
+                    ("compile", recipe.compile != "none", "none"),
+                    ("weights", recipe.weights != "fp32", "fp32"),
+                )
+            ),
+        )
         check_machine(
             self.name,
             world_size,

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import Numerics, PowerSGD
-from shardmark.ranks.strategies.base import RankContext, Strategy, common_settings
+from shardmark.ranks.strategies.base import RankContext, Strategy, common_settings, refuse
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +55,8 @@ class DDP(Strategy):
         Strategy.check(self, world_size, machine, recipe)
         powersgd = self.compress == "powersgd"
         changed = [k for k, default in POWERSGD_DEFAULTS.items() if getattr(self, k) != default]
-        problems = (
+        refuse(
+            self.name,
             (
                 recipe.compile != "none" and self.bucket_mb < MIN_COMPILED_BUCKET_MB,
                 f"PyTorch splits compiled code at buckets of {MIN_COMPILED_BUCKET_MB} MiB or more",
@@ -88,9 +88,6 @@ class DDP(Strategy):
                 "leave find_unused_parameters out, or set compress: bf16",
             ),
         )
-        for applies, reason, remedy in problems:
-            if applies:
-                raise StrategyUnavailable(self.name, reason, remedy)
 
     def numerics(self, recipe: Recipe) -> Numerics:
         if self.compress == "powersgd":

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import ONE_DEVICE, Casts, Numerics
@@ -20,6 +19,7 @@ from shardmark.ranks.strategies.base import (
     check_machine,
     common_settings,
     is_native,
+    refuse,
     refuse_for_distributed_tensors,
 )
 
@@ -64,22 +64,23 @@ class FSDP(Strategy):
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         refuse_for_distributed_tensors(self.name, recipe)
         gathers_inside = {"none": (), "blocks": ("layers",), "model": ("blocks", "layers")}
-        if self.wrap in gathers_inside[recipe.compile]:
-            raise StrategyUnavailable(
-                self.name,
+        refuse(
+            self.name,
+            (
+                self.wrap in gathers_inside[recipe.compile],
                 f"compile: {recipe.compile} with wrap: {self.wrap} has FSDP gather parameters "
                 "inside of what is compiled, where it falls to pieces",
                 "set recipe.compile to blocks or none"
                 if self.wrap == "blocks"
                 else "set wrap to blocks or root, or recipe.compile to none",
-            )
-        if self.wrap == "layers" and recipe.activation_checkpointing == "selective":
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                self.wrap == "layers" and recipe.activation_checkpointing == "selective",
                 "selective checkpointing is only tested with parameters that are gathered outside"
                 " of a block",
                 "set wrap to blocks, or recipe.activation_checkpointing to true",
-            )
+            ),
+        )
         check_machine(self.name, world_size, machine, recipe, offload_instead=None)
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:

@@ -113,7 +113,7 @@ class StepWorker(Worker):
         self._reads_checked = checked and self.sharded_by is not None
         with self._blaming_casts(), self._comparing(units) if units else nullcontext():
             loss = self._forward_backward(batch, recorder)
-        pending = self._tell(loss)
+        pending = self._send_loss(loss)
         with recorder.span("optimizer"):
             self._update()
             if self.workload.has_after_step:
@@ -159,7 +159,7 @@ class StepWorker(Worker):
         """Modules by name that need a gradient on all ranks or on none."""
         return {}
 
-    def _tell(self, loss: Tensor) -> dist.Work | None:
+    def _send_loss(self, loss: Tensor) -> dist.Work | None:
         """Start sending the loss to all ranks with the same samples; awaited after the update."""
         return None
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.base.numerics import ONE_DEVICE, Casts, Numerics
@@ -23,6 +22,7 @@ from shardmark.ranks.strategies.base import (
     check_machine,
     common_settings,
     is_native,
+    refuse,
     refuse_after_step,
     refuse_full_tensor_optimizers,
 )
@@ -83,10 +83,8 @@ class Zero(Strategy):
         return is_native(self.mixed_precision or left_open, recipe)
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        if not machine.is_predicted and not is_installed("deepspeed"):
-            raise StrategyUnavailable(
-                self.name, "DeepSpeed is not installed", install_command("deepspeed")
-            )
+        absent = not machine.is_predicted and not is_installed("deepspeed")
+        refuse(self.name, (absent, "DeepSpeed is not installed", install_command("deepspeed")))
         no_bf16_weights = None
         if self.stage == 0:
             no_bf16_weights = "stage 0 of DeepSpeed's bf16 engine updates fp32 copies"
@@ -102,58 +100,52 @@ class Zero(Strategy):
         )
         if self.stage:
             refuse_full_tensor_optimizers(self.name, recipe)
-        on_cpu = machine.device_type == "cpu"
-        if self.stage == 0 and self.is_native(recipe):
-            raise StrategyUnavailable(
-                self.name,
+        native, optimizer = self.is_native(recipe), recipe.optimizer
+        refuse(
+            self.name,
+            (
+                self.stage == 0 and native,
                 "stage 0 of DeepSpeed's 16-bit engines does not show its fp32 parameters",
                 "set mixed_precision to autocast",
-            )
-        if on_cpu and recipe.precision == "fp16" and self.is_native(recipe):
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                machine.device_type == "cpu" and recipe.precision == "fp16" and native,
                 "DeepSpeed's own fp16 engine needs a CUDA device",
                 "set mixed_precision to autocast",
-            )
-        if recipe.compile != "none" and self.stage == 3:
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                recipe.compile != "none" and self.stage == 3,
                 "stage 3 gathers each layer's parameters inside of what is compiled, where it "
                 "falls to pieces",
                 "set recipe.compile to none, or use fsdp or zero-2",
-            )
-        if self.stage == 3 and recipe.activation_checkpointing == "selective":
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                self.stage == 3 and recipe.activation_checkpointing == "selective",
                 "stage 3 replaces torch's linear function, and with selective checkpointing its"
                 " updates are then wrong",
                 "set recipe.activation_checkpointing to true, or use fsdp or zero-2",
-            )
-        if self.cpu_adam and not recipe.cpu_offload:
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                self.cpu_adam and not recipe.cpu_offload,
                 "cpu_adam updates what is offloaded, and nothing is",
                 "set recipe.cpu_offload to true, or cpu_adam to false",
-            )
-        optimizer = recipe.optimizer
-        if self.cpu_adam and optimizer.name not in ADAMS:
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                self.cpu_adam and optimizer.name not in ADAMS,
                 f"cpu_adam is Adam, and recipe.optimizer is {optimizer.name}",
                 "use adam or adamw, or set cpu_adam to false",
-            )
-        if self.cpu_adam and optimizer.implementation != "default":
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                self.cpu_adam and optimizer.implementation != "default",
                 f"cpu_adam has no {optimizer.implementation} implementation",
                 "leave recipe.optimizer.implementation at default, or set cpu_adam to false",
-            )
-        if recipe.cpu_offload and self.stage == 0:
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                recipe.cpu_offload and self.stage == 0,
                 "stage 0 shards nothing that could be offloaded",
                 "use zero-1, zero-2 or zero-3",
-            )
+            ),
+        )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         part = 1 / world_size

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, data_parallel
 from shardmark.base.machine import Machine
 from shardmark.ranks.strategies.base import (
@@ -14,6 +13,7 @@ from shardmark.ranks.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse,
     refuse_after_step,
     refuse_full_tensor_optimizers,
 )
@@ -46,18 +46,19 @@ class FullyShardedFirst(Strategy):
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_machine(self.name, world_size, machine, recipe)
         refuse_full_tensor_optimizers(self.name, recipe)
-        if recipe.compile != "none":
-            raise StrategyUnavailable(
-                self.name,
+        refuse(
+            self.name,
+            (
+                recipe.compile != "none",
                 "torch's compiler is only tested with its second FSDP",
                 "set recipe.compile to none, or use fsdp",
-            )
-        if (recipe.precision, recipe.optimizer.implementation) == ("fp16", "fused"):
-            raise StrategyUnavailable(
-                self.name,
+            ),
+            (
+                (recipe.precision, recipe.optimizer.implementation) == ("fp16", "fused"),
                 "a fused optimizer skips a step that overflows on its own rank alone",
                 "set recipe.optimizer.implementation to foreach or default",
-            )
+            ),
+        )
 
     def layout(self, world_size: int, nodes: int = 1) -> Layout:
         part = 1 / world_size

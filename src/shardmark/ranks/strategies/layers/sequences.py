@@ -136,7 +136,7 @@ class SequenceWorker(EagerWorker):
             self._exchange.parts = False
         return loss / self.sequence.size()
 
-    def _tell(self, loss: Tensor) -> dist.Work | None:
+    def _send_loss(self, loss: Tensor) -> dist.Work | None:
         return dist.all_reduce(loss, group=self.sequence, async_op=True)
 
     def _over_shares(self, value: Tensor) -> Tensor:

@@ -138,23 +138,23 @@ def chained(parts: Sequence[nn.Module], *args: Any, **kwargs: Any) -> Any:
     return tree_map_only(Tensor, Tensor.contiguous, value)
 
 
-class _Called(Exception):  # noqa: N818  (no error)
-    """Leaves the loss at its call of the model."""
+class _ModelCall(Exception):  # noqa: N818  (no error)
+    """Leaves the loss at its call of the model, with the arguments."""
 
     def __init__(self, call: Call) -> None:
         super().__init__()
         self.call = call
 
 
-class _Asking(nn.Module):
-    """Stands for the model to find the arguments of its call."""
+class _CallRecorder(nn.Module):
+    """Takes the place of the model, and raises the arguments of its call."""
 
     def forward(self, *args: Any, **kwargs: Any) -> None:
-        raise _Called((args, kwargs))
+        raise _ModelCall((args, kwargs))
 
 
-class _Answering(nn.Module):
-    """Stands for the model, and returns its computed output once."""
+class _StoredOutput(nn.Module):
+    """Takes the place of the model, and returns its computed output once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,9 +173,9 @@ class _Answering(nn.Module):
 def call_of(workload: Workload, batch: Batch) -> Call:
     """Return the arguments with which the loss of the batch calls the model."""
     try:
-        workload.loss(_Asking(), batch)
-    except _Called as called:
-        return called.call
+        workload.loss(_CallRecorder(), batch)
+    except _ModelCall as caught:
+        return caught.call
     raise InputError("the workload's loss", "it does not call the model", "one call of model(...)")
 
 
@@ -201,7 +201,7 @@ class Stage(nn.Module):
             return chained([*self.parts], *args, **kwargs)
 
 
-class _MarkedStage(PipelineStage):
+class _TimedStage(PipelineStage):
     """Marks the spans of backward passes, which the schedule calls."""
 
     spans: Callable[[], Spans]
@@ -315,7 +315,7 @@ class PipelineWorker(DividedWorker):
         ranks, rank = self.pipeline.size(), self.pipeline.rank()
         self._micro_batches: Sequence[Batch] = ()
         self._calls: dict[int, Call] = {}
-        self._answering = _Answering()
+        self._stored_output = _StoredOutput()
         self._spans: Spans = NoSpans()
         self._schedules: dict[object, Any] = {}
         self._between_stages_bytes = 0
@@ -399,9 +399,9 @@ class PipelineWorker(DividedWorker):
 
     def _loss_of(self, output: Any, micro_batch: Tensor) -> Tensor:
         batch = self._micro_batches[int(micro_batch)]
-        self._answering.outputs[:] = [output]
+        self._stored_output.outputs[:] = [output]
         with self._marked_forward():
-            loss = self.workload.loss(self._answering, batch)
+            loss = self.workload.loss(self._stored_output, batch)
             parts = self.recipe.gradient_accumulation * self.micro_batches
             return self._part_of_step(loss, batch, parts)
 
@@ -434,7 +434,7 @@ class PipelineWorker(DividedWorker):
         dist.broadcast(factor, group=self.pipeline, group_src=last)
         return factor
 
-    def _tell(self, loss: Tensor) -> dist.Work | None:
+    def _send_loss(self, loss: Tensor) -> dist.Work | None:
         if self.recipe.gradient_clipping is not None:
             self._unsent_loss = loss  # is sent with the norm, to save a message
             return None
@@ -480,7 +480,7 @@ class PipelineWorker(DividedWorker):
             )
             stages = []
             for index, module in zip(self._stage_indices, self.modules, strict=True):
-                stage = _MarkedStage(
+                stage = _TimedStage(
                     module,
                     index,
                     len(self.stages),
@@ -523,22 +523,22 @@ class PipelineWorker(DividedWorker):
         }
 
     def each_parameter(self) -> Iterator[tuple[str, Tensor]]:
-        return iter(sorted(self._of_all(dict(super().each_parameter())).items()))
+        return iter(sorted(self._merged(dict(super().each_parameter())).items()))
 
     def full_gradients(self) -> dict[str, Tensor]:
-        return self._of_all(super().full_gradients())
+        return self._merged(super().full_gradients())
 
     def full_optimizer_state(self) -> dict[str, dict[str, Tensor]]:
-        return self._of_all(super().full_optimizer_state())
+        return self._merged(super().full_optimizer_state())
 
     def buffers(self) -> dict[str, Tensor]:
         """Buffers of all stages.  Collective over the pipeline."""
         ids = {id(b) for stage in self.modules for b in stage.buffers()}
         names = {n for n, buffer in self.module.named_buffers() if id(buffer) in ids}
         buffers = super().buffers()
-        return buffers | self._of_all({name: buffers[name] for name in names})
+        return buffers | self._merged({name: buffers[name] for name in names})
 
-    def _of_all(self, values: Mapping[str, Value]) -> dict[str, Value]:
+    def _merged(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """Merge the mappings of all ranks of the pipeline.  Collective."""
         rank_values: list[Any] = [None] * self.pipeline.size()
         dist.all_gather_object(rank_values, dict(values), group=self.pipeline)

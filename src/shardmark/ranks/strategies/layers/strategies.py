@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import Fractions, Layout, Mesh, on_mesh
 from shardmark.base.machine import Machine
 from shardmark.ranks.strategies.base import (
@@ -21,6 +20,7 @@ from shardmark.ranks.strategies.base import (
     Strategy,
     check_machine,
     common_settings,
+    refuse,
     refuse_after_step,
     refuse_for_distributed_tensors,
     samples_of_share,
@@ -116,59 +116,55 @@ class Layered(Strategy):
         return None
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
-        def unless(fine: bool, reason: str, remedy: str) -> None:
-            if not fine:
-                raise StrategyUnavailable(self.name, reason, remedy)
-
         factors = self.factors(world_size)
         ranks, schedule = factors.pipeline, self.schedule
-        reason = "ranks that share layers have the same samples, or other norms"
         check_machine(
             self.name,
             world_size,
             machine,
             recipe,
-            no_sync_batch_norm=reason,
+            no_sync_batch_norm="ranks that share layers have the same samples, or other norms",
             no_bf16_weights=None
             if ranks == 1
             else "what goes into a stage is cast for the full model alone",
         )
-        unless(
-            recipe.compile == "none",
-            "layers communicate inside of what would be compiled, and schedules take it apart",
-            "set recipe.compile to none",
-        )
+        inside = "layers communicate inside of what would be compiled, and schedules take it apart"
+        refuse(self.name, (recipe.compile != "none", inside, "set recipe.compile to none"))
         if factors.tensor > 1 or self.is_sharded(factors):
             refuse_for_distributed_tensors(self.name, recipe)
         if ranks == 1:
             return
-        unless(
-            schedule != "zero-bubble" or factors.data == 1 or self.is_sharded(factors),
-            "DDP does not see gradients of weights that zero-bubble computes apart",
-            "use schedule: interleaved, or fsdp-pp",
-        )
-        unless(
-            recipe.precision != "fp16",
-            "stages would scale the loss, and skip steps, each by itself in fp16",
-            "set recipe.precision: bf16",
-        )
         count = self.num_microbatches(ranks)
-        unless(
-            schedule == "gpipe" or count >= ranks,
-            f"{schedule} needs a micro-batch for each of {ranks} ranks, and has {count}",
-            f"set micro_batches to {ranks} or more",
-        )
-        unless(
-            SCHEDULES[schedule].stages_of_rank == 1 or count % ranks == 0,
-            f"{schedule} cannot share {count} micro-batches out to {ranks} ranks",
-            f"set micro_batches to a multiple of {ranks}",
-        )
         samples = samples_of_share(recipe, factors.data * factors.shard)
         pass_samples = samples // recipe.gradient_accumulation
-        unless(
-            pass_samples % count == 0,
-            f"{pass_samples} samples of a pass cannot be split into {count} equal micro-batches",
-            "set micro_batches to a number that divides them, or another batch",
+        refuse(
+            self.name,
+            (
+                schedule == "zero-bubble" and factors.data > 1 and not self.is_sharded(factors),
+                "DDP does not see gradients of weights that zero-bubble computes apart",
+                "use schedule: interleaved, or fsdp-pp",
+            ),
+            (
+                recipe.precision == "fp16",
+                "stages would scale the loss, and skip steps, each by itself in fp16",
+                "set recipe.precision: bf16",
+            ),
+            (
+                schedule != "gpipe" and count < ranks,
+                f"{schedule} needs a micro-batch for each of {ranks} ranks, and has {count}",
+                f"set micro_batches to {ranks} or more",
+            ),
+            (
+                SCHEDULES[schedule].stages_of_rank > 1 and count % ranks,
+                f"{schedule} cannot share {count} micro-batches out to {ranks} ranks",
+                f"set micro_batches to a multiple of {ranks}",
+            ),
+            (
+                pass_samples % count,
+                f"{pass_samples} samples of a pass cannot be split into {count} equal"
+                " micro-batches",
+                "set micro_batches to a number that divides them, or another batch",
+            ),
         )
 
     def is_sharded(self, factors: Mesh) -> bool:
@@ -235,9 +231,8 @@ class Layered(Strategy):
         from shardmark.ranks.strategies.parameters import REFUSED_BY_FSDP2, check_parameters
         from shardmark.ranks.workloads.base import CannotShard, TensorPlan
 
-        def refuse(problems: Iterable[CannotShard]) -> None:
-            for problem in problems:
-                raise StrategyUnavailable(self.name, problem.reason, problem.remedy)
+        def refuse_first(problems: Iterable[CannotShard]) -> None:
+            refuse(self.name, *((True, problem.reason, problem.remedy) for problem in problems))
 
         if self.is_sharded(factors):
             check_parameters(self.name, model, "FSDP2", *REFUSED_BY_FSDP2)
@@ -246,12 +241,12 @@ class Layered(Strategy):
         plan, stages = None, []
         if factors.tensor > 1:
             plan = workload.tensor_plan(model)
-            refuse(problems_with(plan, model, factors.tensor, **self.plan_options()))
+            refuse_first(problems_with(plan, model, factors.tensor, **self.plan_options()))
         if factors.pipeline > 1:
             refuse_after_step(self.name, workload, "a rank has some of the layers")
             count = SCHEDULES[self.schedule].stages_of_rank * factors.pipeline
             parts = workload.pipeline_parts(model)
-            refuse(problems_of(parts, model, workload, count))
+            refuse_first(problems_of(parts, model, workload, count))
             assert not isinstance(parts, CannotShard), "a problem was raised"
             stages = staged(parts, count)
         assert plan is None or isinstance(plan, TensorPlan)

@@ -15,6 +15,7 @@ from shardmark.ranks.strategies.base import (
     RankContext,
     Strategy,
     check_machine,
+    refuse,
     refuse_for_distributed_tensors,
 )
 from shardmark.ranks.strategies.ddp import DDP
@@ -74,12 +75,8 @@ class Ulysses(Strategy):
             offload_instead=None if self.sharded else "fsdp-ulysses",
             no_sync_batch_norm="its norms would see a part of each sequence",
         )
-        if recipe.compile != "none":
-            raise StrategyUnavailable(
-                self.name,
-                "attention communicates inside of what would be compiled",
-                "set recipe.compile to none",
-            )
+        inside = "attention communicates inside of what would be compiled"
+        refuse(self.name, (recipe.compile != "none", inside, "set recipe.compile to none"))
         if self.sharded:
             refuse_for_distributed_tensors(self.name, recipe)
 
