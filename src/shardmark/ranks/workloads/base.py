@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:
@@ -131,11 +132,26 @@ NOT_DIVIDED = CannotShard(
 class Workload(Protocol):
     """A model, its data and its loss.  Every rank creates it from the same options and seed."""
 
-    @property
-    def training_samples(self) -> int: ...
+    training_samples: int
+    validation_samples: int
+    synthetic: bool
+    """True if the data are synthetic; every table says so."""
+    weights_known: bool = True
+    """True if batches know the weight of their samples; else the first loss tells it."""
+    not_additive_declared: bool = False
+    """True if the user declares the loss not additive; a constant divisor is still an error."""
+    equal_blocks: bool = False
+    """True if the model calls its blocks in a loop, so that it also runs with fewer of them."""
+    has_after_step: bool = False
+    """True if the task changes frozen parameters or buffers after each step."""
+    parameter_groups: Sequence[ParameterGroup] = ()
+    """Parameter groups of the last built model; empty if all parameters are one group."""
+    better: Mapping[str, Better] = MappingProxyType({})
+    """`lower` or `higher` for each metric that the catalogue does not have."""
+    corpora: Mapping[str, str] = MappingProxyType({})
+    """SHA-256 of each embedded text corpus, by name; it depends on the installed version.
 
-    @property
-    def validation_samples(self) -> int: ...
+    Empty if the task trains on no such text."""
 
     @property
     def available_samples(self) -> tuple[int, int]:
@@ -148,23 +164,9 @@ class Workload(Protocol):
         return self.validation_samples
 
     @property
-    def synthetic(self) -> bool:
-        """True if the data are synthetic; every table says so."""
-
-    @property
     def not_additive(self) -> str | None:
         """The reason why a batch's loss is not the sum of its samples' losses; None if it is."""
         return None
-
-    @property
-    def weights_known(self) -> bool:
-        """True if batches know the weight of their samples; else the first loss tells it."""
-        return True
-
-    @property
-    def not_additive_declared(self) -> bool:
-        """True if the user declares the loss not additive; a constant divisor is still an error."""
-        return False
 
     @property
     def data_errors(self) -> Sequence[str]:
@@ -176,11 +178,6 @@ class Workload(Protocol):
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:  # noqa: ARG002
         """Units of sharding and activation checkpointing; None lets the strategy choose them."""
         return None
-
-    @property
-    def equal_blocks(self) -> bool:
-        """True if the model calls its blocks in a loop, so that it also runs with fewer of them."""
-        return False
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:  # noqa: ARG002
         """The tensor-parallel plan of the model, or the reason why there is none."""
@@ -211,11 +208,6 @@ class Workload(Protocol):
             "use fsdp, or write a task of your own with a method pipeline_parts(model)",
         )
 
-    @property
-    def parameter_groups(self) -> Sequence[ParameterGroup]:
-        """Parameter groups of the last built model; empty if all parameters are one group."""
-        return ()
-
     def batches(
         self, plan: BatchPlan, shard: Shard, step_shards: Iterable[StepShard] | None = None
     ) -> Iterator[Batch]:
@@ -227,11 +219,6 @@ class Workload(Protocol):
 
     def loss(self, model: nn.Module, batch: Batch) -> LossSum:
         """Summed loss of the batch's samples; calls the model only by `model(...)`."""
-
-    @property
-    def has_after_step(self) -> bool:
-        """True if the task changes frozen parameters or buffers after each step."""
-        return False
 
     def after_step(self, model: nn.Module, step: int) -> None:  # noqa: ARG002
         """Change frozen parameters and buffers after `step` optimizer steps, without gradients.
@@ -272,17 +259,4 @@ class Workload(Protocol):
     @property
     def settings(self) -> Mapping[str, object]:
         """Facts about the last built model that are stored with a trial."""
-        return {}
-
-    @property
-    def better(self) -> Mapping[str, Better]:
-        """`lower` or `higher` for each metric that the catalogue does not have."""
-        return {}
-
-    @property
-    def corpora(self) -> Mapping[str, str]:
-        """SHA-256 of each embedded text corpus, by name; it depends on the installed version.
-
-        Empty if the task trains on no such text.
-        """
         return {}

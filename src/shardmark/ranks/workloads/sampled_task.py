@@ -221,16 +221,9 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
         self._available = len(training), len(validation)
         self._training = reduced(training, options.training_samples, seed=seed, split=0)
         self._validation = reduced(validation, options.validation_samples, seed=seed, split=1)
-        self._synthetic = synthetic
+        self.training_samples, self.validation_samples = len(self._training), len(self._validation)
+        self.synthetic = synthetic
         self._errors = dict.fromkeys(notes)  # an ordered set
-
-    @property
-    def training_samples(self) -> int:
-        return len(self._training)
-
-    @property
-    def validation_samples(self) -> int:
-        return len(self._validation)
 
     @property
     def available_samples(self) -> tuple[int, int]:
@@ -239,10 +232,6 @@ class SampledTask(Workload, Generic[Split, BatchMade]):
     @property
     def validation_batches(self) -> int:
         return -(-self.validation_samples // self._evaluation_batch)
-
-    @property
-    def synthetic(self) -> bool:
-        return self._synthetic
 
     @property
     def data_errors(self) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class ToyWorkload(Workload):
         uneven: bool = False,
         weights_known: bool = True,
     ) -> None:
-        self._weights_known = weights_known
+        self.weights_known = weights_known
         self._model = model
         self._factor_of_step = factor_of_step
         self._losses_taken = 0
@@ -106,10 +106,6 @@ class ToyWorkload(Workload):
     synthetic = True
     data_errors: Sequence[str] = ("a broken sample",)
 
-    @property
-    def weights_known(self) -> bool:
-        return self._weights_known
-
     def build_model(self) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(7)
@@ -119,7 +115,7 @@ class ToyWorkload(Workload):
         """These samples; without `of_step` they are the whole step."""
         rows = list(ids)
         whole = rows if of_step is None else list(of_step)
-        step_weight = sum(self.weights[row] if self._weights_known else 1.0 for row in whole)
+        step_weight = sum(self.weights[row] if self.weights_known else 1.0 for row in whole)
         weights = tuple(self.weights[row] for row in rows)
         return ToyBatch(self.inputs[rows], self.targets[rows], tuple(rows), step_weight, weights)
 
@@ -139,8 +135,8 @@ class ToyWorkload(Workload):
         self._losses_taken += 1
         errors = (model(batch.inputs).float() - batch.targets).square().mean(1)
         total = (errors * torch.tensor(batch.sample_weights)).sum() * factor
-        weight = batch.weight if self._weights_known else torch.tensor(batch.weight)
-        return LossSum(total=total, weight=weight, known_before=self._weights_known)
+        weight = batch.weight if self.weights_known else torch.tensor(batch.weight)
+        return LossSum(total=total, weight=weight, known_before=self.weights_known)
 
     def mean_loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The loss that a single process would back-propagate."""

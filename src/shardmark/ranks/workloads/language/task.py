@@ -79,6 +79,8 @@ class Language(SampledTask[Samples, TokenBatch]):
             self._data.validation,
             synthetic=options.dataset == "random",
         )
+        self.corpora = self._data.corpora
+        self.equal_blocks = options.model == "gpt" or options.from_transformers
         self._training_weights = self._predicted(self._training.lengths())
 
     def active_parameters(self, model: nn.Module) -> int | None:
@@ -92,10 +94,6 @@ class Language(SampledTask[Samples, TokenBatch]):
         """Number of tokens in the samples of some steps, without padding."""
         lengths = self._training.lengths
         return sum(int(lengths(np.asarray(ids, np.int64)).sum()) for ids in sample_ids)
-
-    @property
-    def corpora(self) -> Mapping[str, str]:
-        return self._data.corpora
 
     def _predicted(self, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
         return (lengths if self._causal else masked_counts(lengths)).astype(np.float64)
@@ -225,11 +223,6 @@ class Language(SampledTask[Samples, TokenBatch]):
 
             return layers(model)
         return None
-
-    @property
-    def equal_blocks(self) -> bool:
-        """True for the package's GPT and models of transformers, not for the user's functions."""
-        return self._options.model == "gpt" or self._options.from_transformers
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
         options = self._options

@@ -117,13 +117,16 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
                 self._selection("validation_data"),
                 synthetic=bool(getattr(task, "synthetic", False)),
             )
-        self._better = self._declared_better()
+        self.better = self._declared_better()
         self._training_weights = self._training.sample_values(task, "weights")
         self._validation_weights = self._validation.sample_values(task, "weights")
         self._tokens = self._training.sample_values(task, "tokens")
         self._model_calls = int(getattr(task, "model_calls", 1))
         self._collate = getattr(task, "collate", _default_collate)
-        self._groups: tuple[ParameterGroup, ...] = ()
+        self.weights_known = self._training_weights is not None
+        self.not_additive_declared = not getattr(task, "loss_adds_up", True)
+        self.equal_blocks = bool(getattr(task, "equal_blocks", False))
+        self.has_after_step = callable(getattr(task, "after_step", None))
         self._loss_checked = self._hook_checked = False
         self._takes_step = "step" in inspect.signature(task.loss).parameters
         self._step = 0
@@ -131,14 +134,6 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
         self._model_type: type = nn.Module
         self._earlier_leaves: list[weakref.ref[Tensor]] | None = None
         """Leaves of the first loss outside of the model: one that returns is stored by the task."""
-
-    @property
-    def weights_known(self) -> bool:
-        return self._training_weights is not None
-
-    @property
-    def not_additive_declared(self) -> bool:
-        return not getattr(self._task, "loss_adds_up", True)
 
     @property
     def not_additive(self) -> str | None:
@@ -187,10 +182,6 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             return None
         return sum(int(self._tokens[np.asarray(ids, np.int64)].sum()) for ids in sample_ids)
 
-    @property
-    def better(self) -> Mapping[str, Better]:
-        return self._better
-
     def _declared_better(self) -> dict[str, Better]:
         declared = getattr(self._task, "better", {})
         if not isinstance(declared, Mapping) or any(
@@ -211,14 +202,10 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
 
             add_adapter(model, self._options.adapter, self.blocks(model), seed=self._seed)
         groups = getattr(self._task, "parameter_groups", None)
-        self._groups = self._named_groups(model, groups(model)) if groups else ()
+        self.parameter_groups = self._named_groups(model, groups(model)) if groups else ()
         self._model_type = type(model)
         model.train()  # a user's method may return nothing
         return model
-
-    @property
-    def parameter_groups(self) -> tuple[ParameterGroup, ...]:
-        return self._groups
 
     def _named_groups(self, model: nn.Module, groups: Iterable[Any]) -> tuple[ParameterGroup, ...]:
         """Name the parameters of each group: a strategy may hold them in other tensors."""
@@ -258,10 +245,6 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             allowed = "two numbers of at least 0" if key == "betas" else "a number of at least 0"
             raise self._error(f"parameter_groups(model) sets {key} to {value!r}", f"use {allowed}")
         return numbers if key == "betas" else numbers[0]
-
-    @property
-    def equal_blocks(self) -> bool:
-        return bool(getattr(self._task, "equal_blocks", False))
 
     def blocks(self, model: nn.Module) -> Sequence[nn.Module] | None:
         blocks = getattr(self._task, "blocks", None)
@@ -397,10 +380,6 @@ class OwnTask(SampledTask[Selection, OwnBatch]):
             self._loss_checked = self._earlier_leaves is not None
             self._check_all_trained(total, model, content)
         return loss
-
-    @property
-    def has_after_step(self) -> bool:
-        return callable(getattr(self._task, "after_step", None))
 
     @torch.no_grad()
     def after_step(self, model: nn.Module, step: int) -> None:
