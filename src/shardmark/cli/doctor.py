@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, cast, get_args
 import typer
 
 from shardmark.base.errors import InputError, ShardmarkError, StrategyUnavailable
-from shardmark.base.text import say, say_text
+from shardmark.base.text import counted, say, say_text
 from shardmark.cli.arguments import TextOrJson, path_of
 
 if TYPE_CHECKING:
@@ -135,8 +135,7 @@ def _print_findings(*, as_json: bool) -> bool:
             (
                 "ok" if offer.available else "no",
                 offer.strategy,
-                ("1 rank" if offer.ranks == 1 else f"{offer.ranks} ranks")
-                + (f": {offer.reason}" if offer.reason else ""),
+                counted(offer.ranks, "rank") + (f": {offer.reason}" if offer.reason else ""),
                 offer.remedy,
             )
             for offer in strategies

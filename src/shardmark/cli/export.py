@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from shardmark.base.errors import InputError
-from shardmark.base.text import say
+from shardmark.base.text import counted, say
 from shardmark.cli.arguments import Runs, path_of
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/|file:|databricks:")
@@ -87,7 +87,7 @@ def export(
         return
     done = export_runs(loaded, to.value, place)
     existing = f"; {done.existing} exist there and are not changed" if done.existing else ""
-    trials = "1 trial" if done.trials == 1 else f"{done.trials} trials"
+    trials = counted(done.trials, "trial")
     say(f"{to.value}: {trials} to {done.place}{existing}")
     if done.replaced:
         say(f"replaced files with other content: {', '.join(done.replaced)}")

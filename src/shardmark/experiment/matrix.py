@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from shardmark.base.cells import DEFAULT_BASELINE, NODES, ranks_and_nodes
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import MAX_RANKS, Measure, Recipe, SlowRanks
+from shardmark.base.text import counted
 from shardmark.experiment.axes import SIZE_AXES, assigned, named
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.messages import Location, dotted, join, show
@@ -327,7 +328,7 @@ def _size(
         return (world_size, nodes), None
     ranks = ranks_and_nodes(world_size, 1)
     if ranks_per_node:
-        machines = "1 node" if nodes == 1 else f"{nodes} nodes"
+        machines = counted(nodes, "node")
         reason = f"{machines} with {ranks_and_nodes(ranks_per_node, 1)} each are not {ranks}"
     else:
         reason = f"{ranks} cannot be shared out equally to {nodes} nodes"

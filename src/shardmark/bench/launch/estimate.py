@@ -12,6 +12,7 @@ from shardmark.base.durations import duration
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.results.runs_folder import runs_named
 from shardmark.base.results.store import StoredRun, is_run, load_run
+from shardmark.base.text import counted
 from shardmark.bench.launch.trial_queue import cell_of, expected_seconds
 from shardmark.ranks.trial import Trial
 
@@ -61,7 +62,7 @@ def _audit_lines(trials: Sequence[Trial]) -> list[str]:
     cells = {cell_of(t) for t in trials if t.script is not None and t.world_size > 1}
     if not cells:
         return []
-    count = "1 audit" if len(cells) == 1 else f"{len(cells)} audits"
+    count = counted(len(cells), "audit")
     return [f"{count} before the first trial; an audit starts its script at least 3 times"]
 
 

@@ -654,8 +654,11 @@ class ReferenceRuns:
         torch.set_num_threads(self.threads)
         try:
             numerics = self.trial.built_strategy.numerics(self.trial.recipe)
-            local = numerics.local_steps is not None and not hypothesis.one_device
-            reference_class = self._local_reference_class() if local else Reference
+            reference_class = Reference
+            if numerics.local_steps is not None and not hypothesis.one_device:
+                from shardmark.bench.reference.local_reference import LocalReference
+
+                reference_class = LocalReference
             return reference_class(
                 self.workload,
                 self.trial.recipe,
@@ -670,12 +673,6 @@ class ReferenceRuns:
             ).capture(self.steps)
         finally:
             torch.set_num_threads(threads)
-
-    @staticmethod
-    def _local_reference_class() -> type[Reference]:
-        from shardmark.bench.reference.local_reference import LocalReference
-
-        return LocalReference
 
     def tolerances(self) -> Tolerances:
         """Return the reference with its deviations under disturbances of the size of rounding.

@@ -27,7 +27,7 @@ from shardmark.base.results.store import StoredRun
 from shardmark.base.results.verification import Verdict
 from shardmark.base.statistics.effects import Difference, Effect
 from shardmark.base.statistics.intervals import Estimate, estimate_mean
-from shardmark.base.text import with_options
+from shardmark.base.text import counted, with_options
 
 NO_REASON = "no reason was recorded"
 RANK = re.compile(r"^rank \d+: | \(rank \d+ is on [^()]*\)$")
@@ -179,9 +179,8 @@ class Row:
             f", {'' if key in bare else title_of(key) + '='}{plain(value)}"
             for key, value in self.shown_varied.items()
         )
-        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         precision = f", {self.precision}" if self.varies_precision else ""
-        return f"{self.label} on {ranks}{precision}{varied}"
+        return f"{self.label} on {counted(self.world_size, 'rank')}{precision}{varied}"
 
     @property
     def varies_precision(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from shardmark.base.metrics import METRICS
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Column, Table, for_items, for_programs, metric
+from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.regression import Change, ChangedCell, Regression
 from shardmark.bench.analysis.compare.rows import main_rate
 from shardmark.bench.report.table.row_columns import table_by_row
@@ -24,7 +25,7 @@ def regression_lines(regression: Regression) -> list[str]:
         lines.append(f"REGRESSION: {len(regressed) - NAMED} more.")
     if not lines:
         percent = f"{100 * regression.threshold:g} %"
-        count = "1 cell" if len(cells) == 1 else f"{len(cells)} cells"
+        count = counted(len(cells), "cell")
         answer = "No regression beyond {} shown in {}."
         if not regression.decided:
             answer = "Nothing is decided: a change of {} is neither shown nor excluded in {}."
