@@ -29,6 +29,11 @@ def _made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardmark.predict.models.Models", MadeModels)
 
 
+def made_models(monkeypatch: pytest.MonkeyPatch, *, million_parameters: float) -> None:
+    made = made_profile(units=64, million_parameters=million_parameters)
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+
+
 @pytest.fixture
 def file(tmp_path: Path) -> str:
     path = tmp_path / "made.yaml"
@@ -52,6 +57,9 @@ def test_the_answers_come_first_within_80_columns(
     assert "tokens/s (range)" in tables
     assert "90 % interval without a measurement" in " ".join(tables.split())
     assert "Not predicted: fsdp-hybrid" in " ".join(tables.split())
+    text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
+    assert "### made (250 M parameters) on h100x8, bf16" in text
+    assert "| ddp | 8 | yes |" in text
 
 
 def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], file: str) -> None:
@@ -68,28 +76,6 @@ def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], fi
     refused = rows["fsdp-hybrid", 8]
     assert "3" in refused["reason"]
     assert refused["step_seconds"] is None
-
-
-def test_markdown_has_a_table(capsys: pytest.CaptureFixture[str], file: str) -> None:
-    text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
-    assert "### made (250 M parameters) on h100x8, bf16" in text
-    assert "| ddp | 8 | yes |" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--on", "abacus"], "there is no node 'abacus'"),
-        (["--on", "h100x8", "--nodes", "none"], "--nodes: found 'none'"),
-        (["--on", "h100x8", "--from", "nowhere"], "nowhere"),
-        (["--on", "h100x8", "--set", "recipe.stepz=3"], "stepz"),
-    ],
-)
-def test_wrong_input_is_a_message(
-    capsys: pytest.CaptureFixture[str], file: str, arguments: list[str], message: str
-) -> None:
-    assert main(["plan", file, *arguments]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_plan_does_not_overwrite_files(
@@ -110,17 +96,6 @@ def test_plan_reports_a_card_without_the_precision(
     assert text.startswith("No speed could be predicted: recipe.precision: 'Tesla T4' has no bf16")
     several = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16", code=1)
     assert several.startswith("No speed could be predicted; each reason is below.")
-
-
-def test_unknown_machine_is_named(
-    capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
-) -> None:
-    node = tmp_path / "node.yaml"
-    node.write_text("card: abacus\ndevices: 2\n")
-    assert main(["plan", file, "--on", str(node)]) == 2
-    assert f"{node}: card: there is no card 'abacus'" in capsys.readouterr().err
-    assert main(["plan", file, "--on", str(tmp_path / "nowhere.yaml")]) == 2
-    assert "there is no file" in capsys.readouterr().err
 
 
 def test_python_function_plans_nodes_and_steps(file: str) -> None:
@@ -171,6 +146,7 @@ def test_a_question_about_a_model_is_answered_by_one_table(
     assert lines[0].startswith("Fastest: ")
     assert "dollars" in text.partition("\n\n")[0]
     assert "for 10 M samples" in text.partition("\n\n")[0]
+    assert "Fewest: 1 GPU, with single in" in text
     header = next(line for line in lines if line.startswith("strategy"))
     assert header.split()[:4] == ["strategy", "ranks", "fits", "GiB"]
     assert {"hours", "dollars"} < set(header.split())
@@ -219,8 +195,7 @@ def test_a_machine_with_one_card_is_compared_by_a_single_device(
 def test_a_model_that_does_not_fit_has_remedies(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = made_profile(units=64, million_parameters=60_000.0)
-    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    made_models(monkeypatch, million_parameters=60_000.0)
     text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", code=1)
     assert text.startswith("Nothing fits: ")
     assert "What would make it fit" in text
@@ -290,8 +265,7 @@ def test_one_gpu_that_is_too_small_is_answered_by_more(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`single`, the only strategy of the question, does not run on more."""
-    made = made_profile(units=64, million_parameters=8_000.0)
-    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    made_models(monkeypatch, million_parameters=8_000.0)
     text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "1xh100", "--format", "json", code=1)
     last = json.loads(text)["remedies"][-1]
     assert (last["strategy"], last["fit"]) == ("fsdp", "yes")
@@ -304,8 +278,7 @@ def test_more_gpus_are_named_where_they_are_not_far_more(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on: str, named: bool
 ) -> None:
     """400 billion parameters need about 100 cards."""
-    made = made_profile(units=64, million_parameters=400_000.0)
-    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    made_models(monkeypatch, million_parameters=400_000.0)
     text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", on, "--format", "json", code=1)
     assert any(" GPUs" in one["change"] for one in json.loads(text)["remedies"]) is named
 
@@ -314,15 +287,10 @@ def test_changes_that_are_not_enough_are_called_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer alone is larger than a card, so that more cards do not help."""
-    made = made_profile(units=64, million_parameters=8_000_000.0)
-    monkeypatch.setattr("shardmark.predict.models.Models", lambda: MadeModels(made))
+    made_models(monkeypatch, million_parameters=8_000_000.0)
     text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "8xh100", code=1)
     assert "What would make it fit" not in text
     assert "What saves memory, but is not enough" in text
-
-
-def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Fewest: 1 GPU, with single in" in printed(capsys, *QUESTION)
 
 
 @pytest.mark.parametrize(
@@ -334,12 +302,24 @@ def test_the_fewest_devices_are_named(capsys: pytest.CaptureFixture[str]) -> Non
         (["resnet50", "--on", "8xh100", "--samples", "0"], "allowed is a number such as 10B"),
         (["resnet50", "--on", "2x", "--samples", "1"], "there is no node '2x'"),
         (["no-such-model", "--on", "8xh100"], "no-such-model: no such model"),
+        (["{file}", "--on", "abacus"], "there is no node 'abacus'"),
+        (["{file}", "--on", "h100x8", "--nodes", "none"], "--nodes: found 'none'"),
+        (["{file}", "--on", "h100x8", "--from", "nowhere"], "nowhere"),
+        (["{file}", "--on", "h100x8", "--set", "recipe.stepz=3"], "stepz"),
+        (["{file}", "--on", "{node}"], "/node.yaml: card: there is no card 'abacus'"),
+        (["{file}", "--on", "nowhere.yaml"], "there is no file"),
     ],
 )
-def test_mistakes_of_a_question_are_messages(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+def test_mistakes_are_messages(
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
 ) -> None:
-    assert main(["plan", *arguments]) == 2
+    node = tmp_path / "node.yaml"
+    node.write_text("card: abacus\ndevices: 2\n")
+    assert main(["plan", *(word.format(file=file, node=node) for word in arguments)]) == 2
     assert message in capsys.readouterr().err
 
 
