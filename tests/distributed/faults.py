@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from shardmark.base.layout import Shard
@@ -54,12 +54,27 @@ def ddp(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     return start("ddp", workload, recipe, process)
 
 
-def scaled(factor: float) -> Callable[..., Started]:
-    def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-        started = ddp(workload, recipe, process)
-        for parameter in started.worker._parameters:
+Begin = Callable[[Workload, Recipe, RankContext], Started]
+
+
+def worker_of(name: str, **options: Any) -> Callable[[Callable[[Any, RankContext], Any]], Begin]:
+    """Decorate a function that changes the strategy's worker, or returns another one."""
+
+    def decorated(change: Callable[[Any, RankContext], Any]) -> Begin:
+        def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+            started = start(name, workload, recipe, process, **options)
+            return replace(started, worker=change(started.worker, process) or started.worker)
+
+        return begin
+
+    return decorated
+
+
+def scaled(factor: float) -> Begin:
+    @worker_of("ddp")
+    def begin(worker: Any, _: RankContext) -> None:
+        for parameter in worker._parameters:
             parameter.register_hook(lambda gradient: gradient * factor)
-        return started
 
     return begin
 
@@ -74,20 +89,18 @@ def clipped_by_default(workload: Workload, recipe: Recipe, process: RankContext)
     return Started(worker, Shard(index=process.rank, count=process.world_size))
 
 
-def decay_spares_vectors(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    optimizer = started.worker._optimizer
+@worker_of("ddp")
+def decay_spares_vectors(worker: Any, _: RankContext) -> None:
+    optimizer = worker._optimizer
     group = optimizer.param_groups[0]
     vectors = [p for p in group["params"] if p.dim() < 2]
     group["params"] = [p for p in group["params"] if p.dim() >= 2]
     optimizer.add_param_group({**group, "params": vectors, "weight_decay": 0.0})
-    return started
 
 
-def no_decay(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    started.worker._optimizer.param_groups[0]["weight_decay"] = 0.0
-    return started
+@worker_of("ddp")
+def no_decay(worker: Any, _: RankContext) -> None:
+    worker._optimizer.param_groups[0]["weight_decay"] = 0.0
 
 
 def shares_repeat(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
@@ -101,47 +114,42 @@ def shares_exchanged(workload: Workload, recipe: Recipe, process: RankContext) -
     return Started(worker, Shard(index=other, count=process.world_size))
 
 
-def other_weights(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
+@worker_of("ddp")
+def other_weights(worker: Any, _: RankContext) -> None:
     with torch.no_grad():
-        for parameter in started.worker._parameters:
+        for parameter in worker._parameters:
             parameter.mul_(1.01)
-    return started
 
 
-def other_draws(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-
-    def step(batch: Batch, recorder: Spans) -> Tensor:
+@worker_of("ddp")
+def other_draws(worker: Any, process: RankContext) -> Faulty:
+    def step(batch: Batch, recorder: Spans) -> Any:
         torch.manual_seed(4321 + process.rank)
-        return started.worker.step(batch, recorder)  # type: ignore[no-any-return]
+        return worker.step(batch, recorder)
 
-    return Started(Faulty(started.worker, step=step), started.shard)
-
-
-def reduces_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    started.worker._model.register_comm_hook(None, bf16_compress_hook)
-    return started
+    return Faulty(worker, step=step)
 
 
-def masters_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
+@worker_of("ddp")
+def reduces_in_bf16(worker: Any, _: RankContext) -> None:
+    worker._model.register_comm_hook(None, bf16_compress_hook)
 
-    def step(batch: Batch, recorder: Spans) -> Tensor:
-        loss = started.worker.step(batch, recorder)
+
+@worker_of("ddp")
+def masters_in_bf16(worker: Any, _: RankContext) -> Faulty:
+    def step(batch: Batch, recorder: Spans) -> Any:
+        loss = worker.step(batch, recorder)
         with torch.no_grad():
-            for parameter in started.worker._parameters:
+            for parameter in worker._parameters:
                 parameter.copy_(parameter.bfloat16())
-        return loss  # type: ignore[no-any-return]
+        return loss
 
-    return Started(Faulty(started.worker, step=step), started.shard)
+    return Faulty(worker, step=step)
 
 
-def skips_a_step(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    worker, update = started.worker, started.worker._update
-    calls: list[None] = []
+@worker_of("ddp")
+def skips_a_step(worker: Any, _: RankContext) -> None:
+    update, calls = worker._update, list[None]()
 
     def update_unless_second() -> None:
         calls.append(None)
@@ -151,69 +159,61 @@ def skips_a_step(workload: Workload, recipe: Recipe, process: RankContext) -> St
             update()
 
     worker._update = update_unless_second
-    return started
 
 
 def keeps_norms_apart(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
     return ddp(workload, recipe.model_copy(update={"sync_batch_norm": False}), process)
 
 
-def evaluates_other_buffers(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ddp")
+def evaluates_other_buffers(worker: Any, process: RankContext) -> Faulty:
     """The model that is evaluated comes from the last rank, with its own batch statistics."""
-    started = ddp(workload, recipe, process)
     everybody: list[Any] = [None] * process.world_size
 
-    def step(batch: Batch, recorder: Spans) -> Tensor:
-        loss = started.worker.step(batch, recorder)
-        dist.all_gather_object(everybody, started.worker.buffers())
-        return loss  # type: ignore[no-any-return]
+    def step(batch: Batch, recorder: Spans) -> Any:
+        loss = worker.step(batch, recorder)
+        dist.all_gather_object(everybody, worker.buffers())
+        return loss
 
-    faulty = Faulty(started.worker, step=step, buffers=lambda: everybody[-1])
-    return Started(faulty, started.shard)
+    return Faulty(worker, step=step, buffers=lambda: everybody[-1])
 
 
-def mean_of_means(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ddp")
+def mean_of_means(worker: Any, process: RankContext) -> Faulty:
     """Every rank divides by its own weight, and takes the mean of ranks for the whole mean."""
-    started = ddp(workload, recipe, process)
 
-    def step(batch: Any, recorder: Spans) -> Tensor:
+    def step(batch: Any, recorder: Spans) -> Any:
         own = replace(batch, step_weight=batch.weight * process.world_size)
-        return started.worker.step(own, recorder)  # type: ignore[no-any-return]
+        return worker.step(own, recorder)
 
-    return Started(Faulty(started.worker, step=step), started.shard)
+    return Faulty(worker, step=step)
 
 
-def adds_no_weights(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ddp")
+def adds_no_weights(worker: Any, process: RankContext) -> None:
     """The same where the loss alone knows them: each rank's own stands for all."""
-    started = ddp(workload, recipe, process)
-    started.worker._over_shares = lambda value: value * process.world_size
-    return started
+    worker._over_shares = lambda value: value * process.world_size
 
 
-def averages_nothing(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    model = started.worker._model
-    model.require_backward_grad_sync = False
-    started.worker.synchronise = None
-    return started
+@worker_of("ddp")
+def averages_nothing(worker: Any, _: RankContext) -> None:
+    worker._model.require_backward_grad_sync = False
+    worker.synchronise = None
 
 
-def computes_in_bf16(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = ddp(workload, recipe, process)
-    started.worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
-    return started
+@worker_of("ddp")
+def computes_in_bf16(worker: Any, _: RankContext) -> None:
+    worker._precision = lambda: torch.autocast("cpu", dtype=torch.bfloat16)
 
 
-def forgets_errors(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = start("ddp", workload, recipe, process, compress="powersgd")
-    started.worker.error_feedback.__self__.state.use_error_feedback = False
-    return started
+@worker_of("ddp", compress="powersgd")
+def forgets_errors(worker: Any, _: RankContext) -> None:
+    worker.error_feedback.__self__.state.use_error_feedback = False
 
 
-def first_round_discarded(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("diloco", period_steps=2)
+def first_round_discarded(worker: Any, _: RankContext) -> None:
     """torchft's `init_sync`: the first meeting gives rank 0's weights to all ranks."""
-    started = start("diloco", workload, recipe, process, period_steps=2)
-    worker = started.worker
     synchronise: Callable[[list[str]], None] = worker._synchronise
     met: list[None] = []
 
@@ -224,7 +224,6 @@ def first_round_discarded(workload: Workload, recipe: Recipe, process: RankConte
         synchronise(names)
 
     worker._synchronise = after_broadcast
-    return started
 
 
 def messages_in_fp32(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
@@ -238,7 +237,7 @@ def untied_layers(workload: Workload, recipe: Recipe, process: RankContext) -> S
         return start("tp", workload, recipe, process)
 
 
-def with_plan(change: Callable[[TensorPlan, int], TensorPlan]) -> Callable[..., Started]:
+def with_plan(change: Callable[[TensorPlan, int], TensorPlan]) -> Begin:
     def begin(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
         planned = workload.tensor_plan
 
@@ -265,78 +264,65 @@ def order_of_a_set(plan: TensorPlan, rank: int) -> TensorPlan:
     return TensorPlan(styles={name: plan.styles[name] for name in order}, units=plan.units)
 
 
-def untied_stages(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("pp")
+def untied_stages(worker: Any, _: RankContext) -> None:
     """Each stage keeps the gradient of its own copy of the tied weight."""
-    started = start("pp", workload, recipe, process)
-    started.worker._tied = {}
-    return started
+    worker._tied = {}
 
 
-def clipped_by_stage(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    started = start("pp", workload, recipe, process)
-    worker = started.worker
+@worker_of("pp")
+def clipped_by_stage(worker: Any, _: RankContext) -> None:
     worker._clip = lambda largest: nn.utils.clip_grad_norm_(worker._parameters, largest)
-    return started
 
 
-def gradients_not_summed(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ulysses")
+def gradients_not_summed(worker: Any, _: RankContext) -> None:
     """Each rank updates with the gradients of its part of the sequences."""
-    started = start("ulysses", workload, recipe, process)
-    started.worker._model.require_backward_grad_sync = False
-    return started
+    worker._model.require_backward_grad_sync = False
 
 
-def positions_from_zero(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ulysses")
+def positions_from_zero(worker: Any, _: RankContext) -> None:
     """Each part of a sequence begins at the first position."""
-    started = start("ulysses", workload, recipe, process)
-    part = started.worker._part
+    part = worker._part
 
     def moved(batch: TokenBatch, index: int, count: int) -> TokenBatch:
         cut: TokenBatch = part(batch, index, count)
         assert cut.positions is not None
         return replace(cut, positions=cut.positions - cut.positions[:, :1])
 
-    started.worker._part = moved
-    return started
+    worker._part = moved
 
 
-def torchvisions_sampler(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
+@worker_of("ddp")
+def torchvisions_sampler(worker: Any, _: RankContext) -> None:
     """Proposals from the global generator, as a plain training script draws them."""
     from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
 
-    started = ddp(workload, recipe, process)
-    for owner in (started.worker.module.rpn, started.worker.module.roi_heads):
+    for owner in (worker.module.rpn, worker.module.roi_heads):
         ours = owner.fg_bg_sampler
         assert isinstance(ours, PictureSampler)
         del owner.fg_bg_sampler
         owner.fg_bg_sampler = BalancedPositiveNegativeSampler(
             ours.batch_size_per_image, ours.positive_fraction
         )
-    return started
 
 
-@dataclass
-class OtherSeeds:
-    """A worker that samples other proposals from the same pictures."""
+@worker_of("zero-1")
+def other_seeds(worker: Any, _: RankContext) -> Faulty:
+    """The strategy's own seeds: only zero-1 samples so, say."""
 
-    worker: Any
-
-    def step(self, batch: Batch, recorder: Spans) -> Tensor:
+    def step(batch: Batch, recorder: Spans) -> Any:
         assert isinstance(batch, DetectionBatch)
         targets = tuple(
             target | {"sampling_seed": target["sampling_seed"] + 1} for target in batch.targets
         )
-        return self.worker.step(replace(batch, targets=targets), recorder)  # type: ignore[no-any-return]
+        return worker.step(replace(batch, targets=targets), recorder)
+
+    return Faulty(worker, step=step)
 
 
-def other_seeds(workload: Workload, recipe: Recipe, process: RankContext) -> Started:
-    """The strategy's own seeds: only zero-1 samples so, say."""
-    started = start("zero-1", workload, recipe, process)
-    faulty = Faulty(started.worker, step=OtherSeeds(started.worker).step)
-    return Started(faulty, started.shard)
-
-
-FAULTS: dict[str, tuple[Callable[..., Started], str]] = {
+FAULTS: dict[str, tuple[Begin, str]] = {
     "sum over ranks": (scaled(2.0), "gradients are summed over the 2 ranks, not averaged"),
     "accumulation undivided": (
         scaled(4.0),
