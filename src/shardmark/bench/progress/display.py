@@ -49,7 +49,7 @@ class Display(Lines):
         super().trial_started(number, total, trial)
         self._draw(self._title, ("starting",), done=0.0)
 
-    def _show(self, progress: TrialProgress) -> None:
+    def show(self, progress: TrialProgress) -> None:
         if time.monotonic() - self._drawn_at >= DRAW_EVERY_SECONDS:
             done = progress.steps / progress.total_steps if progress.total_steps else None
             self._draw(self._title, figures(progress, self._pace), done=done)

@@ -67,15 +67,18 @@ class Lines:
 
     def trial_stepped(self, progress: TrialProgress) -> None:
         self._pace.stepped(progress.steps, progress.total_steps)
+        self.show(progress)
+
+    def show(self, progress: TrialProgress) -> None:
+        """Print the progress if the last line is old; `Display` draws it."""
         if time.monotonic() - self._printed_at >= LINE_EVERY_SECONDS:
             self._printed_at = time.monotonic()
             self._print(f"{self._title}: {', '.join(figures(progress, self._pace))}")
 
     def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
         self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
-        left = self._pace.run_left_seconds(between_trials=True)
-        if result.outcome is Outcome.INTERRUPTED:
-            left = None  # no trial follows
+        is_last = result.outcome is Outcome.INTERRUPTED
+        left = None if is_last else self._pace.run_left_seconds(between_trials=True)
         tail = f", about {duration(left)} left" if left else ""
         self._print(f"{self._title}: {ending(result)}{tail}")
 

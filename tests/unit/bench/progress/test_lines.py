@@ -53,6 +53,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
     return ask
 
 
+def test_a_display_draws_progress_in_place_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "DRAW_EVERY_SECONDS", 0.0)
+    console = Console(force_terminal=True, color_system=None, width=80, record=True)
+    drawn = display.Display(console, console.print, None)
+    drawn.trial_started(1, 2, TRIAL)
+    drawn.trial_stepped(TrialProgress(steps=3, total_steps=9))
+    assert "step 3 of 9" in console.export_text()
+
+
 def test_plan_shows_folder_and_cells_left_out(printed: Printed) -> None:
     single = StrategySpec(name="single")
     left_out = LeftOut(strategy=single, world_size=2, reason="single is one device")
