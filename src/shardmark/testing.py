@@ -16,8 +16,12 @@ def same_training(
     steps: int = STEPS,
     accept: Sequence[str] = (),
     strict: bool = False,
+    against: str | Sequence[str] | None = None,
 ) -> None:
     """Fail unless a training script on several ranks trains what one process trains.
+
+    With `against`, another command: fail unless the script trains what that one trains, each on the
+    number of ranks of its command.
 
     `command` is the training command as it is typed, such as `"torchrun train.py --epochs 1"`; it
     runs on this machine, unchanged, for the first steps.  `accept` names causes that are no fault
@@ -26,11 +30,18 @@ def same_training(
     `AssertionError` with the answer of `shardmark audit` if the training deviates or if that cannot
     be told, and `InputError` if the script does not run.
     """
-    from shardmark.audit.script import audit_script
-    from shardmark.scripts.command import parse_command
+    from shardmark.audit.script import Against, audit_script
+    from shardmark.scripts.command import ScriptCommand, parse_command
 
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+    def parsed(text: str | Sequence[str]) -> ScriptCommand:
+        return parse_command(shlex.split(text) if isinstance(text, str) else list(text))
+
+    script, other = parsed(command), None
+    if against is not None:
+        reference = parsed(against)
+        other = Against(command=reference, ranks=reference.ranks or 1)
+        ranks = script.ranks or 1
     chosen = [*accept, *([] if strict else USUAL)]
-    report = audit_script(parse_command(words), ranks=ranks, steps=steps, accept=chosen)
+    report = audit_script(script, ranks=ranks, steps=steps, accept=chosen, against=other)
     if not report.same:
         raise AssertionError(report.answer)

@@ -13,11 +13,13 @@ import numpy as np
 from shardmark.audit import causes
 from shardmark.audit.causes import Finding, percent
 from shardmark.audit.comparison import (
-    LATER,
     Records,
     agreement_check,
     aligned,
+    clipping_checks,
+    first_gradient_check,
     gradient_check,
+    later_checks,
     relative,
     stacked,
     update_check,
@@ -63,6 +65,8 @@ class AuditReport:
     notes: tuple[str, ...]
     writes: str = ""
     """Description of where the script's writes went."""
+    against: str = ""
+    """Command of the script that this one was compared with; empty for one process."""
     accepted: tuple[Finding, ...] = ()
     """Causes that were found and that the user accepts; everything else was compared."""
 
@@ -279,11 +283,11 @@ def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport
     def off_from(other: Record) -> float:
         return relative(*aligned(records.gradients(), records.replayed(other)))
 
-    gradient = _gradient_check(records, replay)
+    gradient = first_gradient_check(records, replay)
     rate = _rate_check(records, replay)
     by_updates = records.reduces_in_step
     checks = [*_rank_checks(records)]
-    checks += [] if by_updates else [*_clipping_checks(records, replay), gradient]
+    checks += [] if by_updates else [*clipping_checks(records, replay), gradient]
     checks += [rate]
     comparable = (gradient.holds or by_updates) and not records.local_steps
     if comparable and rate.holds:
@@ -292,7 +296,7 @@ def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport
         if by_updates and records.steps > 1:
             checks += [update_check(records, replay, steps=records.steps)]
         else:
-            checks += _later_checks(records, replay)
+            checks += later_checks(records, replay)
     findings = _findings_without_replay(runs, records)
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     if not explained and (not gradient.holds or _order_matters(records, replay)):
@@ -463,7 +467,7 @@ def _reported(
         )
     elif failing:
         check = failing[0]
-        size = f"off by {_size(check)}" if check.in_tolerances is not None else _size(check)
+        size = f"off by {size_of(check)}" if check.in_tolerances is not None else size_of(check)
         place = f", {check.where}" if check.where else ""
         answer = (
             f"{ranks} do not train what one process trains ({check.name}: {size}{place}); no cause "
@@ -509,7 +513,8 @@ def _reported(
     )
 
 
-def _size(check: Check) -> str:
+def size_of(check: Check) -> str:
+    """Size of a deviation as text."""
     return percent(check.found) if isinstance(check.found, float) else str(check.found)
 
 
@@ -528,48 +533,6 @@ def _rank_checks(records: Records) -> Iterator[Check]:
         [rank.steps[last].after for rank in records.ranks],
         names,
     )
-
-
-def _gradient_check(records: Records, replay: Record) -> Check:
-    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
-    return gradient_check(
-        "gradient, step 1",
-        records.gradients(),
-        records.replayed(replay),
-        disturbed,
-        records.floor,
-    )
-
-
-def _clipping_checks(records: Records, replay: Record) -> Iterator[Check]:
-    """Check the gradient before it is clipped, where torch's functions clip it."""
-    ranks, single = records.clipped(), records.clipped_of(replay)
-    if ranks and single:
-        disturbed = records.clipped_of(records.disturbed) if records.disturbed is not None else {}
-        yield gradient_check("gradient before clipping", ranks, single, disturbed, records.floor)
-
-
-def _later_checks(records: Records, replay: Record) -> Iterator[Check]:
-    """Check the gradients of the later steps, in which rounding may grow.
-
-    A search along a line (LBFGS) takes other points after a difference of rounding.
-    """
-    if any(step.evaluations > 1 for step in replay.steps):
-        return
-    for step in range(1, records.steps):
-        expected = records.replayed(replay, step)
-        disturbed = records.replayed(records.disturbed, step) if records.disturbed else {}
-        spread = relative(*aligned(disturbed, expected))
-        allowed = max(LATER, MARGIN * spread)
-        difference = relative(*aligned(records.gradients(step), expected))
-        yield Check(
-            name=f"gradient, step {step + 1}",
-            holds=difference <= allowed,
-            found=difference,
-            expected=0.0,
-            tolerance=allowed,
-            in_tolerances=difference / allowed,
-        )
 
 
 def _rate_check(records: Records, replay: Record) -> Check:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
@@ -106,7 +106,8 @@ class Records:
 
     @property
     def epsilon(self) -> float:
-        return max(FLOAT32_EPSILON, *(record.epsilon for record in self.ranks))
+        records = [*self.ranks, *([self.replay] if self.replay is not None else [])]
+        return max(FLOAT32_EPSILON, *(record.epsilon for record in records))
 
     @property
     def floor(self) -> float:
@@ -373,6 +374,48 @@ def _capture(gradients: Vectors) -> Capture:
         samples_evaluated=0,
         tensors={"gradient": gradients},
     )
+
+
+def first_gradient_check(records: Records, replay: Record) -> Check:
+    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
+    return gradient_check(
+        "gradient, step 1",
+        records.gradients(),
+        records.replayed(replay),
+        disturbed,
+        records.floor,
+    )
+
+
+def clipping_checks(records: Records, replay: Record) -> Iterator[Check]:
+    """Check the gradient before it is clipped, where torch's functions clip it."""
+    ranks, single = records.clipped(), records.clipped_of(replay)
+    if ranks and single:
+        disturbed = records.clipped_of(records.disturbed) if records.disturbed is not None else {}
+        yield gradient_check("gradient before clipping", ranks, single, disturbed, records.floor)
+
+
+def later_checks(records: Records, replay: Record) -> Iterator[Check]:
+    """Check the gradients of the later steps, in which rounding may grow.
+
+    A search along a line (LBFGS) takes other points after a difference of rounding.
+    """
+    if any(step.evaluations > 1 for step in replay.steps):
+        return
+    for step in range(1, records.steps):
+        expected = records.replayed(replay, step)
+        disturbed = records.replayed(records.disturbed, step) if records.disturbed else {}
+        spread = relative(*aligned(disturbed, expected))
+        allowed = max(LATER, MARGIN * spread)
+        difference = relative(*aligned(records.gradients(step), expected))
+        yield Check(
+            name=f"gradient, step {step + 1}",
+            holds=difference <= allowed,
+            found=difference,
+            expected=0.0,
+            tolerance=allowed,
+            in_tolerances=difference / allowed,
+        )
 
 
 def update_check(records: Records, replay: Record, *, steps: int = 1) -> Check:

@@ -95,33 +95,48 @@ class ReplayObserver(Observer):
             return
         self._started = True
         with self._recording():
-            engine = module if is_a(module, "DeepSpeedEngine") else None
-            created = [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
-            numbers = [n for n in self._first.optimizers if n < len(created)]
-            candidates = [[created[n] for n in numbers], *([optimizer] for optimizer in created)]
-            for optimizers in [[engine]] if engine is not None else candidates:
-                parameters = [p for optimizer in optimizers for p in trained_parameters(optimizer)]
-                if len(parameters) == len(self._first_weights):
-                    set_parameters(parameters, self._first_weights, deepspeed=engine is not None)
-                    return
+            self._set_weights(module)
+
+    def _set_weights(self, module: nn.Module) -> None:
+        """Give the script's parameters the ranks' initial weights."""
+        engine = module if is_a(module, "DeepSpeedEngine") else None
+        created = [optimizer for ref in self.optimizers if (optimizer := ref()) is not None]
+        numbers = [n for n in self._first.optimizers if n < len(created)]
+        candidates = [[created[n] for n in numbers], *([optimizer] for optimizer in created)]
+        for optimizers in [[engine]] if engine is not None else candidates:
+            parameters = [p for optimizer in optimizers for p in trained_parameters(optimizer)]
+            if len(parameters) == len(self._first_weights):
+                set_parameters(parameters, self._first_weights, deepspeed=engine is not None)
+                return
 
     def batches(
         self, loader: Any, _number: int, iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
         iteration, self._iterations = self._iterations, self._iterations + 1
-        recorded = [rank[iteration] for rank in self._recorded_batches if iteration < len(rank)]
-        if len(recorded) < len(self._ranks):
+        recorded = self._joined_batches(loader, iteration)
+        if recorded is None:
             yield from iterate()
             return
         described = Loader(batch_size=getattr(loader, "batch_size", None))
         self.record.loaders.append(described)
+        for batch in recorded:
+            described.batches += 1
+            yield batch
+
+    def _joined_batches(self, loader: Any, iteration: int) -> Iterator[Any] | None:
+        """The ranks' batches of an iteration over a loader; None if they have none."""
+        recorded = [rank[iteration] for rank in self._recorded_batches if iteration < len(rank)]
+        if len(recorded) < len(self._ranks):
+            return None
         size = self._ranks[0].loaders[iteration].batch_size
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         join = partial(joined, batch_size=size, halves=self.plan.halves)
-        for parts in zip(*recorded, strict=False):
-            for batch in parts if self.plan.interleaved else [join(parts)]:
-                described.batches += 1
-                yield batch
+        steps = zip(*recorded, strict=False)
+        return (
+            batch
+            for parts in steps
+            for batch in (parts if self.plan.interleaved else [join(parts)])
+        )
 
     def length_of(self, _number: int, length: int) -> int:
         """Number of batches of a rank, as a schedule may follow from it."""

@@ -5,12 +5,15 @@ Importing this module imports no torch: the ranks start to load it at the same t
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
 from shardmark.base.files.scratch import scratch_folder
+from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, starter
 from shardmark.scripts.recording import LONGEST_SECONDS, STEPS, Plan
@@ -33,36 +36,82 @@ def audit_script(
     writes_are_fine: bool = False,
     progress: Progress = lambda _: None,
     start: Start | None = None,
+    against: Against | None = None,
+    revision: str = "",
 ) -> AuditReport:
     """Record the script's first steps on a number of ranks, replay them, and compare.
 
     `accept` names causes of `ACCEPTABLE` that are no fault here.  With `writes_are_fine`, the
-    script writes to the user's files.  Raises `InputError` if the script fails, takes no optimizer
-    step that can be seen, or if the user's files cannot be protected.
+    script writes to the user's files.  With `against`, the script takes the steps of another one,
+    and is compared with it.  `revision` is a commit of the repository, in which the script runs.
+    Raises `InputError` if a script fails, takes no optimizer step that
+    can be seen, or if the user's files cannot be protected.
     """
     unknown = sorted(set(accept) - set(ACCEPTABLE))
     if unknown:
         allowed = f"allowed are {', '.join(ACCEPTABLE)}; any other cause has to be mended"
         raise InputError("--accept", f"found {unknown[0]!r}", allowed)
-    if ranks < 2:
+    if ranks < 2 and against is None:
         raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
+    if against is not None and against.revision and writes_are_fine:
+        allowed = "leave --writes-are-fine out: the revision is checked out in a private copy"
+        raise InputError("--against-revision", against.revision, allowed)
     with scratch_folder() as folder, starter(folder, writes_are_fine=writes_are_fine) as default:
+        plan = Plan(
+            directory=str(folder / "record"),
+            steps=steps,
+            deterministic=deterministic,
+            revision=revision,
+        )
+        common: dict[str, Any] = {
+            "seconds": longest_seconds,
+            "accept": accept,
+            "progress": progress,
+        }
+        sides = [(command, ranks, plan)]
+        if against is not None:
+            directory = str(folder / "against")
+            reference = replace(plan, directory=directory, revision=against.revision)
+            sides = [(against.command, against.ranks, reference), *sides]
+        for script, count, _ in sides:
+            progress(f"{counted(count, 'rank')} of {script.text} take {counted(steps, 'step')}")
         start = start or default
-        plan = Plan(directory=str(folder / "record"), steps=steps, deterministic=deterministic)
-        progress(f"{ranks} ranks take {steps} steps")
-        recording = launch(start, command, ranks, plan)
+        recordings = [launch(start, *side) for side in sides]
         try:
             from shardmark.audit.audit import Runs, judge_script  # imports torch while the ranks do
 
-            runs = Runs(
-                command=command,
-                ranks=ranks,
-                recording=plan,
-                start=start,
-                seconds=longest_seconds,
-                accept=accept,
-                progress=progress,
-            )
-            return judge_script(runs, recording)
+            runs = [
+                Runs(command=script, ranks=count, recording=its_plan, start=start, **common)
+                for script, count, its_plan in sides
+            ]
+            if against is None:
+                return judge_script(runs[0], recordings[0])
+            from shardmark.audit.referee import judge_scripts
+
+            return judge_scripts(runs[0], runs[1], recordings)
         finally:
-            recording.end()
+            for recording in recordings:
+                recording.end()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """The script that another one is compared with."""
+
+    command: ScriptCommand
+    ranks: int
+    revision: str = ""
+    """Commit of the repository that the script is taken from; empty for the working folder."""
+
+
+def commit_of(revision: str) -> str:
+    """The hash of a commit of this folder's repository.  Raises `InputError` without one."""
+    words = ["git", "rev-parse", "--quiet", "--verify", f"{revision}^{{commit}}"]
+    try:
+        process = subprocess.run(words, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise InputError("--against-revision", revision, "install git") from None
+    if process.returncode:
+        allowed = "a commit, branch or tag of the git repository of this folder"
+        raise InputError("--against-revision", revision, allowed)
+    return process.stdout.strip()

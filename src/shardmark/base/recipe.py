@@ -322,6 +322,10 @@ class Repeats(Model):
     """A cell ends when half the width of its throughput's 95 % interval is below this fraction of
     the throughput, or when its comparisons are decided."""
 
+    margin: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """A race: cells end when their speed is shown to differ from the first variant's, or to differ
+    by less than this fraction."""
+
     @model_validator(mode="before")
     @classmethod
     def _a_number_alone(cls, data: Any) -> Any:

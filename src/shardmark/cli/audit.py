@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,8 @@ from shardmark.scripts.recording import LONGEST_SECONDS, STEPS
 
 if TYPE_CHECKING:
     from shardmark.audit.audit import AuditReport
+    from shardmark.audit.script import Against
+    from shardmark.scripts.command import ScriptCommand
 
 DEVIATES = 1
 UNDECIDED = 2
@@ -43,6 +46,20 @@ def audit(
         typer.Option(
             metavar="N,...",
             help="Numbers of ranks to try; by default that of the command, or 2.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COMMAND",
+            help="Compare with what this command trains, instead of with one process.",
+        ),
+    ] = None,
+    against_revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION",
+            help="Compare with what the same command trains in this commit of the repository.",
         ),
     ] = None,
     steps: Annotated[
@@ -73,8 +90,9 @@ def audit(
 
     parsed = parse_command(command)
     reports: list[AuditReport] = []
+    other = _against(against, against_revision, parsed, ranks)
     try:
-        for count in _counts(ranks, parsed.ranks):
+        for count in _counts(ranks, parsed.ranks) if other is None else [_one_count(ranks, parsed)]:
             report = audit_script(
                 parsed,
                 ranks=count,
@@ -84,6 +102,7 @@ def audit(
                 longest_seconds=timeout,
                 writes_are_fine=writes_are_fine,
                 progress=PhaseLines(),
+                against=other,
             )
             reports.append(report)
             if form is TextOrJson.TEXT:
@@ -110,12 +129,41 @@ def _counts(text: str | None, of_command: int | None) -> list[int]:
     return counts
 
 
+def _against(
+    command: str | None, revision: str | None, parsed: ScriptCommand, ranks: str | None
+) -> Against | None:
+    """Return the script to compare with, which the options name."""
+    from shardmark.audit.script import Against, commit_of
+    from shardmark.scripts.command import parse_command
+
+    if command is not None and revision is not None:
+        raise InputError("--against-revision", revision, "either --against or --against-revision")
+    if revision is not None:
+        commit = commit_of(revision)
+        return Against(command=parsed, ranks=_one_count(ranks, parsed), revision=commit)
+    if command is None:
+        return None
+    other = parse_command(shlex.split(command))
+    return Against(command=other, ranks=_one_count(ranks, other))
+
+
+def _one_count(text: str | None, command: ScriptCommand) -> int:
+    """Number of ranks of a script that is compared with another one."""
+    if text is None:
+        return command.ranks or 1
+    counts = numbers_of_ranks(text)
+    if len(counts) > 1:
+        raise InputError("--ranks", text, "one number, for both scripts")
+    return counts[0]
+
+
 def report_lines(report: AuditReport) -> list[str]:
     """The answer, and the checks behind it."""
     lines = [report.answer]
     lines += [f"  evidence: {finding.evidence}" for finding in report.findings[:1]]
     lines += [
-        f"  also: {finding.deviation}, because {finding.reason}" for finding in report.findings[1:3]
+        "  also: " + ", because ".join(filter(None, (finding.deviation, finding.reason)))
+        for finding in report.findings[1:3]
     ]
     lines += [f"  accepted: {cause.name} ({cause.evidence})" for cause in report.accepted]
     if report.acceptable:

@@ -146,7 +146,9 @@ def run_and_print(
             place, problem, remedy = error.args
             raise StorageError(place, problem, f"{remedy}; continue with: {again}") from error
         if exit_code is None:
-            exit_code = _print_results(folder, form, quiet=quiet)
+            exit_code = _print_results(
+                folder, form, quiet=quiet, margin=experiment.measure.repeats.margin
+            )
     if exit_code:
         raise typer.Exit(exit_code)
 
@@ -181,24 +183,43 @@ def _name_other_runs(
                 return
 
 
-def _print_results(folder: Path, form: TextOrJson, *, quiet: bool) -> int:
-    """Print the answers; return 1 if a trial failed, timed out or diverged."""
+def _print_results(
+    folder: Path, form: TextOrJson, *, quiet: bool, margin: float | None = None
+) -> int:
+    """Print the answers; return 1 if a trial failed, timed out or diverged.
+
+    A race with a `margin` is decided: 0 to keep a variant, 1 to discard all, 2 if undecided.
+    """
     from shardmark.base.results.store import load_run
     from shardmark.base.text import terminal_width
     from shardmark.bench.analysis.compare.comparison import compare
+    from shardmark.bench.analysis.compare.race import race_of
     from shardmark.bench.report.answers.overview import overview, overview_json
+    from shardmark.bench.report.answers.race import (
+        DISCARD,
+        KEEP,
+        NOT_DECIDED,
+        decision_of,
+        race_facts,
+    )
 
     stored = load_run(folder)
     comparison = compare([stored], None)
+    race = None if margin is None else race_of(comparison.rows, stored.strategies[0], margin)
+    facts = [] if race is None else race_facts(race)
     if form is TextOrJson.JSON:
-        say_text(overview_json(comparison, {"run": str(folder)}))
+        views: dict[str, object] = {"run": str(folder)}
+        say_text(overview_json(comparison, views | ({"race": facts} if facts else {})))
     else:
         text = overview(comparison, width=terminal_width() or 80)
-        say_text(text if quiet else f"\n{text}")
+        decisions = "".join(f"{candidate['text']}\n" for candidate in facts)
+        say_text(decisions + text if quiet else f"\n{decisions}\n{text}")
     if not quiet:
         shown = shlex.quote(str(folder))
         say("", f"files: {folder}   again: shardmark compare {shown}")
         say(f"report: shardmark report {shown}")
+    if facts:
+        return (KEEP, DISCARD, NOT_DECIDED).index(decision_of(facts))
     failed = any(
         result.outcome in ("failed", "timed_out") or result.diverged for result in stored.trials
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +26,10 @@ from shardmark.cli.arguments import (
     with_engine,
 )
 from shardmark.cli.run import RunFormat, run_and_print
+
+MOST_PAIRS = 1000
+RACE_BUDGET = "20m"
+"""Default time of a race."""
 
 if TYPE_CHECKING:
     from shardmark.scripts.command import ScriptCommand
@@ -57,6 +62,33 @@ def time(
         int | None,
         typer.Option(min=1, help="Trials of each command; 3 to 6, until the result is precise."),
     ] = None,
+    keep_if_faster: Annotated[
+        bool,
+        typer.Option(
+            "--keep-if-faster",
+            help="Race the others against the first command, and decide: keep, discard, or not "
+            "decided (exit codes 0, 1, 2).",
+        ),
+    ] = False,
+    margin: Annotated[
+        float,
+        typer.Option(
+            min=0.1, max=50.0, metavar="PERCENT", help="A smaller difference is none, in the race."
+        ),
+    ] = 1.0,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="Start no trial that would end later: 90s, 30m; of a race, 20m."
+        ),
+    ] = None,
+    against_revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REVISION",
+            help="Compare one command with itself in this commit of the repository.",
+        ),
+    ] = None,
     no_audit: Annotated[
         bool,
         typer.Option("--no-audit", help="Do not check that N ranks train what one process does."),
@@ -84,6 +116,7 @@ def time(
 
     The same as `shardmark run` with `workload: {name: script}`.
     """
+    from shardmark.base.durations import parse_seconds
     from shardmark.bench.launch.run_options import RunOptions
     from shardmark.experiment.load import from_mapping
 
@@ -92,16 +125,68 @@ def time(
     mapping = experiment_of(
         list(map(_parsed, commands)), [] if ranks is None else numbers_of_ranks(ranks)
     )
+    if against_revision is not None:
+        mapping["workload"]["command"], mapping["matrix"]["variant"] = _in_two_commits(
+            mapping, against_revision, writes_are_fine=writes_are_fine
+        )
     mapping["workload"] |= {"until_exit": until_exit, "writes_are_fine": writes_are_fine}
     mapping["recipe"] = {} if steps is None else {"steps": warmup + steps}
     mapping["measure"] = {"warmup_steps": warmup, "verify": not no_audit}
     mapping["measure"]["accept"] = causes_of(accept, strict=strict)
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
+    if keep_if_faster:
+        _check_race(
+            mapping["matrix"]["variant"],
+            mapping["matrix"]["world_size"],
+            repeats,
+            no_audit=no_audit,
+        )
+        mapping["measure"]["repeats"] = {
+            "at_least": 2, "at_most": MOST_PAIRS, "margin": margin / 100
+        }  # fmt: skip
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
-    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
+    longest = budget or (RACE_BUDGET if keep_if_faster else None)
+    options = RunOptions(
+        quiet=quiet or form is TextOrJson.JSON,
+        budget_seconds=None if longest is None else parse_seconds(longest, "--budget"),
+    )
     words = ["shardmark", *sys.argv[1:]]
     run_and_print(experiment, out, options, words, dry_run=dry_run, form=form)
+
+
+def _in_two_commits(
+    mapping: Mapping[str, Any], revision: str, *, writes_are_fine: bool
+) -> tuple[str, dict[str, str]]:
+    """Return the command and its variants: in a commit, and as the files are now."""
+    from shardmark.audit.script import commit_of
+
+    variants = mapping["matrix"]["variant"]
+    if len(variants) > 1:
+        raise InputError("--against-revision", f"{len(variants)} commands", "give one command")
+    if writes_are_fine:
+        allowed = "leave --writes-are-fine out: the revision is checked out in a private copy"
+        raise InputError("--against-revision", revision, allowed)
+    command = " ".join(filter(None, (mapping["workload"]["command"], *variants.values())))
+    name = re.sub(r"[^A-Za-z0-9 ._=,+-]+", "-", revision).strip("-")
+    return command, {name or "before": f"@{commit_of(revision)}", "now": ""}
+
+
+def _check_race(
+    commands: Collection[str], ranks: Sequence[int], repeats: int | None, *, no_audit: bool
+) -> None:
+    """Raise `InputError` for options that leave a race without an answer."""
+    if len(commands) < 2:
+        allowed = "at least two: the first one is what the others are compared with"
+        raise InputError("--keep-if-faster", "one command", allowed)
+    if len(ranks) > 1:
+        raise InputError("--ranks", ",".join(map(str, ranks)), "one number, in a race")
+    if no_audit:
+        allowed = "leave it out: only what trains the same is kept"
+        raise InputError("--no-audit", "with --keep-if-faster", allowed)
+    if repeats is not None:
+        allowed = "leave it out: a race ends when it is decided, or with --budget"
+        raise InputError("--repeats", f"{repeats}, with --keep-if-faster", allowed)
 
 
 def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def full_parameters(
 def set_parameters(
     parameters: Sequence[Tensor], values: Sequence[Tensor], *, deepspeed: bool
 ) -> bool:
-    """Give the parameters of a single process other values; returns True if any was different."""
+    """Give the parameters other values; returns True if any was different.  Collective."""
     now = full_parameters(parameters, deepspeed=deepspeed)
     different = False
     for parameter, old, value in zip(parameters, now, values, strict=True):
@@ -87,9 +87,16 @@ def set_parameters(
         old.flatten()[:count] = value.flatten()[:count]
         if deepspeed:
             _deepspeed_function("safe_set_full_fp32_param")(parameter, old)
-        local = parameter.to_local() if is_distributed_tensor(parameter) else parameter  # type: ignore[attr-defined]
+        local, new = parameter.detach(), old
+        if is_distributed_tensor(parameter):
+            from torch.distributed.tensor import distribute_tensor
+
+            mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+            local = local.to_local()  # type: ignore[attr-defined]
+            new = distribute_tensor(old.to(mesh.device_type), mesh, placements, src_data_rank=None)
+            new = new.to_local()
         with torch.no_grad():
-            local.detach().copy_(old.view_as(local))
+            local.copy_(new.view_as(local))
     return different
 
 

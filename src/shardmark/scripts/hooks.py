@@ -181,7 +181,8 @@ def _watch_losses(observer: Observer) -> None:
             if value.requires_grad:
                 named = inspect.signature(_original).bind(*args, **kwargs).arguments
                 target = list(named.values())[1]
-                reduction, ignored = named.get("reduction", "mean"), named.get("ignore_index", -100)
+                plain = (float, int, str)
+                options = {k: v for k, v in [*named.items()][2:] if isinstance(v, plain)}
 
                 def of_row(row: int) -> Tensor:
                     rows = {name: named[name][row : row + 1] for name in list(named)[:2]}
@@ -189,7 +190,7 @@ def _watch_losses(observer: Observer) -> None:
 
                 if named.get("weight") is not None:
                     target = None  # weights of classes: targets do not count alike
-                observer.loss_called(_name, reduction, target, ignored, value, of_row)
+                observer.loss_called(_name, options, target, value, of_row)
             return value
 
         setattr(functional, name, functools.wraps(original)(watched))
@@ -216,7 +217,7 @@ def _watch_clipping(observer: Observer) -> None:
             call.arguments["parameters"] = clipped  # an iterator can be read once
             observer.before_clip(clipped)
             norm = _original(*call.args, **call.kwargs)
-            observer.after_clip(norm, float(limit))
+            observer.after_clip(_original.__name__, norm, float(limit))
             return norm
 
         replaced = functools.wraps(original)(watched)

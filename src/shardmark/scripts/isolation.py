@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -57,6 +58,13 @@ def enter(upper: Path, writable: Sequence[Path]) -> None:
         os.chdir(folder)
     except OSError as error:
         raise IsolationError(str(error)) from error
+
+
+def check_out(revision: str) -> None:
+    """Check out a commit of the working folder's repository in this process's private view."""
+    if revision:
+        words = ["git", "checkout", "--quiet", "--force", "--detach", revision]
+        subprocess.run(words, check=True)
 
 
 def written(upper: Path) -> list[Path]:

@@ -40,6 +40,10 @@ ON_A_CPU = (
     "request: accelerate launch --cpu, Accelerator(cpu=True), TrainingArguments(use_cpu=True)"
 )
 HOOKS = "shardmark.scripts.hooks:install"
+EXTENSIONS = Path.home() / ".cache" / "torch_extensions"
+"""Folder of compiled extensions, as of DeepSpeed.  Where a user has none, the starts of an audit
+share one: what a start writes is removed, and each would compile for minutes."""
+KEPT_VARIABLES = ("TORCH_EXTENSIONS_DIR",)
 FORWARDED_OPTIONS = {"-u", "-P"}
 """Options of Python that a process forked from this one can do without, or has."""
 
@@ -73,12 +77,19 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
             if upper is not None:
                 Path(upper).mkdir()
             protection = Protection(
-                folder=str(folder), records=plan.directory, upper=upper, owned=owned
+                folder=str(folder),
+                records=plan.directory,
+                upper=upper,
+                owned=owned,
+                revision=plan.revision,
             )
-            process = RankProcess.recorded(plan) if ranks == 1 else None
+            process = RankProcess.recorded(plan) if ranks == 1 and not plan.guided else None
             if process is not None and process.can_be_forked:
                 return start_fork(partial(process.run_alone, plan), log, protection)
             variables = {**TRACKERS_OFF, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+            if not EXTENSIONS.is_dir():
+                variables["TORCH_EXTENSIONS_DIR"] = str(folder / "extensions")
+            variables |= {key: os.environ[key] for key in KEPT_VARIABLES if key in os.environ}
             environment = hooked_environment(HOOKS, {**variables, **plan.variables()})
             return start_words(command.with_ranks(ranks), environment, log, protection)
 

@@ -62,6 +62,7 @@ LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
 """Packages that ask for the length of a loader on their own."""
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 MOST_INDICES = 10**6
+DENSE = {Tensor, nn.Parameter}
 TOTALS = ("total_iters", "T_max", "total_steps")
 """Attributes of torch's schedules that hold the number of steps after which they end."""
 LONGEST_WAIT_SECONDS = 30.0
@@ -98,7 +99,6 @@ class Observer:
         """Optimizers that have taken this step."""
         self._settings: dict[int, list[dict[str, float]]] = {}
         self._parameters: list[Tensor] = []
-        self._shapes: list[tuple[int, ...]] = []
         self._start: list[Tensor] = []
         """Full parameters before the first step, of a rank whose values a replay starts from."""
         self._with_gradient: dict[int, str] = {}
@@ -153,6 +153,7 @@ class Observer:
                 hooks.watch_deepspeed(self, type(module))
             if self.plan.deterministic:
                 _without_dropout(module)
+            self.record.dropout |= _dropout(module)
         for name, parameter in module.named_parameters():
             owner, _, leaf = name.rpartition(".")
             if (
@@ -255,17 +256,16 @@ class Observer:
         self._step.micros.append(self._micro)
         self._micro = Micro()
 
-    def loss_called(  # noqa: PLR0917
+    def loss_called(
         self,
         name: str,
-        reduction: str,
+        options: dict[str, float | str],
         target: Any,
-        ignored: int,
         value: Tensor,
         of_row: Callable[[int], Tensor],
     ) -> None:
         """Note a call of a loss function; `of_row` computes the loss of one row of targets."""
-        weight = 0.0
+        weight, ignored = 0.0, int(options.get("ignore_index", -100))
         if isinstance(target, Tensor):
             counts = target.is_floating_point() or target.dtype == torch.bool
             weight = float(target.numel() if counts else (target != ignored).sum())
@@ -273,9 +273,10 @@ class Observer:
         self._micro.losses.append(
             LossCall(
                 function=name,
-                reduction=reduction,
+                reduction=str(options.get("reduction", "mean")),
                 weight=weight,
                 value=number,
+                options=options,
                 couples=not self.record.steps and self._couples(of_row, target, ignored),
             )
         )
@@ -322,11 +323,13 @@ class Observer:
             gradients = full_gradients(parameters, deepspeed=False, every=self.record.every)
             self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
 
-    def after_clip(self, norm: Any, limit: float) -> None:
+    def after_clip(self, function: str, norm: Any, limit: float) -> None:
         with self._recording():
             value = float(full_copy(norm)) if isinstance(norm, Tensor) else None
             scaled = self.scale != 1.0 and not self.unscaled
-            self._step.clips.append(Clip(norm=value, limit=limit, scaled=scaled, scale=self.scale))
+            self._step.clips.append(
+                Clip(norm=value, limit=limit, function=function, scaled=scaled, scale=self.scale)
+            )
 
     def before_step(self, optimizer: Any) -> None:
         if self._skips(optimizer):
@@ -348,6 +351,9 @@ class Observer:
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
             gradients_of = partial(full_gradients, deepspeed=deepspeed, every=self.record.every)
             step.gradients[chosen] = gradients_of(parameters)
+            limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
+            if limit:
+                step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0)]
             step.evaluations += again or not number
             inner = optimizer.optimizer if deepspeed else optimizer
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
@@ -391,6 +397,9 @@ class Observer:
             if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
                 step.reduced = step.reduced or list(step.gradients)
                 step.reduced[chosen] = gradients
+        if not self.record.steps:
+            inner = optimizer.optimizer if deepspeed else optimizer
+            self.record.optimizer_facts[number].state_types = _state_types(inner)
         self._stepped.add(number)
         alone = bool(self.record.steps) or sum(ref() is not None for ref in self.optimizers) <= 1
         if alone and len(self._stepped) == len(self._stepping):
@@ -426,7 +435,25 @@ class Observer:
         self.begin_step()
 
     def _number_of(self, optimizer: Any) -> int | None:
-        return next((n for n, ref in enumerate(self._stepping) if ref() is optimizer), None)
+        number = next((n for n, ref in enumerate(self._stepping) if ref() is optimizer), None)
+        return number if number is not None else self._successor_of(optimizer)
+
+    def _successor_of(self, optimizer: Any) -> int | None:
+        """Number of an optimizer that is gone, whose work this one continues: a resumed training.
+
+        The new model has the same parameters; its optimizer takes their places.
+        """
+        if not self.record.steps:
+            return None
+        gc.collect()
+        parameters = trained_parameters(optimizer)
+        shapes = [tuple(parameter.shape) for parameter in parameters]
+        for number, reference in enumerate(self._stepping):
+            if reference() is None and self.record.shapes[self._slices[number]] == shapes:
+                self._stepping[number] = weakref.ref(optimizer)
+                self._parameters[self._slices[number]] = parameters
+                return number
+        return None
 
     def _changes_only(self, optimizer: Any) -> bool:
         """True for an optimizer whose steps are changes of the weights between two steps.
@@ -473,6 +500,8 @@ class Observer:
         self.record.optimizers += [n for n, o in enumerate(living) if o is optimizer]
         inner = optimizer.optimizer if deepspeed else optimizer
         self.record.optimizer_facts.append(_facts(inner, parameters))
+        first_group = sum(map(len, self._settings.values()))
+        self.record.groups += [first_group + n for n in _groups(inner, parameters)]
         self.record.names += [
             names.get(id(p), f"parameter {n} of the optimizer")
             for n, p in enumerate(parameters, first)
@@ -483,7 +512,7 @@ class Observer:
             (value,) = full_parameters([parameter], deepspeed=deepspeed)
             self.record.before.append(sampled(value, self.record.every).clone())
             self.record.start.append(checksum(value))
-            self._shapes.append(tuple(value.shape))
+            self.record.shapes.append(tuple(value.shape))
             if not self.plan.replays and (self.record.flat_slices or _rank() == 0):
                 self._start.append(value)
         states = [] if deepspeed else [s for s in optimizer.state.values() if isinstance(s, dict)]
@@ -511,7 +540,7 @@ class Observer:
         for number, (parameter, value) in enumerate(
             zip(self._parameters, self.record.before, strict=True)
         ):
-            shape = self._shapes[number]
+            shape = self.record.shapes[number]
             if len(shape) < 2 or id(parameter) not in owners:
                 continue
             other = first.setdefault((shape, self.record.start[number]), number)
@@ -592,6 +621,11 @@ class Observer:
             self.record.schedules.append(type(schedule).__name__)
             values = [getattr(schedule, name, None) for name in TOTALS]
             self.record.totals += [value for value in values if isinstance(value, int) and value]
+        if self._roots and self.record.steps:
+            self.record.frozen = self._frozen()
+            # Sharded parameters leave tensors without memory behind, which must not be read.
+            replicated = not {"FSDP1", "FSDP2", "DeepSpeed"} & {*self.record.frameworks}
+            self.record.average = self._average() if replicated and not self.plan.replays else []
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -600,6 +634,45 @@ class Observer:
         if self._start:
             save(self._start, path.with_suffix(START))
         self.record.save(path)
+
+    def _frozen(self) -> list[str]:
+        numbered = set(map(id, self._parameters))
+        named = (pair for root in self._roots for pair in root.named_parameters())
+        return list(dict.fromkeys(plain_name(name) for name, p in named if id(p) not in numbered))
+
+    def _average(self) -> list[Tensor]:
+        """A second set of the parameters that changed, but not to their values: a mean of them."""
+        steps = self.record.steps
+        recorded = [t for s in steps for t in (*s.gradients, *s.after, *s.reduced)]
+        ids = {id(t) for t in (*self._parameters, *self._start, *self.record.before, *recorded)}
+        before, after = self.record.before, steps[-1].after
+        numbers = {id(parameter): number for number, parameter in enumerate(self._parameters)}
+        orders = [
+            [*range(len(self._parameters))],
+            *([numbers[id(p)] for p in r.parameters() if id(p) in numbers] for r in self._roots),
+        ]
+        shapes = [[self.record.shapes[n] for n in order] for order in orders]
+        for value in gc.get_objects():
+            kind = type(value)
+            if issubclass(kind, nn.Module):
+                tensors = [*value.parameters()]
+            elif kind in {dict, list}:
+                tensors = list(value.values()) if kind is dict else value
+            else:
+                continue
+            if len(tensors) < len(shapes[0]) or not all(type(t) in DENSE for t in tensors):
+                continue
+            tensors = [t for t in tensors if tuple(t.shape) in {*shapes[0]}]
+            of_tensors = [tuple(t.shape) for t in tensors]
+            if of_tensors in shapes and not ids & set(map(id, tensors)):
+                order = orders[shapes.index(of_tensors)]
+                by_number = dict(zip(order, tensors, strict=True))
+                copies = [full_copy(by_number[n], self.record.every) for n in sorted(by_number)]
+                earlier = [before, *(step.after for step in steps)]  # a checkpoint, as of a restart
+                near = _distance(copies, after) <= _distance(before, after)
+                if near and not any(_copies(copies, values) for values in earlier):
+                    return copies
+        return []
 
     def finish(self) -> None:
         """Write the record and end the process, with the other ranks."""
@@ -665,8 +738,7 @@ def _settings(optimizer: Any, group: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _facts(optimizer: Any, parameters: Sequence[Tensor]) -> OptimizerFacts:
-    # Those of torch's ZeroRedundancyOptimizer and of DeepSpeed's optimizers.
-    inner = getattr(optimizer, "optim", None) or getattr(optimizer, "optimizer", optimizer)
+    inner = _unwrapped(optimizer)
     group = inner.param_groups[0]
     rate = group.get("initial_lr", group.get("lr"))
     return OptimizerFacts(
@@ -674,6 +746,55 @@ def _facts(optimizer: Any, parameters: Sequence[Tensor]) -> OptimizerFacts:
         types=sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}),
         switches=[name for name in getattr(inner, "defaults", group) if group.get(name) is True],
         initial_lr=None if rate is None else float(rate),
+    )
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside of torch's ZeroRedundancyOptimizer or of DeepSpeed's optimizers."""
+    for name in ("optim", "optimizer"):
+        optimizer = getattr(optimizer, name, optimizer)
+    return optimizer
+
+
+def _groups(optimizer: Any, parameters: Sequence[Tensor]) -> list[int]:
+    """Position of each parameter's group; 0 where the optimizer has other tensors instead."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    for name in ("bit16_groups", "fp16_groups"):  # DeepSpeed has flat tensors
+        groups = getattr(optimizer, name, groups)
+    numbers = {id(p): number for number, group in enumerate(groups) for p in group}
+    return [numbers.get(id(parameter), 0) for parameter in parameters]
+
+
+def _state_types(optimizer: Any) -> dict[str, str]:
+    """Types of the optimizer's tensors by key, without counters."""
+    states = [s for s in _unwrapped(optimizer).state.values() if isinstance(s, Mapping)]
+    return {
+        str(key): str(value.dtype).removeprefix("torch.")
+        for state in states
+        for key, value in state.items()
+        if is_tensor(value) and value.numel() > 1 and value.is_floating_point()
+    }
+
+
+def _dropout(root: nn.Module) -> dict[str, float]:
+    """Probabilities of the modules that drop elements, 0 for those in evaluation mode."""
+    probabilities = {}
+    for name, module in root.named_modules():
+        value = module.p if is_a(module, "_DropoutNd") else getattr(module, "dropout", None)
+        if isinstance(value, float):
+            probabilities[plain_name(name)] = value if module.training else 0.0
+    return probabilities
+
+
+def _distance(values: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    return math.hypot(*(float((a - b).norm()) for a, b in zip(values, others, strict=True)))
+
+
+def _copies(values: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """True if tensors are equal to others, or to what rounding to 16 bits leaves of them."""
+    return any(
+        all(torch.equal(a, b.to(t).to(a.dtype)) for a, b in zip(values, others, strict=True))
+        for t in (torch.float32, torch.bfloat16, torch.float16)
     )
 
 

@@ -34,6 +34,8 @@ class LossCall:
     """Number of targets that count: ignored ones are left out."""
     value: float | None
     """The result, if it is one number."""
+    options: dict[str, float | str] = field(default_factory=dict)
+    """Other arguments of the call, such as `label_smoothing`."""
     couples: bool = False
     """True if the loss of one target depends on the model's outputs for several samples."""
 
@@ -88,6 +90,7 @@ class Clip:
 
     norm: float | None
     limit: float
+    function: str = "clip_grad_norm_"
     scaled: bool
     """True if the gradients still had the scale of a `GradScaler`."""
     scale: float
@@ -131,6 +134,8 @@ class OptimizerFacts:
     """Module and class, as `torch.optim.sgd:SGD`."""
     types: list[str]
     """Types of its parameters, as `float32`."""
+    state_types: dict[str, str] = field(default_factory=dict)
+    """Types of its state after the first step, by key, as `exp_avg`."""
     switches: list[str]
     """Options that are true, such as `nesterov`."""
     initial_lr: float | None
@@ -175,6 +180,10 @@ class Record:
     ranks: int
     names: list[str] = field(default_factory=list)
     """Names of the optimizers' parameters, in their order."""
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of the full parameters."""
+    groups: list[int] = field(default_factory=list)
+    """Position of each parameter's group in the settings of a step."""
     optimizers: list[int] = field(default_factory=list)
     """Optimizers of a step in the order of their steps: numbers among the living ones."""
     optimizer_facts: list[OptimizerFacts] = field(default_factory=list)
@@ -213,6 +222,14 @@ class Record:
     """Pairs of parameters of different modules with equal values at the start."""
     orphans: list[str] = field(default_factory=list)
     """Parameters with a gradient that the optimizer does not have."""
+    frozen: list[str] = field(default_factory=list)
+    """Parameters of the model that no optimizer has."""
+    dropout: dict[str, float] = field(default_factory=dict)
+    """Probability of each module that drops elements in its forward pass, by name."""
+    average: list[Tensor] = field(default_factory=list)
+    """A second set of the parameters, as the script averages them over steps; empty without one."""
+    fed: int = 0
+    """Number of batches that a guided start took from another script's records."""
     strangers: int = 0
     """Number of parameters of the optimizer that the model does not have."""
     joined: bool = False

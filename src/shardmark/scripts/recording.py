@@ -35,6 +35,14 @@ class Plan:
     """Give the ranks' micro-batches one after another: one process takes `ranks` times as many."""
     halves: bool = False
     """Put the first halves of the ranks' batches before the second ones: they may hold pairs."""
+    revision: str = ""
+    """Commit of the script's repository that this start checks out in its private copy."""
+    guided: bool = False
+    """Give every rank of this start its share of the records, which are of another script."""
+    merged: int = 1
+    """Number of successive batches that a guided start joins to one."""
+    divided: int = 1
+    """Number of batches that a guided start makes of one."""
     batch_norm: Literal["batch", "shares"] = "batch"
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
 

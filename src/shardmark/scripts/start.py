@@ -69,6 +69,8 @@ class Protection:
     """Folder inside of it, for the list of files that the start wrote."""
     upper: str | None
     """Empty folder that receives all other writes; None if the script may write to the files."""
+    revision: str = ""
+    """Commit that is checked out in the private copy of the working folder's repository."""
     owned: tuple[str, ...]
     """Folders that the supervisor removes if Shardmark has ended before."""
 
@@ -235,6 +237,7 @@ def _run_protected(
             signal.signal(number, signal.SIG_DFL)
         if protection.upper is not None:
             isolation.enter(Path(protection.upper), [Path(protection.folder)])
+        isolation.check_out(protection.revision)
         code = _exit_code_of(main)
     except isolation.IsolationError as error:
         say(str(error), error=True)

@@ -55,6 +55,8 @@ class Verdict(Stored):
     """Intended differences from a single device, which the reference reproduced."""
     accept: tuple[str, ...] = ()
     """Causes of a script's deviation that were to be accepted; `mathematics` has those found."""
+    against: str = ""
+    """First variant of a script, which this one was compared with, too."""
     tried_as: str | None = None
     """Cell of the same numerics and other sizes that was verified in place of this one."""
 

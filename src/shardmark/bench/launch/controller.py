@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shardmark.base.errors import StorageError
 from shardmark.base.results.verification import LOGS_FOLDER, Verification, write_verification
+from shardmark.bench.launch.audited import first_command
 from shardmark.bench.launch.engine import Engine
 from shardmark.bench.launch.engines import build_engine
 from shardmark.bench.launch.input_checks import training_samples
@@ -77,6 +78,7 @@ def verify_experiment(
             scratch=scratch,
             logs=proofs / LOGS_FOLDER,
             listener=listener,
+            first=first_command(plan),
         )
         verification = verification_of(cells, verdicts)
         if store and proofs == proofs_folder(plan, engine):  # the code has not changed meanwhile

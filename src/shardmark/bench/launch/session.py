@@ -22,6 +22,7 @@ from shardmark.base.results.verification import (
     write_verification,
 )
 from shardmark.bench.launch import fingerprint
+from shardmark.bench.launch.audited import first_command
 from shardmark.bench.launch.engine import Engine
 from shardmark.bench.launch.engines import build_engine
 from shardmark.bench.launch.estimate import time_lines
@@ -178,10 +179,14 @@ class RunSession:
         stored = folder.read_or_set_aside(Verification, VERIFICATION_FILE, listener.note)
         cells = {cell_of(cell): cell for cell in cells_of(self.plan.trials)}
         return stored is not None and any(
-            is_decided(verdict) and not decides(verdict, cells[verdict.id])
+            is_decided(verdict) and not decides(verdict, cells[verdict.id], self._first)
             for verdict in stored.verdicts
             if verdict.id in cells
         )
+
+    @property
+    def _first(self) -> str:
+        return first_command(self.plan)
 
     def verify(self, trials: Sequence[Trial]) -> None:
         """Store a verdict on each cell that has none yet; reuse the verdicts of `verify`."""
@@ -192,7 +197,7 @@ class RunSession:
         decided = {
             verdict.id
             for verdict in stored_verdicts
-            if verdict.id in cells and decides(verdict, cells[verdict.id])
+            if verdict.id in cells and decides(verdict, cells[verdict.id], self._first)
         }
         missing = {key: cell for key, cell in cells.items() if key not in decided}
         if not missing:
@@ -201,7 +206,7 @@ class RunSession:
         verdicts = [
             verdict
             for verdict in read_proofs(proofs)
-            if verdict.id in missing and decides(verdict, missing[verdict.id])
+            if verdict.id in missing and decides(verdict, missing[verdict.id], self._first)
         ]
         if verdicts:
             listener.note(
@@ -217,6 +222,7 @@ class RunSession:
                 scratch=folder.path / CAPTURES_FOLDER,
                 logs=folder.path / LOGS_FOLDER,
                 listener=listener,
+                first=self._first,
             ):
                 verdicts.append(verdict)
                 if verdict.equivalent is False and verdict.cause and not verdict.tried_as:

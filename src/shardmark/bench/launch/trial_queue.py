@@ -103,7 +103,12 @@ class TrialQueue:
             if 2 * sum(is_sound(result) for result in results) < len(results)
         )
         repeats = [result for result in self.results.values() if not result.twin]
-        decided = decided_cells(repeats, self._repeats.until, self._plan.strategies)
+        decided = decided_cells(
+            repeats,
+            self._repeats.until,
+            self._plan.strategies,
+            margin=self._repeats.margin,
+        )
         self.decided = decided & by_cell.keys() - self.hopeless
 
 

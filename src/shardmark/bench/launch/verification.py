@@ -109,16 +109,17 @@ def verify_cells(
     scratch: Path,
     logs: Path,
     listener: ProgressListener,
+    first: str = "",
 ) -> Iterator[Verdict]:
     """Yield a verdict on every cell: capture all cells first, then compare one by one.
 
-    Of cells with equal numerics, the smallest one that can run is verified.  Ctrl-C leaves finished
-    captures in the scratch folder for the next call; otherwise the folder is removed.  The output
-    of ranks that failed is stored in `logs`.  Raises `InputError` if the user's model fails under
-    every strategy.
+    Variants of a script are compared with the `first` command, too.  Of cells with equal numerics,
+    the smallest one that can run is verified.  Ctrl-C leaves finished captures in the scratch
+    folder for the next call; otherwise the folder is removed.  The output of ranks that failed is
+    stored in `logs`.  Raises `InputError` if the user's model fails under every strategy.
     """
     if any(cell.script is not None for cell in cells):  # the cells of a run share a workload
-        yield from audit_cells(cells, listener)
+        yield from audit_cells(cells, listener, first=first)
         return
     groups: dict[str, list[Trial]] = {}
     for cell in cells:
@@ -216,8 +217,10 @@ def is_decided(verdict: Verdict) -> bool:
     return verdict.equivalent is not None or verdict.guarantee is not None
 
 
-def decides(verdict: Verdict, cell: Trial) -> bool:
+def decides(verdict: Verdict, cell: Trial, first: str = "") -> bool:
     """Return whether a stored verdict answers for the cell, with what the user accepts now."""
+    if verdict.against != first:
+        return False
     equal_to_one_process = verdict.equivalent is True and not verdict.mathematics
     same_question = set(verdict.accept) == set(cell.measure.accepted)
     return is_decided(verdict) and (equal_to_one_process or same_question)

@@ -10,9 +10,10 @@ import pytest
 
 from shardmark.audit.audit import AuditReport
 from shardmark.audit.causes import Finding
+from shardmark.audit.script import Against
 from shardmark.base.errors import InputError
 from shardmark.base.results.verification import Verdict, is_undecided, verdict_text
-from shardmark.bench.launch.audited import audit_cells
+from shardmark.bench.launch.audited import audit_cells, first_command
 from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.listener import NullListener
 from shardmark.bench.launch.verification import cells_of, decides
@@ -30,7 +31,12 @@ FINDING = Finding(
 )
 
 
-def audited(command: str, *, ranks: int, **_: Any) -> AuditReport:
+def audited(command: str, *, ranks: int, against: Against | None = None, **_: Any) -> AuditReport:
+    """A report on a command by itself; of those compared with another one, `other` differs."""
+    if against is not None:
+        command = "wrong" if "other" in command else "right"
+    elif "other" in command:
+        command = "right"
     if "fails" in command:
         raise InputError("command", "it ended with exit code 1", "its output says: KeyError")
     same = None if "dropout" in command else "wrong" not in command
@@ -39,32 +45,37 @@ def audited(command: str, *, ranks: int, **_: Any) -> AuditReport:
         ranks=ranks,
         steps=3,
         same=same,
-        answer=f"the answer for {command}",
+        answer=f"the answer for {command}: B does not train what A trains (A: 1)",
         findings=(FINDING,) if same is False else (),
         checks=(),
         method="replay",
         frameworks=("torch",),
         notes=(),
+        against="" if against is None else against.command.text,
     )
 
 
 def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A single rank needs no audit, and an unknown answer is undecided."""
+    """A single rank is compared with the first variant; an unknown answer is undecided."""
     monkeypatch.setattr(
         "shardmark.audit.script.audit_script",
         lambda command, **more: audited(command.text, **more),
     )
-    variants = dict.fromkeys(("right", "wrong", "dropout", "fails"))
+    variants = dict.fromkeys(("right", "wrong", "dropout", "fails", "other"))
     mapping = {
         "name": "tested",
         "workload": {"name": "script", "command": "train.py"},
         "matrix": {"variant": {name: name for name in variants}, "world_size": [1, 2]},
         "placement": {"nodes": 1},
     }
-    cells = cells_of(expand(from_mapping(mapping)).trials)
-    verdicts = {(v.strategy, v.world_size): v for v in audit_cells(cells, NullListener())}
+    plan = expand(from_mapping(mapping))
+    cells, first = cells_of(plan.trials), first_command(plan)
+    verdicts = {
+        (v.strategy, v.world_size): v for v in audit_cells(cells, NullListener(), first=first)
+    }
     assert {key: verdict.equivalent for key, verdict in verdicts.items()} == {
-        **{(name, 1): True for name in variants},
+        **{(name, 1): name != "other" for name in variants},
+        ("other", 2): False,
         ("right", 2): True,
         ("wrong", 2): False,
         ("dropout", 2): None,
@@ -76,6 +87,11 @@ def test_answers_of_the_audit_are_verdicts(monkeypatch: pytest.MonkeyPatch) -> N
     assert causes["wrong"].text == FINDING.reason
     for part in (FINDING.deviation, FINDING.evidence, FINDING.remedy):
         assert part in causes["wrong"].evidence
+    assert causes["other"] is not None
+    assert (
+        "it does not train what `train.py right` trains (`train.py right`: 1)"
+        in causes["other"].text
+    )
     assert is_undecided(verdicts["dropout", 2])
     assert causes["fails"] is not None
     assert "exit code 1" in causes["fails"].evidence
@@ -104,8 +120,9 @@ def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> N
             "matrix": {"variant": {"norm": "norm", "right": "right"}, "world_size": [2]},
             "measure": {"accept": accept},
         }
-        cells = cells_of(expand(from_mapping(mapping)).trials)
-        return list(zip(cells, audit_cells(cells, NullListener()), strict=True))
+        plan = expand(from_mapping(mapping))
+        cells, first = cells_of(plan.trials), first_command(plan)
+        return list(zip(cells, audit_cells(cells, NullListener(), first=first), strict=True))
 
     strict, loose = cells_and_verdicts([]), cells_and_verdicts(None)  # null: what is usual
     assert [verdict.equivalent for _, verdict in strict] == [False, True]
@@ -121,7 +138,8 @@ def test_an_accepted_cause_is_no_deviation(monkeypatch: pytest.MonkeyPatch) -> N
         (loose, loose, [True, True]),
     ):
         pairs = zip(cells, verdicts, strict=True)
-        assert [decides(verdict, cell) for (cell, _), (_, verdict) in pairs] == expected
+        first = verdicts[0][1].against
+        assert [decides(v, cell, first) for (cell, _), (_, v) in pairs] == expected
 
 
 def test_only_scripts_have_accepted_causes() -> None:

@@ -12,6 +12,7 @@ from shardmark.base.statistics.effects import holm, pairwise_effects
 from shardmark.base.statistics.intervals import estimate_mean
 from shardmark.bench.analysis.advise.groups import groups_of
 from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.compare.race import race_of
 from shardmark.bench.analysis.compare.rows import Row, rate_of
 from shardmark.bench.analysis.compare.verdicts import BASELINE, METRIC
 
@@ -22,13 +23,23 @@ repeat keep their level.  Sources: Haybittle, British J. Radiology 44 (1971),
 
 
 def decided_cells(
-    trials: Sequence[TrialResult], until: float, strategies: tuple[str, ...] = ()
+    trials: Sequence[TrialResult],
+    until: float,
+    strategies: tuple[str, ...] = (),
+    *,
+    margin: float | None = None,
 ) -> frozenset[str]:
     """Return the `cell_id` of cells that need no more repeats; disturbed trials do not count.
 
     A cell without a trial that ended ok is decided, too.  `strategies` is in the matrix's order.
+    With a `margin`, the cells race against the first strategy's.
     """
     rows = compare([StoredRun(path=Path(), trials=tuple(trials), strategies=strategies)]).rows
+    race = None if margin is None else race_of(rows, strategies[0], margin)
+    if race is not None:
+        over = [race.reference] if race.ended else []
+        over += [racer.row for racer in race.racers if racer.out]
+        return frozenset(cell_id(row.trials[0].trial) for row in over)
     undecided = [id(row) for row in undecided_rows(rows, until)]
     return frozenset(cell_id(row.trials[0].trial) for row in rows if id(row) not in undecided)
 

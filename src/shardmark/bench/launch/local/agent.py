@@ -62,6 +62,7 @@ def run_agent(directory: str, task: str) -> int:
     if trial.script is not None and not trial.script.writes_are_fine:
         layers, _ = create_scratch(away_from=Path.cwd())  # the controller removes it
         isolation.enter(layers, [folder])
+        isolation.check_out(trial.script.revision)
         os.environ |= TRACKERS_OFF
     place = MeetingPoint(**json.loads(os.environ.get(RENDEZVOUS_VARIABLE, "{}")))
     if trial.nodes == 1:

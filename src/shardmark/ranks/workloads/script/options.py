@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
@@ -40,8 +41,14 @@ class ScriptOptions(WorkloadOptions):
         return "the script's data"
 
     def with_arguments(self, arguments: str) -> str:
-        """Return the command of a variant."""
-        return f"{self.command} {arguments}".strip()
+        """Return the command of a variant; one that begins with @COMMIT runs in that commit."""
+        revision, rest = _split(arguments)
+        return " ".join(filter(None, (revision and f"@{revision}", self.command, rest)))
+
+    @property
+    def revision(self) -> str:
+        """Commit of the repository in which the command runs; empty for the files as they are."""
+        return _split(self.command)[0]
 
     def parsed(self) -> ScriptCommand:
         """Return script and arguments.  Raises `InputError` for a command that cannot be run."""
@@ -49,7 +56,7 @@ class ScriptOptions(WorkloadOptions):
 
         place = f"command {self.command!r}"
         try:
-            command = parse_command(shlex.split(self.command))
+            command = parse_command(shlex.split(_split(self.command)[1]))
         except ValueError as error:  # a quotation mark is missing
             raise InputError(place, str(error), "close the quotation") from None
         if command.launcher != "python" or len(command.words) > 1:
@@ -69,3 +76,9 @@ class ScriptOptions(WorkloadOptions):
         except InputError:
             return ()  # `check_data` reports it
         return words[1:2] if words[0] == "-m" else words[:1]
+
+
+def _split(command: str) -> tuple[str, str]:
+    """Split off the commit that a command may begin with."""
+    commit = re.match(r"@([0-9a-f]{40})(\s+|$)", command)
+    return (commit[1], command[commit.end() :]) if commit else ("", command)

@@ -1,0 +1,131 @@
+"""Guided start: ranks of a script with the weights, batches and draws of another script's ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, is_tensor, nn
+
+from shardmark.audit.pairing import paired_names
+from shardmark.audit.replay import ReplayObserver
+from shardmark.scripts.batches import joined
+from shardmark.scripts.full_tensors import is_a, plain_name, set_parameters
+from shardmark.scripts.observer import Observer
+from shardmark.scripts.record import Loader
+from shardmark.scripts.recording import Plan
+
+
+class GuidedObserver(ReplayObserver):
+    """Records a rank that trains on its share of another script's first steps.
+
+    The script keeps its own learning rates, schedules and lengths of loaders.
+    """
+
+    before_step = Observer.before_step
+    length_of = Observer.length_of
+
+    def __init__(self, plan: Plan) -> None:
+        assert plan.recorded is not None
+        rank, ranks = (int(os.environ.get(n, d)) for n, d in (("RANK", "0"), ("WORLD_SIZE", "1")))
+        recorded = len(list(Path(plan.recorded).glob("rank-*.pt")))
+        many = max(1, recorded // ranks)
+        self._share = rank % max(1, ranks // recorded), max(1, ranks // recorded)
+        first = rank * many if ranks <= recorded else rank // self._share[1]
+        super().__init__(replace(plan, order=tuple(range(first, first + many))))
+        self._outside_by_shape = {
+            draw.value.shape: [
+                d.value for d in self._ranks[0].draws if d.value.shape == draw.value.shape
+            ]
+            for draw in self._ranks[0].draws
+        }
+
+    def _set_weights(self, module: nn.Module) -> None:
+        engine = module if is_a(module, "DeepSpeedEngine") else None
+        named = {plain_name(name): p for name, p in module.named_parameters()}
+        shapes = dict(zip(self._first.names, self._first.shapes, strict=True))
+        values = dict(zip(self._first.names, self._first_weights, strict=True))
+        pairs = paired_names(
+            {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in named.items()}, shapes
+        )
+        set_parameters(
+            [named[name] for name in pairs],
+            [values[other].view(shapes[other]) for other in pairs.values()],
+            deepspeed=engine is not None,
+        )
+
+    def batches(
+        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        iteration, self._iterations = self._iterations, self._iterations + 1
+        recorded = self._joined_batches(loader, iteration)
+        if recorded is None:
+            yield from iterate()
+            return
+        described = Loader(batch_size=getattr(loader, "batch_size", None), number=number)
+        self.record.loaders.append(described)
+        recorded_batches = self._regrouped(recorded)
+        for scripts_batch in iterate():
+            batch = next(recorded_batches, None)
+            fitting = None if batch is None else fitted(scripts_batch, batch)
+            self.record.fed += fitting is not None
+            self._micro.loaders.append(number)
+            described.batches += 1
+            yield scripts_batch if fitting is None else fitting
+
+    def _regrouped(self, batches: Iterator[Any]) -> Iterator[Any]:
+        index, count = self._share
+        while parts := list(islice(batches, self.plan.merged)):
+            batch = parts[0] if len(parts) == 1 else joined(parts)
+            for piece in divided(batch, self.plan.divided):
+                yield divided(piece, count)[index]
+
+    def _outside(self, place: str, value: Tensor) -> Tensor | None:
+        """Draws in the order of the recorded ones of that shape: places are of another script."""
+        drawn = self._outside_by_shape.get(value.shape, [])
+        number, self._drawn[str(value.shape)] = (
+            self._drawn[str(value.shape)],
+            self._drawn[str(value.shape)] + 1,
+        )
+        if len(self._ranks) > 1 or number >= len(drawn) or self._share[1] > 1:
+            return super()._outside(place, value)
+        return drawn[number]
+
+
+def divided(batch: Any, count: int) -> list[Any]:
+    """Parts of a batch by rows; the batch itself again where rows are not seen."""
+    leaves, spec = pytree.tree_flatten(batch)
+    if count == 1 or any(is_tensor(leaf) and leaf.dim() and len(leaf) % count for leaf in leaves):
+        return [batch] * count
+    chunks = [
+        leaf.chunk(count) if is_tensor(leaf) and leaf.dim() else [leaf] * count for leaf in leaves
+    ]
+    return [pytree.tree_unflatten(list(part), spec) for part in zip(*chunks, strict=True)]
+
+
+def fitted(batch: Any, other: Any) -> Any | None:
+    """The other batch in the structure of a batch; None if its tensors are of other kinds."""
+    leaves_of_batch, spec = _flat(batch)
+    of_other, _ = _flat(other)
+    tensors = [leaf for leaf in of_other if is_tensor(leaf)]
+    numbers = [n for n, leaf in enumerate(leaves_of_batch) if is_tensor(leaf)]
+    if [_kind(leaves_of_batch[n]) for n in numbers] != [_kind(t) for t in tensors]:
+        return other if type(batch) is type(other) and not numbers else None
+    for number, tensor in zip(numbers, tensors, strict=True):
+        leaves_of_batch[number] = tensor.to(leaves_of_batch[number].dtype)
+    return pytree.tree_unflatten(leaves_of_batch, spec)
+
+
+def _flat(batch: Any) -> tuple[list[Any], Any]:
+    if hasattr(batch, "data") and isinstance(batch.data, dict):  # transformers' BatchEncoding
+        return pytree.tree_flatten(dict(batch))
+    return pytree.tree_flatten(batch)
+
+
+def _kind(tensor: Tensor) -> tuple[bool, int]:
+    return tensor.is_floating_point(), tensor.dim()

@@ -1,0 +1,254 @@
+"""Does script B train what script A trains?  B takes A's steps, and both are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from shardmark.audit import causes
+from shardmark.audit.audit import AuditReport, Runs, size_of
+from shardmark.audit.causes import Finding
+from shardmark.audit.comparison import (
+    Records,
+    clipping_checks,
+    first_gradient_check,
+    later_checks,
+    update_check,
+)
+from shardmark.audit.differences import (
+    FORWARD,
+    GRADIENT,
+    LATER_STEPS,
+    TAKEN_AWAY,
+    UPDATE,
+    Difference,
+    Scripts,
+    baseline,
+    differences,
+    pairs_of,
+    same_draws,
+    same_rows,
+    same_start,
+)
+from shardmark.base.errors import InputError
+from shardmark.base.evidence.checks import Check
+from shardmark.base.text import counted
+from shardmark.scripts.launch import launch, read_records
+from shardmark.scripts.record import Record
+from shardmark.scripts.start import Started
+
+GUIDED = "shardmark.audit.guided:GuidedObserver"
+"""Observer of a start that gets another script's weights, batches and draws."""
+METHOD = "B took A's steps: the same weights, batches and random numbers"
+
+
+@dataclass(kw_only=True)
+class Match:
+    """Two scripts, and the starts that their comparison needs."""
+
+    a: Runs
+    b: Runs
+    notes: list[str] = field(default_factory=list)
+
+    def guided(self, runs: Runs, name: str, **changes: object) -> list[Record] | None:
+        """Start a script with A's weights, batches and draws; None if it does not run with them."""
+        facts = {"recorded": self.a.recording.directory, "observer": GUIDED, "guided": True}
+        directory = str(Path(self.a.recording.directory).parent / name)
+        plan = replace(runs.recording, **facts | changes, directory=directory)  # type: ignore[arg-type]
+        try:
+            started = launch(runs.start, runs.command, runs.ranks, plan)
+            records, _ = read_records(started, plan, ranks=runs.ranks, seconds=runs.seconds)
+        except InputError as error:
+            self.notes.append(f"with A's batches, {str(error).partition(': ')[2]}")
+            return None
+        return records
+
+    def again(self) -> list[Record]:
+        """Start A by itself once more."""
+        directory = str(Path(self.a.recording.directory).parent / "again")
+        plan = replace(self.a.recording, directory=directory)
+        started = launch(self.a.start, self.a.command, self.a.ranks, plan)
+        return read_records(started, plan, ranks=self.a.ranks, seconds=self.a.seconds)[0]
+
+
+def judge_scripts(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
+    """Compare B with A, whose starts are recording.  Raises `InputError` if one does not run."""
+    return replace(_report_on(a, b, started), against=a.command.text)
+
+
+def _report_on(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
+    of_a, of_b = a.record(started[0]), b.record(started[1])
+    for which, records in (("A", of_a), ("B", of_b)):
+        refusal = next((record.refusal for record in records if record.refusal), "")
+        if not refusal and any(record.names != records[0].names for record in records):
+            refusal = "the ranks train different parameters (pipeline or expert parallel)"
+        if not refusal and any(record.flat_slices for record in records):
+            refusal = "FSDP1 joins parameters to flat ones, which have no counterpart"
+        if refusal:
+            return _report(b, of_b, None, f"cannot be told: {which}: {refusal}")
+    match = Match(a=a, b=b)
+    scripts = _scripts(match, of_a, of_b)
+    all_differences = differences(scripts)
+    checks = _checks(scripts)
+    if not all(check.holds for check in checks):
+        a.progress("A takes its steps again, with weights that differ by a rounding")
+        disturbed = match.guided(a, "disturbed", perturbed=True)
+        if disturbed is not None:
+            shaken = baseline(disturbed, of_b[0].names, scripts.pairs)
+            scripts = replace(scripts, records=replace(scripts.records, disturbed=shaken))
+            checks = _checks(scripts)
+    return _judged(match, scripts, all_differences, checks)
+
+
+def _scripts(match: Match, of_a: list[Record], of_b: list[Record]) -> Scripts:
+    """Start what the comparison needs beside the first starts, and join all records."""
+    pairs = pairs_of(of_a[0], of_b[0])
+    steps = min(len(record.steps) for record in (*of_a, *of_b))
+    start_differs = bool(same_start(of_a[0], of_b[0], pairs))
+    rows_differ = not same_rows(of_a, of_b, steps=steps)
+    again = guided = None
+    if start_differs or rows_differ:
+        match.a.progress("A once more, to see what repeats itself")
+        again = match.again()
+    if start_differs or rows_differ or not same_draws(of_a, of_b):
+        match.b.progress("B takes A's steps")
+        shape = _shape(of_a, of_b)
+        if shape is None:
+            match.notes.append("the micro-batches of A cannot be divided among B's")
+        else:
+            guided = match.guided(match.b, "guided", **shape)
+    b = guided or of_b
+    records = Records(ranks=b, replay=baseline(of_a, b[0].names, pairs), disturbed=None)
+    records = replace(records, local_steps=bool(records.different_gradients))
+    return Scripts(a=of_a, alone=of_b, b=b, again=again, pairs=pairs, records=records)
+
+
+def _shape(of_a: Sequence[Record], of_b: Sequence[Record]) -> dict[str, int | bool] | None:
+    """Return the changes of a plan that make B's micro-batches of A's; None if none can."""
+    a, b = (len(ranks[0].steps[0].micros) for ranks in (of_a, of_b))
+    if not a or not b:
+        return {}
+    if len(of_b) < len(of_a) and b == a * (len(of_a) // len(of_b)) and b > a:
+        return {"interleaved": True}
+    if len(of_a) < len(of_b) and a == b * (len(of_b) // len(of_a)) and a > b:
+        return {"merged": a // b}
+    if max(a, b) % min(a, b):
+        return None
+    return {"merged": max(1, a // b), "divided": max(1, b // a)}
+
+
+def _checks(scripts: Scripts) -> list[Check]:
+    """Compare the stages of the first steps; later ones where the earlier ones are alike."""
+    records, reference = scripts.records, scripts.records.one_process
+    if not scripts.follows:
+        return []
+    checks = [*clipping_checks(records, reference), first_gradient_check(records, reference)]
+    rates = [r.steps[0].rates for r in (records.ranks[0], reference)]
+    if checks[-1].holds:
+        if any(rates[0] or [1.0]) or any(rates[1] or [1.0]):
+            checks.append(update_check(records, reference))
+        if checks[-1].holds and same_rows(scripts.a, scripts.b, steps=scripts.steps):
+            checks += later_checks(records, reference)
+    return checks
+
+
+STAGE_OF_CHECK = {
+    "gradient before clipping": FORWARD,
+    "gradient, step 1": GRADIENT,
+    "first update": UPDATE,
+}
+
+
+def _judged(
+    match: Match, scripts: Scripts, all_differences: list[Difference], checks: list[Check]
+) -> AuditReport:
+    failing = next((check for check in checks if not check.holds), None)
+    stage = LATER_STEPS
+    if failing is not None:
+        stage = STAGE_OF_CHECK.get(failing.name, LATER_STEPS)
+    explaining = [d for d in all_differences if d.stage <= stage and d.stage != TAKEN_AWAY]
+    ordered = [*explaining, *(d for d in all_differences if d not in explaining)]
+    deviation = ""
+    if failing is not None:
+        step = failing.name.partition("step ")[2]
+        quantity = {"first update": "its first update"}.get(failing.name, "its gradient")
+        deviation = f"{quantity} is off by {size_of(failing)}" + (
+            f" in step {step}" if step else ""
+        )
+    findings = [
+        Finding(
+            name=difference.name,
+            deviation=deviation if difference in explaining[:1] else "",
+            reason=difference.reason,
+            remedy="",
+            evidence=difference.evidence,
+        )
+        for difference in ordered
+    ]
+    follows = bool(checks)
+    sides = f"{_side(match.b, scripts.b)} against {_side(match.a, scripts.a)}"
+    if deviation and explaining:
+        answer = f"B does not train what A trains: {deviation}, because {ordered[0].reason}"
+    elif failing is not None:
+        place = f" ({failing.where})" if failing.where else ""
+        answer = f"B does not train what A trains: {deviation}{place}; no cause could be shown"
+    elif all_differences:
+        by_intent = ", by intent" if {d.name for d in all_differences} == {"batch"} else ""
+        answer = f"B does not train what A trains{by_intent}: {all_differences[0].reason}"
+        if follows and all_differences[0].stage != TAKEN_AWAY:
+            answer += (
+                f"; in the first {counted(scripts.steps, 'step')} this changes no more than "
+                "rounding does"
+            )
+    elif not follows:
+        reason = match.notes[0] if match.notes else "its models do not get A's samples"
+        return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
+    elif reason := causes.unseen(scripts.records) or match.a.crash or match.b.crash:
+        return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
+    else:
+        largest = max(
+            (c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)),
+            default=0.0,
+        )
+        answer = (
+            f"B trains what A trains ({sides}, {counted(scripts.steps, 'step')}, largest deviation "
+            f"{largest:.1g})"
+        )
+    notes = [*match.notes]
+    if all_differences or failing is not None:
+        notes.append(f"B is {sides}")
+    if not (scripts.repeats_start and scripts.repeats_samples(0)):
+        notes.append("A does not repeat its own weights or samples; B took those of one start of A")
+    if not follows:
+        notes.append("B's models did not get A's samples: only what was recorded is compared")
+    return _report(
+        match.b,
+        scripts.b,
+        not all_differences and failing is None,
+        answer,
+        findings=findings,
+        checks=checks,
+        notes=notes,
+    )
+
+
+def _side(runs: Runs, records: Sequence[Record]) -> str:
+    wrapped = ", ".join(records[0].frameworks or ["torch"])
+    return f"{counted(runs.ranks, 'rank')} of {wrapped}"
+
+
+def _report(
+    runs: Runs,
+    records: Sequence[Record],
+    same: bool | None,
+    answer: str,
+    *,
+    findings: Sequence[Finding] = (),
+    checks: Sequence[Check] = (),
+    notes: Sequence[str] = (),
+) -> AuditReport:
+    report = runs.report(same, answer, records, findings=findings, checks=checks, notes=notes)
+    return replace(report, answer=answer, method=METHOD)
