@@ -344,21 +344,12 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
         return f"{abbreviated(row.work_per_second)} ({'-'.join(ends)})"
 
     return [
-        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
-        (
-            Column("device_bytes", "GiB", scale=1 / 2**30),
-            lambda row: _value_or_reason(row, row.device_bytes),
-        ),
+        (Column("fits", "fits", numeric=False), _known("fit")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30), _known("device_bytes")),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
         (Column("hours", "hours"), lambda row: row.hours_for(plan.work or row.work)),
-        (
-            Column("dollars", "dollars"),
-            lambda row: row.dollars_for(plan.work or row.work),
-        ),
-        (
-            Column("bound", "bound by", numeric=False),
-            lambda row: None if row.time is None else row.time.bound,
-        ),
+        (Column("dollars", "dollars"), lambda row: row.dollars_for(plan.work or row.work)),
+        (Column("bound", "bound by", numeric=False), lambda row: row.time and row.time.bound),
     ]
 
 
@@ -375,10 +366,7 @@ def _deviation_notes(rows: Sequence[Prediction]) -> Iterator[str]:
 def remedies_table(plan: Plan) -> Table:
     """Return the table of changes that save memory, for an experiment that does not fit."""
     columns: Columns[Remedy] = [
-        (
-            Column("change", "change", numeric=False, names_row=True),
-            attrgetter("change"),
-        ),
+        (Column("change", "change", numeric=False, names_row=True), attrgetter("change")),
         (Column("strategy", "strategy", numeric=False), attrgetter("strategy")),
         (Column("device_bytes", "GiB", scale=1 / 2**30), attrgetter("device_bytes")),
         (Column("fits", "fits", numeric=False), attrgetter("fit")),
@@ -541,10 +529,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             rate,
         ),
         (Column(f"naive_{unit}_per_second", "naive"), naive),
-        (
-            Column("bound", "bound by", numeric=False),
-            lambda row: _value_or_reason(row, None if row.time is None else row.time.bound),
-        ),
+        (Column("bound", "bound by", numeric=False), _known("time.bound")),
         (
             Column(
                 "recipe",
@@ -577,28 +562,34 @@ def _value_or_reason(row: Prediction, value: Value) -> Value:
     return Missing(row.reason or "not known") if value is None else value
 
 
+def _known(path: str) -> Callable[[Prediction], Value]:
+    """Return a column's function: the attribute, or the reason why there is none."""
+
+    def value_of(row: Prediction) -> Value:
+        value: Any = row
+        for name in path.split("."):
+            value = value and getattr(value, name)
+        return _value_or_reason(row, value)
+
+    return value_of
+
+
 def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
     offloaded = any(row.memory is not None and row.memory.on_host for row in rows)
-
-    def part(name: str) -> Any:
-        return lambda row: _value_or_reason(row, row.memory and getattr(row.memory, name))
 
     def share(row: Prediction) -> Value:
         needed = row.device_bytes
         return _value_or_reason(row, None if needed is None else needed / row.card_bytes)
 
     return [
-        (Column("peak_memory_bytes", "peak", unit=BYTES), part("peak_bytes")),
+        (Column("peak_memory_bytes", "peak", unit=BYTES), _known("memory.peak_bytes")),
         (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
-        (Column("fits", "fits", numeric=False), lambda row: _value_or_reason(row, row.fit)),
-        (
-            Column("largest_batch", "largest batch"),
-            lambda row: _value_or_reason(row, row.largest_batch),
-        ),
+        (Column("fits", "fits", numeric=False), _known("fit")),
+        (Column("largest_batch", "largest batch"), _known("largest_batch")),
         *(
             (
                 Column(f"{field.name}_bytes", field.name.replace("_", " "), unit=BYTES),
-                part(field.name),
+                _known(f"memory.{field.name}"),
             )
             for field in fields(RankMemory)
             if field.name != "on_host" or offloaded
@@ -613,12 +604,12 @@ def _identity() -> Columns[Prediction]:
 
 def _for_programs() -> Columns[Prediction]:
     return [
-        (for_programs("device_bytes"), lambda row: _value_or_reason(row, row.device_bytes)),
+        (for_programs("device_bytes"), _known("device_bytes")),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
-        (for_programs("parameters"), lambda row: _value_or_reason(row, row.parameters)),
+        (for_programs("parameters"), _known("parameters")),
         (for_programs("active_parameters"), attrgetter("active_parameters")),
         (for_programs("useful_fraction"), attrgetter("useful_fraction")),
-        (for_programs("steps"), lambda row: _value_or_reason(row, row.steps)),
+        (for_programs("steps"), _known("steps")),
         (
             for_programs("seconds_by_part"),
             lambda row: _value_or_reason(row, None if row.time is None else asdict(row.time)),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from math import lcm
+from operator import attrgetter
 from typing import Any
 
 from shardmark.base.cells import title_of
@@ -59,37 +60,29 @@ def place_of(batch: LargestBatch) -> str:
 
 
 def _columns() -> Columns[LargestBatch]:
-    def share(batch: LargestBatch) -> Value:
-        peak = _peak(batch)
-        return peak if isinstance(peak, Missing) else peak / batch.room_bytes
+    def known(value_of: Callable[[LargestBatch], Any]) -> Callable[[LargestBatch], Value]:
+        def value_or_reason(batch: LargestBatch) -> Value:
+            value: Value = value_of(batch)
+            return Missing(batch.reason or "nothing fits") if value is None else value
+
+        return value_or_reason
+
+    peak = known(lambda batch: batch.best and batch.best.peak_bytes)
+    share = known(
+        lambda batch: (
+            batch.best and batch.best.peak_bytes and batch.best.peak_bytes / batch.room_bytes
+        )
+    )
 
     return [
         (Column("place", "strategy", numeric=False, names_row=True), place_of),
-        (
-            Column("samples_of_step", "largest batch"),
-            lambda batch: _value_or_reason(batch, batch.samples_of_step),
-        ),
-        (
-            Column("per_rank_batch", "of a rank"),
-            lambda batch: _value_or_reason(batch, batch.per_rank_batch),
-        ),
-        (
-            Column("predicted_batch", "predicted"),
-            lambda batch: _value_or_reason(batch, batch.predicted_batch),
-        ),
-        (Column("peak_memory_bytes", "peak", unit=BYTES), _peak),
+        (Column("samples_of_step", "largest batch"), known(attrgetter("samples_of_step"))),
+        (Column("per_rank_batch", "of a rank"), known(attrgetter("per_rank_batch"))),
+        (Column("predicted_batch", "predicted"), known(attrgetter("predicted_batch"))),
+        (Column("peak_memory_bytes", "peak", unit=BYTES), peak),
         (Column("room_share", "of the room", unit="%", scale=100, decimals=0), share),
         (Column("tries", "tried"), lambda batch: len(batch.tries)),
     ]
-
-
-def _peak(batch: LargestBatch) -> float | Missing:
-    peak = None if batch.best is None else batch.best.peak_bytes
-    return Missing(batch.reason or "nothing fits") if peak is None else peak
-
-
-def _value_or_reason(batch: LargestBatch, value: int | None) -> Value:
-    return Missing(batch.reason or "nothing fits") if value is None else value
 
 
 def _missing(batches: Sequence[LargestBatch]) -> Iterator[str]:
