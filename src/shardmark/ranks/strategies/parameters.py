@@ -34,12 +34,8 @@ class UnsupportedKind:
     remedy: str
 
 
-def _scalar(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.dim() == 0]
-
-
-def _empty(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if p.numel() == 0]
+def _names_where(applies: Callable[[nn.Parameter], bool]) -> Callable[[nn.Module], list[str]]:
+    return lambda model: [name for name, p in model.named_parameters() if applies(p)]
 
 
 def _sparse(model: nn.Module) -> list[str]:
@@ -51,14 +47,9 @@ def _sparse(model: nn.Module) -> list[str]:
     ]
 
 
-def _hooked(model: nn.Module) -> list[str]:
+def _has_hooks(parameter: nn.Parameter) -> bool:
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    named = model.named_parameters()
-    return [name for name, p in named if any(getattr(p, key, None) for key in hooks)]
-
-
-def _strided(model: nn.Module) -> list[str]:
-    return [name for name, p in model.named_parameters() if not p.is_contiguous()]
+    return any(getattr(parameter, name, None) for name in hooks)
 
 
 def _not_float32(model: nn.Module) -> list[str]:
@@ -84,7 +75,7 @@ def _type(parameter: nn.Parameter) -> str:
 
 KINDS: dict[Kind, UnsupportedKind] = {
     "scalar": UnsupportedKind(
-        _scalar,
+        _names_where(lambda parameter: parameter.dim() == 0),
         "{library} takes no scalar parameters, which have the shape (), such as {names}",
         "give {names} the shape (1,)",
     ),
@@ -94,7 +85,9 @@ KINDS: dict[Kind, UnsupportedKind] = {
         "set sparse=False",
     ),
     "empty": UnsupportedKind(
-        _empty, "{library} takes no parameters without elements, such as {names}", "remove {names}"
+        _names_where(lambda parameter: parameter.numel() == 0),
+        "{library} takes no parameters without elements, such as {names}",
+        "remove {names}",
     ),
     "mixed types": UnsupportedKind(
         _mixed,
@@ -108,13 +101,13 @@ KINDS: dict[Kind, UnsupportedKind] = {
         "load the frozen parameters in float32",
     ),
     "hooks": UnsupportedKind(
-        _hooked,
+        _names_where(_has_hooks),
         "{library} trains other tensors in place of parameters, and drops the hooks on the"
         " gradients of {names}",
         "change the gradient inside of the forward pass",
     ),
     "strides": UnsupportedKind(
-        _strided,
+        _names_where(lambda parameter: not parameter.is_contiguous()),
         "{library} takes parameters that are contiguous in memory, and not {names}, as they are"
         " with channels_last",
         "leave out .to(memory_format=...) in model() and set recipe.channels_last: true",
