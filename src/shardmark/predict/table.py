@@ -100,7 +100,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         for part in plan.by_task
         for best in part.best
     ]
-    columns = [*_identity(), *_speed(plan), *_memory(plan.rows), *_for_programs()]
+    names = ("strategy", "strategy_options", "varied", "on", "nodes", "ranks", "devices", "samples")
+    identity = [(for_programs(name), attrgetter(name)) for name in names]
+    columns = [*identity, *_speed(plan), *_memory(plan.rows), *_for_programs()]
     rows = records(table_of("", plan.rows, columns))
     return {
         "experiment": plan.experiment,
@@ -595,11 +597,6 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
             if field.name != "on_host" or offloaded
         ),
     ]
-
-
-def _identity() -> Columns[Prediction]:
-    names = ("strategy", "strategy_options", "varied", "on", "nodes", "ranks", "devices", "samples")
-    return [(for_programs(name), attrgetter(name)) for name in names]
 
 
 def _for_programs() -> Columns[Prediction]:

@@ -64,13 +64,10 @@ class GpuReader:
         self._nvml, _ = _open_nvml()
         if self._nvml is not None:
             for uuid in sorted({full_uuid(uuid) for uuid in uuids}):
-                self._find(uuid)
-
-    def _find(self, uuid: str) -> None:
-        # torch writes the UUID of a MIG slice without its prefix, too.
-        for name in (uuid.replace("GPU-", "MIG-", 1), uuid):
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(name)
+                # torch writes the UUID of a MIG slice without its prefix, too.
+                for name in (uuid.replace("GPU-", "MIG-", 1), uuid):
+                    with contextlib.suppress(self._nvml.NVMLError):
+                        self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(name)
 
     def read(self, pids: Mapping[int, Collection[int]]) -> list[dict[str, object]]:
         """Return the values of `samples.jsonl` by device.  `pids` are the processes by rank."""
