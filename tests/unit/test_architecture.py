@@ -21,36 +21,22 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-<<<<<<< HEAD
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 34, 8_150),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 34, 8_120),
     "compare": (("cli/compare.py",), 67, 10_840),
-    "plan": (("cli/plan.py",), 122, 21_150),
-    "run": (("cli/run.py",), 147, 25_770),
-    "time": (("cli/time.py",), 149, 26_050),
-    "verify": (("cli/verify.py",), 132, 23_220),
-=======
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 31, 6_800),
-    "compare": (("cli/compare.py",), 67, 10_830),
-    "plan": (("cli/plan.py",), 122, 21_110),
-    "run": (("cli/run.py",), 141, 24_230),
-    "time": (("cli/time.py",), 143, 24_420),
-    "verify": (("cli/verify.py",), 127, 21_780),
->>>>>>> ea9e75e5 (Ceilings follow the code down)
+    "plan": (("cli/plan.py",), 122, 21_130),
+    "run": (("cli/run.py",), 147, 25_750),
+    "time": (("cli/time.py",), 149, 26_030),
+    "verify": (("cli/verify.py",), 132, 23_210),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (58, 8_890)
+RANK_OF_DDP = (58, 8_880)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-<<<<<<< HEAD
-SOURCE_LINES = 69_510
-SHORT_HELPERS = 216
-=======
-SOURCE_LINES = 67_540
-SHORT_HELPERS = 206
->>>>>>> ea9e75e5 (Ceilings follow the code down)
+SOURCE_LINES = 69_480
+SHORT_HELPERS = 211
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""
