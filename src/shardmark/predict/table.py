@@ -101,7 +101,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         for best in part.best
     ]
     names = ("strategy", "strategy_options", "varied", "on", "nodes", "ranks", "devices", "samples")
-    identity = [(for_programs(name), attrgetter(name)) for name in names]
+    identity: Columns[Prediction] = [(for_programs(name), attrgetter(name)) for name in names]
     columns = [*identity, *_speed(plan), *_memory(plan.rows), *_for_programs()]
     rows = records(table_of("", plan.rows, columns))
     return {
@@ -346,8 +346,8 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
         return f"{abbreviated(row.work_per_second)} ({'-'.join(ends)})"
 
     return [
-        (Column("fits", "fits", numeric=False), _known("fit")),
-        (Column("device_bytes", "GiB", scale=1 / 2**30), _known("device_bytes")),
+        (Column("fits", "fits", numeric=False), _attribute("fit")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30), _attribute("device_bytes")),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
         (Column("hours", "hours"), lambda row: row.hours_for(plan.work or row.work)),
         (Column("dollars", "dollars"), lambda row: row.dollars_for(plan.work or row.work)),
@@ -531,7 +531,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             rate,
         ),
         (Column(f"naive_{unit}_per_second", "naive"), naive),
-        (Column("bound", "bound by", numeric=False), _known("time.bound")),
+        (Column("bound", "bound by", numeric=False), _attribute("time.bound")),
         (
             Column(
                 "recipe",
@@ -564,7 +564,7 @@ def _value_or_reason(row: Prediction, value: Value) -> Value:
     return Missing(row.reason or "not known") if value is None else value
 
 
-def _known(path: str) -> Callable[[Prediction], Value]:
+def _attribute(path: str) -> Callable[[Prediction], Value]:
     """Return a column's function: the attribute, or the reason why there is none."""
 
     def value_of(row: Prediction) -> Value:
@@ -584,14 +584,14 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
         return _value_or_reason(row, None if needed is None else needed / row.card_bytes)
 
     return [
-        (Column("peak_memory_bytes", "peak", unit=BYTES), _known("memory.peak_bytes")),
+        (Column("peak_memory_bytes", "peak", unit=BYTES), _attribute("memory.peak_bytes")),
         (Column("card_share", "of the card", unit="%", scale=100, decimals=0), share),
-        (Column("fits", "fits", numeric=False), _known("fit")),
-        (Column("largest_batch", "largest batch"), _known("largest_batch")),
+        (Column("fits", "fits", numeric=False), _attribute("fit")),
+        (Column("largest_batch", "largest batch"), _attribute("largest_batch")),
         *(
             (
                 Column(f"{field.name}_bytes", field.name.replace("_", " "), unit=BYTES),
-                _known(f"memory.{field.name}"),
+                _attribute(f"memory.{field.name}"),
             )
             for field in fields(RankMemory)
             if field.name != "on_host" or offloaded
@@ -601,12 +601,12 @@ def _memory(rows: Sequence[Prediction]) -> Columns[Prediction]:
 
 def _for_programs() -> Columns[Prediction]:
     return [
-        (for_programs("device_bytes"), _known("device_bytes")),
+        (for_programs("device_bytes"), _attribute("device_bytes")),
         (for_programs("card_bytes"), attrgetter("card_bytes")),
-        (for_programs("parameters"), _known("parameters")),
+        (for_programs("parameters"), _attribute("parameters")),
         (for_programs("active_parameters"), attrgetter("active_parameters")),
         (for_programs("useful_fraction"), attrgetter("useful_fraction")),
-        (for_programs("steps"), _known("steps")),
+        (for_programs("steps"), _attribute("steps")),
         (
             for_programs("seconds_by_part"),
             lambda row: _value_or_reason(row, None if row.time is None else asdict(row.time)),

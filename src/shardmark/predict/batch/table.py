@@ -60,15 +60,15 @@ def place_of(batch: LargestBatch) -> str:
 
 
 def _columns() -> Columns[LargestBatch]:
-    def known(value_of: Callable[[LargestBatch], Any]) -> Callable[[LargestBatch], Value]:
+    def or_reason(value_of: Callable[[LargestBatch], Any]) -> Callable[[LargestBatch], Value]:
         def value_or_reason(batch: LargestBatch) -> Value:
             value: Value = value_of(batch)
             return Missing(batch.reason or "nothing fits") if value is None else value
 
         return value_or_reason
 
-    peak = known(lambda batch: batch.best and batch.best.peak_bytes)
-    share = known(
+    peak = or_reason(lambda batch: batch.best and batch.best.peak_bytes)
+    share = or_reason(
         lambda batch: (
             batch.best and batch.best.peak_bytes and batch.best.peak_bytes / batch.room_bytes
         )
@@ -76,9 +76,9 @@ def _columns() -> Columns[LargestBatch]:
 
     return [
         (Column("place", "strategy", numeric=False, names_row=True), place_of),
-        (Column("samples_of_step", "largest batch"), known(attrgetter("samples_of_step"))),
-        (Column("per_rank_batch", "of a rank"), known(attrgetter("per_rank_batch"))),
-        (Column("predicted_batch", "predicted"), known(attrgetter("predicted_batch"))),
+        (Column("samples_of_step", "largest batch"), or_reason(attrgetter("samples_of_step"))),
+        (Column("per_rank_batch", "of a rank"), or_reason(attrgetter("per_rank_batch"))),
+        (Column("predicted_batch", "predicted"), or_reason(attrgetter("predicted_batch"))),
         (Column("peak_memory_bytes", "peak", unit=BYTES), peak),
         (Column("room_share", "of the room", unit="%", scale=100, decimals=0), share),
         (Column("tries", "tried"), lambda batch: len(batch.tries)),
