@@ -89,17 +89,17 @@ class SampledBatch:
         return tuple(self._slice(slice(at, at + size)) for at in range(0, samples, size))
 
     def _slice(self, rows: slice) -> Self:
-        weights = None if self.sample_weights is None else self.sample_weights[rows]
         return replace(
             self,
             sample_ids=self.sample_ids[rows],
-            sample_weights=weights,
+            sample_weights=None if self.sample_weights is None else self.sample_weights[rows],
             errors=(),
-            **{
-                name: slice_samples(value, rows, len(self))
-                for name, value in self._contents().items()
-            },
+            **self._sliced_contents(rows),
         )
+
+    def _sliced_contents(self, rows: slice) -> dict[str, Any]:
+        """Return the task's fields for some of the samples; batches of images override it."""
+        return {n: slice_samples(v, rows, len(self)) for n, v in self._contents().items()}
 
     def _contents(self) -> dict[str, Any]:
         """The fields that the task has added."""
