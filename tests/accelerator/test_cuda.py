@@ -79,7 +79,6 @@ def test_precisions_on_one_device(tmp_path: Path) -> None:
     assert (skipped["fp32"], skipped["bf16"]) == (0, 0)
 
 
-@pytest.mark.timeout(300)
 def test_spans_come_from_events(tmp_path: Path) -> None:
     """Parts of a step on the device add up to the step, and the steps to the window."""
     (result,) = run(tmp_path / "run")
@@ -97,7 +96,6 @@ def test_spans_come_from_events(tmp_path: Path) -> None:
     assert steps == pytest.approx(window.window_seconds, rel=0.2)
 
 
-@pytest.mark.timeout(300)
 def test_checkpointing_and_accumulation_need_less_memory(tmp_path: Path) -> None:
     matrix = {"strategy": ["single", {"name": "single", "gradient_accumulation": 4},
                            {"name": "single", "activation_checkpointing": True}]}  # fmt: skip
@@ -114,7 +112,6 @@ def test_checkpointing_and_accumulation_need_less_memory(tmp_path: Path) -> None
     assert peaks[1, True] < peaks[1, False]
 
 
-@pytest.mark.timeout(300)
 def test_huge_batch_is_out_of_memory(tmp_path: Path) -> None:
     """Some 500 GB of activations; the same pictures fit the host easily."""
     workload = {
@@ -133,7 +130,6 @@ def test_huge_batch_is_out_of_memory(tmp_path: Path) -> None:
     assert not result.metrics
 
 
-@pytest.mark.timeout(300)
 def test_more_ranks_than_devices_are_unavailable(tmp_path: Path) -> None:
     matrix = {"strategy": ["ddp", "dp", "fsdp", "zero-2"], "world_size": [512]}
     recipe = {"global_batch": 512, "steps": 4}
@@ -142,7 +138,6 @@ def test_more_ranks_than_devices_are_unavailable(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(len(visible_cuda_devices(FOUND)) < 2, reason="needs two CUDA devices")
-@pytest.mark.timeout(300)
 def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
     """torch's threads autocast to fp16 and share one seed unless told otherwise."""
     workload = {"name": "classification", "model": "tests.distributed.models:small"}
@@ -176,7 +171,6 @@ def test_two_devices_end_together(tmp_path: Path) -> None:
     assert full.total_seconds < 60
 
 
-@pytest.mark.timeout(300)
 def test_a_short_recipe_is_measured_for_long_enough(tmp_path: Path) -> None:
     """Eight steps take milliseconds: the warm-up and the window last as long as asked for."""
     least = {"warmup_seconds": 2.0, "window_seconds": 6.0, "verify": False}
@@ -207,7 +201,6 @@ def test_a_short_recipe_is_measured_for_long_enough(tmp_path: Path) -> None:
         assert "table" in longer.missing["mfu"]
 
 
-@pytest.mark.timeout(300)
 def test_evaluation_is_not_in_the_memory_of_training(tmp_path: Path) -> None:
     """A second model and its batches lie on the device between the windows alone."""
     recipe = {"global_batch": 64, "epochs": 3, "optimizer": {"lr": 0.01}}
@@ -220,7 +213,6 @@ def test_evaluation_is_not_in_the_memory_of_training(tmp_path: Path) -> None:
     assert reserved["epoch"] <= 1.02 * reserved["never"] + 2**21
 
 
-@pytest.mark.timeout(300)
 def test_a_server_on_the_host_takes_nothing_of_the_gpu(tmp_path: Path) -> None:
     matrix = {"strategy": ["ps-sync"], "world_size": [1]}
     (result,) = run(tmp_path / "run", matrix=matrix)
@@ -233,7 +225,6 @@ def test_a_server_on_the_host_takes_nothing_of_the_gpu(tmp_path: Path) -> None:
     assert value(result, "exposed_communication_seconds") > 0
 
 
-@pytest.mark.timeout(300)
 def test_after_a_timeout_the_gpu_is_free(tmp_path: Path) -> None:
     before = used_memory()
     recipe = {"global_batch": 64, "steps": 10**6}

@@ -17,7 +17,6 @@ if not GPUS:
     pytest.skip(f"needs a CUDA device: {REASON}", allow_module_level=True)
 
 
-@pytest.mark.timeout(300)
 def test_gpus_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     text = capsys.readouterr().out
@@ -27,7 +26,6 @@ def test_gpus_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("GPU to GPU" in text) == ("the sum is correct" in text) == (GPUS > 1)
 
 
-@pytest.mark.timeout(300)
 def test_run_stores_the_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
     from shardmark.bench.launch.controller import run_experiment
     from shardmark.experiment.load import from_mapping

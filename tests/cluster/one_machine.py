@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from shardmark.ranks.measure.step.progress import read_progress
 from tests import ROOT
 from tests.distributed.experiments import experiment
 from tests.kept_engine import KeptEngine
+from tests.waiting import wait_for
 
 EXPERIMENT = experiment(
     name="nodes",
@@ -43,13 +42,6 @@ def one(tmp_path_factory: pytest.TempPathFactory, kept_engine: KeptEngine) -> St
     return load_run(folder / "run", verify=True)
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
-
-
 def in_order(run: Path) -> list[TrialResult]:
     return sorted(load_run(run, verify=True).trials, key=lambda trial: trial.order)
 
@@ -71,7 +63,7 @@ def stepping(run: Path, results: int, *, ranks: int = 2, steps: int = 4) -> bool
 def pid_of(folder: Path, rank: int) -> int:
     """Return the process of a rank of the trial, as soon as its record has arrived."""
     record = folder / f"rank-{rank}.json"
-    wait_for(record.exists, 30)
+    wait_for(record.exists)
     return int(json.loads(record.read_text())["pid"])
 
 

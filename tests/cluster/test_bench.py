@@ -15,7 +15,7 @@ from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.bench import ROOT, bench
 
 from tests.cluster.needs import needs_bench
-from tests.cluster.one_machine import wait_for
+from tests.waiting import wait_for
 
 pytestmark = needs_bench
 
@@ -90,15 +90,15 @@ def test_signal_removes_namespaces_and_processes(number: signal.Signals, tmp_pat
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])},
     )
-    wait_for(lambda: len([*tmp_path.iterdir()]) == 2, 30)
+    wait_for(lambda: len([*tmp_path.iterdir()]) == 2)
     names = present(builder.pid)
     asleep = [psutil.Process(pid) for name in names for pid in namespaces.processes(name)]
     builder.send_signal(number)
     builder.wait(timeout=30)
     assert len(names) == 3
     assert len(asleep) == 2
-    wait_for(lambda: not present(builder.pid), 30)
-    wait_for(lambda: not any(map(alive, asleep)), 5)
+    wait_for(lambda: not present(builder.pid))
+    wait_for(lambda: not any(map(alive, asleep)))
 
 
 def test_the_command_gives_the_first_bad_code(capfd: pytest.CaptureFixture[str]) -> None:

@@ -29,9 +29,9 @@ from tests.cluster.one_machine import (
     pid_of,
     stepping,
     under_way,
-    wait_for,
 )
 from tests.cluster.raylets import Raylets, raylets, why_no_ray
+from tests.waiting import wait_for
 
 pytestmark = [
     pytest.mark.skipif(why_no_ray() is not None, reason=why_no_ray() or ""),
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raylets]:
     folder = tmp_path_factory.mktemp("ray")
     with raylets(2, cpus=2, log=folder / "raylets.log", **{MARK: str(folder)}) as made:
         yield made
-    wait_for(lambda: not of_session(made), 20)
+    wait_for(lambda: not of_session(made))
 
 
 def of_session(cluster: Raylets) -> list[str]:
@@ -124,7 +124,7 @@ def test_two_nodes_train_what_one_machine_trains(
     check_verdicts(two)
     check_places(two)
     check_samples(two)
-    wait_for(lambda: not left(), 10)
+    wait_for(lambda: not left())
 
 
 def test_request_beyond_the_cluster_is_refused(cluster: Raylets, tmp_path: Path) -> None:
@@ -145,13 +145,13 @@ def test_dead_ranks_and_actors_end_their_trial_alone(cluster: Raylets, tmp_path:
     made = Command(tmp_path, words)
     first = made.trial(0)
     os.kill(pid_of(first, 1), signal.SIGKILL)
-    wait_for((first / "result.json").exists, 30)
+    wait_for((first / "result.json").exists)
     second = made.trial(1)
     actors = psutil.Process(pid_of(second, 1)).parents()
     os.kill(
         next(p.pid for p in actors if "ray::NodeActor" in " ".join(p.cmdline())), signal.SIGKILL
     )
-    wait_for((second / "result.json").exists, NODE_SECONDS + 60)
+    wait_for((second / "result.json").exists)
     made.trial(2)
     made.process.send_signal(signal.SIGINT)
     assert made.ended() == 130
@@ -162,4 +162,4 @@ def test_dead_ranks_and_actors_end_their_trial_alone(cluster: Raylets, tmp_path:
     assert "rank 1 was ended by SIGKILL" in died.failure.reason
     check_lost(lost, 1, "its connection")
     assert interrupted.outcome is Outcome.INTERRUPTED
-    wait_for(lambda: not left(), 10)
+    wait_for(lambda: not left())

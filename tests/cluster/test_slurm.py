@@ -29,9 +29,9 @@ from tests.cluster.one_machine import (
     given,
     in_order,
     stepping,
-    wait_for,
 )
 from tests.cluster.slurm_cluster import SlurmCluster, slurm, why_no_slurm
+from tests.waiting import wait_for
 
 WHY_NOT = why_no_bench() or why_no_slurm()
 pytestmark = [
@@ -62,9 +62,9 @@ def cluster(daemons: SlurmCluster) -> Iterator[SlurmCluster]:
     left = daemons.jobs()
     if left:
         daemons.answer("scancel", *left)  # so that the next test finds the nodes free
-    wait_for(lambda: not daemons.jobs(), 60)
+    wait_for(lambda: not daemons.jobs())
     assert left == [], "no job is left"
-    wait_for(lambda: not daemons.left(), 20)
+    wait_for(lambda: not daemons.left())
 
 
 def command(tmp_path: Path, *settings: str, **changes: Any) -> list[str]:

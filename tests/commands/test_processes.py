@@ -80,7 +80,6 @@ def test_ids_are_readable_and_stable_across_processes() -> None:
         ("sh -c 'echo never >&2; exit 3' {command}", ShardmarkError, r"\(b\) ended with code 3: n"),
     ],
 )
-@pytest.mark.timeout(60)
 def test_node_that_cannot_be_started_is_told(
     remote: str, error: type[Exception], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

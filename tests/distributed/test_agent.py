@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 
 from shardmark.base.files.run_files import TRIAL_FILE
 from shardmark.base.system.environment_variables import RENDEZVOUS_VARIABLE
@@ -23,6 +23,9 @@ from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import expand
 from tests.distributed.experiments import experiment
 from tests.distributed.test_nobody_gets_in import meeting_points
+
+if TYPE_CHECKING:
+    import pytest
 
 FORK = get_context("fork")
 
@@ -38,7 +41,6 @@ def die_after(reader: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.timeout(30)
 def test_rank_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "END_SECONDS", 0.1)
     reader, writer = os.pipe()
@@ -55,7 +57,6 @@ def test_rank_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) ->
     assert deaths[0].at_seconds < deaths[1].at_seconds
 
 
-@pytest.mark.timeout(30)
 def test_ranks_that_succeed_are_no_deaths() -> None:
     ranks = {rank: FORK.Process(target=time.sleep, args=(0.05,)) for rank in range(2)}
     for process in ranks.values():
@@ -63,7 +64,6 @@ def test_ranks_that_succeed_are_no_deaths() -> None:
     assert agent._wait_for_ranks(ranks) == []
 
 
-@pytest.mark.timeout(30)
 def test_rank_that_dies_before_the_next_rank_starts_is_a_death() -> None:
     ranks = {0: FORK.Process(target=os._exit, args=(3,))}
     ranks[0].start()
@@ -93,7 +93,6 @@ def run_node(folder: Path, place: MeetingPoint) -> None:
     (folder / "threads.json").write_text(json.dumps(threads))
 
 
-@pytest.mark.timeout(60)
 def test_ranks_of_several_nodes_are_forked_from_a_single_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +109,6 @@ def test_ranks_of_several_nodes_are_forked_from_a_single_thread(
     assert counts == [[1, 1], [1, 1]]
 
 
-@pytest.mark.timeout(60)
 def test_stacks_of_ranks_that_have_not_joined_their_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -81,7 +81,6 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(240)
 def test_examples_with_several_ranks_save_the_same_weights(tmp_path: Path) -> None:
     """The audit has no answer for `fsdp_tp`: with tensor parallelism, no rank has a gradient."""
     (tmp_path / "train.py").write_text(SCRIPT)

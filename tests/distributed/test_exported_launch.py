@@ -136,7 +136,6 @@ def launched(folder: Path, strategy: str, script: str) -> list[str]:
 
 
 @needs("deepspeed")
-@pytest.mark.timeout(120)
 def test_exported_files_train_under_torchrun_and_deepspeed(tmp_path: Path) -> None:
     exported(tmp_path, ddp="torchrun", fsdp="torchrun", zero_3="deepspeed")
     told = "trained 2 2 3 1 Ring; touch hacked"  # ranks, threads, stage, steps, a variable
@@ -145,7 +144,6 @@ def test_exported_files_train_under_torchrun_and_deepspeed(tmp_path: Path) -> No
 
 
 @needs("accelerate")
-@pytest.mark.timeout(120)
 def test_exported_files_train_under_accelerate(tmp_path: Path) -> None:
     exported(tmp_path, ddp="accelerate")
     expected = "trained 2 DistributedDataParallel"

@@ -20,9 +20,9 @@ from shardmark.bench.launch.local import fork_server
 from shardmark.bench.launch.local.fork_server import PRELOADED, ForkServer, living
 from shardmark.bench.launch.trial_artifacts import AGENT_LOG
 from tests import ROOT
+from tests.waiting import wait_for
 
 AGENT = "tests.distributed.telling_agent"
-pytestmark = pytest.mark.timeout(60)
 
 
 @pytest.fixture
@@ -35,10 +35,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ForkServer]:
 
 
 def told_in(folder: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + 30
-    while not (folder / "told.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for((folder / "told.json").exists)
     told: dict[str, Any] = json.loads((folder / "told.json").read_text())
     (folder / "told.json").unlink()
     return told
@@ -53,7 +50,7 @@ def lives(pid: int) -> bool:
 
 def gone(*pids: int) -> bool:
     processes = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    return not psutil.wait_procs(processes, timeout=5)[1]
+    return not psutil.wait_procs(processes, timeout=60)[1]
 
 
 def test_trials_share_loaded_modules_only(server: ForkServer, tmp_path: Path) -> None:

@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests import ROOT
 from tests.distributed.experiments import experiment
+from tests.waiting import wait_for
 
 NEXT_COMMAND = """
 from contextlib import closing
@@ -24,15 +22,6 @@ from shardmark.bench.launch.local.fork_server import ForkServer
 with closing(ForkServer()) as server:
     server.make_ready()
 """
-pytestmark = pytest.mark.timeout(300)
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 120
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.05)
-    return found
 
 
 def node_1(command: subprocess.Popen[bytes]) -> psutil.Process:

@@ -54,7 +54,6 @@ def validation_loss(result: TrialResult) -> float:
     return loss.value
 
 
-@pytest.mark.timeout(300)
 def test_sharding_trains_a_model_that_exceeds_a_ranks_memory(
     tmp_path: Path, kept_engine: KeptEngine
 ) -> None:

@@ -10,8 +10,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,10 +18,11 @@ import pytest
 from shardmark.base.files.scratch import PLACES, PREFIX, lock_file, scratch_folder
 from shardmark.cli import main
 from shardmark.scripts.start import Protection, start_words
+from tests.waiting import wait_for
 from tests.zoo.cases import CASES
 
 (TOKEN_MEANS,) = (case.path for case in CASES if case.script == "token_means")
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 600.0
 
 HARMS = """
 import mmap, os, shutil, sqlite3, subprocess, sys
@@ -111,13 +110,6 @@ def processes_with(word: str) -> list[psutil.Process]:
     return [process for process in alive if process.pid != os.getpid()]
 
 
-def await_true(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def abandoned_folders() -> set[Path]:
     """Scratch folders whose owners have ended; other tests have some in use."""
     abandoned = set()
@@ -161,8 +153,8 @@ def test_audit_and_time_leave_all_files_as_they_were(
     assert "private copy" in capsys.readouterr().out
     assert [state(folder) for folder in folders] == before
     assert not Path("/tmp/shardmark-test-written").exists()
-    await_true(lambda: not processes_with(str(folders[0])))
-    await_true(lambda: not abandoned_folders() - abandoned)
+    wait_for(lambda: not processes_with(str(folders[0])))
+    wait_for(lambda: not abandoned_folders() - abandoned)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount a small disk")
@@ -329,6 +321,7 @@ def in_default(launcher: str, phase: str, end: str) -> bool:
         )
     ],
 )
+@pytest.mark.timeout(900)
 def test_nothing_is_left_of_an_ended_audit(
     tmp_path: Path, launcher: str, phase: str, end: str
 ) -> None:
@@ -346,7 +339,7 @@ def test_nothing_is_left_of_an_ended_audit(
     )  # fmt: skip
     try:
         if end != "timeout":
-            await_true(
+            wait_for(
                 lambda: (
                     process.poll() is not None
                     or any(p.name() == "sleep" for p in processes_with(mark))
@@ -359,6 +352,6 @@ def test_nothing_is_left_of_an_ended_audit(
         process.kill()
     assert code == {"interrupt": 130, "terminate": -15, "kill": -9, "timeout": 2}[end], errors
     assert "Traceback" not in errors
-    await_true(lambda: not processes_with(mark))
-    await_true(lambda: not abandoned_folders() - abandoned)
+    wait_for(lambda: not processes_with(mark))
+    wait_for(lambda: not abandoned_folders() - abandoned)
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]

@@ -6,8 +6,7 @@ import linecache
 import sys
 from pathlib import Path
 from types import ModuleType
-
-import pytest
+from typing import TYPE_CHECKING
 
 import shardmark
 from shardmark.base.results.schema import Outcome
@@ -16,8 +15,10 @@ from tests import ROOT
 from tests.docs.pages import blocks
 from tests.kept_engine import KeptEngine
 
+if TYPE_CHECKING:
+    import pytest
 
-@pytest.mark.timeout(120)
+
 def test_a_model_of_a_script_is_trained(
     kept_engine: KeptEngine,
     tmp_path: Path,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from shardmark.base.results.schema import Outcome
 from shardmark.base.results.store import load_run
 from shardmark.bench.launch.controller import run_experiment
@@ -15,7 +13,6 @@ from tests.distributed.experiments import experiment
 from tests.distributed.strategy_table import VISION
 from tests.kept_engine import KeptEngine
 
-pytestmark = pytest.mark.timeout(300)
 TWO_NODES = {"name": "torchrun", "hosts": ["127.0.0.1"] * 2, "remote": "{command}"}
 
 

@@ -29,13 +29,6 @@ ENDED: Message = {"ended": 0, "failures": [], "oom_kills": 0}
 PORT = 4711
 
 
-def until(condition: Callable[[], object], seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "in vain"
-        time.sleep(0.01)
-
-
 def request(
     trials: Iterable[Trial] = (), notify: Callable[[str], None] = lambda _: None, **more: Any
 ) -> EngineRequest:

@@ -35,8 +35,8 @@ from tests.unit.extras.engines.nodes import (
     hello,
     listening,
     node_options,
-    until,
 )
+from tests.waiting import wait_for
 
 GREETING_SECONDS = 0.8
 PATIENCE_SECONDS = 1.0
@@ -136,7 +136,7 @@ def test_many_connections_do_not_lock_nodes_out(
     with ExitStack() as strangers:
         for _ in range(registry_module.GREETINGS + 3):
             strangers.enter_context(dial(registry))
-        until(lambda: len(registry._channels) == registry_module.GREETINGS)
+        wait_for(lambda: len(registry._channels) == registry_module.GREETINGS)
         join_options = JoinOptions.to("127.0.0.1", registry.port, node_options(), KEY, number=1)
         node = join(join_options, SECRET)  # it finds no room at first
         assert node.number == 1
@@ -168,12 +168,12 @@ def test_malformed_greeting_ends_only_its_connection(registry: NodeRegistry, sai
 @pytest.mark.parametrize("text", [b"5", b"[]", b"[" * 60_000, b'"text"', b"{{", b"\xff"])
 def test_node_that_sends_malformed_messages_is_lost(registry: NodeRegistry, text: bytes) -> None:
     node = FakeNode(registry, 1)
-    until(lambda: registry.nodes)
+    wait_for(lambda: registry.nodes)
     content = protocol._SIZES.pack(len(text), 0) + text
     with node.channel._sending:
         seal = node.channel._outgoing.next(content)
         node.channel._connection.sendall(content + seal)
-    until(lambda: registry.lost([1]))
+    wait_for(lambda: registry.lost([1]))
     assert "no message" in str(registry.lost([1]))
     node.close()
     check_open(registry)
@@ -181,13 +181,13 @@ def test_node_that_sends_malformed_messages_is_lost(registry: NodeRegistry, text
 
 def test_changed_or_repeated_message_is_refused(registry: NodeRegistry) -> None:
     node = FakeNode(registry, 1)
-    until(lambda: registry.nodes)
+    wait_for(lambda: registry.nodes)
     text = b'{"beat": 0}'
     content = protocol._SIZES.pack(len(text), 0) + text
     with node.channel._sending:
         sealed = content + node.channel._outgoing.next(content)
         node.channel._connection.sendall(sealed * 2)
-    until(lambda: registry.lost([1]))
+    wait_for(lambda: registry.lost([1]))
     assert "does not know the secret" in str(registry.lost([1]))
     node.close()
 
@@ -220,11 +220,11 @@ def test_node_may_send_only_files_of_its_ranks(
     folder = tmp_path / "trial"
     folder.mkdir()
     node = FakeNode(registry, 1)
-    until(lambda: registry.nodes)
+    wait_for(lambda: registry.nodes)
     registry.store_files_in(folder, ((0,), (1,)))
     with suppress(ChannelEndedError):
         node.send_file(b"import os", name)
-    until(lambda: registry.lost([1]))
+    wait_for(lambda: registry.lost([1]))
     assert list(tmp_path.rglob("*")) == [folder]
     node.close()
 
@@ -254,7 +254,7 @@ def test_random_data_ends_only_its_connection(
         channel.send(said)
     channel.close()
     assert registry._accepting.is_alive()
-    until(lambda: not registry._channels or registry.lost([1]) or not joins)
+    wait_for(lambda: not registry._channels or registry.lost([1]) or not joins)
     assert not list(tmp_path.iterdir())
 
 

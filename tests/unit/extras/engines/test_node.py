@@ -33,7 +33,8 @@ from shardmark.extras.engines.nodes.node import (
 )
 from shardmark.extras.engines.nodes.protocol import JoinOptions
 from shardmark.extras.engines.nodes.registry import NodeRegistry
-from tests.unit.extras.engines.nodes import KEY, SECRET, FakeNode, listening, node_options, until
+from tests.unit.extras.engines.nodes import KEY, SECRET, FakeNode, listening, node_options
+from tests.waiting import wait_for
 
 
 class FakeForkServer:
@@ -74,7 +75,7 @@ def joined(registry: NodeRegistry, number: int, **key: str) -> Node:
     options = node_options()
     join_options = JoinOptions.to("127.0.0.1", registry.port, options, KEY | key, number=number)
     made = join(join_options, SECRET)
-    until(lambda: registry.nodes)
+    wait_for(lambda: registry.nodes)
     return made
 
 
@@ -107,7 +108,7 @@ def test_mirror_sends_changed_files(
     mirror.look()
     (theirs / "rank-1.json").write_text("2")
     mirror.look()
-    until(lambda: (ours / "rank-1.json").exists() and (ours / "rank-1.json").read_text() == "2")
+    wait_for(lambda: (ours / "rank-1.json").exists() and (ours / "rank-1.json").read_text() == "2")
     assert {path.name for path in ours.iterdir()} == {"rank-1.json", "rank-1.progress"}
     sender.close()
 

@@ -26,8 +26,8 @@ from tests.unit.extras.engines.nodes import (
     FakeNode,
     node_options,
     request,
-    until,
 )
+from tests.waiting import wait_for
 
 
 class FakeStarter:
@@ -274,9 +274,9 @@ def test_returned_node_loads_modules_again(world: World, tmp_path: Path) -> None
     two_node_trial(tmp_path)
     world.engine.load([], "cpu")
     world.nodes[1].close()
-    until(lambda: world.engine.unavailable_reason(2))
+    wait_for(lambda: world.engine.unavailable_reason(2))
     world.nodes[1] = FakeNode(world.engine._joined(), 1)
-    until(lambda: world.engine.unavailable_reason(2) is None)
+    wait_for(lambda: world.engine.unavailable_reason(2) is None)
     assert world.run(tmp_path).agent_exit_code == 0
     assert world.nodes[1].asked == ["load", "run"]
 
@@ -287,9 +287,9 @@ def test_returned_node_does_not_join_the_current_trial(world: World, tmp_path: P
 
     def come_back(channel: Channel) -> None:
         channel.close()
-        until(lambda: world.engine.unavailable_reason(2))
+        wait_for(lambda: world.engine.unavailable_reason(2))
         world.nodes[1] = FakeNode(world.engine._joined(), 1)
-        until(lambda: world.engine.unavailable_reason(2) is None)
+        wait_for(lambda: world.engine.unavailable_reason(2) is None)
 
     world.nodes[1].before_end = come_back
     ending = world.run(tmp_path, trial_seconds=60)

@@ -22,7 +22,8 @@ from shardmark.extras.engines.nodes.protocol import (
     key_difference,
 )
 from shardmark.extras.engines.nodes.registry import POLL_SECONDS, NodeRegistry
-from tests.unit.extras.engines.nodes import PORT, FakeNode, connected, hello, listening, until
+from tests.unit.extras.engines.nodes import PORT, FakeNode, connected, hello, listening
+from tests.waiting import wait_for
 
 PATIENCE_SECONDS = 1.0
 Come = Callable[..., FakeNode]
@@ -110,21 +111,21 @@ def test_closed_connection_loses_the_node_until_it_returns(
 ) -> None:
     come(0)
     come(1).close()
-    until(lambda: registry.lost([0, 1]))
+    wait_for(lambda: registry.lost([0, 1]))
     lost = registry.lost([0, 1])
     assert str(lost) == "node 1 (host-1) was lost: its connection was closed"
     assert registry.lost([0]) is None
     with pytest.raises(ShardmarkError, match=r"node 1 \(host-1\) was lost: its connection was"):
         registry.ask([0, 1], {"do": "machine"})
     assert come(1).greeting["welcome"] == 1
-    until(lambda: registry.lost([1]) is None)
+    wait_for(lambda: registry.lost([1]) is None)
 
 
 def test_a_late_answer_is_not_that_to_the_next_request(registry: NodeRegistry, come: Come) -> None:
     """The first node of two is lost while the second has still to answer."""
     slow = come(0)
     come(1).close()
-    until(lambda: registry.lost([1]))
+    wait_for(lambda: registry.lost([1]))
     del slow.answers["load"]
     later = threading.Timer(0.3, lambda: slow.channel.send({"to": "load"}))
     later.start()
@@ -139,7 +140,7 @@ def test_silence_loses_the_node_after_the_stated_time() -> None:
         silent = connected(registry)
         silent.send(hello(1))
         started = time.monotonic()
-        until(lambda: registry.lost([1]))
+        wait_for(lambda: registry.lost([1]))
         assert time.monotonic() - started >= 0.3
         assert str(registry.lost([1])) == "node 1 (host-1) was lost: nothing was heard for 0.4 s"
         silent.close()
@@ -150,7 +151,7 @@ def test_files_arrive_complete(registry: NodeRegistry, come: Come, tmp_path: Pat
     content = bytes(range(256)) * (PIECE_BYTES // 256) * 2 + b"end"
     node = come(1)
     node.send_file(b"", "dropped")
-    until(lambda: registry.nodes)
+    wait_for(lambda: registry.nodes)
     registry.ask([1], {"do": "machine"})
     registry.store_files_in(tmp_path, ((0,), (1, 2)))
     node.send_file(content, "logs/2/stdout.log")
