@@ -6,13 +6,13 @@ The commands run in one process in which the optional modules cannot be imported
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from shardmark.base.system.extras import EXTRAS
 from tests import GOLDEN
+from tests.programs import output_of
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -54,14 +54,9 @@ REFUSED = {
 def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], tuple[int, str]]:
     """Exit code and output of each command."""
     commands = [*map(tuple, WORKING), *REFUSED]
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([*EXTRAS]), json.dumps(commands)],
-        cwd=tmp_path_factory.mktemp("base"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    outcomes = json.loads(process.stdout.splitlines()[-1])
+    words = (sys.executable, "-c", PROGRAM, json.dumps([*EXTRAS]), json.dumps(commands))
+    printed = output_of(*words, cwd=tmp_path_factory.mktemp("base"))
+    outcomes = json.loads(printed.splitlines()[-1])
     return {command: tuple(pair) for command, pair in zip(commands, outcomes, strict=True)}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import venv
@@ -22,23 +21,15 @@ from packaging.requirements import Requirement
 
 import shardmark
 from tests import ROOT
+from tests.programs import output_of
 
 BUILD = "import sys, setuptools.build_meta as backend; backend.build_wheel(sys.argv[1])"
 
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Return the output of a command, which does not see this checkout."""
-    ended = subprocess.run(
-        command,
-        cwd=cwd,
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return output_of(*command, cwd=cwd, env=variables)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ import termios
 from pathlib import Path
 
 from tests import ROOT
+from tests.programs import output_of
 
 DRAWING = str(Path(__file__).with_name("drawing.py"))
 STYLES = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
@@ -94,16 +95,9 @@ def test_interrupt_gives_the_terminal_back() -> None:
 
 
 def test_pipe_gets_lines_without_control_characters_even_with_colours_forced() -> None:
-    ended = subprocess.run(
-        [sys.executable, DRAWING],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=environment({"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}),
-        timeout=60,
-        check=True,
-    )
-    lines = ended.stdout.splitlines()
+    colours = environment({"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"})
+    printed = output_of(sys.executable, DRAWING, stdin=subprocess.DEVNULL, env=colours)
+    lines = printed.splitlines()
     assert all(line.isprintable() for line in lines)
     assert [line for line in lines if line in ENDED] == ENDED
     verifying, stepped = [line for line in lines if line not in ENDED]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from shardmark.audit.script import audit_script
 from shardmark.scripts.command import parse_command
 from tests import ROOT
+from tests.programs import output_of
 from tests.zoo.forked import start_forked
 
 EXAMPLES = ROOT / "examples"
@@ -68,17 +68,8 @@ def test_an_example_trains_what_one_process_trains(name: str) -> None:
 
 
 def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, *command],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return output_of(sys.executable, *command, env=os.environ | variables, cwd=cwd)
 
 
 def test_examples_with_several_ranks_save_the_same_weights(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.cli import main
+from tests.programs import output_of
 from tests.unit.bench.report.export.test_launch import planned, stored
 
 OVERRIDES = ("recipe.gradient_accumulation=2", "recipe.seed=7")
@@ -122,17 +122,9 @@ def launched(folder: Path, strategy: str, script: str) -> list[str]:
     """The last line of each rank."""
     (folder / "train.py").write_text(script)
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-    done = subprocess.run(
-        ["sh", f"{strategy}/launch.sh", "train.py"],
-        env=os.environ | {"PATH": path},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("trained")]
+    words = ("sh", f"{strategy}/launch.sh", "train.py")
+    printed = output_of(*words, env=os.environ | {"PATH": path}, cwd=folder)
+    return [line for line in printed.splitlines() if line.startswith("trained")]
 
 
 @needs("deepspeed")

@@ -18,6 +18,8 @@ import pytest
 from shardmark.base.files.scratch import PLACES, PREFIX, lock_file, scratch_folder
 from shardmark.cli import main
 from shardmark.scripts.start import Protection, start_words
+from tests import ROOT
+from tests.programs import output_of
 from tests.waiting import wait_for
 from tests.zoo.cases import CASES
 
@@ -221,17 +223,12 @@ write_in_a_start(Path(sys.argv[1]), Path(sys.argv[2]))
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount")
 @pytest.mark.parametrize("working", ["/run/shardmark-test/working", "/run/shardmark-test/disk"])
 def test_mounted_files_and_disks_below_run_are_protected(tmp_path: Path, working: str) -> None:
-    ended = subprocess.run(
-        ["unshare", "-m", "sh", "-c", MOUNTS, sys.executable, "-c", START, working, str(tmp_path)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    Path("/run/shardmark-test/disk").rmdir()
-    Path("/run/shardmark-test").rmdir()
-    assert ended.returncode == 0, ended.stderr
+    words = ("unshare", "-m", "sh", "-c", MOUNTS, sys.executable, "-c", START, working, tmp_path)
+    try:
+        output_of(*words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    finally:
+        Path("/run/shardmark-test/disk").rmdir()
+        Path("/run/shardmark-test").rmdir()
 
 
 FOREIGN = """
@@ -256,12 +253,8 @@ def test_an_unprivileged_script_writes_to_its_folder_and_a_temporary_one_of_othe
     (working / "file.txt").write_text("1\n")
     command = f'{mounts} && cd working && exec setpriv --bounding-set=-sys_admin "$0" "$@"'
     words = ["unshare", "-m", "sh", "-c", command, sys.executable, "-c", FOREIGN]
-    python_path = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": python_path, "TMPDIR": str(temporary)}
-    ended = subprocess.run(
-        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
+    variables = {"PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    output_of(*words, cwd=tmp_path, env=os.environ | variables)
     assert not list(temporary.iterdir())
 
 

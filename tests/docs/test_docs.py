@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tomllib
 from collections.abc import Iterator
 from importlib.resources import files
@@ -38,6 +37,7 @@ from tests.docs.pages import (
     own_commands,
     parse,
 )
+from tests.programs import output_of
 
 CONSTRAINTS = ROOT / "constraints.txt"
 LINK = re.compile(r"\[[^]]*\]\(([^)#]+)\)")
@@ -162,13 +162,11 @@ def test_ci_runs_the_readmes_command() -> None:
     assert marked is not None
     file = ROOT / ".ci" / "run"
     assert file.stat().st_mode & 0o111, "not executable"
-    subprocess.run(["bash", "-n", str(file)], check=True, timeout=30)
+    output_of("bash", "-n", file)
     script = file.read_text(encoding="utf-8")
     program = re.search(r"awk '([^']+)' README\.md", script)
     assert program is not None
-    command = ["awk", program[1], str(README)]
-    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-    assert found.strip() == marked[1]
+    assert output_of("awk", program[1], README).strip() == marked[1]
     parts = ("constraints.txt", "'.[test]'", "ruff check .", "ruff format", "lint-imports", "mypy")
     for part in (*parts, "pytest"):
         assert part in marked[1]

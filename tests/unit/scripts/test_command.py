@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.scripts.command import hooked_environment, parse_command
+from tests.programs import output_of
 
 
 @pytest.mark.parametrize(
@@ -187,11 +187,9 @@ def test_hooks_and_the_sitecustomize_of_the_user_both_run(
     (tmp_path / "torch.py").write_text("print('torch')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     environment = hooked_environment("hook:install", {})
-    run = subprocess.run(
-        [sys.executable, "-c", "import importlib.util as i; i.find_spec('torch'); import torch"],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert run.stdout.split() == ["theirs", "torch", "hook"]
+    program = "import importlib.util as i; i.find_spec('torch'); import torch"
+    printed = output_of(sys.executable, "-c", program, env=environment)
+    assert printed.split() == ["theirs", "torch", "hook"]
 
 
 def test_fabric_starts_its_ranks_on_a_port_of_their_own() -> None:
