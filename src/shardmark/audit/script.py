@@ -74,7 +74,7 @@ def audit_script(
             reference = replace(plan, directory=directory, revision=against.revision)
             sides = [(against.command, against.ranks, reference), *sides]
         for script, count, _ in sides:
-            progress(f"{counted(count, 'rank')} of {script.text} take {counted(steps, 'step')}")
+            progress(f"{script.text} on {counted(count, 'rank')}: {counted(steps, 'step')}")
         start = start or default
         recordings = [launch(start, *side) for side in sides]
         try:

@@ -181,5 +181,5 @@ def report_lines(report: AuditReport) -> list[str]:
     lines += [f"  files: {report.writes}"] if report.writes else []
     wrapped = ", ".join(report.frameworks)
     steps = counted(report.steps, "step")
-    lines.append(f"  {report.ranks} ranks of {wrapped}, {steps}; {report.method}")
+    lines.append(f"  {counted(report.ranks, 'rank')} of {wrapped}, {steps}; {report.method}")
     return lines

@@ -119,6 +119,8 @@ def _trial_lines(
     if repeats.adaptive:
         more = repeats.at_most - repeats.at_least
         until = f"the rate is known to {repeats.until:.0%} or the differences are decided"
+        if repeats.margin is not None:
+            until = f"the race is decided (a difference below {repeats.margin:.1%} is none)"
         yield f"then up to {more} more repeats, until {until}"
     for cell in plan.left_out:
         yield f"left out: {cell}"

@@ -1,0 +1,238 @@
+"""Differences between two scripts on made-up records, each of which is named."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shardmark.audit.comparison import Records
+from shardmark.audit.differences import Scripts, baseline, differences, pairs_of
+from shardmark.audit.guided import divided, fitted
+from shardmark.audit.pairing import paired_names
+from shardmark.scripts.record import (
+    Clip,
+    Forward,
+    LossCall,
+    Micro,
+    OptimizerFacts,
+    Record,
+    Step,
+)
+
+NAMES = ["up.weight", "up.bias"]
+SHAPES = [(4, 3), (4,)]
+
+
+def recorded() -> Record:
+    """A rank of a script that takes two steps with AdamW."""
+    generator = torch.Generator().manual_seed(0)
+    before = [torch.randn(shape, generator=generator) for shape in SHAPES]
+    steps, forwards, weights = [], [], before
+    for number in range(2):
+        gradients = [torch.randn(shape, generator=generator) for shape in SHAPES]
+        weights = [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)]
+        call = LossCall(function="cross_entropy", reduction="mean", weight=8.0, value=1.5)
+        steps.append(
+            Step(
+                gradients=list(gradients),
+                after=weights,
+                micros=[Micro(loss=1.5, losses=[call], gradients=dict(enumerate(gradients)))],
+                settings=[
+                    {"lr": 0.1, "weight_decay": 0.01, "eps": 1e-8},
+                    {"lr": 0.1, "weight_decay": 0.0, "eps": 1e-8},
+                ],
+                buffers={"norm.running_mean": torch.ones(3)},
+            )
+        )
+        rows = torch.arange(8.0, dtype=torch.float64) + 10 * number
+        forwards.append(Forward(module="M", inputs=[rows], outputs=[], rows=8, step=number))
+    facts = OptimizerFacts(
+        path="torch.optim.adamw:AdamW", types=["float32"], switches=["decoupled_weight_decay"],
+        initial_lr=0.1, state_types={"exp_avg": "float32"},
+    )  # fmt: skip
+    return Record(
+        rank=0, ranks=1, names=list(NAMES), shapes=list(SHAPES), groups=[0, 1], before=before,
+        start=[1.0, 2.0], steps=steps, forwards=forwards, optimizer_facts=[facts], epsilon=1.2e-7,
+        dropout={"drop": 0.1}, forward_draws={0: [torch.ones(2)]},
+    )  # fmt: skip
+
+
+def scripts(change: Callable[[Record], Any], *, again: bool = False) -> Scripts:
+    a, b = recorded(), recorded()
+    change(b)
+    pairs = pairs_of(a, b)
+    records = Records(ranks=[b], replay=baseline([a], b.names, pairs), disturbed=None)
+    second = copy.deepcopy(b) if again else None
+    return Scripts(
+        a=[a], alone=[b], b=[b], again=None if second is None else [second], pairs=pairs,
+        records=records,
+    )  # fmt: skip
+
+
+def set_setting(
+    key: str, value: float, *, step: int = 0, group: int = 0
+) -> Callable[[Record], None]:
+    def change(record: Record) -> None:
+        record.steps[step].settings[group][key] = value
+
+    return change
+
+
+def set_loss(**values: Any) -> Callable[[Record], None]:
+    def change(record: Record) -> None:
+        for key, value in values.items():
+            setattr(record.steps[0].micros[0].losses[0], key, value)
+
+    return change
+
+
+def scale(factor: float) -> Callable[[Record], None]:
+    def change(record: Record) -> None:
+        step = record.steps[0]
+        step.gradients = [None if g is None else factor * g for g in step.gradients]
+
+    return change
+
+
+def of_record(**values: Any) -> Callable[[Record], None]:
+    def change(record: Record) -> None:
+        for key, value in values.items():
+            setattr(record, key, value)
+
+    return change
+
+
+def untie(record: Record) -> None:
+    record.names.append("head.weight")
+    record.shapes.append((4, 3))
+    record.start.append(1.0)
+    record.groups.append(0)
+    record.before.append(record.before[0])
+
+
+def other_rows(record: Record) -> None:
+    record.forwards[1].inputs[0] = record.forwards[1].inputs[0] + 0.5
+
+
+def more_rows(record: Record) -> None:
+    record.forwards[0].inputs[0] = torch.arange(16.0, dtype=torch.float64)
+
+
+def drop_bias(record: Record) -> None:
+    for values in (record.names, record.shapes, record.start, record.groups, record.before):
+        values.pop()
+    for step in record.steps:
+        del step.micros[0].gradients[1], step.gradients[1], step.after[1]
+    record.frozen.append("up.bias")
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "words"),
+    [
+        (set_setting("weight_decay", 0.01, group=1), "weight_decay", "up.bias is 0.01 (A: 0)"),
+        (set_setting("eps", 1e-6), "optimizer_setting", "eps of up.weight is 1e-06 (A: 1e-08)"),
+        (set_setting("lr", 0.2), "learning_rate", "of step 1 is 0.2 (A: 0.1)"),
+        (set_setting("lr", 0.05, step=1), "schedule", "of step 2 is 0.05 (A: 0.1)"),
+        (set_loss(options={"label_smoothing": 0.1}), "loss_options", "is 0.1 (A: 0.0)"),
+        (set_loss(function="mse_loss"), "loss_function", "mse_loss (A: cross_entropy)"),
+        (set_loss(weight=10.0), "targets", "counts 10 targets of a step (A: 8)"),
+        (lambda r: setattr(r.steps[0].micros[0], "loss", 1.7), "loss_term", "terms beside it"),
+        (of_record(dropout={"drop": 0.0}), "dropout", "none (A: 0.1 in 1 module)"),
+        (of_record(epsilon=2.0**-7), "precision", "rounds to 7 bits (A: 23)"),
+        (of_record(batch_norm=True), "batch_norm", "8 rows"),
+        (of_record(resumed_at=5), "resumed", "5 steps"),
+        (lambda r: r.optimizer_facts[0].types.append("bfloat16"), "weights_type", "bfloat16"),
+        (
+            lambda r: r.optimizer_facts[0].state_types.update(exp_avg="bfloat16"),
+            "state_type",
+            "keeps exp_avg in bfloat16 (A: float32)",
+        ),
+        (lambda r: r.optimizer_facts[0].switches.clear(), "optimizer", "AdamW"),
+        (
+            lambda r: r.steps[0].clips.append(Clip(norm=2.0, limit=5.0, scaled=False, scale=1.0)),
+            "clipping",
+            "clip_grad_norm_ to 5 (A: none)",
+        ),
+        (scale(2.0), "gradient_factor", "is 2 times A's"),
+        (untie, "tied_weights", "head.weight"),
+        (drop_bias, "frozen", "B does not train up.bias"),
+        (lambda r: r.before[0].add_(1), "start", "other weights (up.weight)"),
+        (other_rows, "samples", "other samples"),
+        (more_rows, "batch", "B takes 16 samples a step, A 8"),
+        (lambda r: r.steps[1].moved.update({0: 1.0}), "weights_changed", "outside"),
+        (of_record(average=[torch.ones(4, 3), torch.ones(4)]), "average", "B keeps an average"),
+        (lambda r: r.steps[1].buffers.clear() or r.steps[1].buffers.update(
+            {"norm.running_mean": 2 * torch.ones(3)}), "buffers", "norm.running_mean"),
+    ],
+)  # fmt: skip
+def test_a_difference_is_named(change: Callable[[Record], Any], name: str, words: str) -> None:
+    found = {difference.name: difference for difference in differences(scripts(change))}
+    assert name in found, list(found)
+    assert words in found[name].reason
+
+
+def test_equal_scripts_have_no_difference() -> None:
+    assert differences(scripts(lambda _: None)) == []
+
+
+@pytest.mark.parametrize("change", [other_rows, lambda r: r.before[0].add_(1)])
+def test_what_a_does_not_repeat_is_no_difference(change: Callable[[Record], Any]) -> None:
+    """A's second start is as far from its first one as B is."""
+    assert differences(scripts(change, again=True)) == []
+
+
+@pytest.mark.parametrize("switch", ["fused", "foreach", "capturable"])
+def test_another_implementation_is_no_difference(switch: str) -> None:
+    assert differences(scripts(lambda r: r.optimizer_facts[0].switches.append(switch))) == []
+
+
+def test_a_clip_written_by_hand_is_seen_by_its_gradient() -> None:
+    """B clips by a function of torch above its limit, and the gradients are equal."""
+    clip = Clip(norm=2.0, limit=1.0, scaled=False, scale=1.0)
+    assert differences(scripts(lambda r: r.steps[0].clips.append(clip))) == []
+
+
+SHAPE = (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("b", "a", "expected"),
+    [
+        ({"x": SHAPE, "y": (4,)}, {"x": SHAPE, "y": (4,)}, {"x": "x", "y": "y"}),
+        ({"net.x": SHAPE, "net.y": (4,)}, {"x": SHAPE, "y": (4,)}, {"net.x": "x", "net.y": "y"}),
+        (
+            {"model.net.x": SHAPE, "model.net.y": (4,)},
+            {"module.x": SHAPE, "module.y": (4,)},
+            {"model.net.x": "module.x", "model.net.y": "module.y"},
+        ),
+        ({"p": SHAPE, "q": (4,)}, {"x": SHAPE, "y": (4,)}, {"p": "x", "q": "y"}),
+        ({"x": SHAPE, "z": (7,)}, {"x": SHAPE, "y": (4,)}, {"x": "x"}),
+        ({"x": (9,), "y": (4,)}, {"x": SHAPE, "y": (4,)}, {"y": "y"}),
+    ],
+)
+def test_parameters_are_paired(
+    b: dict[str, tuple[int, ...]], a: dict[str, tuple[int, ...]], expected: dict[str, str]
+) -> None:
+    assert paired_names(b, a) == expected
+
+
+def test_a_batch_is_divided_by_rows() -> None:
+    batch = {"x": torch.arange(8).view(4, 2), "name": "text"}
+    first, second = divided(batch, 2)
+    assert first["x"].tolist() == [[0, 1], [2, 3]]
+    assert second["x"].tolist() == [[4, 5], [6, 7]]
+    assert second["name"] == "text"
+
+
+def test_a_batch_takes_the_structure_of_the_other_script() -> None:
+    own = {"x": torch.zeros(4, 2), "y": torch.zeros(4, dtype=torch.int64)}
+    other = (torch.ones(4, 2), torch.ones(4, dtype=torch.int64))
+    batch = fitted(own, other)
+    assert batch is not None
+    assert batch["x"].sum() == 8
+    assert batch["y"].dtype == torch.int64
+    assert fitted(own, (torch.ones(4, 2),)) is None
