@@ -44,6 +44,14 @@ def masked_words(words: Sequence[str]) -> list[str]:
     return shown
 
 
+def shown_command(text: str) -> str:
+    """A command for messages: masked, and with the commit that it runs in behind it."""
+    commit, _, command = text.partition(" ")
+    if not commit.startswith("@"):
+        return f"`{masked_command(text)}`"
+    return f"`{masked_command(command)}` in commit {commit[1:8]}"
+
+
 def masked_command(text: str) -> str:
     """Return the command with masked values; a command without secrets stays as it is."""
     try:

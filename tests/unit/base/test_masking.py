@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardmark.base.masking import masked_command, masked_commands
+from shardmark.base.masking import masked_command, masked_commands, shown_command
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,14 @@ def test_only_commands_of_a_file_are_masked() -> None:
         "workload": {"name": "script", "command": "train.py --token ***"},
         "matrix": {"variant": {"a": "--api-key ***", "b": ["x", "--lr 1"]}, "world_size": [2]},
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("train.py --lr 1", "`train.py --lr 1`"),
+        (f"@{'a' * 40} train.py --lr 1", "`train.py --lr 1` in commit aaaaaaa"),
+    ],
+)
+def test_a_command_is_shown_with_its_commit(text: str, shown: str) -> None:
+    assert shown_command(text) == shown

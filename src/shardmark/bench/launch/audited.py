@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardmark.base.errors import InputError
+from shardmark.base.masking import shown_command
 from shardmark.base.results.verification import NOT_TRIED, Cause, Verdict
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.trial_queue import cell_of
@@ -46,7 +47,9 @@ def audit_cells(
             listener.doing(f"auditing [{number}/{len(cells)}] {cell.title}")
             reports = [_audited(cell)]
         if cell.nodes == 1 and cell.script.command != first:
-            listener.doing(f"comparing with {first} [{number}/{len(cells)}] {cell.title}")
+            listener.doing(
+                f"comparing with {shown_command(first)} [{number}/{len(cells)}] {cell.title}"
+            )
             reports.append(_audited(cell, first))
         answers = [None if isinstance(report, str) else report.same for report in reports]
         same = False if False in answers else None if None in answers else True
@@ -99,7 +102,7 @@ def _cause(report: AuditReport | str, first: str) -> Cause:
     deviating = next((check.name for check in report.checks if not check.holds), "none")
     text, evidence = report.answer, report.method
     if report.against:
-        text = re.sub(r"\bA\b", f"`{first}`", re.sub(r"\bB\b", "it", text))
+        text = re.sub(r"\bA\b", shown_command(first), re.sub(r"\bB\b", "it", text))
         return Cause(text=text, evidence=evidence, first_deviation=deviating)
     for finding in report.findings[:1]:
         text = finding.reason

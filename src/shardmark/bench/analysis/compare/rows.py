@@ -103,6 +103,8 @@ class Row:
     """True if the training is equivalent to the reference; None if that was not verified."""
     inherits: str | None = None
     """Description of the cell that was verified in place of this one, if any."""
+    against: str = ""
+    """Command of the first variant of a script, which this one was compared with."""
     accepted: tuple[str, ...] = ()
     """Deviations of a script that the user accepts."""
     deviation: str | None = None
@@ -430,6 +432,7 @@ def _row(experiment: str, run: StoredRun, trials: Sequence[TrialResult]) -> Row:
     if run.verification is not None and verdict is not None:
         verified = {
             "equivalent": verdict.equivalent,
+            "against": verdict.against,
             "guarantee": verdict.guarantee,
             "accepted": verdict.mathematics if verdict.accept else (),
         }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+from shardmark.base.masking import shown_command
 from shardmark.base.metrics import METRICS
 from shardmark.base.ranking import Ranking
 from shardmark.base.statistics.intervals import Estimate
@@ -218,6 +219,8 @@ def _equivalent(measured: Sequence[Row], rounding: Sequence[Rounding]) -> Answer
     text += f"{len(verified) - len(inherit)} of {len(measured)}"
     if verified and all(row.is_script for row in verified):
         text += ": each trains what its script trains in one process"
+        if len(verified) > 1 and all(row.against for row in verified):
+            text += f", and what {shown_command(verified[0].against)} trains"
     else:
         text += " verified"
     if inherit:
