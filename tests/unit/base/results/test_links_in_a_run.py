@@ -14,13 +14,6 @@ from shardmark.base.results.network import NETWORK_FILE
 from shardmark.base.results.schema import FileRecord
 from shardmark.base.results.store import RunFolder, load_run
 from shardmark.cli import main
-from tests.golden.invented import invented_trial, write_run
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
-
 
 TRIAL = "trials/ddp-2-1"
 LINKED = (

@@ -21,15 +21,9 @@ from shardmark.bench.analysis.trial import raw_files
 from shardmark.bench.analysis.trial.raw_files import number, raw_lines
 from shardmark.bench.report.page.page import render_page
 from shardmark.bench.report.page.parts import facts_of, log_tail
-from tests.golden.invented import invented_trial, write_run
 
 Make = Callable[[Path], None]
 FILES = ("trials/ddp-2-1/result.json", "environment.json", "verification.json", NETWORK_FILE)
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
 
 
 def pipe(path: Path) -> None:

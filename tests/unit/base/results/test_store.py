@@ -26,11 +26,6 @@ from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, wri
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
-    return write_run(tmp_path / "run", [invented_trial(repeat=0), invented_trial(repeat=1)])
-
-
-@pytest.fixture
 def result_file(run: Path) -> Path:
     return run / "trials" / "ddp-2-1" / "result.json"
 
