@@ -164,14 +164,22 @@ def same_rows(a: Sequence[Record], b: Sequence[Record], *, steps: int) -> bool:
 
 
 def _equal_rows(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> bool:
-    """Compare as many tensors as both have: a wrapper may pass others along."""
-    pairs = list(zip(first, second, strict=False))
-    return bool(pairs) and any(
-        len(one) == len(other)
-        and float(np.max(np.abs(one - other))) <= SAME_ROWS * max(1e-30, float(np.std(one)))
-        for one, other in pairs
-        if len(one) and len(other)
-    )
+    """True if every tensor of one script whose rows differ has an equal one in the other.
+
+    A wrapper may pass more tensors along, such as positions.
+    """
+    varying = [
+        [rows for rows in tensors if np.std(rows)] or [rows for rows in tensors if len(rows)]
+        for tensors in (first, second)
+    ]
+    fewer, more = sorted(varying, key=len)
+    return bool(fewer) and all(any(_equal(one, other) for other in more) for one in fewer)
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    if len(one) != len(other):
+        return False
+    return bool(np.max(np.abs(one - other)) <= SAME_ROWS * (np.std(one) or np.max(np.abs(one))))
 
 
 def same_start(a: Record, b: Record, pairs: Mapping[str, str]) -> list[str]:
@@ -699,11 +707,9 @@ def of_buffers(scripts: Scripts) -> Iterator[Difference]:
         return
     last = scripts.steps - 1
     b, a = (s[0].steps[last].buffers for s in (scripts.b, scripts.a))
-    names = [
-        name
-        for name, value in b.items()
-        if name in a and tensors_differ(value, a[name], max(LATER, 8 * scripts.records.floor))
-    ]
+    pairs = paired_names(*({n: tuple(v.shape) for n, v in buffers.items()} for buffers in (b, a)))
+    tolerance = max(LATER, 8 * scripts.records.floor)
+    names = [name for name, other in pairs.items() if tensors_differ(b[name], a[other], tolerance)]
     if names:
         yield Difference(
             "buffers",

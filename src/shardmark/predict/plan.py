@@ -81,7 +81,7 @@ class Prediction:
     time: StepTime | None = None
     low_seconds: float | None = None
     high_seconds: float | None = None
-    """Bounds of a step: a 90 % interval if a run was measured, otherwise a factor."""
+    """Bounds of a step: a 90 % interval, whose origin `predict/intervals.py` describes."""
     naive_samples_per_second: float | None = None
     """Throughput if each device were as fast as on the fewest devices."""
     steps: int | None = None

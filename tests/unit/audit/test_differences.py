@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from shardmark.audit.comparison import Records
-from shardmark.audit.differences import Scripts, baseline, differences, pairs_of
+from shardmark.audit.differences import Scripts, baseline, differences, pairs_of, same_rows
 from shardmark.audit.guided import divided, fitted
 from shardmark.audit.pairing import paired_names
 from shardmark.scripts.record import (
@@ -194,6 +195,33 @@ def test_a_clip_written_by_hand_is_seen_by_its_gradient() -> None:
     """B clips by a function of torch above its limit, and the gradients are equal."""
     clip = Clip(norm=2.0, limit=1.0, scaled=False, scale=1.0)
     assert differences(scripts(lambda r: r.steps[0].clips.append(clip))) == []
+
+
+ROWS = torch.arange(8.0, dtype=torch.float64)
+MASK = torch.ones(8, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ([ROWS], [ROWS.flip(0)], True),
+        ([ROWS], [ROWS, MASK], True),
+        ([ROWS, MASK], [ROWS + 0.5, MASK], False),
+        ([ROWS], [1.1 * ROWS], False),
+        ([ROWS[3:4]], [ROWS[3:4]], True),
+        ([ROWS[3:4]], [ROWS[4:5]], False),
+        ([MASK], [MASK], True),
+        ([], [], False),
+    ],
+)
+def test_rows_are_equal_in_all_tensors_that_vary(
+    a: list[torch.Tensor], b: list[torch.Tensor], same: bool
+) -> None:
+    ranks = [
+        [replace(recorded(), forwards=[Forward(module="M", inputs=i, outputs=[], rows=8, step=0)])]
+        for i in (a, b)
+    ]
+    assert same_rows(*ranks, steps=1) is same
 
 
 SHAPE = (4, 3)
