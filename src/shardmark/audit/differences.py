@@ -547,8 +547,10 @@ def of_clipping(scripts: Scripts) -> Iterator[Difference]:
         yield Difference(
             "clipping", f"its clipping is {described[0]} (A: {described[1]})", evidence
         )
+    factor = float(gradients @ expected) / (float(expected @ expected) or 1.0)
+    same_direction = relative(gradients, factor * expected) <= 4 * records.floor
     round_norm = any(abs(n - limit) < 1e-3 * limit for n in norms for limit in LIMITS)
-    if not a and not b and differ and round_norm and _is_factor(records):
+    if not a and not b and differ and round_norm and same_direction:
         yield Difference(
             "clipping",
             f"{'B' if norms[0] < norms[1] else 'A'}'s gradient has the norm "
@@ -557,24 +559,16 @@ def of_clipping(scripts: Scripts) -> Iterator[Difference]:
         )
 
 
-def _is_factor(records: Records) -> bool:
-    gradient, expected = aligned(records.gradients(), records.expected)
-    factor = float(gradient @ expected / (expected @ expected))
-    return relative(gradient, factor * expected) <= 4 * records.floor
-
-
 def of_reduction(scripts: Scripts) -> Iterator[Difference]:
-    types = [causes.rounding(stacked(_used(ranks))) for ranks in (scripts.b, scripts.a)]
+    of_a = Records(ranks=scripts.a, replay=None, disturbed=None)
+    used = [records.gradients() for records in (scripts.records, of_a)]
+    types = [causes.rounding(stacked(gradients)) for gradients in used]
     if types[0] > types[1]:
         yield Difference(
             "reduction_type",
             f"its gradients have {round(1 - np.log2(types[0]))} significant bits, and A's more",
             "all gradients of step 1 are 16-bit numbers, as a reduction in that type leaves them",
         )
-
-
-def _used(ranks: Sequence[Record]) -> Vectors:
-    return Records(ranks=ranks, replay=None, disturbed=None).gradients()
 
 
 # The update
