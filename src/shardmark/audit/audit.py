@@ -33,7 +33,7 @@ from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, read_records
 from shardmark.scripts.record import Record
 from shardmark.scripts.recording import Plan, rank_file
-from shardmark.scripts.start import Started, described_writes, filled_disk
+from shardmark.scripts.start import NO_OUTPUT, Started, described_writes, filled_disk
 
 PORT_TAKEN = "ddress already in use"
 VANISHING = 1e-4
@@ -147,15 +147,14 @@ class Runs:
                 ):
                     again.append(number)  # the replays used one port at the same time
                 elif not usable:
-                    limit = f"does not take {plan.steps} steps in {self.seconds:g} s"
-                    full = filled_disk(Path(plan.directory))
-                    self.failures.append(
-                        "fills the disk of TMPDIR"
-                        if full
-                        else limit
-                        if code is None
-                        else f"ends with {run.error()}"
-                    )
+                    failure = f"ends with {run.error()}"
+                    if filled_disk(Path(plan.directory)):
+                        failure = "fills the disk of TMPDIR"
+                    elif code is None:
+                        failure = f"does not take {plan.steps} steps in {self.seconds:g} s"
+                    elif run.error() == NO_OUTPUT:
+                        failure = f"ends with exit code {code} and {NO_OUTPUT}"
+                    self.failures.append(failure)
                 records.append(record if usable else None)
         finally:
             for run in started[len(records) :]:  # after Ctrl-C

@@ -32,6 +32,7 @@ from shardmark.scripts import isolation
 
 NOT_ISOLATED = 97
 """Exit code of a supervisor that cannot protect the user's files; the log has the reason."""
+NO_OUTPUT = "no output"
 END_SECONDS = 60.0
 POLL_SECONDS = 0.02
 WRITTEN_FILE = "written.json"
@@ -125,7 +126,7 @@ class Started:
         ]
         lines = [line for line in lines if re.search(r"\w", line) and not BAR.search(line)]
         named = [line for line in lines if ERROR.match(line)]
-        return (named or lines[-1:] or ["nothing"])[0]
+        return (named or lines[-1:] or [NO_OUTPUT])[0]
 
 
 def start_words(
