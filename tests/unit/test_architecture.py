@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 34, 8_140),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 34, 8_290),
     "compare": (("cli/compare.py",), 67, 10_860),
     "plan": (("cli/plan.py",), 122, 21_150),
-    "run": (("cli/run.py",), 147, 25_790),
-    "time": (("cli/time.py",), 149, 26_060),
-    "verify": (("cli/verify.py",), 132, 23_240),
+    "run": (("cli/run.py",), 147, 25_930),
+    "time": (("cli/time.py",), 149, 26_210),
+    "verify": (("cli/verify.py",), 132, 23_390),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_900)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 69_510
+SOURCE_LINES = 69_670
 SHORT_HELPERS = 188
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

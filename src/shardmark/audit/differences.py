@@ -30,13 +30,17 @@ from shardmark.scripts.record import Record, Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL, INPUTS, FORWARD, GRADIENT, UPDATE, LATER_STEPS = range(6)
+MODEL, INPUTS, FORWARD, GRADIENT, CLIPPING, UPDATE, LATER_STEPS = range(7)
 """Stages of a step.  A difference can explain deviations of its stage and of later ones."""
-TAKEN_AWAY = 6
+TAKEN_AWAY = 7
 """Stage of a difference that the comparison takes away: other samples, other initial weights."""
 
 IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
 """Options of optimizers that change no result but its rounding."""
+CHANCE = 6.0
+"""Standard errors of a size of random weights that chance does not exceed."""
+UNLIKELY = 1e-4
+"""Probability below which two sets of samples do not come from one."""
 LIMITS = (0.1, 0.5, 1.0, 5.0)
 """Usual limits of a gradient's norm."""
 SHARDED = {"FSDP1", "FSDP2", "DeepSpeed"}
@@ -45,12 +49,16 @@ SHARDED = {"FSDP1", "FSDP2", "DeepSpeed"}
 STAGES = {
     **dict.fromkeys(("frozen", "tied_weights", "parameters", "weights_type", "resumed"), MODEL),
     **dict.fromkeys(("start", "samples", "sample_values", "batch"), TAKEN_AWAY),
+    **dict.fromkeys(("same_data", "data_divided_twice", "data_dropped"), TAKEN_AWAY),
+    **dict.fromkeys(("data_repeated", "same_order_every_epoch"), TAKEN_AWAY),
     "inputs": INPUTS,
     **dict.fromkeys(("precision", "dropout", "batch_norm", "targets"), FORWARD),
     **dict.fromkeys(("loss_function", "loss_options", "loss_term", "loss"), FORWARD),
+    "clipping": CLIPPING,
     **dict.fromkeys(("weight_decay", "learning_rate", "optimizer_setting"), UPDATE),
     **dict.fromkeys(("optimizer", "state_type"), UPDATE),
-    **dict.fromkeys(("schedule", "weights_changed", "average", "buffers"), LATER_STEPS),
+    **dict.fromkeys(("schedule", "weights_changed"), LATER_STEPS),
+    **dict.fromkeys(("average", "buffers"), TAKEN_AWAY),  # no gradient depends on them
 }
 """Stage of each difference; those of the gradient are left out."""
 
@@ -102,8 +110,10 @@ class Scripts:
 
     @property
     def loss_floor(self) -> float:
-        """Relative difference of a loss that rounding causes, or random numbers of their own."""
-        return max(1e-4, 8 * self.records.floor)
+        """Relative difference of a loss that rounding causes: little if all outputs are equal."""
+        a, b = (rows_of(ranks, 0, outputs=True) for ranks in (self.a, self.b))
+        equal = bool(a) and [rows.tolist() for rows in a] == [rows.tolist() for rows in b]
+        return 1e-5 if equal else max(1e-4, 8 * self.records.floor)
 
     @property
     def repeats_start(self) -> bool:
@@ -151,11 +161,11 @@ def pairs_of(a: Record, b: Record) -> dict[str, str]:
     return paired_names(*shapes)
 
 
-def rows_of(ranks: Sequence[Record], step: int) -> list[np.ndarray]:
-    """Sorted checksums of the rows of all ranks in a step, for each input tensor."""
+def rows_of(ranks: Sequence[Record], step: int, *, outputs: bool = False) -> list[np.ndarray]:
+    """Sorted checksums of the rows of all ranks in a step, for each tensor of the inputs."""
     forwards = [f for rank in ranks for f in rank.forwards if f.step == step]
-    count = min((len(f.inputs) for f in forwards), default=0)
-    return [np.sort(np.concatenate([f.inputs[n].numpy() for f in forwards])) for n in range(count)]
+    tensors = [[t.numpy() for t in (f.outputs if outputs else f.inputs)] for f in forwards]
+    return [np.sort(np.concatenate(same)) for same in zip(*tensors, strict=False)]
 
 
 def same_rows(a: Sequence[Record], b: Sequence[Record], *, steps: int) -> bool:
@@ -284,6 +294,8 @@ def of_start(scripts: Scripts) -> Iterator[Difference]:
             f"initial values of {len(other)} of {len(scripts.pairs)} parameters are not "
             "A's, which repeats its own",
         )
+    elif other and scripts.again is not None:
+        yield from _of_spread(scripts)
     if scripts.alone[0].resumed_at != scripts.a[0].resumed_at:
         resumed = [counted(r[0].resumed_at, "step") for r in (scripts.alone, scripts.a)]
         yield Difference(
@@ -291,6 +303,29 @@ def of_start(scripts: Scripts) -> Iterator[Difference]:
             f"its optimizer has taken {resumed[0]} before (A's: {resumed[1]})",
             "the state of the optimizer before the first recorded step",
         )
+
+
+def _of_spread(scripts: Scripts) -> Iterator[Difference]:
+    """Initial weights that A draws anew in each start: they have a size, which repeats itself."""
+    assert scripts.again is not None
+    first, again, b = scripts.a[0], scripts.again[0], scripts.alone[0]
+    numbers = {name: number for number, name in enumerate(first.names)}
+    for n, name in enumerate(b.names):
+        if name not in scripts.pairs:
+            continue
+        at = numbers[scripts.pairs[name]]
+        a, second, value = (
+            float(t.double().norm()) / max(1, t.numel()) ** 0.5
+            for t in (first.before[at], again.before[at], b.before[n])
+        )
+        chance = CHANCE / (2 * b.before[n].numel()) ** 0.5
+        if a and abs(value - a) > a * chance + 4 * abs(second - a):
+            yield Difference(
+                "start",
+                f"the initial values of {name} have another size: {value:.3g} (A: {a:.3g})",
+                f"root mean squares; A's second start has {second:.3g}",
+            )
+            return
 
 
 # The data
@@ -309,7 +344,9 @@ def of_samples(scripts: Scripts) -> Iterator[Difference]:
                 f"B takes {len(of_b[0])} samples a step, A {len(of_a[0])}",
                 f"rows that the models get in step {step + 1}",
             )
-        elif scripts.repeats_samples(step):
+        elif not scripts.repeats_samples(step):
+            yield from _of_unrepeated_samples(scripts)
+        else:
             common = len({f"{v:.6g}" for v in of_a[0]} & {f"{v:.6g}" for v in of_b[0]})
             indices = [
                 [r.loaders[0].indices for r in s if r.loaders] for s in (scripts.a, scripts.alone)
@@ -325,6 +362,51 @@ def of_samples(scripts: Scripts) -> Iterator[Difference]:
                 "repeats its own",
             )
         return
+
+
+def _of_unrepeated_samples(scripts: Scripts) -> Iterator[Difference]:
+    """Samples that A draws anew in each start: their order, shapes and values are compared."""
+    from scipy.stats import ks_2samp
+
+    loaders = [
+        next((loader for loader in ranks[0].loaders if loader.batches), None)
+        for ranks in (scripts.alone, scripts.a)
+    ]
+    if loaders[0] is not None and loaders[1] is not None:
+        shuffle = [x.shuffles or "Random" in x.sampler for x in loaders if x is not None]
+        orders = ["in random order" if random else "in their order" for random in shuffle]
+        if orders[0] != orders[1]:
+            yield Difference(
+                "samples",
+                f"its loader takes the samples {orders[0]} (A: {orders[1]})",
+                f"samplers: {loaders[0].sampler} (A: {loaders[1].sampler})",
+            )
+            return
+    steps = range(scripts.steps)
+    shapes = [
+        {tuple(s) for r in ranks for f in r.forwards for s in f.shapes[:1]}
+        for ranks in (scripts.alone, scripts.a)
+    ]
+    rows = [
+        np.concatenate([rows_of(ranks, step)[0] for step in steps])
+        for ranks in (scripts.alone, scripts.a)
+    ]
+    ratio = abs(float(np.log((np.std(rows[0]) or 1.0) / (np.std(rows[1]) or 1.0))))
+    if len(shapes[0]) == len(shapes[1]) == 1 and shapes[0] != shapes[1]:
+        yield Difference(
+            "sample_values",
+            f"its samples have the shape {shapes[0].pop()} (A: {shapes[1].pop()})",
+            "first input of the model",
+        )
+    elif (
+        float(ks_2samp(rows[0], rows[1]).pvalue) < UNLIKELY or ratio > CHANCE / len(rows[0]) ** 0.5
+    ):
+        yield Difference(
+            "sample_values",
+            "its samples have other values: another transform or augmentation",
+            f"mean and standard deviation of the rows' checksums: {rows[0].mean():.3g} and "
+            f"{rows[0].std():.3g} (A: {rows[1].mean():.3g} and {rows[1].std():.3g})",
+        )
 
 
 def of_inputs(scripts: Scripts) -> Iterator[Difference]:
@@ -396,6 +478,8 @@ def of_loss(scripts: Scripts) -> Iterator[Difference]:
     a, b = (c[0] for c in calls)
     functions = [Counter(c.function for c in of_script).keys() for of_script in calls]
     if functions[0] != functions[1]:
+        if scripts.follows and scripts.records.deviation <= 8 * scripts.records.floor:
+            return  # cross_entropy, and nll_loss after log_softmax, are one loss
         texts = [", ".join(sorted(f)) for f in reversed(functions)]
         yield Difference(
             "loss_function",
@@ -413,7 +497,6 @@ def of_loss(scripts: Scripts) -> Iterator[Difference]:
             )
     if not scripts.follows:
         return
-    losses = [scripts.records.loss(ranks[0]) for ranks in (scripts.b, scripts.a)]
     counts = [
         sum(c.weight for r in ranks for m in r.steps[0].micros for c in m.losses[:1])
         for ranks in (scripts.b, scripts.a)
@@ -424,17 +507,21 @@ def of_loss(scripts: Scripts) -> Iterator[Difference]:
             f"its loss counts {counts[0]:g} targets of a step (A: {counts[1]:g})",
             "targets of step 1 that are not ignored, on all ranks",
         )
-    terms = [*_of_other_terms(scripts)]
-    yield from terms
+    yield from _of_other_terms(scripts)
+
+
+def of_loss_value(scripts: Scripts) -> Iterator[Difference]:
+    """Another loss of the same samples, by a loss that the script computes itself."""
     micros = {len(rank.steps[0].micros) for rank in (*scripts.a, *scripts.b)}
-    b_loss, a_loss = losses
-    if terms or counts[0] != counts[1] or len(micros) > 1 or b_loss is None or a_loss is None:
+    losses = [[scripts.records.loss(r) for r in ranks] for ranks in (scripts.b, scripts.a)]
+    if not scripts.follows or len(micros) > 1 or None in losses[0] + losses[1]:
         return
-    if len(scripts.a) == len(scripts.b) and abs(b_loss - a_loss) > scripts.loss_floor * abs(a_loss):
+    b, a = (float(np.mean([v for v in of_ranks if v is not None])) for of_ranks in losses)
+    if len(scripts.a) == len(scripts.b) and abs(b - a) > scripts.loss_floor * abs(a):
         yield Difference(
             "loss",
-            f"its loss of the same samples is {b_loss:.6g} (A: {a_loss:.6g})",
-            "numbers that backward is called on in step 1, on rank 0",
+            f"its loss of the same samples is {b:.6g} (A: {a:.6g})",
+            "numbers that backward is called on in step 1, mean of the ranks",
         )
 
 
@@ -479,11 +566,11 @@ DEFAULTS: Mapping[str, float | str] = {
 def of_causes(scripts: Scripts) -> Iterator[Difference]:
     """Causes that `audit` sees among the ranks of one script, and not of the other."""
     by_script = []
-    for ranks in (scripts.a, scripts.b):
+    for ranks in (scripts.a, scripts.alone):
         records = Records(ranks=ranks, replay=None, disturbed=None)
         by_script.append({cause.name: cause for cause in causes.causes_found("ranks", records)})
     if min(len(scripts.a), len(scripts.b)) > 1:
-        for name in by_script[1].keys() - by_script[0].keys() - {"settings_differ", "same_data"}:
+        for name in by_script[1].keys() - by_script[0].keys() - {"settings_differ"}:
             cause = by_script[1][name]
             yield Difference(name, f"{cause.deviation}, because {cause.reason}", cause.evidence)
 
@@ -657,6 +744,18 @@ def of_state(scripts: Scripts) -> Iterator[Difference]:
 # Between and after the steps
 
 
+def of_schedule(scripts: Scripts) -> Iterator[Difference]:
+    """Settings of schedules that both have: their rates may be equal in the first steps."""
+    b, a = (s[0].schedule_settings for s in (scripts.alone, scripts.a))
+    other = [key for key in sorted(b.keys() & a.keys()) if b[key] != a[key]]
+    if other:
+        yield Difference(
+            "schedule",
+            f"its {other[0]} is {b[other[0]]:g} (A: {a[other[0]]:g})",
+            "settings of the schedules of learning rates",
+        )
+
+
 def of_moved(scripts: Scripts) -> Iterator[Difference]:
     for step in range(1, scripts.steps):
         b, a = (s[0].steps[step].moved for s in (scripts.b, scripts.a))
@@ -714,7 +813,7 @@ def of_buffers(scripts: Scripts) -> Iterator[Difference]:
 
 LOOKS: Sequence[Callable[[Scripts], Iterator[Difference]]] = (
     of_parameters, of_start, of_samples, of_inputs, of_precision, of_dropout, of_batch_norm,
-    of_loss, of_causes, of_reduction, of_clipping, of_weighting, of_settings, of_state, of_moved,
-    of_average, of_buffers,
+    of_loss, of_loss_value, of_causes, of_reduction, of_clipping, of_weighting, of_settings,
+    of_state, of_schedule, of_moved, of_average, of_buffers,
 )  # fmt: skip
 """Functions that look for differences, in the order of a step."""

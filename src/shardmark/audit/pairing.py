@@ -11,26 +11,28 @@ Shapes = Mapping[str, tuple[int, ...]]
 def paired_names(shapes: Shapes, other: Shapes) -> dict[str, str]:
     """Return the other model's name of each parameter that has one of its shape there.
 
-    Names are equal, or equal behind a prefix that all names of a model have, or the models have
-    the same shapes in the same order.
+    Names are equal, or equal behind a prefix that most names of a model have.  The rest is paired
+    in its order if it has the same shapes, as that of a module with another name, or else by unique
+    shapes.
     """
+    pairs: dict[str, str] = {}
     for prefix in _prefixes(shapes):
         for other_prefix in _prefixes(other):
             names = {name.removeprefix(other_prefix): name for name in other}
-            pairs = {
-                name: names[name.removeprefix(prefix)]
-                for name in shapes
-                if name.removeprefix(prefix) in names
-            }
-            if 2 * len(pairs) > min(len(shapes), len(other)):
-                return {a: b for a, b in pairs.items() if shapes[a] == other[b]}
-    if [*shapes.values()] == [*other.values()]:
-        return dict(zip(shapes, other, strict=True))
-    counts = [Counter(of_model.values()) for of_model in (shapes, other)]
-    by_shape = {shape: name for name, shape in other.items()}
-    return {
+            by_name = ((name, names.get(name.removeprefix(prefix))) for name in shapes)
+            equal = {a: b for a, b in by_name if b is not None and shapes[a] == other[b]}
+            pairs = max(pairs, equal, key=len)
+    if len(pairs) < len(shapes) and [*shapes.values()] == [*other.values()]:
+        return dict(zip(shapes, other, strict=True))  # names may be equal by chance
+    rest = {name: shape for name, shape in shapes.items() if name not in pairs}
+    others = {name: shape for name, shape in other.items() if name not in {*pairs.values()}}
+    if [*rest.values()] == [*others.values()]:
+        return pairs | dict(zip(rest, others, strict=True))
+    counts = [Counter(of_model.values()) for of_model in (rest, others)]
+    by_shape = {shape: name for name, shape in others.items()}
+    return pairs | {
         name: by_shape[shape]
-        for name, shape in shapes.items()
+        for name, shape in rest.items()
         if counts[0][shape] == counts[1][shape] == 1
     }
 

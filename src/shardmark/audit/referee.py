@@ -19,7 +19,7 @@ from shardmark.audit.comparison import (
     update_check,
 )
 from shardmark.audit.differences import (
-    FORWARD,
+    CLIPPING,
     GRADIENT,
     LATER_STEPS,
     TAKEN_AWAY,
@@ -42,6 +42,8 @@ from shardmark.scripts.start import Started
 
 GUIDED = "shardmark.audit.guided:GuidedObserver"
 """Observer of a start that gets another script's weights, batches and draws."""
+COARSE = 1e-4
+"""Rounding error of a forward pass that hides small differences."""
 METHOD = "B took A's steps: the same weights, batches and random numbers"
 
 
@@ -152,12 +154,14 @@ def _checks(scripts: Scripts) -> list[Check]:
             checks.append(update_check(records, reference))
         if checks[-1].holds and same_rows(scripts.a, scripts.b, steps=scripts.steps):
             checks += later_checks(records, reference)
+            if all(check.holds for check in checks) and scripts.steps > 1:
+                checks.append(update_check(records, reference, steps=scripts.steps))
     return checks
 
 
 STAGE_OF_CHECK = {
-    "gradient before clipping": FORWARD,
-    "gradient, step 1": GRADIENT,
+    "gradient before clipping": GRADIENT,
+    "gradient, step 1": CLIPPING,
     "first update": UPDATE,
 }
 
@@ -174,7 +178,9 @@ def _judged(
     deviation = ""
     if failing is not None:
         step = failing.name.partition("step ")[2]
-        quantity = {"first update": "its first update"}.get(failing.name, "its gradient")
+        quantity = "its gradient"
+        if "update" in failing.name:
+            quantity = f"its {failing.name}".replace("its updates", "the sum of its updates")
         deviation = f"{quantity} is off by {size_of(failing)}" + (
             f" in step {step}" if step else ""
         )
@@ -184,7 +190,9 @@ def _judged(
             deviation=deviation if difference in explaining[:1] else "",
             reason=difference.reason,
             remedy="",
-            evidence=difference.evidence,
+            evidence=difference.evidence
+            if difference in explaining or failing is None
+            else f"{difference.reason}: {difference.evidence}",
         )
         for difference in ordered
     ]
@@ -199,29 +207,18 @@ def _judged(
         by_intent = ", by intent" if {d.name for d in all_differences} == {"batch"} else ""
         answer = f"B does not train what A trains{by_intent}: {all_differences[0].reason}"
         if follows and all_differences[0].stage != TAKEN_AWAY:
-            answer += (
-                f"; in the first {counted(scripts.steps, 'step')} this changes no more than "
-                "rounding does"
-            )
+            steps = counted(scripts.steps, "step")
+            answer += f"; the first {steps} are equal within the tolerances"
     elif not follows:
         reason = match.notes[0] if match.notes else "its models do not get A's samples"
         return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
     elif reason := causes.unseen(scripts.records) or match.a.crash or match.b.crash:
         return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
     else:
-        largest = max(
-            (c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)),
-            default=0.0,
-        )
-        answer = (
-            f"B trains what A trains ({sides}, {counted(scripts.steps, 'step')}, largest deviation "
-            f"{largest:.1g})"
-        )
+        answer = _same(scripts, checks, sides)
     notes = [*match.notes]
     if all_differences or failing is not None:
         notes.append(f"B is {sides}")
-    if not (scripts.repeats_start and scripts.repeats_samples(0)):
-        notes.append("A does not repeat its own weights or samples; B took those of one start of A")
     if not follows:
         notes.append("B's models did not get A's samples: only what was recorded is compared")
     return _report(
@@ -233,6 +230,30 @@ def _judged(
         checks=checks,
         notes=notes,
     )
+
+
+def _same(scripts: Scripts, checks: Sequence[Check], sides: str) -> str:
+    """Answer for scripts without a difference, with the limits of the comparison."""
+    largest = max(
+        (c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)),
+        default=0.0,
+    )
+    answer = (
+        f"B trains what A trains ({sides}, {counted(scripts.steps, 'step')}, largest deviation "
+        f"{largest:.1g})"
+    )
+    if scripts.records.epsilon > COARSE:
+        answer += f"; in 16 bits, less than {scripts.records.floor:.1g} would not be seen"
+    unrepeated = [
+        *([] if scripts.repeats_start else ["initial weights"]),
+        *([] if scripts.repeats_samples(0) else ["samples"]),
+    ]
+    if unrepeated:
+        answer += (
+            f", from one start of A: each start draws other {' and '.join(unrepeated)}, so "
+            "that only their sizes and order are compared; seed A to compare them"
+        )
+    return answer
 
 
 def _side(runs: Runs, records: Sequence[Record]) -> str:

@@ -216,6 +216,7 @@ class Observer:
             Forward(
                 module=type(module).__name__,
                 inputs=[row_checksums(tensor) for tensor in tensors],
+                shapes=[tuple(tensor.shape[1:]) for tensor in tensors],
                 outputs=[row_checksums(tensor) for tensor in leaves(outputs)],
                 rows=len(tensors[0]) if tensors else 0,
                 step=len(self.record.steps),
@@ -619,6 +620,7 @@ class Observer:
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
         for schedule in filter(_is_schedule, gc.get_objects()):
             self.record.schedules.append(type(schedule).__name__)
+            self.record.schedule_settings |= _schedule_settings(schedule)
             values = [getattr(schedule, name, None) for name in TOTALS]
             self.record.totals += [value for value in values if isinstance(value, int) and value]
         if self._roots and self.record.steps:
@@ -690,6 +692,18 @@ class Observer:
 
 def _is_schedule(value: Any) -> bool:
     return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)
+
+
+def _schedule_settings(schedule: Any) -> dict[str, float]:
+    """Numbers of a schedule, and of the functions with fixed arguments that it calls."""
+    values = dict(vars(schedule))
+    for function in values.pop("lr_lambdas", []):
+        values |= getattr(function, "keywords", {})
+    return {
+        f"{type(schedule).__name__}.{name}": float(value)
+        for name, value in values.items()
+        if type(value) in {int, float} and not name.startswith("_") and name != "last_epoch"
+    }
 
 
 def _rank() -> int:

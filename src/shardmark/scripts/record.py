@@ -55,6 +55,8 @@ class Forward:
     """Number of optimizer steps before the call."""
     micro: int = 0
     """Number of backward passes of this step before the call."""
+    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of the input tensors, without their first dimension."""
 
     @property
     def samples(self) -> list[float]:
@@ -192,6 +194,8 @@ class Record:
     """Seed of torch's generator; None if the script sets none."""
     schedules: list[str] = field(default_factory=list)
     """Classes of the script's schedules of learning rates."""
+    schedule_settings: dict[str, float] = field(default_factory=dict)
+    """Numbers that configure these schedules, as `StepLR.step_size`."""
     flat_slices: bool = False
     """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
     every: int = 1

@@ -58,7 +58,8 @@ def recorded() -> Record:
     return Record(
         rank=0, ranks=1, names=list(NAMES), shapes=list(SHAPES), groups=[0, 1], before=before,
         start=[1.0, 2.0], steps=steps, forwards=forwards, optimizer_facts=[facts], epsilon=1.2e-7,
-        dropout={"drop": 0.1}, forward_draws={0: [torch.ones(2)]},
+        schedule_settings={"StepLR.step_size": 30.0}, dropout={"drop": 0.1},
+        forward_draws={0: [torch.ones(2)]},
     )  # fmt: skip
 
 
@@ -139,7 +140,11 @@ def drop_bias(record: Record) -> None:
         (set_setting("lr", 0.2), "learning_rate", "of step 1 is 0.2 (A: 0.1)"),
         (set_setting("lr", 0.05, step=1), "schedule", "of step 2 is 0.05 (A: 0.1)"),
         (set_loss(options={"label_smoothing": 0.1}), "loss_options", "is 0.1 (A: 0.0)"),
-        (set_loss(function="mse_loss"), "loss_function", "mse_loss (A: cross_entropy)"),
+        (
+            lambda r: (set_loss(function="mse_loss")(r), scale(2.0)(r)),
+            "loss_function",
+            "mse_loss (A: cross_entropy)",
+        ),
         (set_loss(weight=10.0), "targets", "counts 10 targets of a step (A: 8)"),
         (lambda r: setattr(r.steps[0].micros[0], "loss", 1.7), "loss_term", "terms beside it"),
         (of_record(dropout={"drop": 0.0}), "dropout", "none (A: 0.1 in 1 module)"),
@@ -165,6 +170,11 @@ def drop_bias(record: Record) -> None:
         (other_rows, "samples", "other samples"),
         (more_rows, "batch", "B takes 16 samples a step, A 8"),
         (lambda r: r.steps[1].moved.update({0: 1.0}), "weights_changed", "outside"),
+        (
+            of_record(schedule_settings={"StepLR.step_size": 10.0}),
+            "schedule",
+            "its StepLR.step_size is 10 (A: 30)",
+        ),
         (of_record(average=[torch.ones(4, 3), torch.ones(4)]), "average", "B keeps an average"),
         (lambda r: r.steps[1].buffers.clear() or r.steps[1].buffers.update(
             {"norm.running_mean": 2 * torch.ones(3)}), "buffers", "norm.running_mean"),
@@ -174,6 +184,11 @@ def test_a_difference_is_named(change: Callable[[Record], Any], name: str, words
     found = {difference.name: difference for difference in differences(scripts(change))}
     assert name in found, list(found)
     assert words in found[name].reason
+
+
+def test_another_function_of_the_same_loss_is_no_difference() -> None:
+    """Such as nll_loss after log_softmax: the gradients are equal."""
+    assert differences(scripts(set_loss(function="nll_loss"))) == []
 
 
 def test_equal_scripts_have_no_difference() -> None:
@@ -236,6 +251,16 @@ SHAPE = (4, 3)
             {"model.net.x": SHAPE, "model.net.y": (4,)},
             {"module.x": SHAPE, "module.y": (4,)},
             {"model.net.x": "module.x", "model.net.y": "module.y"},
+        ),
+        (
+            {"e.w": SHAPE, "x.a": (4,), "x.b": (4,)},
+            {"embed.w": SHAPE, "x.a": (4,), "x.b": (4,)},
+            {"e.w": "embed.w", "x.a": "x.a", "x.b": "x.b"},
+        ),
+        (
+            {"blocks.0.w": SHAPE, "blocks.1.w": (4,), "blocks.2.w": (4,)},
+            {"0.w": SHAPE, "2.w": (4,), "4.w": (4,)},
+            {"blocks.0.w": "0.w", "blocks.1.w": "2.w", "blocks.2.w": "4.w"},
         ),
         ({"p": SHAPE, "q": (4,)}, {"x": SHAPE, "y": (4,)}, {"p": "x", "q": "y"}),
         ({"x": SHAPE, "z": (7,)}, {"x": SHAPE, "y": (4,)}, {"x": "x"}),
