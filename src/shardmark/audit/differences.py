@@ -234,16 +234,16 @@ def of_parameters(scripts: Scripts) -> Iterator[Difference]:
     a, b = scripts.a[0], scripts.b[0]
     more = [name for name in b.names if name not in scripts.pairs]
     fewer = [name for name in a.names if name not in set(scripts.pairs.values())]
-    for names, record, other, which in ((fewer, a, b, "A"), (more, b, a, "B")):
+    sides = ((fewer, a, b, "A", "B"), (more, b, a, "B", "A"))
+    for names, record, other, which, lacking in sides:
         frozen = [name for name in names if _ends_like(name, other.frozen)]
         twins = {name for pair in record.twins for name in pair} | _copies(record)
         untied = [name for name in names if name in twins and name not in frozen]
         rest = [name for name in names if name not in {*frozen, *untied}]
-        verb = "does" if which == "A" else "does not"
         if frozen:
             yield Difference(
                 "frozen",
-                f"{'B' if which == 'A' else 'A'} does not train {some(frozen)}",
+                f"{lacking} does not train {some(frozen)}",
                 f"{counted(len(frozen), 'parameter')} of {which}'s optimizer "
                 "are in the other model, and in none of its optimizers",
             )
@@ -251,14 +251,13 @@ def of_parameters(scripts: Scripts) -> Iterator[Difference]:
             yield Difference(
                 "tied_weights",
                 f"{some(untied)} {'is' if len(untied) == 1 else 'are'} a parameter of its "
-                f"own in {which}, and tied to another one in {'B' if which == 'A' else 'A'}",
+                f"own in {which}, and tied to another one in {lacking}",
                 f"it begins with the values of another parameter of {which}",
             )
         if rest:
             yield Difference(
                 "parameters",
-                f"{'A' if verb == 'does' else 'B'} trains {some(rest)}, and "
-                f"{'B' if verb == 'does' else 'A'} has no such parameter",
+                f"{which} trains {some(rest)}, and {lacking} has no such parameter",
                 f"A trains {len(a.names)} parameters, B {len(b.names)}",
             )
     types = [sorted({t for f in r.optimizer_facts for t in f.types}) for r in (a, b)]
