@@ -159,11 +159,24 @@ def test_audit_and_time_leave_all_files_as_they_were(
     wait_for(lambda: not abandoned_folders() - abandoned)
 
 
+WRITE = "open('big', 'wb').write(bytes(10**8))\n"
+# What a second rank does that truncates the file of the first and is ended before it writes.
+WRITE_AND_EMPTY = f"""
+import os, time
+if os.environ["RANK"] == "0":
+    try:
+        {WRITE}
+    finally:
+        open("big", "wb").close()
+else:
+    time.sleep(1000)
+"""
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="it takes root to mount a small disk")
-def test_a_full_disk_is_named_and_left_as_it_was(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        f"open('big', 'wb').write(bytes(10**8))\n{TOKEN_MEANS.read_text()}"
-    )
+@pytest.mark.parametrize("write", [WRITE, WRITE_AND_EMPTY])
+def test_a_full_disk_is_named_and_left_as_it_was(tmp_path: Path, write: str) -> None:
+    (tmp_path / "train.py").write_text(write + TOKEN_MEANS.read_text())
     command = 'mount -t tmpfs -o size=24m tmpfs "$1" && "$0" -m shardmark audit -- train.py; ls $1'
     words = ["unshare", "-m", "sh", "-c", command, sys.executable, str(PLACES[1])]
     ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ Importing this module imports no torch: the ranks start to load it at the same t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import runpy
@@ -114,7 +115,12 @@ def read_records(
             "give --timeout SECONDS if they need longer; its output ends with: " + started.error(),
         )
     folder = Path(plan.directory)
-    is_full = next(folder.glob(f"*{PARTIAL}"), None) is not None or filled_disk(folder)
+    # A rank that is ended after another one's failure may have emptied its file again.
+    is_full = (
+        next(folder.glob(f"*{PARTIAL}"), None) is not None
+        or filled_disk(folder)
+        or os.strerror(errno.ENOSPC) in started.error()
+    )
     paths = [rank_file(plan.directory, rank) for rank in range(ranks)]
     records = [Record.load(path) for path in paths if path.is_file()]
     idle = sorted({*range(ranks)} - {record.rank for record in records if record.steps})
