@@ -1,13 +1,19 @@
-"""Simulated races of two candidates: how often they decide, and after how many pairs.
+"""Races of two candidates: how often they decide, and after how many pairs.
 
-Run:  python benchmarks/race.py [--races 300]
+Run:  python benchmarks/race.py [--races 300]           simulated
+      python benchmarks/race.py --real 10 [--budget 60s]  two small scripts, idle machine
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import subprocess
+import sys
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -44,10 +50,74 @@ def race(logs: np.ndarray) -> tuple[Decision, int]:
     return Decision.UNDECIDED, MOST_PAIRS
 
 
+LOOP = """
+import sys, time, torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+{setup}
+optimizer = torch.optim.AdamW(model.parameters())
+loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(inputs, targets), 32)
+while True:
+    for batch, target in loader:
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(batch), target).backward()
+        optimizer.step()
+        if "--slow" in sys.argv:
+            time.sleep(0.05 * (time.perf_counter() - started))
+"""
+SETUPS = {
+    "perceptron": """
+inputs, targets = torch.randn(2048, 64), torch.randint(0, 10, (2048,))
+model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.Linear(512, 10))
+""",
+    "transformer": """
+inputs, targets = torch.randint(0, 64, (512, 16)), torch.randint(0, 64, (512,))
+layer = nn.TransformerEncoderLayer(64, 2, 128, dropout=0.0, batch_first=True)
+blocks = nn.TransformerEncoder(layer, 1)
+model = nn.Sequential(nn.Embedding(64, 64), blocks, nn.Flatten(), nn.Linear(1024, 64))
+""",
+}
+
+
+def race_really(races: int, budget: str) -> None:
+    """Print a line for each race of a script with itself, and with a sleep of 5 % of its step."""
+    print("| script | second candidate | decision | ratio (interval) | pairs |")
+    print("| --- | --- | --- | --- | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(races):
+            for name, setup in SETUPS.items():
+                Path(folder, "train.py").write_text(LOOP.format(setup=setup))
+                for arguments in ("--same", "--slow"):
+                    out = tempfile.mkdtemp(dir=folder)
+                    ended = subprocess.run(
+                        [
+                            *(sys.executable, "-m", "shardmark", "time", "--keep-if-faster"),
+                            *("--budget", budget, "--steps", "100", "--format", "json"),
+                            *("--out", out, "train.py", f"train.py {arguments}"),
+                        ],
+                        cwd=folder, capture_output=True, text=True, check=False,
+                    )  # fmt: skip
+                    (row,) = json.loads(ended.stdout)["race"]
+                    interval = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
+                    print(
+                        f"| {name} | {arguments[2:]} | {row['decision']}: {row['cause']} | "
+                        f"{interval} | {row['pairs']} |",
+                        flush=True,
+                    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--races", type=int, default=300)
-    races = parser.parse_args().races
+    parser.add_argument("--real", type=int, help="races of each script and kind")
+    parser.add_argument("--budget", default="60s", help="of each real race")
+    options = parser.parse_args()
+    if options.real:
+        race_really(options.real, options.budget)
+        return
+    races = options.races
     fixed = math.ceil((1.960 + 1.282) ** 2 * 2 * 0.02**2 / math.log1p(MARGIN) ** 2)
     print(f"a fixed design that finds {MARGIN:.0%} in 90 of 100 at 2 % noise: {fixed} pairs\n")
     print("| law | gain | noise | drift | faster | slower | no difference | undecided | pairs |")
