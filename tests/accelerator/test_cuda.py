@@ -20,6 +20,7 @@ from shardmark.ranks.measure.system.gpus import (
     used_memory,
     visible_cuda_devices,
 )
+from tests import present
 
 FOUND = all_cuda_devices()
 if not visible_cuda_devices(FOUND):
@@ -66,8 +67,7 @@ def test_precisions_on_one_device(tmp_path: Path) -> None:
         assert value(result, "peak_memory_bytes") > held
         assert value(result, "peak_reserved_bytes") >= value(result, "peak_memory_bytes")
         assert 0 < value(result, "train_loss") < 10
-    verification = read_verification(tmp_path / "run")
-    assert verification is not None
+    verification = present(read_verification(tmp_path / "run"))
     verdicts = {verdict.precision: verdict for verdict in verification.verdicts}
     assert {name: v.equivalent for name, v in verdicts.items()} == dict.fromkeys(results, True), [
         (verdict.cause, [check for check in verdict.checks if not check.holds])
@@ -144,8 +144,7 @@ def test_data_parallel_in_bf16_with_dropout(tmp_path: Path) -> None:
     matrix = {"strategy": ["dp"], "world_size": [2], "recipe.precision": ["fp32", "bf16"]}
     results = run(tmp_path / "run", workload=workload | {"dataset": "digits"}, matrix=matrix)
     assert [result.outcome for result in results] == [Outcome.OK] * 2
-    verification = read_verification(tmp_path / "run")
-    assert verification is not None
+    verification = present(read_verification(tmp_path / "run"))
     assert [verdict.equivalent for verdict in verification.verdicts] == [True] * 2
 
 
@@ -180,8 +179,7 @@ def test_a_short_recipe_is_measured_for_long_enough(tmp_path: Path) -> None:
     rank = longer.ranks[0]
     assert sum(window.window_seconds for window in rank.windows) >= 6
     assert all(window.end_step - window.first_step <= 1000 for window in rank.windows)
-    assert rank.first_step_at_seconds is not None
-    assert rank.windows[0].started_at_seconds - rank.first_step_at_seconds >= 2
+    assert rank.windows[0].started_at_seconds - present(rank.first_step_at_seconds) >= 2
     # What was trained is the same: the added steps belong to no epoch, no order and no loss.
     assert [(epoch.first_step, epoch.end_step) for epoch in rank.epochs] == [(0, 8)]
     for name in ("initial_weights_sha256", "sample_order_sha256", "samples_total"):

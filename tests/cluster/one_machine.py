@@ -13,7 +13,7 @@ from shardmark.base.results.store import StoredRun, load_run
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.progress import read_progress
-from tests import ROOT
+from tests import ROOT, present
 from tests.distributed.experiments import experiment
 from tests.kept_engine import KeptEngine
 from tests.waiting import wait_for
@@ -92,8 +92,7 @@ def check_lost(trial: TrialResult, node: int, said: str = "") -> None:
 
 
 def check_verdicts(run: StoredRun) -> None:
-    assert run.verification is not None
-    assert [verdict.equivalent for verdict in run.verification.verdicts] == [True] * 3
+    assert [verdict.equivalent for verdict in present(run.verification).verdicts] == [True] * 3
 
 
 def check_same(one: StoredRun, two: StoredRun) -> None:

@@ -23,6 +23,7 @@ from shardmark.base.results.schema import Outcome, StabilityKind, TrialResult
 from shardmark.base.results.store import StoredRun, load_run
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.diagnose.stability import warnings_of
+from tests import present
 from tests.cluster.needs import needs_bench
 from tests.cluster.one_machine import (
     ENDLESS,
@@ -149,8 +150,7 @@ def test_slow_or_dead_links_end_their_trial_alone(tmp_path: Path) -> None:
     slowed, timed_out, lost, last = in_order(out)
     check_slowed(out, slowed)
     assert timed_out.outcome is Outcome.TIMED_OUT, "in the middle of a collective"
-    assert timed_out.failure is not None
-    assert "lost" not in timed_out.failure.reason
+    assert "lost" not in present(timed_out.failure).reason
     check_lost(lost, 1, f"nothing was heard for {NODE_SECONDS} s")
     assert last.outcome is Outcome.UNAVAILABLE, "it needs the node that is gone"
 
@@ -183,8 +183,7 @@ def test_death_of_rank_node_or_controller_leaves_no_process(nodes: Bench, tmp_pa
         here = {str(address) for address in listening(namespaces.processes(node.namespace))}
         assert node.address in here
         assert here <= {node.address, "127.0.0.1"}
-    running = under_way(out, 0)
-    assert running is not None
+    running = present(under_way(out, 0))
     os.kill(pid_of(running, 1), signal.SIGKILL)
     wait_for_steps(out, 1, 1)
     nodes.kill(1)

@@ -22,6 +22,7 @@ from shardmark.ranks.strategies.base import RankContext
 from shardmark.ranks.strategies.deepspeed.strategy import Zero
 from shardmark.ranks.workloads.base import Batch, TensorPlan, Workload
 from shardmark.ranks.workloads.language.batch import TokenBatch
+from tests import present
 
 
 class Faulty:
@@ -45,8 +46,7 @@ def start(
     name: str, workload: Workload, recipe: Recipe, process: RankContext, **options: Any
 ) -> Started:
     strategy = build_strategy(name, options)
-    share = strategy.layout(process.world_size).ranks[process.rank].share
-    assert share is not None
+    share = present(strategy.layout(process.world_size).ranks[process.rank].share)
     return Started(strategy.start(workload, recipe, process), share)
 
 
@@ -288,8 +288,8 @@ def positions_from_zero(worker: Any, _: RankContext) -> None:
 
     def moved(batch: TokenBatch, index: int, count: int) -> TokenBatch:
         cut: TokenBatch = part(batch, index, count)
-        assert cut.positions is not None
-        return replace(cut, positions=cut.positions - cut.positions[:, :1])
+        positions = present(cut.positions)
+        return replace(cut, positions=positions - positions[:, :1])
 
     worker._part = moved
 

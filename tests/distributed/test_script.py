@@ -15,6 +15,7 @@ from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.report.answers.answers import answers
 from shardmark.experiment.load import from_mapping
+from tests import present
 from tests.distributed.experiments import experiment
 from tests.distributed.test_two_nodes import TWO_NODES
 from tests.kept_engine import KeptEngine
@@ -76,8 +77,7 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
     assert [Path(f"{note}-{rank}").read_text().split()[:4] for rank in range(2)] == [
         [str(rank), "2", str(SCRIPT), str(SCRIPT.parent)] for rank in range(2)
     ]
-    failure = trials["broken"].failure
-    assert failure is not None
+    failure = present(trials["broken"].failure)
     assert re.fullmatch(r"rank \d: ValueError: the mistake of the script", failure.reason)
     log = (run.path / "trials" / trials["broken"].id / "log.txt").read_text()
     assert "plain_script.py" in log
@@ -88,15 +88,12 @@ def test_variants_are_compared_like_strategies(kept_engine: KeptEngine, tmp_path
 
 
 def calls(trial: TrialResult) -> dict[str, float]:
-    probe = trial.ranks[0].probe
-    assert probe is not None
-    assert probe.collectives is not None
-    return {kind: counted.calls for kind, counted in probe.collectives.items()}
+    probe = present(trial.ranks[0].probe)
+    return {kind: counted.calls for kind, counted in present(probe.collectives).items()}
 
 
 def phases(trial: TrialResult) -> set[tuple[str, str]]:
-    probe = trial.ranks[0].probe
-    assert probe is not None
+    probe = present(trial.ranks[0].probe)
     by_phase = probe.collectives_by_phase or {}
     return {(phase, kind) for phase, kinds in by_phase.items() for kind in kinds}
 

@@ -27,7 +27,7 @@ from shardmark.ranks.strategies import STRATEGIES, option_names
 from shardmark.ranks.workloads.datasets import DATASETS
 from shardmark.ranks.workloads.models import MODELS
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
-from tests import ROOT
+from tests import ROOT, present
 from tests.docs.pages import (
     PAGES,
     README,
@@ -158,14 +158,12 @@ def test_links_have_a_target(page: Path) -> None:
 
 def test_ci_runs_the_readmes_command() -> None:
     """The program that finds the command is the one of `.ci/run`."""
-    marked = MARKED.search(README.read_text(encoding="utf-8"))
-    assert marked is not None
+    marked = present(MARKED.search(README.read_text(encoding="utf-8")))
     file = ROOT / ".ci" / "run"
     assert file.stat().st_mode & 0o111, "not executable"
     output_of("bash", "-n", file)
     script = file.read_text(encoding="utf-8")
-    program = re.search(r"awk '([^']+)' README\.md", script)
-    assert program is not None
+    program = present(re.search(r"awk '([^']+)' README\.md", script))
     assert output_of("awk", program[1], README).strip() == marked[1]
     parts = ("constraints.txt", "'.[test]'", "ruff check .", "ruff format", "lint-imports", "mypy")
     for part in (*parts, "pytest"):
@@ -173,8 +171,7 @@ def test_ci_runs_the_readmes_command() -> None:
 
 
 def test_pre_commit_runs_the_readmes_checks() -> None:
-    marked = MARKED.search(README.read_text(encoding="utf-8"))
-    assert marked is not None
+    marked = present(MARKED.search(README.read_text(encoding="utf-8")))
     config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
     for repository in config["repos"]:
         assert repository["repo"] == "local"

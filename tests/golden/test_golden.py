@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests import present
 
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.network import read_network
@@ -22,8 +23,7 @@ def test_run_loads_and_is_compared() -> None:
     assert (run.damaged, run.missing) == ((), ())
     assert {trial.outcome for trial in run.trials} == {Outcome.OK, Outcome.OUT_OF_MEMORY}
     ddp = next(row for row in compare([run]).rows if row.strategy == "ddp")
-    speedup = ddp.metrics["speedup"]
-    assert speedup is not None
+    speedup = present(ddp.metrics["speedup"])
     assert speedup.value == pytest.approx(2 / 1.1)
 
 
@@ -31,8 +31,7 @@ def test_experiment_environment_and_verdicts_load() -> None:
     folder = RunFolder(GOLDEN)
     assert from_mapping(folder.read_experiment()).name == "invented"
     assert folder.read_environment()["host"] == "invented"
-    verification = load_run(GOLDEN).verification
-    assert verification is not None
+    verification = present(load_run(GOLDEN).verification)
     assert [verdict.equivalent for verdict in verification.verdicts] == [True]
 
 
@@ -44,8 +43,7 @@ def test_metric_younger_than_the_result_is_null_with_a_reason() -> None:
 
 
 def test_network_loads_and_is_fitted_alike() -> None:
-    record = read_network(GOLDEN)
-    assert record is not None
+    record = present(read_network(GOLDEN))
     assert record.hosts == ("node0", "node1")
     link, *_, without = record.operations
     again = with_fits(record).operations[0].fit

@@ -28,6 +28,7 @@ from shardmark.scripts.launch import RankProcess
 from shardmark.scripts.record import Forward, LossCall, Micro, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import Protection, Started
+from tests import present
 
 
 class Ended(Started):
@@ -83,23 +84,18 @@ def step(**settings: float) -> Step:
 
 def test_the_learning_rate_of_a_later_group_is_compared() -> None:
     both = records(step(lr=0.4), step(lr=0.4), replay=step())
-    assert both.replay is not None
-    finding = causes.of_rates(both)
-    assert finding is not None
+    finding = present(causes.of_rates(both))
     assert (finding.name, "0.4" in finding.evidence) == ("learning_rate_scaled", True)
     assert causes.of_settings(both) is None
     fewer_groups = records(step(), step(), replay=Step(settings=[{"lr": 0.2}]))
-    finding = causes.of_rates(fewer_groups)
-    assert finding is not None
+    finding = present(causes.of_rates(fewer_groups))
     assert "0.1 on 2 ranks, 0.2 in one process" in finding.evidence
 
 
 @pytest.mark.parametrize("key", ["lr", "weight_decay"])
 def test_settings_of_the_optimizer_that_differ_by_rank_are_named(key: str) -> None:
     both = records(step(), step(**{key: 0.4}), replay=step())
-    assert both.replay is not None
-    finding = causes.of_settings(both)
-    assert finding is not None
+    finding = present(causes.of_settings(both))
     assert finding.name == "settings_differ"
     assert key in finding.deviation
     assert "0.4" in finding.evidence
@@ -108,8 +104,7 @@ def test_settings_of_the_optimizer_that_differ_by_rank_are_named(key: str) -> No
 
 def test_a_weight_decay_that_follows_the_number_of_ranks_is_named() -> None:
     both = records(step(weight_decay=0.2), step(weight_decay=0.2), replay=step())
-    finding = causes.of_settings(both)
-    assert finding is not None
+    finding = present(causes.of_settings(both))
     assert finding.name == "settings_depend_on_ranks"
     assert "0.2 on 2 ranks, 0.1 in one process" in finding.evidence
 
@@ -122,7 +117,6 @@ def test_zeros_do_not_count_as_rounded_gradients(rounded: bool) -> None:
     gradients: list[Tensor | None] = [off]
     both = records(Step(gradients=gradients), Step(gradients=gradients),
                    replay=Step(gradients=[exact]))  # fmt: skip
-    assert both.replay is not None
     finding = causes.of_gradient(both)
     assert (finding is not None and finding.name == "precision") == rounded
 
@@ -258,13 +252,12 @@ def test_weights_that_change_outside_of_the_optimizer(
     for rank, value in zip(both.ranks, moved, strict=True):
         change = {} if value is None else {0: checksum(torch.full((2,), value))}
         rank.steps.append(replace(rank.steps[0], moved=change))
-    assert both.replay is not None
-    both.replay.steps.append(both.replay.steps[0])
+    replay = present(both.replay)
+    replay.steps.append(replay.steps[0])
     finding = causes.of_weights(both)
     assert (None if finding is None else finding.name) == name
     if name == "weights_changed_by_rank":
-        assert finding is not None
-        assert "rank 0 alone" in finding.reason
+        assert "rank 0 alone" in present(finding).reason
 
 
 @pytest.mark.parametrize(
@@ -298,8 +291,7 @@ def test_ranks_that_start_with_other_weights_are_named() -> None:
     both = started(*updated(gradients=(1.0, 1.0), after=(0.9, 0.9)))
     assert causes.of_start(both) is None
     both.ranks[1].before = [torch.full((2,), 2.0)]
-    finding = causes.of_start(both)
-    assert finding is not None
+    finding = present(causes.of_start(both))
     assert finding.name == "different_start"
     assert "differ by 50 %" in finding.deviation
     assert "weight of rank 1 differ from rank 0's" in finding.evidence
@@ -326,8 +318,7 @@ def test_weights_that_are_not_finite_at_the_start_are_named() -> None:
 
 def test_an_optimizer_that_resumes_in_one_process_only_is_no_reference() -> None:
     both = started(*updated(gradients=(1.0, 1.0), after=(0.9, 0.9)))
-    assert both.replay is not None
-    report = audited(*both.ranks, replay=replace(both.replay, resumed_at=3))
+    report = audited(*both.ranks, replay=replace(present(both.replay), resumed_at=3))
     assert report.same is None
     assert "0 steps on the ranks and 3 steps in one process" in report.answer
 
@@ -358,8 +349,7 @@ def test_batch_norm_of_each_rank_is_accepted_unless_strict(
 @pytest.mark.parametrize(("factor", "matched"), [(1 + 1e-7, True), (1.001, False)])
 def test_rows_match_up_to_rounding(factor: float, matched: bool) -> None:
     both = two_backward_passes([[1.0, 2.0], [-3.0, 1e-9]])
-    assert both.replay is not None
-    both.replay.forwards = [
+    present(both.replay).forwards = [
         replace(forward, inputs=[factor * forward.inputs[0]])
         for rank in both.ranks
         for forward in rank.forwards
@@ -402,8 +392,8 @@ def test_without_the_ranks_samples_their_own_gradients_are_the_reference(
     facts: dict[str, Any] = {"settings": [{"lr": 0.1}], "micros": [own]}
     steps = updated(gradients=(used, used), after=(0.9, 0.9), **facts)
     both = started(*steps)
-    assert both.replay is not None
-    alone = replace(both.replay, steps=[replace(both.replay.steps[0], **facts)])
+    replay = present(both.replay)
+    alone = replace(replay, steps=[replace(replay.steps[0], **facts)])
     ranks = [replace(rank, joined=True, frameworks=["DDP"]) for rank in both.ranks]
     for number, rank in enumerate(ranks):
         rank.forwards = [replace(rank.forwards[0], inputs=[torch.arange(4.0) + 10 * number])]

@@ -19,6 +19,7 @@ from shardmark.audit.comparison import (
     tensors_differ,
 )
 from shardmark.scripts.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
+from tests import present
 
 GENERATOR = torch.Generator().manual_seed(1)
 OWN = [torch.randn(40, generator=GENERATOR) for _ in range(2)]
@@ -162,7 +163,6 @@ def matched(used: Tensor, single: Tensor, **facts: Any) -> Records:
 
 def named(records: Records, *, shares: Record | None = None, alone: Sequence[Record] = ()) -> str:
     """Name of the cause, with a replay of shares, and one of each rank's samples alone."""
-    assert records.replay is not None
     by_rank = dict(enumerate(alone))
     finding = causes.of_gradient(replace(records, with_shares=lambda: shares, alone=by_rank.get))
     return "" if finding is None else finding.name
@@ -262,24 +262,20 @@ def loaders(*seeds: int, replicas: int = 2, ranks: tuple[int, int] = (0, 1)) -> 
 
 
 def test_unlike_seeds_of_samplers_are_named() -> None:
-    finding = causes.of_data(loaders(3, 6))
-    assert finding is not None
+    finding = present(causes.of_data(loaders(3, 6)))
     assert finding.name == "data_dropped"
     assert "seed differs by rank (3, 6)" in finding.reason
     assert "same seed" in finding.remedy
-    finding = causes.of_data(loaders(3, 3, replicas=4))
-    assert finding is not None
+    finding = present(causes.of_data(loaders(3, 3, replicas=4)))
     assert "num_replicas=4" in finding.reason
-    finding = causes.of_data(loaders(3, 3))
-    assert finding is not None
+    finding = present(causes.of_data(loaders(3, 3)))
     assert "DistributedSampler" not in finding.remedy
 
 
 def scheduled(ranks: list[float], single: list[float], **facts: Any) -> Records:
     records = matched(MEAN, MEAN, **facts)
-    assert records.replay is not None
     for one, rates in ((records.ranks[0], ranks), (records.ranks[1], ranks),
-                       (records.replay, single)):  # fmt: skip
+                       (present(records.replay), single)):  # fmt: skip
         one.loaders = [Loader(batch_size=4, length=20, batches=3)]
         one.steps = [replace(one.steps[0], settings=[{"lr": rate}]) for rate in rates]
     return records
@@ -294,27 +290,24 @@ def test_a_total_of_optimizer_steps_is_told_from_epochs() -> None:
         ({}, None),
     ):
         records = scheduled(ranks, single, **facts)
-        assert records.replay is not None
-        assert causes.advances_by_ranks(records, records.replay)
+        assert causes.advances_by_ranks(records, present(records.replay))
         finding = causes.of_total(records)
         assert (finding and finding.name) == cause
     scaled = scheduled([2.0, 1.8, 1.6], single)
-    assert scaled.replay is not None
-    assert not causes.advances_by_ranks(scaled, scaled.replay)
-    assert causes.scales_rates(scaled, scaled.replay)
+    replay = present(scaled.replay)
+    assert not causes.advances_by_ranks(scaled, replay)
+    assert causes.scales_rates(scaled, replay)
 
 
 def test_ranks_that_change_gradients_after_reduction_disagree() -> None:
     records = matched(MEAN, MEAN)
     records.ranks[1].steps[0].gradients = [1.5 * MEAN]
-    finding = causes.of_disagreement(records)
-    assert finding is not None
+    finding = present(causes.of_disagreement(records))
     assert finding.name == "ranks_disagree"
     for rank, own in zip(records.ranks, OWN, strict=True):
         rank.steps[0].gradients = [own]
     records = replace(records)
-    finding = causes.of_disagreement(records)
-    assert finding is not None
+    finding = present(causes.of_disagreement(records))
     assert finding.name == "not_reduced"
 
 
@@ -338,10 +331,10 @@ def test_clipping_is_blamed_for_a_scale_that_the_gradients_have(
 @pytest.mark.parametrize(("of_rank", "scales"), [(4, True), (2, False), (8, False)])
 def test_a_batch_is_scaled_if_a_rank_has_that_of_one_process(of_rank: int, scales: bool) -> None:
     records = matched(MEAN, MEAN)
-    assert records.replay is not None
-    for one, size in (*((rank, of_rank) for rank in records.ranks), (records.replay, 4)):
+    replay = present(records.replay)
+    for one, size in (*((rank, of_rank) for rank in records.ranks), (replay, 4)):
         one.loaders = [Loader(batch_size=size, batches=1)]
-    assert causes.scales_batch(records, records.replay) == scales
+    assert causes.scales_batch(records, replay) == scales
 
 
 def test_gradients_are_those_of_the_first_step_unless_another_is_asked_for() -> None:

@@ -13,13 +13,13 @@ import torch
 from shardmark.audit.replay import ReplayObserver, padded_draws
 from shardmark.scripts.record import START, Draw, Record, Step
 from shardmark.scripts.recording import Plan, rank_file
+from tests import present
 
 
 def test_draws_of_batches_with_other_lengths_are_padded_as_the_batches_are() -> None:
     first, second = torch.ones(1, 2), torch.full((2, 3), 2.0)
     asked = torch.zeros(3, 3)
-    together = padded_draws([first, second], asked)
-    assert together is not None
+    together = present(padded_draws([first, second], asked))
     assert together.tolist() == [[1, 1, 0], [2, 2, 2], [2, 2, 2]]
 
 
@@ -45,8 +45,7 @@ def replay(tmp_path: Path) -> Iterator[ReplayObserver]:
 def test_a_draw_outside_of_the_model_is_replaced_by_those_of_all_ranks(
     replay: ReplayObserver,
 ) -> None:
-    drawn = replay.draw("train.py:7", torch.full((2, 2), 9.0), False)
-    assert drawn is not None
+    drawn = present(replay.draw("train.py:7", torch.full((2, 2), 9.0), False))
     assert drawn.tolist() == [[0, 0], [1, 1]]
     assert replay.draw("train.py:7", torch.full((2, 2), 9.0), False) is None
 

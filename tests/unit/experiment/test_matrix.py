@@ -18,6 +18,7 @@ from shardmark.experiment.load import from_mapping, load_experiment
 from shardmark.experiment.matrix import TrialPlan, expand
 from shardmark.ranks.trial import StrategySpec, Trial, trial_id
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
+from tests import present
 
 Make = Callable[..., Experiment]
 
@@ -343,19 +344,16 @@ def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
 
 def test_the_baseline_has_a_twin_where_a_quality_is_compared(make: Make) -> None:
     plan = expand(make("matrix.strategy=[ddp,single,fsdp]", "measure.repeats=2"))
-    twin = plan.twin
-    assert twin is not None
+    twin = present(plan.twin)
     (cell,) = [t for t in plan.trials if t.strategy.name == "single" and t.repeat == 0]
     assert twin.title == "twin of single on 1 rank"
     assert twin.id.startswith("single-w1-fp32-twin-")
     assert cell_id(twin.model_dump(mode="json")) == cell_id(cell.model_dump(mode="json"))
     assert [trial.repeat for trial in plan.with_twin] == [0] * 4 + [1] * 3
     assert plan.with_twin[3] is twin
-    moved = plan.on("cuda").twin
-    assert moved is not None
+    moved = present(plan.on("cuda").twin)
     assert moved.device_type == "cuda"
-    first = expand(make("matrix.strategy=[fsdp,ddp]")).twin
-    assert first is not None
+    first = present(expand(make("matrix.strategy=[fsdp,ddp]")).twin)
     assert first.strategy.name == "fsdp"
 
 

@@ -32,6 +32,7 @@ from shardmark.predict.request import PlanRequest
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.table import answer_table, render_plan, text_of
 from shardmark.predict.timing import Constants
+from tests import present
 from tests.golden.invented import invented_rank, invented_trial
 from tests.unit.predict.made import MadeModels, made_profile
 
@@ -84,9 +85,8 @@ def test_each_strategy_on_each_number_of_nodes() -> None:
     assert not [row.place for row in plan.rows if row.reason is not None]
     ddp, fsdp = (row_of(plan, name, 32) for name in ("ddp", "fsdp"))
     assert ddp.memory is not None
-    assert fsdp.memory is not None
     assert ddp.memory.peak_bytes > 4 * 250e6 * 4  # weights, gradients and Adam's averages
-    assert fsdp.memory.optimizer_state == ddp.memory.optimizer_state / 32
+    assert present(fsdp.memory).optimizer_state == ddp.memory.optimizer_state / 32
     assert ddp.samples == 64 * 32
     assert ddp.step_seconds == pytest.approx(64 * 12e12 / (0.65 * 989.5e12), rel=0.5)
     assert "dgx-h100" in " ".join(plan.notes)  # whose network it is
@@ -98,15 +98,13 @@ def test_the_naive_rule_starts_from_the_fewest_ranks() -> None:
     assert few.naive_samples_per_second == few.samples_per_second
     assert few.samples_per_second is not None
     assert many.naive_samples_per_second == pytest.approx(4 * few.samples_per_second)
-    assert many.samples_per_second is not None
-    assert many.samples_per_second < 4 * few.samples_per_second
+    assert present(many.samples_per_second) < 4 * few.samples_per_second
 
 
 def test_without_a_measurement_the_interval_is_that_of_unmeasured_runs() -> None:
     (row,) = planned(experiment(["ddp"])).rows
-    assert row.step_seconds is not None
     bounds = (row.low_seconds, row.high_seconds)
-    assert bounds == RESIDUALS[None].around(row.step_seconds)
+    assert bounds == RESIDUALS[None].around(present(row.step_seconds))
 
 
 @pytest.mark.parametrize(
@@ -171,8 +169,7 @@ def test_costs_follow_from_the_price_of_a_card() -> None:
     of = experiment(["ddp"], steps=None, epochs=4)
     (row,) = planned(of, prices_per_hour=(2.0,)).rows
     assert row.steps == 4 * (50_000 // 512)
-    assert row.step_seconds is not None
-    assert row.dollars == pytest.approx(2.0 * 8 * row.steps * row.step_seconds / 3600)
+    assert row.dollars == pytest.approx(2.0 * 8 * row.steps * present(row.step_seconds) / 3600)
     (unknown,) = planned(of, models=MadeModels(samples=None)).rows
     assert unknown.hours is None
 
@@ -443,8 +440,7 @@ def test_small_models_take_the_time_of_their_host(name: str, measured_rate: floa
     """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`."""
     of = load_experiment(name, ["matrix.strategy=[single]"])
     (row,) = planned(of, "h100x1", models=Models()).rows
-    assert row.time is not None
-    assert row.time.bound == "the host"
+    assert present(row.time).bound == "the host"
     assert row.low_seconds is not None
     assert row.high_seconds is not None
     assert row.step_work / row.high_seconds < measured_rate < row.step_work / row.low_seconds

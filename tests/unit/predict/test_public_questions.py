@@ -15,6 +15,7 @@ import pytest
 from shardmark import plan
 from shardmark.predict.models import Models
 from shardmark.predict.plan import Prediction
+from tests import present
 
 GB = 1e9
 LLAMA = "hf:meta-llama/Llama-2-7b-hf"
@@ -55,9 +56,7 @@ def asked(
 
 
 def holds_speed(row: Prediction, samples_per_second: float) -> bool:
-    assert row.low_seconds is not None
-    assert row.high_seconds is not None
-    return row.low_seconds <= row.samples / samples_per_second <= row.high_seconds
+    return present(row.low_seconds) <= row.samples / samples_per_second <= present(row.high_seconds)
 
 
 def test_7_billion_parameters_do_not_fit_on_one_a100_with_80_gb() -> None:
@@ -79,8 +78,7 @@ def test_7_billion_parameters_fit_on_four_a100_with_40_gb() -> None:
     recipe: dict[str, Any] = {"activation_checkpointing": True, "optimizer.implementation": "fused"}
     row = asked(LLAMA, "4xa100-40", "fsdp", tokens=512, **recipe)
     assert row.fit == "yes"
-    assert row.memory is not None
-    assert row.memory.peak_bytes == pytest.approx(29 * GB, rel=0.15)
+    assert present(row.memory).peak_bytes == pytest.approx(29 * GB, rel=0.15)
     assert asked(LLAMA, "4xrtx-3090", "fsdp", tokens=512, **recipe).fit == "no"  # 24 GB
 
 
@@ -167,5 +165,4 @@ def test_two_rtx_4090_under_ddp_are_slower_than_one() -> None:
         for cards, strategy in ((1, "single"), (2, "ddp"))
     )
     assert two.work_per_second / one.work_per_second == pytest.approx(4.5 / 15.4, rel=0.5)
-    assert two.time is not None
-    assert two.time.bound == "communication"
+    assert present(two.time).bound == "communication"

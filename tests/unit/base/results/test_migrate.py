@@ -9,6 +9,7 @@ import pytest
 
 from shardmark.base.results.migrate import without_restarts
 from shardmark.base.results.schema import Outcome, TrialResult
+from tests import present
 from tests.golden.invented import invented_trial
 
 RESTART = {"restart": 1, "at_seconds": 9.0, "reason": "rank 1 was ended by SIGKILL"}
@@ -33,8 +34,7 @@ def test_a_restarted_trial_loads_without_its_restarts() -> None:
     loaded = TrialResult.model_validate_json(json.dumps(stored(exchange=exchange)))
     assert loaded.outcome is Outcome.OK
     assert not {"restarts", "checkpoint_seconds"} & (loaded.metrics.keys() | loaded.missing.keys())
-    assert loaded.ranks[1].exchange is not None
-    assert loaded.ranks[1].exchange.pushes == 3
+    assert present(loaded.ranks[1].exchange).pushes == 3
 
 
 def test_a_trial_that_went_on_without_a_worker_is_failed_and_has_no_metrics() -> None:
@@ -44,8 +44,7 @@ def test_a_trial_that_went_on_without_a_worker_is_failed_and_has_no_metrics() ->
     loaded = TrialResult.model_validate(earlier)
     assert (loaded.metrics, loaded.missing, loaded.stability) == ({}, {}, ())
     assert loaded.outcome is Outcome.FAILED
-    assert loaded.failure is not None
-    assert loaded.failure.reason == "a worker was ended by SIGKILL"
+    assert present(loaded.failure).reason == "a worker was ended by SIGKILL"
 
 
 @pytest.mark.parametrize("value", [None, [], 3, {"ranks": [3], "metrics": []}])

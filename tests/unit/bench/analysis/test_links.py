@@ -9,6 +9,7 @@ import pytest
 
 from shardmark.base.results.network import LinkFit, MeasuredOperation, NetworkRecord, TimedSize
 from shardmark.bench.analysis.network.links import COSTS, Timing, fit_link, with_fits
+from tests import present
 
 LATENCY_SECONDS = 80e-6
 BYTES_PER_SECOND = 1.2e8
@@ -39,9 +40,7 @@ def test_intervals_cover_the_truth_about_95_times_in_100(noise: float) -> None:
             ("latency", fit.latency_seconds, LATENCY_SECONDS),
             ("bandwidth", fit.bytes_per_second, BYTES_PER_SECOND),
         ):
-            assert bounds.low is not None
-            assert bounds.high is not None
-            covered[name] += bounds.low <= truth <= bounds.high
+            covered[name] += present(bounds.low) <= truth <= present(bounds.high)
     for name, count in covered.items():  # 95 % +- three standard errors
         assert 0.904 <= count / draws <= 0.996, name
 
@@ -58,9 +57,7 @@ def test_undetermined_parameters_have_wide_or_no_bounds() -> None:
     )
     latency, bandwidth = fit.latency_seconds, fit.bytes_per_second
     assert latency.low is None or latency.high is None or latency.high / latency.low > 100
-    assert bandwidth.low is not None
-    assert bandwidth.high is not None
-    assert bandwidth.low <= BYTES_PER_SECOND <= bandwidth.high
+    assert present(bandwidth.low) <= BYTES_PER_SECOND <= present(bandwidth.high)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +99,7 @@ def test_a_record_s_fits_are_its_latency_and_bandwidth() -> None:
             operations=(operation, short),
         )
     )
-    fit = record.operations[0].fit
-    assert fit is not None
+    fit = present(record.operations[0].fit)
     assert fit.latency_seconds.value == pytest.approx(LATENCY_SECONDS, rel=1e-6)
     assert fit.bytes_per_second.value == pytest.approx(BYTES_PER_SECOND, rel=1e-6)
     assert fit.residual < 1e-6

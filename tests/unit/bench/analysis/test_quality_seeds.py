@@ -14,6 +14,7 @@ from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.epochs import epochs_of
 from shardmark.bench.report.table.comparison import comparison_json
 from shardmark.bench.report.table.notes import notes_of
+from tests import present
 from tests.golden.invented import invented_trial, two_epoch_rank
 
 DDP = (0.0463, 0.060, 0.010, 0.044)
@@ -46,8 +47,7 @@ def compared(*, seeds: bool = True, fsdp: Sequence[float] = FSDP) -> Comparison:
 def test_a_difference_over_four_seeds_that_shows_nothing() -> None:
     ddp, fsdp = compared().rows
     assert (ddp.seeds, ddp.quality_verdict) == (4, None)
-    difference = fsdp.quality_difference
-    assert difference is not None
+    difference = present(fsdp.quality_difference)
     estimate = difference.estimate
     assert (estimate.value, estimate.half_width) == pytest.approx((0.019, 0.0494), abs=1e-4)
     assert estimate.n == 4
@@ -69,8 +69,7 @@ def test_a_difference_that_all_seeds_share_is_shown(gain: float, verdict: str) -
     fsdp = [value + gain * (1 + 0.02 * (-1) ** seed) for seed, value in enumerate(DDP)]
     *_, row = compared(fsdp=fsdp).rows
     assert row.quality_verdict == verdict
-    assert row.quality_difference is not None
-    assert row.quality_difference.estimate.value == pytest.approx(gain)
+    assert present(row.quality_difference).estimate.value == pytest.approx(gain)
 
 
 def test_one_seed_has_no_interval_and_no_verdict_of_a_quality() -> None:
@@ -78,9 +77,8 @@ def test_one_seed_has_no_interval_and_no_verdict_of_a_quality() -> None:
     for row in comparison.rows:
         quality, rate = row.metrics["map"], row.metrics["samples_per_second"]
         assert quality is not None
-        assert rate is not None
         assert (quality.low, quality.high, quality.n) == (None, None, 4)
-        assert rate.low is not None, "the speed of a repeat does vary"
+        assert present(rate).low is not None, "the speed of a repeat does vary"
         assert row.quality_verdict is None
         assert row.quality_difference is None
         assert epochs_of(row).epochs[-1].metrics["train_loss"].half_width is None  # type: ignore[union-attr]
@@ -92,15 +90,12 @@ def test_one_seed_has_no_interval_and_no_verdict_of_a_quality() -> None:
 
 
 def test_equal_differences_of_qualities_prove_nothing() -> None:
-    same = paired_difference([0.5, 0.6], [0.4, 0.5])
-    assert same is not None
+    same = present(paired_difference([0.5, 0.6], [0.4, 0.5]))
     assert same.p_value == 1.0
     assert paired_difference([0.5], [0.4]) is None
-    zero = paired_difference([0.0, 0.0, 0.2], [0.0, 0.1, 0.0])
-    assert zero is not None
+    zero = present(paired_difference([0.0, 0.0, 0.2], [0.0, 0.1, 0.0]))
     assert zero.estimate.value == pytest.approx(0.1 / 3)
-    assert zero.spread is not None
-    assert zero.spread.variance == pytest.approx(0.07 / 3)  # values: 0, -0.1 and 0.2
+    assert present(zero.spread).variance == pytest.approx(0.07 / 3)  # values: 0, -0.1 and 0.2
 
 
 def test_rounding_is_compared_with_the_seed_of_the_twin() -> None:
@@ -123,11 +118,8 @@ def test_disturbed_trials_count_for_quality_and_memory_and_not_for_the_speed() -
     ddp[1] = ddp[1].model_copy(update={"stability": (noise,)})
     (row,) = compare([StoredRun(path=Path("run"), trials=tuple(ddp))], "ddp").rows
     rate, quality = row.metrics["samples_per_second"], row.metrics["map"]
-    assert rate is not None
-    assert quality is not None
-    assert (rate.n, quality.n, row.seeds) == (3, 4, 4)
-    peak = row.metrics["peak_memory_bytes"]
-    assert peak is not None
+    assert (present(rate).n, present(quality).n, row.seeds) == (3, 4, 4)
+    peak = present(row.metrics["peak_memory_bytes"])
     assert peak.n == 4
     last = epochs_of(row).epochs[-1].metrics
     by_epoch = {name: last[name] for name in ("epoch_seconds", "elapsed_seconds", "train_loss")}

@@ -24,6 +24,7 @@ from shardmark.bench.analysis.diagnose.stability import Instability, warnings_of
 from shardmark.bench.analysis.diagnose.trial_stability import FALSE_ALARM_RATE, stability_of_trial
 from shardmark.bench.analysis.trial.raw_files import raw_lines
 from shardmark.bench.report.table.notes import NoteKind, notes_of
+from tests import present
 from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
 
 
@@ -117,8 +118,7 @@ def test_a_lasting_change_is_named_with_its_step(share: float, factor: float) ->
     first = round(share * 60)
     told = findings([each * (factor if step >= first else 1) for step, each in enumerate(steps)])
     finding = next(each for each in told if each.kind is Kind.TRIAL_DRIFT)
-    assert finding.p_value is not None
-    assert finding.p_value * 30 <= FALSE_ALARM_RATE
+    assert present(finding.p_value) * 30 <= FALSE_ALARM_RATE
     # Five steps of warm-up come before those that are measured.
     assert finding.text.endswith(f"and stayed so, from about step {5 + first} on")
     assert f" times {'longer' if factor > 1 else 'shorter'}" in finding.text
@@ -130,13 +130,11 @@ def test_drifts_and_pauses_are_no_lasting_change() -> None:
     assert jump_of(line) is None
     assert jump_of([(at, 5.0 if 10 <= at < 30 else 1.0 + at / 100) for at, _ in line]) is None
     assert jump_of(line[:3]) is None
-    jump = jump_of([(at, 5.0 if at >= 30 else 1.0 + at / 100) for at, _ in line])
-    assert jump is not None
+    jump = present(jump_of([(at, 5.0 if at >= 30 else 1.0 + at / 100) for at, _ in line]))
     assert jump.time == 30.0
     # A value in which it changed is of neither side.
     noisy = [(at, 3.0 if at == 20 else (1.0 if at < 20 else 4.7) + at % 2 * 0.3) for at, _ in line]
-    between = jump_of(noisy)
-    assert between is not None
+    between = present(jump_of(noisy))
     assert between.time == 21.0
     orders = [2 / math.comb(n, split) for n in (40, 39) for split in range(10, n - 9)]
     assert jump.p_value == pytest.approx(sum(orders))
@@ -349,8 +347,7 @@ def test_long_files_are_read_in_even_parts(tmp_path: Path) -> None:
 
 def test_trend_is_senss_slope_and_kendalls_test() -> None:
     rising = [(float(time), 3.0 * time) for time in range(10)]
-    trend = trend_of([[*rising[:4], (4.0, 1e6), *rising[5:]]])
-    assert trend is not None
+    trend = present(trend_of([[*rising[:4], (4.0, 1e6), *rising[5:]]]))
     assert trend.slope == pytest.approx(3.0)
     shared = trend_of([[(0.0, level), (1.0, level + 1)] for level in (5.0, 90.0, 1.0, 20.0)])
     assert shared is not None

@@ -31,6 +31,7 @@ from shardmark.bench.analysis.compare.comparison import (
 )
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_shown
+from tests import present
 from tests.golden.invented import invented_trial
 
 FAMILIES = 250
@@ -152,8 +153,7 @@ def test_holm_corrects_p_values_in_steps() -> None:
 def test_effect_is_the_paired_t_tests() -> None:
     above, below = [210.0, 250.0, 330.0], [100.0, 110.0, 160.0]
     logarithms = [math.log(y / x) for y, x in zip(above, below, strict=True)]
-    effect = paired_effect(above, below)
-    assert effect is not None
+    effect = present(paired_effect(above, below))
     statistic = fmean(logarithms) / (stdev(logarithms) / math.sqrt(3))
     two_degrees = 1 - statistic / math.sqrt(2 + statistic**2)  # p of Student's t, two-sided
     assert effect.p_value == pytest.approx(two_degrees)
@@ -169,8 +169,7 @@ def test_pairs_without_spread_are_certain_or_equal(
     above: float, exact: bool, p_value: float
 ) -> None:
     """Repeats of one seed agree with themselves, so that a quality shows nothing."""
-    effect = paired_effect([above] * 3, [3.0] * 3, exact=exact)
-    assert effect is not None
+    effect = present(paired_effect([above] * 3, [3.0] * 3, exact=exact))
     assert effect.p_value == p_value
 
 
@@ -194,8 +193,7 @@ def test_prior_of_simulated_variances_is_recovered() -> None:
 
 def test_equal_variances_end_at_what_the_shared_row_allows() -> None:
     """The limit is 4 n / (n + 3) times the degrees of one of n comparisons, less their own."""
-    prior = prior_of([Spread(2.0, 2)] * 28)
-    assert prior is not None
+    prior = present(prior_of([Spread(2.0, 2)] * 28))
     assert prior.degrees == pytest.approx((4 * 28 / 31 - 1) * 2 * 25 / 28)
     for few in ([], [Spread(1.0, 2)] * 3, [*[Spread(1.0, 2)] * 3, Spread(0.0, 2)]):
         assert prior_of(few) is None
@@ -227,9 +225,7 @@ def row(comparison: Comparison, strategy: str) -> Row:
 
 
 def effect_of(comparison: Comparison, strategy: str) -> Effect:
-    effect = row(comparison, strategy).effect
-    assert effect is not None
-    return effect
+    return present(row(comparison, strategy).effect)
 
 
 BASE = {0: 100.0, 1: 102.0, 2: 98.0, 3: 101.0}
@@ -245,8 +241,7 @@ def test_verdicts_are_one_family() -> None:
     assert row(among, "ddp").verdict == "no difference shown"
     own, effect = effect_of(alone, "ddp"), effect_of(among, "ddp")
     assert effect.p_value == own.p_value == own.p_corrected
-    assert effect.p_moderated is not None
-    expected = max(5 * effect.p_moderated, 2 * effect.p_value)
+    expected = max(5 * present(effect.p_moderated), 2 * effect.p_value)
     assert effect.p_corrected == pytest.approx(expected)
     assert row(among, "ddp").metrics["speedup"] == own.ratio == effect.ratio
 
@@ -263,8 +258,7 @@ def test_large_differences_are_shown_among_many_with_three_repeats() -> None:
     for strategy, verdict in (("fsdp", "slower"), ("ddp", "faster")):
         assert row(comparison, strategy).verdict == verdict
         effect = effect_of(comparison, strategy)
-        assert effect.p_moderated is not None
-        assert effect.p_moderated < effect.p_value / 5
+        assert present(effect.p_moderated) < effect.p_value / 5
 
 
 def test_runs_do_not_share_estimates_of_noise() -> None:
@@ -301,8 +295,7 @@ def test_repeats_are_paired_where_both_have_them_and_it_is_said() -> None:
 def test_ratio_and_difference_between_any_two_rows() -> None:
     comparison = compared({"ddp": BASE, "fsdp": {0: 150.0, 1: 153.0}, "zero-1": {9: 120.25}})
     ddp, fsdp, other = (row(comparison, name) for name in ("ddp", "fsdp", "zero-1"))
-    ratio = ratio_between(fsdp, ddp, "samples_per_second")
-    assert ratio is not None
+    ratio = present(ratio_between(fsdp, ddp, "samples_per_second"))
     assert (ratio.low, ratio.value, ratio.high, ratio.n) == pytest.approx((1.5, 1.5, 1.5, 2))
     paired = difference_between(fsdp, ddp, "accuracy_top1")
     unpaired = difference_between(other, ddp, "accuracy_top1")

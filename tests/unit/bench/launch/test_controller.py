@@ -31,6 +31,7 @@ from shardmark.bench.launch.trial_queue import cell_of
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import expand
 from shardmark.ranks.trial import Trial
+from tests import present
 from tests.unit.bench.launch.fakes import (
     FAILED,
     INTERRUPTED,
@@ -192,8 +193,7 @@ def test_unavailable_trial_is_stored_and_checked_again(
         assert run(out, asked)[0].names == ["ddp"]
     stored = {trial.strategy: trial for trial in load_run(out).trials}["zero-1"]
     assert stored.outcome is Outcome.UNAVAILABLE
-    assert stored.failure is not None
-    assert stored.failure.remedy == "pip install 'shardmark[deepspeed]'"
+    assert present(stored.failure).remedy == "pip install 'shardmark[deepspeed]'"
     assert (stored.metrics, stored.ranks) == ({}, ())
     monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")  # noqa: ARG005
     assert run(out, asked)[0].names == ["zero-1"]
@@ -323,8 +323,7 @@ def test_model_edited_during_the_run_ends_the_run(out: Path, model: Path) -> Non
         run_experiment(experiment(OWN), out, engine=engine)
     (result,) = load_run(out).trials
     assert result.outcome is Outcome.FAILED
-    assert result.failure is not None
-    assert "my_parts.py" in result.failure.reason
+    assert "my_parts.py" in present(result.failure).reason
 
 
 def test_trial_with_another_model_structure_fails(out: Path) -> None:
@@ -452,8 +451,7 @@ def test_verdicts_on_other_cells_stay(out: Path, monkeypatch: pytest.MonkeyPatch
     unproven = GOOD.model_copy(update={"equivalent": None, "id": "elsewhere"})
     write_verification(out, Verification(reference="x", steps=3, verdicts=(unproven, BAD)))
     run(out, *once)
-    stored = read_verification(out)
-    assert stored is not None
+    stored = present(read_verification(out))
     assert stored.verdicts[:2] == (unproven, BAD)
     assert len(stored.verdicts) == 3
     assert not (out / ".verification").exists()
@@ -475,8 +473,7 @@ def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.Monke
     listener = run(tmp_path / "first", *both)[1]
     assert judged == [["ddp"], ["single"]]
     assert any("has verified 1 of 2 cells" in note for note in listener.notes)
-    stored = read_verification(tmp_path / "first")
-    assert stored is not None
+    stored = present(read_verification(tmp_path / "first"))
     assert len(stored.verdicts) == 2
     other = Fingerprint(versions={"torch": "another"})
     monkeypatch.setattr("shardmark.bench.launch.fingerprint.versions_of", lambda _: other)

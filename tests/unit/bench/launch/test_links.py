@@ -19,6 +19,7 @@ from shardmark.base.results.store import RunFolder, load_run
 from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.outcome import Ending
 from shardmark.ranks.trial import Trial
+from tests import present
 from tests.unit.bench.launch.fakes import (
     FAILED,
     FINE,
@@ -87,11 +88,9 @@ def test_links_between_nodes_are_measured_before_the_trials_and_fitted(tmp_path:
     assert linked.calls.index("load cpu") < linked.calls.index("run ddp")
     assert "2 ranks on 2 nodes, about 8 s" in notes[0]
     assert all(fact in notes[1] for fact in ("100 us", "100 MB/s", "between hosts"))
-    stored = read_network(tmp_path / "run")
-    assert stored is not None
+    stored = present(read_network(tmp_path / "run"))
     (operation,) = stored.operations
-    assert operation.fit is not None
-    assert operation.fit.bytes_per_second.value == pytest.approx(SPEED)
+    assert present(operation.fit).bytes_per_second.value == pytest.approx(SPEED)
     assert not (tmp_path / "run" / ".links").exists()
     assert {trial.outcome for trial in load_run(tmp_path / "run").trials} == {"ok"}
 

@@ -26,6 +26,7 @@ from shardmark.bench.launch.outcome import (
     first_death,
     kernel_oom_kills,
 )
+from tests import present
 from tests.golden.invented import invented_rank
 from tests.unit.bench.launch.fakes import FAILED as FAILED_ENDING
 from tests.unit.bench.launch.fakes import FINE, TIMED_OUT, ending
@@ -248,8 +249,7 @@ def test_timeout_reports_the_steps_of_each_rank(
 def test_remedy_of_a_rank_is_used() -> None:
     rank = record(1, "data", "DataError: no pictures", remedy="add some")
     _, failure = decide(FAILED_ENDING, [rank], processes=2, trial_seconds=60, progress=())
-    assert failure is not None
-    assert failure.remedy == "add some"
+    assert present(failure).remedy == "add some"
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,7 @@ def test_gloo_mismatch_is_explained(line: str, named: bool) -> None:
     _, failure = decide(
         ending("exited", 1, [(1, -6, 1.0)]), [], processes=2, trial_seconds=60, progress=()
     )
-    assert failure is not None
-    explained = explain_mismatch(failure, ["loading", line])
+    explained = explain_mismatch(present(failure), ["loading", line])
     assert explained.reason.startswith("rank 1 was ended by SIGABRT")
     assert ("different parts of the model" in explained.reason) == named
     assert ("multiplied by zero" in str(explained.remedy)) == named
@@ -284,8 +283,7 @@ def test_error_of_a_rank_is_not_replaced(message: str, named: bool) -> None:
     _, failure = decide(
         FAILED_ENDING, [record(1, "exception", message)], processes=2, trial_seconds=60, progress=()
     )
-    assert failure is not None
-    explained = explain_mismatch(failure, ["op.preamble.length <= op.nbytes. 4 vs 2"])
+    explained = explain_mismatch(present(failure), ["op.preamble.length <= op.nbytes. 4 vs 2"])
     assert ("different parts of the model" in explained.reason) == named
     assert (message in explained.reason) != named
 
@@ -315,6 +313,5 @@ def death(rank: int, at_seconds: float, exit_code: int) -> ProcessEnd:
     ids=["earlier", "closed connection seen before the kill", "killed when all were ended"],
 )
 def test_first_death(deaths: list[ProcessEnd], first: int) -> None:
-    found = first_death(deaths)
-    assert found is not None
+    found = present(first_death(deaths))
     assert found.rank == first

@@ -19,6 +19,7 @@ from shardmark.base.results.verification import Verdict, read_verification, writ
 from shardmark.bench.reference import reference
 from shardmark.bench.reference.reference import Hypothesis, Noise
 from shardmark.ranks.workloads.base import ParameterGroup
+from tests import present
 from tests.unit.bench.reference.verdicts import VERIFICATION
 from tests.unit.bench.reference.verification_cases import (
     MODELS,
@@ -254,8 +255,7 @@ def test_scaled_gradients_are_attributed_to_accumulation_or_averaging(
 def test_deepspeeds_clipping_is_called_by_its_name() -> None:
     verdict = VerificationCase("plain", target_scale=50.0).verdict_on_run(Hypothesis(clipping=1.0))
     assert cause_text(verdict) == "gradients are clipped to norm 1, DeepSpeed's default"
-    assert verdict.cause is not None
-    assert verdict.cause.setting == "gradient_clipping"
+    assert present(verdict.cause).setting == "gradient_clipping"
 
 
 UNUSED_AS_ZERO = "parameters that got no gradient are updated as with a gradient of zero"
@@ -312,8 +312,7 @@ def test_causes_in_the_capture_are_named(changes: Any, text: str, evidence: str)
         changes = {"sample_ids": changes(case.reference.sample_ids)}
     verdict = case.verdict(replace(case.reference, **changes))
     assert cause_text(verdict) == text
-    assert verdict.cause is not None
-    assert evidence in verdict.cause.evidence
+    assert evidence in present(verdict.cause).evidence
 
 
 @pytest.mark.parametrize("model", ["norm only", "normed"])
@@ -344,8 +343,7 @@ def test_unknown_fault_has_no_cause() -> None:
     }
     verdict = case.verdict(with_tensor(case.reference, "parameters", noise))
     assert cause_text(verdict) == UNEXPLAINED
-    assert verdict.cause is not None
-    assert verdict.cause.first_deviation.startswith("parameters after the last step")
+    assert present(verdict.cause).first_deviation.startswith("parameters after the last step")
     nan = {"0.weight": array(*[np.nan] * 32).reshape(8, 4)}  # a diverged training
     broken = {**case.reference.tensors["gradient"], **nan}
     diverged = case.verdict(with_tensor(case.reference, "gradient", broken))
@@ -401,8 +399,7 @@ def test_what_rounding_hides_is_neither_proven_nor_refuted() -> None:
     assert told(1.0).equivalent is True
     undecided = told(1 + 1e-7)
     assert undecided.equivalent is None
-    assert undecided.cause is not None
-    assert undecided.cause.text.startswith("undecided")
+    assert present(undecided.cause).text.startswith("undecided")
     assert told(1.01).equivalent is False
     other = tuple((("x",),) * STEPS for _ in exact.reference.draws)
     assert told(1 + 1e-7, draws=other).equivalent is False

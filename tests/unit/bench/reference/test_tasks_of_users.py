@@ -22,6 +22,7 @@ from shardmark.bench.reference.reference import Hypothesis
 from shardmark.bench.reference.verdict import NoReferenceError, ReferenceCache
 from shardmark.ranks.strategies.casting import lossless_copy
 from shardmark.ranks.train.exchanged_group import CannotPlayError
+from tests import present
 from tests.unit.bench.reference.verification_cases import (
     MODELS,
     STEPS,
@@ -44,8 +45,7 @@ right = Task.loss
 
 
 def cause_text_of(verdict: Verdict) -> str:
-    assert verdict.cause is not None
-    return verdict.cause.text
+    return present(verdict.cause).text
 
 
 def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
@@ -62,8 +62,7 @@ def test_a_loss_that_does_not_repeat_itself_is_not_blamed_on_the_strategy(
     assert is_undecided(verdict)
     assert not is_accepted(verdict)
     assert "other values when it is run again" in cause_text_of(verdict)
-    assert verdict.cause is not None
-    assert "the model or the loss has its own random generator" in verdict.cause.evidence
+    assert "the model or the loss has its own random generator" in present(verdict.cause).evidence
 
 
 def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
@@ -79,8 +78,7 @@ def test_a_data_set_that_does_not_repeat_itself_is_told_from_the_model(
     monkeypatch.setattr(Task, "batch", counted)
     verdict = VerificationCase("plain").verdict_on_run()
     assert is_undecided(verdict)
-    assert verdict.cause is not None
-    assert "samples differ when they are read twice" in verdict.cause.evidence
+    assert "samples differ when they are read twice" in present(verdict.cause).evidence
 
 
 @pytest.mark.parametrize("draw", [random.random, np.random.random, lambda: torch.rand(()).item()])
@@ -105,8 +103,7 @@ def test_a_loss_that_is_not_finite_is_the_cause() -> None:
     diverging = VerificationCase("plain", optimizer={"name": "sgd", "lr": 1e30})
     verdict = diverging.verdict_on_run()
     assert verdict.equivalent is None, "the reference's is not finite either"
-    assert verdict.cause is not None
-    assert verdict.cause.training_fails
+    assert present(verdict.cause).training_fails
     assert not is_accepted(verdict)
     assert not is_undecided(verdict), "it is worse: exit code 1"
 
@@ -268,8 +265,7 @@ def test_a_sum_that_is_divided_by_a_constant_is_told_from_a_loss_that_does_not_a
     verdict = VerificationCase("plain", gradient_accumulation=2).verdict_on_run()
     assert verdict.equivalent is False
     assert "the gradient is 4 times too small" in cause_text_of(verdict)
-    assert verdict.cause is not None
-    assert "loss_adds_up" not in str(verdict.cause.setting), "it would hide the fault"
+    assert "loss_adds_up" not in str(present(verdict.cause).setting), "it would hide the fault"
 
 
 def test_a_constant_divisor_is_not_hidden_by_a_declaration(
@@ -390,8 +386,7 @@ def test_what_keeps_gradients_from_adding_up_is_told_from_the_loss(
     verdict = VerificationCase("made").verdict_on_run()
     assert verdict.equivalent is False
     assert cause_text_of(verdict).startswith(text)
-    assert verdict.cause is not None
-    assert evidence in verdict.cause.evidence
+    assert evidence in present(verdict.cause).evidence
 
 
 def test_all_verified_batches_are_held_against_one_piece(
@@ -418,8 +413,7 @@ def test_an_optimizer_on_flat_pieces_is_named_unless_it_works_element_by_element
     )
     assert verdict.equivalent is False
     assert "flat pieces of the parameters" in cause_text_of(verdict)
-    assert verdict.cause is not None
-    assert "differs by 0 tolerances" in verdict.cause.evidence
+    assert "differs by 0 tolerances" in present(verdict.cause).evidence
     nadam = {"name": "own", "path": "torch.optim:NAdam", "lr": 0.01}
     flat = VerificationCase("plain", optimizer=nadam).verdict_on_run(Hypothesis(flat_pieces=True))
     assert {check.name for check in flat.checks if not check.holds} <= {

@@ -20,7 +20,7 @@ from shardmark.cli import main
 from shardmark.extras.studies.against import Against, ClaimPair, Finding, Pair, set_against
 from shardmark.extras.studies.against_view import against_tables, quantity_of
 from shardmark.extras.studies.study import DERIVED, Batch, load_study, studies, study_names
-from tests import ROOT
+from tests import ROOT, present
 from tests.golden.invented import detection_trial, write_run
 
 OTHERS = StabilityFinding(
@@ -87,12 +87,10 @@ def test_published_and_measured_stand_side_by_side() -> None:
     pair = pair_of(result, "ddp", 4)
     assert pair.published["epoch_seconds"] == pytest.approx(363.2)
     assert pair.published["speedup"] == pytest.approx(590.2 / 363.2)
-    speedup = pair.measured["speedup"]
-    assert speedup is not None
+    speedup = present(pair.measured["speedup"])
     assert speedup.value == pytest.approx(2, rel=0.01)
     assert speedup.low is not None
-    relative = pair_of(result, "zero-1", 4).measured["relative_time"]
-    assert relative is not None
+    relative = present(pair_of(result, "zero-1", 4).measured["relative_time"])
     assert relative.value == pytest.approx(1.25, rel=0.01)
     assert pair_of(result, "fsdp", 2).row is None, "published, and not measured"
 
@@ -123,8 +121,7 @@ def test_times_are_of_the_same_samples_and_a_claim_needs_what_it_is_relative_to(
     trials = [detection_trial("ps-async", 4, rate=125.0), detection_trial("ps-sync", 4)]
     result = against("ovi-2025", *trials)
     (time,) = (each for each in result.claims if each.row and each.claim.metric == "epoch_seconds")
-    assert time.measured is not None
-    assert time.measured.value == pytest.approx(0.8)
+    assert present(time.measured).value == pytest.approx(0.8)
     (unsaid,) = (each for each in result.claims if not each.claim.over)
     assert unsaid.measured is None
 
@@ -368,7 +365,6 @@ def test_one_seed_refutes_a_stated_difference_of_verified_equals(*, verified: bo
     rows = tuple(replace(row, equivalent=verified or None) for row in comparison.rows)
     comparison = replace(comparison, rows=rows)
     (pair,) = claims_of(set_against(comparison, load_study("lamsal-2025")), "begins 0.035 below")
-    assert pair.measured is not None
-    assert pair.measured.value == 0
+    assert present(pair.measured).value == 0
     assert pair.finding is (Finding.FAILS if verified else Finding.OPEN)
     assert ("both train the same" in pair.reason) is verified

@@ -14,6 +14,7 @@ from shardmark.bench.report.views.registry import find_view
 from shardmark.predict.when.crossings import BestRange, RangeLine
 from shardmark.predict.when.measured import measured_lines
 from shardmark.predict.when.view import axis_value, when_tables
+from tests import present
 from tests.golden.invented import compare_trials, invented_trial
 
 AXIS = "recipe.global_batch"
@@ -63,13 +64,11 @@ def test_the_lead_changes_where_the_log_ratio_is_zero() -> None:
     assert fsdp.ahead == pytest.approx((1.25, 1.5))
     assert (never.strategy, never.best_at, never.rival) == ("zero-1", (), "fsdp")
     assert never.ahead == pytest.approx((0.5, 0.72))
-    assert fsdp.begins is not None
-    assert fsdp.begins.value == pytest.approx(8.0)
+    assert present(fsdp.begins).value == pytest.approx(8.0)
 
 
 def test_the_interval_of_a_crossing_comes_from_those_of_the_ratios() -> None:
-    begins = throughput(measured(CROSSING)).ranges[1].begins
-    assert begins is not None
+    begins = present(throughput(measured(CROSSING)).ranges[1].begins)
     assert begins.low is not None
     assert begins.high is not None
     # At the middle, the error of the log ratio is that of the mean of two independent ones.
@@ -88,8 +87,7 @@ def test_noise_leaves_an_end_open_and_one_repeat_leaves_both() -> None:
     assert fsdp.begins.low is None
     assert fsdp.begins.high is not None
     once = {s: {v: r[1:2] for v, r in by.items()} for s, by in CROSSING.items()}
-    begins = throughput(measured(once)).ranges[1].begins
-    assert begins is not None
+    begins = present(throughput(measured(once)).ranges[1].begins)
     assert begins.value == pytest.approx(8.0)
     assert (begins.low, begins.high) == (None, None)
 

@@ -20,6 +20,7 @@ from shardmark.ranks.measure.step.progress import (
 )
 from shardmark.ranks.measure.step.recorder import Recorder
 from shardmark.ranks.train.loop import LoopOptions, train
+from tests import present
 from tests.unit.ranks.train.toy import CPU, CountingClock, FakeWorker, ToyWorkload
 
 HOST_COPIES = ("_local_scalar_dense", "_to_copy", "copy_", "is_nonzero", "equal", "nonzero")
@@ -40,8 +41,7 @@ def test_progress_is_written_and_read(tmp_path: Path) -> None:
             progress.lengthen(2**41)
             progress.stepped(8)
         losses.clear()
-    ended = read_progress(tmp_path, 1)
-    assert ended is not None
+    ended = present(read_progress(tmp_path, 1))
     assert (ended.steps, ended.loss_steps, ended.total_steps) == (8, 8, 2**41)
     assert math.isnan(ended.loss or 0), "a loss that is no number is news"
     file = progress_file(tmp_path, 1)
@@ -85,8 +85,7 @@ class Told:
 
             def on_step(step: int) -> None:
                 progress.stepped(step)
-                shown = read_progress(self._directory, 0)
-                assert shown is not None
+                shown = present(read_progress(self._directory, 0))
                 assert shown.steps == step
                 self.losses.append(shown.loss)
 

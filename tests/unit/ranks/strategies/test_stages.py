@@ -15,6 +15,7 @@ from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.layers.divided import problems_with
 from shardmark.ranks.strategies.layers.stages import pipeline_sends, problems_of, staged
 from shardmark.ranks.workloads.base import CannotShard, TensorPlan
+from tests import present
 from tests.unit.ranks.train.toy import ToyWorkload
 
 CPU = Machine(device_type="cpu", device_count=0, cores=8)
@@ -139,8 +140,7 @@ def test_recipes_that_a_pipeline_cannot_run_are_refused(
     ],
 )
 def test_impossible_meshes_are_refused(name: str, mesh: dict[str, int], told: str) -> None:
-    reason = build_strategy(name, {"mesh": mesh}).unsupported_reason(4)
-    assert reason is not None
+    reason = present(build_strategy(name, {"mesh": mesh}).unsupported_reason(4))
     assert told in reason
 
 
@@ -156,6 +156,5 @@ def test_tensor_ranks_are_neighbours_inside_a_node() -> None:
     assert build_strategy("fsdp-tp", {}).layout(8, nodes=2).tensor == 4
     across = build_strategy("fsdp-tp-pp", {"mesh": {"tensor": 4, "pipeline": 3}})
     assert across.unsupported_reason(12, nodes=6) is None
-    reason = across.unsupported_reason(12, nodes=2)
-    assert reason is not None
+    reason = present(across.unsupported_reason(12, nodes=2))
     assert "use a size of tensor that divides 6" in reason

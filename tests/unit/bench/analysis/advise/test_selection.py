@@ -13,6 +13,7 @@ from shardmark.base.ranking import Ranking
 from shardmark.bench.analysis.advise.selection import rival_of, select
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import METRIC, NO_DIFFERENCE, with_verdicts
+from tests import present
 
 DRAWS = 100
 PEAK = "peak_memory_bytes"
@@ -41,9 +42,7 @@ def rows_with(values: Sequence[Sequence[float]], metric: str = METRIC) -> list[R
 
 
 def fastest(rows: Sequence[Row]) -> Ranking[Row]:
-    chosen = select(rows, METRIC)
-    assert chosen is not None
-    return chosen
+    return present(select(rows, METRIC))
 
 
 EQUAL = ((1.0,) * 6, (0.02,) * 6)
@@ -151,7 +150,6 @@ def test_selection_agrees_with_the_verdicts() -> None:
 
 def test_less_memory_is_better_and_nobody_wins_without_values() -> None:
     rows = rows_with([(3.0, 3.0), (2.0, 2.0)], PEAK)
-    chosen = select(rows, PEAK)
-    assert chosen is not None
+    chosen = present(select(rows, PEAK))
     assert (chosen.row, chosen.reason, rival_of(chosen)) == (rows[1], "shown", rows[0])
     assert select(rows, METRIC) is None

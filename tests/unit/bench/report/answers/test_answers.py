@@ -22,6 +22,7 @@ from shardmark.bench.report.answers.answers import (
 )
 from shardmark.bench.report.answers.overview import overview, overview_json
 from shardmark.bench.report.table.comparison import comparison_json
+from tests import present
 from tests.unit.bench.report.answers.invented_rows import MIB, OTHERS, Cell, compared
 
 SINGLE = Cell(strategy="single", world_size=1, rates=(100, 101, 99), peaks=(90 * MIB,))
@@ -97,8 +98,7 @@ def test_nothing_is_decided_from_disturbed_trials(
     assert ddp.missing["speedup"] == f"not decided: {OTHERS.text}"
     assert ddp.metrics["samples_per_second"] is not None, "measured, and kept"
     single = next(row for row in comparison.rows if row.strategy == "single")
-    own = single.metrics["speedup"]
-    assert own is not None
+    own = present(single.metrics["speedup"])
     assert own.value == 1.0
     assert next_commands(comparison)[0].endswith("--retry")
 
@@ -190,8 +190,7 @@ def test_a_matrix_is_answered_along_its_axes(tmp_path: Path) -> None:
     fastest = one_of(comparison, "fastest")
     assert (fastest.strategy, fastest.decided) == ("ddp", True)
     assert fastest.text == "ddp in 2 of 2 groups"
-    grid = answer_grid(comparison)
-    assert grid is not None
+    grid = present(answer_grid(comparison))
     assert set(grid.cells("precision")) == {"fp32", "bf16"}
     assert grid.cells("fastest") == ("ddp", "ddp")
     assert grid.cells("memory") == ("fsdp", "fsdp")

@@ -34,6 +34,7 @@ from shardmark.bench.analysis.compare.step_time import step_time
 from shardmark.bench.report.figures import Figure, Panel, Series, figures_of, over_time
 from shardmark.bench.report.figures.drawing import _x_channel
 from shardmark.bench.report.figures.entries import Entry, groups_of
+from tests import present
 from tests.golden.invented import (
     invented_rank,
     invented_trial,
@@ -93,8 +94,7 @@ def test_scaling_has_the_ideal_of_the_single_device(tmp_path: Path) -> None:
 def test_memory_is_stacked_by_kind_for_the_fullest_worker_and_server(tmp_path: Path) -> None:
     def rank(number: int, peak_bytes: float, role: str = "worker") -> RankRecord:
         record = invented_rank(number)
-        assert record.probe is not None
-        probe = record.probe.model_copy(update={"peak_memory_bytes": int(peak_bytes)})
+        probe = present(record.probe).model_copy(update={"peak_memory_bytes": int(peak_bytes)})
         return record.model_copy(update={"probe": probe, "role": role})
 
     ranks = (rank(0, 305e6), rank(1, 400e6), rank(2, 200e6, "server"))
@@ -311,8 +311,7 @@ def test_broken_raw_files_give_nothing(tmp_path: Path) -> None:
     row = row_of(tmp_path)
     folder = tmp_path / "trials" / "ddp-2-0"
     (folder / "samples.jsonl").write_bytes(b'\xff{"at_seconds": \n[1]\n{"at_seconds": 1e9}\n')
-    found = sampled(row)
-    assert found is not None
+    found = present(sampled(row))
     assert found.cpu_percent.x == ()
     (folder / "samples.jsonl").unlink()
     (folder / "steps.jsonl").unlink()
@@ -351,20 +350,17 @@ def test_parts_of_a_step_have_their_seconds(
         name if name.endswith("fraction") else f"{name}_seconds": value
         for name, value in metrics.items()
     }
-    known = step_time(row_of(tmp_path, **named))
-    assert known is not None
+    known = present(step_time(row_of(tmp_path, **named)))
     assert {name: known.parts()[name] for name in parts} == pytest.approx(parts)
 
 
 def test_parts_are_the_mean_over_ranks_not_the_maximum(tmp_path: Path) -> None:
     trial = invented_trial("ddp", 2, metrics={"exposed_communication_seconds": None})
-    forward = trial.metrics["forward_seconds"]
-    assert forward is not None
+    forward = present(trial.metrics["forward_seconds"])
     uneven = forward.model_copy(update={"value": 3.0, "maximum": 3.0, "mean": 2.0})
     metrics = {**trial.metrics, "forward_seconds": uneven}
     row = store_and_compare(tmp_path, [trial.model_copy(update={"metrics": metrics})]).rows[0]
-    known = step_time(row)
-    assert known is not None
+    known = present(step_time(row))
     assert known.spans["forward"] == 2.0
 
 
@@ -456,13 +452,11 @@ def test_few_readings_have_no_median() -> None:
     points = [(float(at), float(at % 2)) for at in range(2 * SMOOTHED_READINGS - 1)]
     assert smoothed(points).smooth is None
     more = smoothed([*points, (99.0, 1.0)], median)
-    assert more.smooth is not None
-    x, y = more.smooth
+    x, y = present(more.smooth)
     assert x == more.x
     assert y[4] == 0.0, "five of the readings 0 to 8 are 0"
     assert y[5] == 1.0
-    bursts = smoothed([*points, (99.0, 1.0)]).smooth
-    assert bursts is not None
+    bursts = present(smoothed([*points, (99.0, 1.0)]).smooth)
     assert bursts[1][4] == pytest.approx(4 / 9), "what was sent in bursts is not 0"
 
 

@@ -40,6 +40,7 @@ from shardmark.bench.report.views.network import links_table, network_json, netw
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.strategies import build_strategy
+from tests import present
 from tests.golden.invented import (
     FIRST_STEP_AT_SECONDS,
     compare_trials,
@@ -214,8 +215,7 @@ def test_interfaces_of_several_nodes_are_separate_rows(nodes: Comparison) -> Non
     interfaces = [(each.node, each.name) for each in traffic.interfaces]
     assert interfaces == [(0, "eth0"), (0, "lo"), (1, "eth0")]
     first = traffic.interfaces[0]
-    assert first.sent.step_bytes is not None
-    assert first.sent.step_bytes.value == pytest.approx(3900 * SECONDS / STEPS)
+    assert present(first.sent.step_bytes).value == pytest.approx(3900 * SECONDS / STEPS)
     assert first.received.mean_bytes_per_second == pytest.approx(780)
     assert first.sent.peak_bytes_per_second == pytest.approx(3900)
     assert first.sent.over_time.y == pytest.approx([3900] * len(first.sent.over_time.x))
@@ -270,8 +270,7 @@ def test_a_node_s_clock_may_be_wrong(tmp_path: Path) -> None:
 
 def test_a_sum_over_nodes_is_no_difference_between_them(nodes: Comparison) -> None:
     """The figure of network and CPU: counters of two nodes have nothing to do with each other."""
-    curves = sampled(nodes.rows[0])
-    assert curves is not None
+    curves = present(sampled(nodes.rows[0]))
     assert {round(value) for value in curves.network_bytes_per_second.y} == {3900 + 390 + 780}
     assert {round(value) for value in curves.cpu_percent.y} == {300}
 
