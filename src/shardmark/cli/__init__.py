@@ -26,6 +26,7 @@ from shardmark.cli.run import run
 from shardmark.cli.schema import schema
 from shardmark.cli.time import time
 from shardmark.cli.verify import verify
+from shardmark.cli.why import explain_step
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -72,6 +73,9 @@ app.command(
     "audit", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
 )(audit)
 app.command("time")(time)
+app.command(
+    "why", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
+)(explain_step)
 app.command("init")(init)
 app.command("list")(list_)
 app.command("doctor")(doctor)

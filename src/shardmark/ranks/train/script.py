@@ -28,6 +28,8 @@ from shardmark.ranks.train.rank import Subject, Task, measure, store_of_ranks, t
 from shardmark.ranks.train.record import RankReport
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.script.task import run_as_main
+from shardmark.scripts.interventions import built, facts_of, named_in
+from shardmark.scripts.interventions.base import Place
 
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch exports it lazily
@@ -68,6 +70,8 @@ class ScriptSubject(Subject):
         _set_environment(self.trial)
         with ExitStack() as stack:
             measured = _MeasuredScript(self.trial, directory, report, store, stack)
+            for intervention in measured.interventions:
+                intervention.install()
             stack.enter_context(measured.hooks.installed())
             try:
                 run_as_main(self.trial.script)
@@ -149,6 +153,11 @@ class _MeasuredScript:
         self._recorder: Recorder | None = None
         self._progress: ProgressWriter | None = None
         self._device = torch.device("cpu")
+        world_size = int(os.environ["WORLD_SIZE"])
+        place = Place(rank=int(os.environ["RANK"]), world_size=world_size, store=store)
+        self.interventions = built(named_in(trial.script.interventions), place)
+        self._begun = False
+        """True once the interventions have begun."""
         self.hooks = StepHooks(self._begin, self._stepped)
 
     def _begin(self, device: torch.device) -> Recorder:
@@ -180,6 +189,11 @@ class _MeasuredScript:
             count = min(remaining, MAX_STEPS) if remaining > 0 else self._pacing.added_steps
         if self._agrees:
             count, measured = self._of_first_rank(count, measured)
+        if self.interventions and not self._begun and (measured or not count):
+            self._begun = True
+            self._wait_for_all("warm", PEERS_SECONDS)
+            for intervention in self.interventions:
+                intervention.begin()
         self._first_step, self._end_step = recorder.step, recorder.step + count
         if self._end_step > self._steps:
             progress.lengthen(self._end_step)
@@ -202,6 +216,8 @@ class _MeasuredScript:
         assert progress is not None, "a step ends after `_begin`"
         if not self.done:
             progress.stepped(recorder.step)
+            for intervention in self.interventions if not self._begun else ():
+                intervention.stepped(recorder.step)
             if recorder.step < self._end_step:
                 return
             self._end_stretch(recorder)
@@ -236,6 +252,8 @@ class _MeasuredScript:
             "samples_counted_by": batches.source if counted else None,
             "steps_as_samples": not counted,
         }
+        if self.interventions:
+            report.settings = {**report.settings, "seen": facts_of(self.interventions)}
         report.end_epoch(recorder.step, None)
         self.not_probed(NOT_RECORDED)
         report.write()
@@ -258,11 +276,13 @@ class _MeasuredScript:
 
     def _wait_for_peers(self) -> None:
         """Wait for the other ranks, which may still read from this one's connections."""
-        self._store.set(f"finished-{os.environ['RANK']}", "")
-        ranks = range(int(os.environ["WORLD_SIZE"]))
         with suppress(RuntimeError):  # a rank failed, and reports it
-            timeout = timedelta(seconds=PEERS_SECONDS)
-            self._store.wait([f"finished-{rank}" for rank in ranks], timeout)
+            self._wait_for_all("finished", PEERS_SECONDS)
+
+    def _wait_for_all(self, name: str, seconds: float) -> None:
+        self._store.set(f"{name}-{os.environ['RANK']}", "")
+        ranks = range(int(os.environ["WORLD_SIZE"]))
+        self._store.wait([f"{name}-{rank}" for rank in ranks], timedelta(seconds=seconds))
 
     def script_ended(self) -> None:
         """Complete the record of a script that ended by itself.  Raises `ScriptError`."""

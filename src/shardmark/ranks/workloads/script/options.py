@@ -41,14 +41,22 @@ class ScriptOptions(WorkloadOptions):
         return "the script's data"
 
     def with_arguments(self, arguments: str) -> str:
-        """Return the command of a variant; one that begins with @COMMIT runs in that commit."""
-        revision, rest = _split(arguments)
-        return " ".join(filter(None, (revision and f"@{revision}", self.command, rest)))
+        """Return the command of a variant.
+
+        One that begins with @COMMIT runs in that commit, one with %NAME,... under interventions.
+        """
+        *signs, rest = _split(arguments)
+        return " ".join(filter(None, (*signs, self.command, rest)))
 
     @property
     def revision(self) -> str:
         """Commit of the repository in which the command runs; empty for the files as they are."""
-        return _split(self.command)[0]
+        return _split(self.command)[0].removeprefix("@")
+
+    @property
+    def interventions(self) -> str:
+        """Interventions under which the command runs, in the form of `text_of`."""
+        return _split(self.command)[1]
 
     def parsed(self) -> ScriptCommand:
         """Return script and arguments.  Raises `InputError` for a command that cannot be run."""
@@ -56,7 +64,7 @@ class ScriptOptions(WorkloadOptions):
 
         place = f"command {self.command!r}"
         try:
-            command = parse_command(shlex.split(_split(self.command)[1]))
+            command = parse_command(shlex.split(_split(self.command)[2]))
         except ValueError as error:  # a quotation mark is missing
             raise InputError(place, str(error), "close the quotation") from None
         if command.launcher != "python" or len(command.words) > 1:
@@ -78,7 +86,9 @@ class ScriptOptions(WorkloadOptions):
         return words[1:2] if words[0] == "-m" else words[:1]
 
 
-def _split(command: str) -> tuple[str, str]:
-    """Split off the commit that a command may begin with."""
-    commit = re.match(r"@([0-9a-f]{40})(\s+|$)", command)
-    return (commit[1], command[commit.end() :]) if commit else ("", command)
+def _split(command: str) -> tuple[str, str, str]:
+    """Split off the commit and the interventions that a command may begin with."""
+    signs = re.match(r"(@[0-9a-f]{40}(?:\s+|$))?(%[\w=+,]+(?:\s+|$))?", command)
+    assert signs is not None, "all parts may be missing"
+    revision, interventions = ((signs[n] or "").strip() for n in (1, 2))
+    return revision, interventions, command[signs.end() :]

@@ -1,0 +1,335 @@
+"""Parts of a step that are lost, from the times of a script without one thing after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Any
+
+from shardmark.base.results.schema import TrialResult
+from shardmark.base.statistics.intervals import Estimate, estimate_difference
+from shardmark.base.text import counted
+
+PLAIN, LOOK, ALL, UPDATE = "as it is", "look", "all of it", "no_update"
+BETWEEN = {
+    "evaluation": "no_evaluation", "checkpoint": "no_checkpoint", "logging": "no_logging"
+}  # fmt: skip
+KINDS = {"same_batch": "input", "no_peers": "communication"}
+KINDS |= {name: kind for kind, name in BETWEEN.items()}
+"""Kinds of parts by the intervention that takes them away."""
+NAMES = {
+    "input": "waiting for input",
+    "communication": "communication that nothing hides",
+    "evaluation": "evaluation between the steps",
+    "checkpoint": "checkpoints",
+    "logging": "prints and logging",
+    "own_code": "the script's own code between the passes",
+}
+NOTEWORTHY = 0.03
+"""Share of a step from which a part is named."""
+WATCHED = 0.08
+"""The same for the script's own code, which cannot be taken away."""
+PRECISE = 0.02
+"""Half of an interval's width, in shares of a step, that is narrow enough."""
+FEW_ROUNDS = 2
+SPANS = ("data", "backward", "optimizer")
+"""Spans that a script's steps are divided in; the rest is the forward pass and its own code."""
+LOOKED_AT = {"optimizer": "update", "data": "input"}
+"""Kinds of looks at the main thread by span, where their names differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSteps:
+    """Mean seconds of a rank's steps while all ranks took steps."""
+
+    seconds: float
+    spans: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """A trial of a variant."""
+
+    step_seconds: float
+    """Mean of the slowest rank."""
+    ranks: tuple[RankSteps, ...]
+    result: TrialResult
+
+    def excess(self, rank: int, span: str | None = None) -> float:
+        """Seconds of a step that a rank takes longer than the median of the others."""
+        seconds = [r.seconds if span is None else r.spans[span] for r in self.ranks]
+        return seconds[rank] - median(seconds[:rank] + seconds[rank + 1 :])
+
+    def seen(self, intervention: str) -> list[dict[str, Any]]:
+        """Return what an intervention saw on each rank."""
+        facts = (rank.settings.get("seen", {}) for rank in self.result.ranks)
+        return [seen[intervention] for seen in facts if intervention in seen]
+
+
+def sample_of(result: TrialResult, lines: Sequence[Mapping[str, Any]]) -> Sample:
+    """Return the sample of a trial that ended well, with the lines of its file of steps."""
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if line["measured"]:
+            by_rank.setdefault(line["rank"], []).append(line)
+    # A rank that is ahead leaves its cores to the others when it has ended.
+    first_end = min(_end(steps[-1]) for steps in by_rank.values())
+    ranks = []
+    for steps in by_rank.values():
+        shared = [step for step in steps if _end(step) <= first_end] or steps
+        spans = {name: fmean(step[f"{name}_seconds"] or 0.0 for step in shared) for name in SPANS}
+        seconds = fmean(step["step_seconds"] for step in shared)
+        spans["forward"] = seconds - sum(spans.values())
+        ranks.append(RankSteps(seconds=seconds, spans=spans))
+    metric = result.metrics["step_seconds"]
+    assert metric is not None, "the trial is ok"
+    return Sample(step_seconds=metric.value, ranks=tuple(ranks), result=result)
+
+
+def _end(step: Mapping[str, Any]) -> float:
+    return float(step["started_at_seconds"]) + float(step["step_seconds"])
+
+
+@dataclass(slots=True)
+class Samples:
+    """The samples of one number of ranks, by variant and round."""
+
+    world_size: int
+    by_variant: dict[str, dict[int, Sample]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reasons of variants that do not run."""
+
+    def trials(self, variant: str) -> list[Sample]:
+        return [*self.by_variant.get(variant, {}).values()]
+
+    @property
+    def seen(self) -> list[dict[str, Any]]:
+        """Facts of `look` by rank."""
+        return self.trials(LOOK)[0].seen("Look")
+
+    @property
+    def step(self) -> Estimate:
+        return estimate_difference([sample.step_seconds for sample in self.trials(PLAIN)])
+
+    def saved(self, variant: str, *, than: str = PLAIN) -> Estimate | None:
+        """Estimate what a step takes less than in another variant; None without common rounds."""
+        one, other = (self.by_variant.get(name, {}) for name in (than, variant))
+        rounds = sorted(one.keys() & other.keys())
+        differences = [one[n].step_seconds - other[n].step_seconds for n in rounds]
+        return estimate_difference(differences) if differences else None
+
+    def precise(self, variants: Iterable[str]) -> bool:
+        """True if the intervals of what the variants save are narrow enough."""
+        for name in variants:
+            estimate = self.saved(name)
+            if estimate is None or name == PLAIN:
+                continue
+            if estimate.low is None or estimate.high is None:
+                return False
+            half_width = (estimate.high - estimate.low) / 2
+            if half_width > max(PRECISE * self.step.value, abs(estimate.value) / 10):
+                return False
+        return True
+
+    def late(self) -> tuple[int, Estimate] | None:
+        """Return the rank that takes longest without peers, and how much longer than the others."""
+        samples = self.trials(ALL)
+        if not samples or self.world_size == 1:
+            return None
+        ranks = range(self.world_size)
+        rank = max(ranks, key=lambda rank: fmean(s.ranks[rank].seconds for s in samples))
+        return rank, estimate_difference([sample.excess(rank) for sample in samples])
+
+
+def rows_differ(seen: Iterable[Mapping[str, Any]]) -> bool:
+    """True if ranks or steps had batches of other sizes."""
+    return len({size for rank in seen for size in rank["rows"]}) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a step that is lost."""
+
+    kind: str
+    seconds: Estimate
+    watched: bool = False
+    """True for its share of the looks at the main thread; else a step was measured without it."""
+    rank: int | None = None
+    """The rank at fault; None if all are alike."""
+    place: str | None = None
+    lateness: str | None = None
+    """Cause of a rank's lateness: its `rows`, its `place` or its `own work`."""
+    phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The parts of a script's step on a number of ranks."""
+
+    ranks: int
+    step: Estimate
+    lost: Estimate
+    parts: tuple[Part, ...]
+    undecided: tuple[Part, ...]
+    """Parts whose interval holds nothing as well as a noteworthy loss."""
+    update: Estimate | None
+    """The optimizer's update, which is no loss; None if it is small."""
+    findings: tuple[str, ...]
+    """Sentences on what counts show of collectives and loaders."""
+    counts: Mapping[str, Any]
+    notes: tuple[str, ...]
+    """Sentences on what could not be taken away, and on disturbed or few trials."""
+
+
+def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
+    """Explain a step by what it takes less without each of the chosen interventions' things."""
+    step, seen = samples.step, samples.seen
+    parts = []
+    for name in chosen:
+        saved = samples.saved(name if len(chosen) > 1 else ALL)
+        if saved is not None:
+            kind = KINDS[name]
+            rank = _rank_at_fault(seen, kind, saved.value / step.value)
+            place = _place(seen[rank or 0], kind)
+            parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
+    parts += [*_lateness(samples), *_code(samples)]
+    parts.sort(key=lambda part: -part.seconds.value)
+    noteworthy = NOTEWORTHY * step.value
+    undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
+    parts = [p for p in parts if p.seconds.value >= noteworthy and p not in undecided]
+    counts = _counts(samples)
+    return Explanation(
+        ranks=samples.world_size,
+        step=step,
+        lost=_lost(samples, parts),
+        parts=tuple(parts),
+        undecided=tuple(undecided),
+        update=samples.saved(UPDATE),
+        findings=tuple(_findings(counts, max(r["shares"].get("input", 0.0) for r in seen))),
+        counts=counts,
+        notes=tuple(_notes(samples)),
+    )
+
+
+def _is_open(seconds: Estimate, noteworthy: float) -> bool:
+    if seconds.low is None or seconds.high is None:
+        return True
+    return seconds.low <= 0 and seconds.high >= noteworthy
+
+
+def _rank_at_fault(seen: Sequence[Mapping[str, Any]], kind: str, share: float) -> int | None:
+    """Return the rank that does most of this, if the others do less than half as much."""
+    if len(seen) < 2 or kind == "communication":
+        return None
+    shares = [rank["shares"].get(kind, 0.0) for rank in seen]
+    most = max(range(len(shares)), key=shares.__getitem__)
+    others = max(shares[:most] + shares[most + 1 :])
+    return most if shares[most] >= share / 2 and others < shares[most] / 2 else None
+
+
+def _place(seen: Mapping[str, Any], kind: str) -> str | None:
+    """Return the line of the script where a thing of this kind is made or called."""
+    if kind == "input" and seen.get("loader", {}).get("place"):
+        return str(seen["loader"]["place"])
+    lines = seen["lines"].get(kind)
+    return str(lines[0][0]) if lines else None
+
+
+def _lateness(samples: Samples) -> Iterable[Part]:
+    """Yield what makes a rank late, or that all of them wait for the longest rows of each step."""
+    equal = samples.saved("equal rows", than="own rows")
+    if equal is not None:
+        yield Part(kind="late_rank", seconds=equal, lateness="rows", phase="forward")
+    if (late := samples.late()) is None:
+        return
+    rank, excess = late
+    lateness, before = "own work", (rank - 1) % samples.world_size
+    for variant in ("rows", "places"):
+        swapped = samples.trials(variant)
+        if variant == "places" and not any(
+            seen["swapped"] for sample in swapped for seen in sample.seen("SwapPlaces")
+        ):
+            continue
+        if swapped:
+            moved, stayed = (fmean(s.excess(r) for s in swapped) for r in (before, rank))
+            if moved > excess.value / 2 > stayed:
+                lateness = variant.removesuffix("s") if variant == "places" else variant
+    spans = {
+        span: fmean(sample.excess(rank, span) for sample in samples.trials(ALL))
+        for span in (*SPANS, "forward")
+    }
+    phase = max(spans, key=spans.__getitem__)
+    place = _place(samples.seen[rank], LOOKED_AT.get(phase, phase))
+    yield Part(
+        kind="late_rank", seconds=excess, rank=rank, lateness=lateness, phase=phase, place=place
+    )
+
+
+def _code(samples: Samples) -> Iterable[Part]:
+    """Yield the script's own code, of the rank that spends most time there."""
+    seen, step_seconds = samples.seen, samples.step.value
+    shares = [rank["shares"].get("own_code", 0.0) for rank in seen]
+    most = max(range(len(shares)), key=shares.__getitem__)
+    share, looks = shares[most], seen[most]["looks"]
+    if share >= WATCHED:
+        error = 2 * (share * (1 - share) / looks) ** 0.5
+        low, high = ((share + sign * error) * step_seconds for sign in (-1, 1))
+        seconds = Estimate(value=share * step_seconds, low=low, high=high, n=looks)
+        alone = len(shares) > 1 and share > 2 * max(shares[:most] + shares[most + 1 :])
+        yield Part(
+            kind="own_code", seconds=seconds, watched=True, rank=most if alone else None,
+            place=_place(seen[most], "own_code"),
+        )  # fmt: skip
+
+
+def _lost(samples: Samples, parts: Sequence[Part]) -> Estimate:
+    """Estimate what a step would take less without all parts together."""
+    saved = samples.saved(ALL)
+    if not parts or saved is None:
+        return Estimate(value=0.0, low=0.0, high=None, n=0)
+    rest = [part for part in parts if part.watched or part.kind == "late_rank"]
+    added = sum(part.seconds.value for part in rest)
+    low, high = (None if end is None else end + added for end in (saved.low, saved.high))
+    return replace(saved, value=max(0.0, saved.value + added), low=low, high=high)
+
+
+def _counts(samples: Samples) -> dict[str, Any]:
+    probe, seen = samples.trials(LOOK)[0].result.ranks[0].probe, samples.seen
+    collectives = (probe.collectives if probe else None) or {}
+    return {
+        "collectives": {kind: record.model_dump() for kind, record in collectives.items()},
+        "trained_tensors": seen[0]["trained_tensors"],
+        "trained_bytes": seen[0]["trained_bytes"],
+        "rows_by_rank": [fmean(rank["rows"]) if rank["rows"] else None for rank in seen],
+        "loader": seen[0].get("loader"),
+    }
+
+
+def _findings(counts: Mapping[str, Any], input_share: float) -> Iterable[str]:
+    reduced = counts["collectives"].get("all_reduce")
+    tensors, size = counts["trained_tensors"], counts["trained_bytes"]
+    if reduced and tensors >= 4 and reduced["calls"] >= tensors:
+        yield (
+            f"{reduced['calls']:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat "
+            "tensor, takes a few"
+        )
+    if reduced and size and reduced["payload_bytes"] > 1.5 * size:
+        yield (
+            f"{reduced['payload_bytes'] / size:.1f} times the gradients are reduced a step: under "
+            "accumulation, no_sync() leaves one reduction"
+        )
+    loader = counts["loader"]
+    if loader and not loader["workers"] and input_share > WATCHED:
+        yield f"the loader at {loader['place']} has no workers: it loads while the model waits"
+
+
+def _notes(samples: Samples) -> Iterable[str]:
+    for name, reason in samples.failures.items():
+        yield f"{name} could not be taken away: {reason}"
+    every = [s for by_round in samples.by_variant.values() for s in by_round.values()]
+    disturbed = [s.result.disturbed for s in every if s.result.disturbed]
+    if disturbed:
+        yield f"{len(disturbed)} of {len(every)} trials were disturbed: {disturbed[0]}"
+    if (count := len(samples.trials(PLAIN))) <= FEW_ROUNDS:
+        yield f"{counted(count, 'round')} only: the budget is used up"

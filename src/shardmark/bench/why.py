@@ -1,0 +1,178 @@
+"""Measures a script without one thing after the other, and explains its step.  Imports no torch."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardmark.base.errors import InputError
+from shardmark.base.files.run_files import STEPS_FILE
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.bench.analysis.parts import (
+    ALL,
+    BETWEEN,
+    LOOK,
+    NAMES,
+    NOTEWORTHY,
+    PLAIN,
+    UPDATE,
+    Explanation,
+    Samples,
+    explanation_of,
+    rows_differ,
+    sample_of,
+)
+from shardmark.bench.launch.listener import ProgressListener
+from shardmark.bench.launch.run_options import RunOptions
+from shardmark.bench.launch.session import RunSession
+from shardmark.bench.launch.trial_artifacts import read_lines
+from shardmark.experiment.experiment import Experiment
+from shardmark.experiment.load import from_mapping
+from shardmark.experiment.matrix import expand
+from shardmark.scripts.interventions import text_of
+
+MOST_ROUNDS, LEAST_ROUNDS = 12, 3
+WARMUP_STEPS = 5
+STEPS = 20
+"""Measured steps of a trial."""
+WORTH_A_TRY = 0.02
+"""Share of a rank's time from which a thing is taken away."""
+LARGE_UPDATE = 0.1
+"""Share of a rank's time from which the optimizer's update is taken away, too."""
+
+Interventions = Mapping[str, str]
+
+
+def explain(
+    command: str,
+    world_size: int,
+    path: Path,
+    *,
+    budget_seconds: float,
+    listener: ProgressListener,
+) -> Explanation:
+    """Measure the command under interventions in a run's folder; a second call continues it.
+
+    Raises `InputError` if the script does not run, or takes too few steps.
+    """
+    ends_at_seconds = time.monotonic() + budget_seconds
+    experiment = _experiment(command, world_size, {LOOK: "%look"})
+    with RunSession.open(experiment, path, RunOptions(), listener) as session:
+        session.runner.load(session.plan.trials)
+        rounds = _Rounds(session, command, Samples(world_size), {}, ends_at_seconds)
+        samples = rounds.samples
+        rounds.run(LOOK, {"look": ""}, 0)
+        if not samples.trials(LOOK):
+            reason = samples.failures.get(LOOK, "the budget has no time for one trial")
+            raise InputError(f"command {command!r}", reason, "mend that first")
+        seen = samples.seen
+        chosen = _chosen(seen, world_size)
+        variants: dict[str, Interventions] = {PLAIN: {}, ALL: chosen}
+        if len(chosen) > 1:
+            variants |= {name: {name: value} for name, value in chosen.items()}
+        if max(rank["shares"].get("update", 0.0) for rank in seen) >= LARGE_UPDATE:
+            variants[UPDATE] = {"no_update": ""}
+        rounds.repeat(variants)
+        if not samples.trials(PLAIN):
+            raise InputError("--budget", f"{budget_seconds:g} s", "it has no time for two trials")
+        rounds.repeat(_second_variants(samples, chosen))
+        session.runner.folder.write_experiment(rounds.experiment().model_dump(mode="json"))
+        return explanation_of(samples, [*chosen])
+
+
+def _chosen(seen: Sequence[Mapping[str, Any]], world_size: int) -> dict[str, str]:
+    """Return what is worth being taken away, with values, for what was seen on the ranks."""
+    largest = {kind: max(rank["shares"].get(kind, 0.0) for rank in seen) for kind in NAMES}
+    chosen = {}
+    if largest["input"] >= WORTH_A_TRY or rows_differ(seen):
+        chosen["same_batch"] = "" if "loader" in seen[0] else "+".join(seen[0]["functions"])
+    if world_size > 1:
+        chosen["no_peers"] = ""
+    return chosen | {name: "" for kind, name in BETWEEN.items() if largest[kind] >= WORTH_A_TRY}
+
+
+def _second_variants(samples: Samples, chosen: Interventions) -> dict[str, Interventions]:
+    """Return variants that tell why a rank is late, or whether all wait for the longest rows."""
+    if (late := samples.late()) is None:
+        return {}
+    rest = {name: value for name, value in chosen.items() if name != "same_batch"}
+    functions = chosen.get("same_batch", "")
+    if late[1].value > NOTEWORTHY * samples.step.value:
+        rows = {**rest, "rows_of": "next" + (functions and f"+{functions}")}
+        variants: dict[str, Interventions] = {"places": {**chosen, "swap_places": ""}}
+        return {**variants, "rows": rows} if "same_batch" in chosen else variants
+    if rows_differ(samples.seen):
+        return {"equal rows": {**rest, "rows_of": "0"}, "own rows": {**rest, "same_batch": ""}}
+    return {}
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Runs the trials of one number of ranks."""
+
+    session: RunSession
+    command: str
+    samples: Samples
+    variants: dict[str, str]
+    """Arguments of each variant that was tried."""
+    ends_at_seconds: float
+    """Time of the monotonic clock."""
+    longest_seconds: float = 0.0
+
+    def repeat(self, variants: Mapping[str, Interventions]) -> None:
+        """Repeat the variants until their times are known precisely enough, or the budget ends."""
+        for number in range(MOST_ROUNDS if variants else 0):
+            if number >= LEAST_ROUNDS and self.samples.precise(variants):
+                return
+            names = [*variants]
+            random.Random(number).shuffle(names)
+            for name in names:
+                self.run(name, variants[name], number)
+
+    def run(self, name: str, interventions: Interventions, number: int) -> None:
+        """Run a variant in a round, unless it fails, has a result or the budget is used up."""
+        runner = self.session.runner
+        self.variants[name] = text_of(interventions)
+        trials = expand(self.experiment()).on(runner.machine.device_type).trials
+        trial = next(t for t in trials if t.strategy.name == name and t.repeat == number)
+        result = runner.folder.read_result(trial.id)
+        if not isinstance(result, TrialResult) or result.outcome is not Outcome.OK:
+            late = time.monotonic() + self.longest_seconds > self.ends_at_seconds
+            if name in self.samples.failures or late:
+                return
+            measure = trial.measure.model_copy(update={"probe": "look" in interventions})
+            count = sum(map(len, self.samples.by_variant.values())) + 1
+            runner.listener.trial_started(count, count, trial)
+            result = runner.run(trial.changed(measure=measure), order=count)
+            runner.listener.trial_ended(count, count, result)
+            self.longest_seconds = max(self.longest_seconds, result.total_seconds)
+        if result.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        if result.outcome is not Outcome.OK:
+            reason = result.failure.reason if result.failure else str(result.outcome)
+            self.samples.failures[name] = reason
+            return
+        lines = [*read_lines(runner.folder.trial_folder(trial.id) / STEPS_FILE)]
+        self.samples.by_variant.setdefault(name, {})[number] = sample_of(result, lines)
+
+    def experiment(self) -> Experiment:
+        return _experiment(self.command, self.samples.world_size, self.variants)
+
+
+def _experiment(command: str, world_size: int, variants: Mapping[str, str]) -> Experiment:
+    """Return the experiment of a script's variants under interventions."""
+    mapping: dict[str, Any] = {
+        "name": "why",
+        "workload": {"name": "script", "command": command},
+        "matrix": {"variant": dict(variants), "world_size": [world_size]},
+        "recipe": {"steps": WARMUP_STEPS + STEPS},
+        "measure": {
+            "warmup_steps": WARMUP_STEPS, "verify": False, "repeats": MOST_ROUNDS,
+            "max_remeasure": 0,
+        },
+    }  # fmt: skip
+    return from_mapping(mapping, [], place="shardmark why")

@@ -1,0 +1,77 @@
+"""`shardmark why`: where the time of an unchanged script's step goes."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardmark.base.text import say_text
+from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
+
+BUDGET = "10m"
+"""Default time for each number of ranks."""
+
+
+def explain_step(
+    command: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="A script with its arguments, and its launcher if it has one.",
+        ),
+    ],
+    *,
+    ranks: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Numbers of ranks; by default the command's, or 1."),
+    ] = None,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="For each number of ranks: 90s, 10m.")
+    ] = BUDGET,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            parser=path_of,
+            help="Folder of the run; a run that is in it is continued.  By default runs/why.",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the answer.")] = False,
+    form: Annotated[
+        TextOrJson, typer.Option("--format", help="json: the answer alone, in seconds.")
+    ] = TextOrJson.TEXT,
+) -> None:
+    """Take input, peers, evaluation and more away, one at a time, and say what each was worth."""
+    from shardmark.base.durations import parse_seconds
+    from shardmark.base.results.runs_folder import run_folder
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.bench.progress.display import listener
+    from shardmark.bench.report.answers.parts import facts_of, lines_of, scaling_lines
+    from shardmark.bench.why import explain
+    from shardmark.scripts.command import parse_command
+
+    parsed = parse_command(command)
+    words = ["python", *parsed.script] if parsed.script[0] == "-m" else [*parsed.script]
+    numbers = [parsed.ranks or 1] if ranks is None else numbers_of_ranks(ranks)
+    seconds = parse_seconds(budget, "--budget")
+    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
+    explanations, documents = [], []
+    with run_folder(out, "why") as folder:
+        for number in numbers:
+            path = folder if len(numbers) == 1 else folder / f"ranks-{number}"
+            with listener(path, options) as progress:
+                explanation = explain(
+                    shlex.join(words), number, path, budget_seconds=seconds, listener=progress
+                )
+            explanations.append(explanation)
+            documents.append({**facts_of(explanation), "run": str(path)})
+            if form is TextOrJson.TEXT:
+                say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}"]))
+    if form is TextOrJson.JSON:
+        say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1))
+    elif len(numbers) > 1:
+        say_text("\n".join(["", *scaling_lines(explanations)]))

@@ -1,0 +1,57 @@
+"""Changes of one thing in the interpreters of a script's ranks, by name.  Imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from shardmark.base.errors import InputError
+
+if TYPE_CHECKING:
+    from shardmark.scripts.interventions.base import Intervention, Place
+
+SIGN = "%"
+"""Sign before the names of interventions in the arguments of a variant."""
+COSTS = {
+    "look": "look:Look",
+    "same_batch": "same_batch:SameBatch",
+    "rows_of": "same_batch:RowsOf",
+    "no_peers": "no_peers:NoPeers",
+    "swap_places": "swap_places:SwapPlaces",
+    "no_update": "between_steps:NoUpdate",
+    "no_evaluation": "between_steps:NoEvaluation",
+    "no_checkpoint": "between_steps:NoCheckpoint",
+    "no_logging": "between_steps:NoLogging",
+}
+"""Interventions that show what something costs.  They may change what is trained."""
+
+
+def text_of(interventions: Mapping[str, str]) -> str:
+    """Return the arguments of a variant with these interventions, by name with their values."""
+    words = [f"{name}={value}" if value else name for name, value in interventions.items()]
+    return SIGN + ",".join(words) if words else ""
+
+
+def named_in(text: str) -> dict[str, str]:
+    """Return the interventions of such a text.  Raises `InputError` for an unknown name."""
+    pairs = (word.partition("=") for word in text.removeprefix(SIGN).split(",") if word)
+    interventions = {name: value for name, _, value in pairs}
+    for name in interventions:
+        if name not in COSTS:
+            raise InputError(f"intervention {name!r}", "unknown", f"known are {', '.join(COSTS)}")
+    return interventions
+
+
+def built(interventions: Mapping[str, str], place: Place) -> list[Intervention]:
+    """Return the interventions of a rank."""
+    made = []
+    for name, value in interventions.items():
+        module, _, kind = COSTS[name].partition(":")
+        made.append(getattr(importlib.import_module(f"{__name__}.{module}"), kind)(place, value))
+    return made
+
+
+def facts_of(interventions: Iterable[Intervention]) -> dict[str, object]:
+    """Return what the interventions have seen, by the name of their class."""
+    return {type(made).__name__: facts for made in interventions if (facts := made.facts())}

@@ -1,0 +1,163 @@
+"""Changes nothing: looks every few milliseconds what the rank's main thread does, and where."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sys
+import threading
+from collections import Counter
+from types import CodeType, FrameType
+from typing import Any
+
+import torch.utils._pytree as pytree  # torch has no public one
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from shardmark.scripts.interventions.base import Intervention, is_users, line_of, replace
+
+EVERY_SECONDS = 0.002
+PROFILED_STEP = 1
+"""Step of the warm-up whose functions are searched for one that makes batches."""
+MAKES_BATCHES = re.compile(r"batch|data|sample|load|fetch|input|next", re.IGNORECASE)
+KINDS = (
+    (
+        r"torch/autograd/__init__\.py|torch/_tensor\.py",
+        r"backward|_engine_run_backward",
+        "backward",
+    ),
+    (r"torch/utils/data/dataloader\.py|accelerate/data_loader\.py", r"__next__|__iter__", "input"),
+    (r"torch/nn/modules/module\.py", r"_(wrapped_)?call_impl", "forward"),
+    (r"torch/optim/|torch/nn/utils/clip_grad\.py|torch/amp/", r".*", "update"),
+    (r"torch/serialization\.py|safetensors|torch/distributed/checkpoint", r".*", "checkpoint"),
+    (r"torch/distributed/|torch/nn/parallel/", r".*", "communication"),
+    (r"/logging/|tensorboard|wandb|mlflow|/tqdm/|/rich/", r".*", "logging"),
+    (r"torch/nn/functional\.py", r".*", "forward"),
+)
+"""File and function of a frame, from the outermost one inwards, and what the thread does there."""
+_KINDS = [(re.compile(file), re.compile(function), kind) for file, function, kind in KINDS]
+
+
+class Look(Intervention):
+    """Counts what the main thread does while steps are measured, by kind and line of the script."""
+
+    def install(self) -> None:
+        self.main = threading.main_thread().ident
+        self.looks: Counter[tuple[str, str | None]] = Counter()
+        self.ended = threading.Event()
+        self.functions: Counter[str] = Counter()
+        self.loader: DataLoader[Any] | None = None
+        self.places: dict[int, str | None] = {}
+        self.rows: list[int] = []
+        self.optimizer: Optimizer | None = None
+        self.thread: threading.Thread | None = None
+        self.kinds: dict[CodeType, str | None] = {}
+
+        def made(original: Any, loader: Any, *arguments: Any, **keywords: Any) -> None:
+            original(loader, *arguments, **keywords)
+            self.places[id(loader)] = line_of(sys._getframe(2))
+
+        def started(original: Any, iterator: Any, loader: Any) -> None:
+            original(iterator, loader)
+            self.loader = loader
+
+        def batch(original: Any, iterator: Any) -> Any:
+            loaded = original(iterator)
+            tensors = [leaf for leaf in pytree.tree_leaves(loaded) if isinstance(leaf, Tensor)]
+            self.rows.append(max((tensor.numel() for tensor in tensors), default=0))
+            return loaded
+
+        def optimized(original: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
+            original(optimizer, *arguments, **keywords)
+            self.optimizer = optimizer
+
+        replace(DataLoader, "__init__", made)
+        replace(_BaseDataLoaderIter, "__init__", started)
+        replace(_BaseDataLoaderIter, "__next__", batch)
+        replace(Optimizer, "__init__", optimized)
+
+    def stepped(self, step: int) -> None:
+        if step == PROFILED_STEP:
+            sys.setprofile(self._returned)
+        elif step == PROFILED_STEP + 1:
+            sys.setprofile(None)
+
+    def _returned(self, frame: FrameType, event: str, value: Any) -> None:
+        """Note functions of the user that return or yield tensors that nothing was computed of."""
+        code = frame.f_code
+        if event != "return" or not MAKES_BATCHES.search(code.co_name) or not is_users(frame):
+            return
+        leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+        if leaves and all(leaf.grad_fn is None and leaf.dim() for leaf in leaves):
+            self.functions[code.co_name] += 1
+
+    def begin(self) -> None:
+        self.rows.clear()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def _look(self) -> None:
+        while not self.ended.wait(EVERY_SECONDS):
+            frame = sys._current_frames().get(self.main or 0)
+            if frame is not None:
+                self.looks[self._kind_of(frame), line_of(frame)] += 1
+
+    def _kind_of(self, frame: FrameType | None) -> str:
+        frames = []
+        innermost = frame
+        while frame is not None:
+            frames.append(frame)
+            frame = frame.f_back
+        for outer in reversed(frames):
+            kind = self._kind_of_code(outer.f_code)
+            if kind == "forward" and isinstance(module := outer.f_locals.get("self"), nn.Module):
+                return "forward" if module.training else "evaluation"
+            if kind is not None:
+                return kind
+            if outer.f_code.co_name in self.functions and is_users(outer):
+                return "input"
+        assert innermost is not None, "the main thread runs"
+        source = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
+        return "logging" if re.search(r"\bprint\(|\.write\(", source) else "own_code"
+
+    def _kind_of_code(self, code: CodeType) -> str | None:
+        if code not in self.kinds:
+            file, function = code.co_filename, code.co_name
+            matches = (k for f, n, k in _KINDS if f.search(file) and n.fullmatch(function))
+            self.kinds[code] = next(matches, None)
+        return self.kinds[code]
+
+    def facts(self) -> dict[str, object]:
+        self.ended.set()
+        if self.thread is not None:
+            self.thread.join(timeout=1.0)
+        total = sum(self.looks.values())
+        shares: Counter[str] = Counter()
+        lines: dict[str, Counter[str]] = {}
+        for (kind, line), count in self.looks.items():
+            shares[kind] += count
+            if line is not None:
+                lines.setdefault(kind, Counter())[line] += count
+        groups = [] if self.optimizer is None else self.optimizer.param_groups
+        trained = [p for group in groups for p in group["params"] if p.requires_grad]
+        facts: dict[str, object] = {
+            "looks": total,
+            "shares": {kind: count / total for kind, count in shares.items()},
+            "lines": {
+                kind: [[line, count / total] for line, count in counts.most_common(3)]
+                for kind, counts in lines.items()
+            },
+            "functions": [*self.functions],
+            "rows": self.rows,
+            "trained_tensors": len(trained),
+            "trained_bytes": sum(p.numel() * p.element_size() for p in trained),
+        }
+        if self.loader is not None:
+            facts["loader"] = {
+                "place": self.places.get(id(self.loader)),
+                "workers": self.loader.num_workers,
+                "batch": self.loader.batch_size,
+            }
+        return facts

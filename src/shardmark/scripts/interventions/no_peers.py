@@ -1,0 +1,122 @@
+"""Takes the other ranks away: collectives return at once, with what this rank has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import _create_work_from_future  # torch's own wrapper of a result
+from torch.distributed import distributed_c10d as c10d
+
+from shardmark.base.errors import ShardmarkError
+from shardmark.scripts.interventions.base import Intervention, replace
+
+OBJECTS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+GATHERS = (
+    *("allgather", "_allgather_base", "all_gather_single", "allgather_coalesced"),
+    *("allgather_into_tensor_coalesced", "all_gather_single_coalesced"),
+)
+SCATTERS = (
+    *("_reduce_scatter_base", "reduce_scatter_single", "reduce_scatter"),
+    *("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
+)
+OTHERS = (
+    *("allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single"),
+    *("broadcast", "gather", "recv", "recv_anysource", "reduce", "scatter", "send"),
+)
+WAITS = ("barrier", "monitored_barrier")
+
+
+class NoPeers(Intervention):
+    """Process groups forward to the real ones until the warm-up is over, and are silent then.
+
+    Set-up, checks and agreements of the script happen, so that all libraries run on as they would.
+    """
+
+    def install(self) -> None:
+        if not hasattr(c10d, "_register_pg_in_world"):
+            raise ShardmarkError(f"peers cannot be taken away with torch {torch.__version__}")
+        self.silent = False
+        groups: dict[Any, Any] = {}
+
+        def register(original: Callable[..., Any], group: Any, *rest: Any, **more: Any) -> Any:
+            groups[group] = self.wrapped(group)
+            return original(groups[group], *rest, **more)
+
+        def create(original: Callable[..., Any], *rest: Any, **more: Any) -> Any:
+            group, store = original(*rest, **more)
+            return groups.get(group, group), store
+
+        replace(c10d, "_register_pg_in_world", register)
+        replace(c10d, "_new_process_group_helper", create)
+        for name in OBJECTS:
+            for module in (dist, c10d):
+                replace(module, name, self.of_objects)
+
+    def begin(self) -> None:
+        self.silent = True
+
+    def wrapped(self, group: Any) -> Any:
+        """Return a group that is silent if this intervention is."""
+        owner = self
+
+        class Group(dist.ProcessGroup):
+            def getBackendName(self) -> str:  # noqa: N802  (torch's name)
+                return str(group.name())
+
+        for name in {*GATHERS, *SCATTERS, *OTHERS, *WAITS} & {*dir(dist.ProcessGroup)}:
+            setattr(Group, name, _method(owner, group, name))
+        made = Group(group.rank(), group.size())
+        for number, device in enumerate(group._device_types):
+            backend = group._get_backend(device)
+            kind = getattr(dist.ProcessGroup.BackendType, backend.name().upper(), None)
+            kind = dist.ProcessGroup.BackendType.CUSTOM if kind is None else kind
+            if not number:
+                made._set_default_backend(kind)
+            made._register_backend(device, kind, backend)
+        made._set_group_name(group.group_name)
+        made._set_group_desc(group.group_desc)
+        return made
+
+    def of_objects(self, original: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        if not self.silent:
+            return original(*arguments, **keywords)
+        if original.__name__ == "all_gather_object":
+            results, value = (*arguments, *keywords.values())[:2]
+            results[:] = [value] * len(results)
+        return None
+
+
+def _method(owner: NoPeers, group: Any, name: str) -> Callable[..., Any]:
+    def call(_: Any, *arguments: Any, **keywords: Any) -> Any:
+        if not owner.silent:
+            return getattr(group, name)(*arguments, **keywords)
+        outputs = arguments[0] if arguments and name not in WAITS else []
+        if name in GATHERS:
+            for output, shard in _pairs(outputs, arguments[1]):
+                for part in output if isinstance(output, list) else output.chunk(group.size()):
+                    part.copy_(shard.view_as(part))
+        elif name in SCATTERS:
+            for output, tensor in _pairs(outputs, arguments[1]):
+                parts = tensor if isinstance(tensor, list) else tensor.chunk(group.size())
+                output.copy_(parts[group.rank()].view_as(output))
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(_tensors(outputs))
+        return _create_work_from_future(done)
+
+    return call
+
+
+def _pairs(outputs: Any, inputs: Any) -> list[tuple[Any, Any]]:
+    if isinstance(outputs, Tensor):
+        return [(outputs, inputs)]
+    return [*zip(outputs, inputs, strict=True)]
+
+
+def _tensors(outputs: Any) -> Sequence[Tensor]:
+    if isinstance(outputs, Tensor):
+        return [outputs]
+    return [tensor for output in outputs for tensor in _tensors(output)]

@@ -1,0 +1,139 @@
+"""What is lost of a step follows from the times without one thing after the other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardmark.bench.analysis.parts import (
+    ALL,
+    LOOK,
+    PLAIN,
+    RankSteps,
+    Sample,
+    Samples,
+    explanation_of,
+    sample_of,
+)
+from shardmark.bench.report.answers.parts import answer_of, facts_of, lines_of
+
+NOISE = (0.001, -0.001, 0.0005)
+QUIET: dict[str, Any] = {
+    "looks": 1000, "shares": {}, "lines": {}, "functions": [], "rows": [64],
+    "trained_tensors": 6, "trained_bytes": 4000,
+}  # fmt: skip
+
+
+def sample(step_seconds: float, *ranks: float, seen: Any = None, **spans: float) -> Sample:
+    """A trial; the last rank's spans are given, the others' are zero."""
+    zero = dict.fromkeys(("data", "forward", "backward", "optimizer"), 0.0)
+    facts = seen or [{}] * max(1, len(ranks))
+    records = [SimpleNamespace(settings={"seen": fact}, probe=None) for fact in facts]
+    result: Any = SimpleNamespace(ranks=records, disturbed=None)
+    steps = [RankSteps(seconds=s, spans=zero) for s in (ranks or (step_seconds,))]
+    steps[-1] = RankSteps(seconds=steps[-1].seconds, spans=zero | spans)
+    return Sample(step_seconds=step_seconds, ranks=tuple(steps), result=result)
+
+
+def samples(variants: dict[str, Any], *seen: dict[str, Any], noise: Any = NOISE) -> Samples:
+    """Three rounds of variants, each with the seconds of a step and of its ranks' own steps."""
+    seen = seen or (QUIET, QUIET)
+    by_variant: dict[str, dict[int, Sample]] = {
+        LOOK: {0: sample(0.1, *[0.1] * len(seen), seen=[{"Look": facts} for facts in seen])}
+    }
+    for name, (seconds, *ranks) in variants.items():
+        facts = [{"SwapPlaces": {"swapped": True}}] * len(seen) if name == "places" else None
+        late = max(ranks, default=0.0) - min(ranks, default=0.0)
+        by_variant[name] = {
+            number: sample(seconds + shift, *ranks, seen=facts, backward=late)
+            for number, shift in enumerate(noise)
+        }
+    return Samples(len(seen), by_variant)
+
+
+def looked(**shares: float) -> dict[str, Any]:
+    lines = {kind: [[f"train.py:{len(kind)}", share]] for kind, share in shares.items()}
+    return {**QUIET, "shares": shares, "lines": lines}
+
+
+def test_what_is_saved_without_a_thing_is_its_part() -> None:
+    found = explanation_of(
+        samples(
+            {
+                PLAIN: (0.100,), "same_batch": (0.070,), "no_peers": (0.085,),
+                ALL: (0.055, 0.055, 0.055),
+            },
+            looked(input=0.3), looked(input=0.3),
+        ),
+        ["same_batch", "no_peers"],
+    )  # fmt: skip
+    assert [part.kind for part in found.parts] == ["input", "communication"]
+    assert [part.seconds.value for part in found.parts] == pytest.approx([0.030, 0.015])
+    assert found.lost.value == pytest.approx(0.045)
+    assert found.parts[0].rank is None
+    assert answer_of(found) == (
+        "Of 100 ms a step, 45 are lost: 30 waiting for input (train.py:5), "
+        "15 communication that nothing hides."
+    )
+    assert facts_of(found)["computing_seconds"] == pytest.approx(0.055, rel=0.01)
+
+
+def test_the_rank_that_loads_slowly_is_named() -> None:
+    times = {PLAIN: (0.1,), "same_batch": (0.07,), "no_peers": (0.1,), ALL: (0.07, 0.07, 0.07)}
+    found = explanation_of(
+        samples(times, looked(input=0.01), looked(input=0.3)), ["same_batch", "no_peers"]
+    )
+    assert [(part.kind, part.rank) for part in found.parts] == [("input", 1)]
+
+
+@pytest.mark.parametrize(
+    ("moves", "lateness"), [("rows", "rows"), ("places", "place"), (None, "own work")]
+)
+def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
+    moves: str | None, lateness: str
+) -> None:
+    stays, moved = (0.1, 0.07, 0.1), (0.1, 0.1, 0.07)
+    variants = {
+        PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1),
+        "rows": moved if moves == "rows" else stays,
+        "places": moved if moves == "places" else stays,
+    }  # fmt: skip
+    (part,) = explanation_of(samples(variants), ["no_peers"]).parts
+    assert (part.kind, part.rank, part.lateness) == ("late_rank", 1, lateness)
+    assert part.seconds.value == pytest.approx(0.03)
+    assert part.phase == "backward"
+
+
+def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
+    quiet = {PLAIN: (0.1,), ALL: (0.1, 0.1, 0.1)}
+    found = explanation_of(samples(quiet), ["no_peers"])
+    assert not found.parts
+    assert "Nothing is lost of 100 ms" in answer_of(found)
+    noisy = samples(quiet)
+    noisy.by_variant[ALL][0] = sample(0.060, 0.1, 0.1)
+    found = explanation_of(noisy, ["no_peers"])
+    assert not found.parts
+    assert "Not decided by these rounds: communication" in answer_of(found)
+
+
+def test_the_scripts_own_code_is_watched_and_told_apart() -> None:
+    times = {PLAIN: (0.1,), ALL: (0.1, 0.1, 0.1)}
+    found = explanation_of(samples(times, looked(own_code=0.3), looked()), ["no_peers"])
+    (part,) = found.parts
+    assert (part.kind, part.rank, part.place, part.watched) == (
+        "own_code", 0, "train.py:8", True,
+    )  # fmt: skip
+    assert "watched, not taken away" in "\n".join(lines_of(found))
+
+
+def test_steps_after_the_end_of_the_first_rank_do_not_count() -> None:
+    def line(rank: int, start: float, seconds: float) -> dict[str, Any]:
+        spans = {f"{name}_seconds": None for name in ("data", "backward", "optimizer")}
+        times = {"started_at_seconds": start, "step_seconds": seconds}
+        return {"rank": rank, "measured": True, **times, **spans}
+
+    result: Any = SimpleNamespace(metrics={"step_seconds": SimpleNamespace(value=2.0)})
+    lines = [line(0, 0.0, 1.0), line(0, 1.0, 1.0), line(1, 0.0, 2.0), line(1, 2.0, 1.0)]
+    assert [rank.seconds for rank in sample_of(result, lines).ranks] == [1.0, 2.0]
