@@ -1,4 +1,4 @@
-"""What is lost of a step follows from the times without one thing after the other."""
+"""Parts of a step follow from its times without one thing after the other."""
 
 from __future__ import annotations
 
