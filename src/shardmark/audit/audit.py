@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -272,13 +272,21 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
             f"{counted(replay.resumed_at, 'step')} in one process before the first one",
             recorded,
         )
-    if records.matched:
-        assert replay is not None
-        return _against_replay(runs, records, replay)
-    return _against_own_gradients(runs, records)
+    baseline: Baseline = _against_replay if records.matched else _against_own_gradients
+    while not isinstance(answer := baseline(runs, records), AuditReport):
+        baseline, records = answer
+    return answer
 
 
-def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport:
+Baseline = Callable[[Runs, Records], "AuditReport | tuple[Baseline, Records]"]
+"""Compares the ranks with what is expected of them.  Returns the next baseline, and the records for
+it, where a cause was found that the user accepts: the rest is compared without it."""
+
+
+def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baseline, Records]:
+    replay = records.replay
+    assert replay is not None, "baselines with a replay have one"
+
     def off_from(other: Record) -> float:
         return relative(*aligned(records.gradients(), records.replayed(other)))
 
@@ -320,9 +328,9 @@ def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport
         if cause is None and records.ranks[0].batch_norm and runs.with_shares is not None:
             cause = causes.of_shares(off_from(replay), off_from(runs.with_shares))
         if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
-            return _against_what_is_accepted(runs, records, replay, cause)
+            return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
-            return _against_own_gradients(runs, records)
+            return _against_own_gradients, records
         if finding is None and (replay.unmatched or _order_matters(records, replay)):
             reason = (
                 f"the script draws random numbers ({replay.unmatched[0]}) that one process cannot "
@@ -356,24 +364,20 @@ def _against_replay(runs: Runs, records: Records, replay: Record) -> AuditReport
     return _reported(runs, records, checks, findings, method=REPLAY, notes=notes)
 
 
-def _against_what_is_accepted(
-    runs: Runs, records: Records, replay: Record, finding: Finding
-) -> AuditReport:
-    """Compare with one process that does what the user accepts, so that another fault is seen."""
+def _without_accepted(runs: Runs, records: Records, finding: Finding) -> tuple[Baseline, Records]:
+    """Return one process that does what the user accepts, so that another fault is seen."""
     if finding.name == "batch_norm_of_share":
-        other = runs.with_shares
-        assert other is not None, "it showed the cause"
         backwards = tuple(reversed(range(runs.ranks)))
         (disturbed,) = runs.replays(
             [runs.plan("shares-disturbed", batch_norm="shares", order=backwards)]
         )
-        by_shares = replace(records, replay=other, disturbed=disturbed, with_shares=lambda: None)
-        return _against_replay(runs, by_shares, other)
+        by_shares = replace(records, replay=runs.with_shares, disturbed=disturbed)
+        return _against_replay, replace(by_shares, with_shares=lambda: None)
     if finding.name == "precision":
-        used, _ = aligned(records.gradients(), records.replayed(replay))
-        rounded = replace(records, accepted_rounding=causes.rounding(used))
-        return _against_replay(runs, rounded, replay)
-    return _against_own_gradients(runs, records)
+        assert records.replay is not None, "it showed the cause"
+        used, _ = aligned(records.gradients(), records.replayed(records.replay))
+        return _against_replay, replace(records, accepted_rounding=causes.rounding(used))
+    return _against_own_gradients, records
 
 
 def _vanishes(records: Records, replay: Record) -> bool:
@@ -387,7 +391,7 @@ def _order_matters(records: Records, replay: Record) -> bool:
     return MARGIN * relative(*aligned(disturbed, records.replayed(replay))) > BLIND
 
 
-def _against_own_gradients(runs: Runs, records: Records) -> AuditReport:
+def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[Baseline, Records]:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
     expected = causes.estimate(records, plain_mean=plain_mean)
@@ -411,7 +415,7 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport:
         if not checks[-1].holds and not any(f.explains_gradient for f in findings):
             finding = causes.of_own_gradients(records, expected.gradient)
             if finding is not None and not plain_mean and runs.accepts(finding):
-                return _against_own_gradients(runs, records)
+                return _against_own_gradients, records
             findings += [finding] if finding is not None else []
         unknown = "" if plain_mean else causes.unseen_dependence(records)
         if not plain_mean and not causes.weights_are_known(records):

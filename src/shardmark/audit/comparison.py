@@ -347,8 +347,8 @@ def gradient_check(
         floor *= MARGIN  # no run shows how much rounding changes
     tolerances = Tolerances(
         reference=captures[1],
-        undisturbed=captures[1],
-        disturbed=captures[2:],
+        unperturbed=captures[1],
+        perturbed=captures[2:],
         floor=floor,
         # No tensor is blamed for less than the rounding of the full gradient in fp32.
         least=max(NEGLIGIBLE * floor, FLOAT32_EPSILON) * size,

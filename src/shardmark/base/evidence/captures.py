@@ -31,7 +31,7 @@ BY_SHARE = (
 )
 
 MARGIN = 8.0
-"""Tolerance divided by the largest deviation among the disturbed runs of the reference."""
+"""Tolerance divided by the largest deviation among the perturbed runs of the reference."""
 
 BLIND = 0.25
 """Largest tolerance, relative to the gradient's norm, that still detects a factor of two."""
@@ -125,9 +125,9 @@ class Tolerances:
     """The expected capture, and the deviations that rounding alone causes."""
 
     reference: Capture
-    undisturbed: Capture
+    unperturbed: Capture
     """The run as defined.  For a hypothesis `reference` is another run, with the same spreads."""
-    disturbed: Sequence[Capture]
+    perturbed: Sequence[Capture]
     floor: float
     """Relative deviation that one rounding of a result causes."""
     exact_forward: bool = False
@@ -147,7 +147,7 @@ class Tolerances:
     @property
     def rounding_skips(self) -> bool:
         """True if rounding alone decides which steps overflow."""
-        return any(run.skipped != self.undisturbed.skipped for run in self.disturbed)
+        return any(run.skipped != self.unperturbed.skipped for run in self.perturbed)
 
     def allowed(self, *quantity: str | int) -> float:
         """Largest difference, of tensors in the 2-norm, that counts as equal."""
@@ -158,10 +158,10 @@ class Tolerances:
         return MARGIN * self.spread(quantity) + self.floor * size + self.least
 
     def spread(self, quantity: Quantity) -> float:
-        """Largest deviation of the disturbed runs, in the 2-norm."""
+        """Largest deviation of the perturbed runs, in the 2-norm."""
         if quantity not in self._spreads:
-            runs = (run for run in self.disturbed if run.skipped == self.undisturbed.skipped)
-            spreads = (difference(run, self.undisturbed, quantity) for run in runs)
+            runs = (run for run in self.perturbed if run.skipped == self.unperturbed.skipped)
+            spreads = (difference(run, self.unperturbed, quantity) for run in runs)
             self._spreads[quantity] = max(spreads, default=0.0)
         return self._spreads[quantity]
 

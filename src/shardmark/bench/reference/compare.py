@@ -57,7 +57,7 @@ class QualityTolerances(Tolerances):
         """Largest difference that counts as equal.
 
         A fraction of samples, such as accuracy, may differ by one sample, for ties.  A user-defined
-        metric counts as a fraction if it is between 0 and 1 and no disturbance changes it: other
+        metric counts as a fraction if it is between 0 and 1 and no perturbation changes it: other
         metrics change in their last digits.
         """
         if quantity[0] == "quality":

@@ -46,7 +46,7 @@ from shardmark.ranks.workloads.base import Batch, BatchPlan, Workload
 
 CPU = torch.device("cpu")
 
-DISTURBED_RUNS = 3
+PERTURBED_RUNS = 3
 
 ALIGNMENT = 2
 """DeepSpeed pads the flat parameters to a multiple of this number of elements for each rank."""
@@ -145,7 +145,7 @@ class Reference:
     random draws of its rank.  The sum of the losses is divided by the weight of the full step, and
     one optimizer takes a step.  If batch norm takes its statistics over all ranks, the shares pass
     at the same time, and each rank has its modules, which share the parameters.  `numerics` are
-    those of the strategy.  A `hypothesis` makes the training deviate on purpose; `noise` disturbs
+    those of the strategy.  A `hypothesis` makes the training deviate on purpose; `noise` perturbs
     it as rounding does.
     """
 
@@ -292,7 +292,7 @@ class Reference:
         if self.noise is not None:
             with torch.no_grad():
                 for parameter in self._named.values():
-                    parameter.copy_(self._disturbed(parameter, self.noise.parameters))
+                    parameter.copy_(self._perturbed(parameter, self.noise.parameters))
         with self._pulled_parameters():
             losses = self.compute_gradients()
         self._update()
@@ -363,7 +363,7 @@ class Reference:
         if self._power_sgd is not None:
             if self.noise is not None:
                 for name, gradient in self.gradients.items():
-                    self.gradients[name] = self._disturbed(gradient, self.noise.gradients)
+                    self.gradients[name] = self._perturbed(gradient, self.noise.gradients)
             self._power_sgd.reduce(self.gradients)
         return losses
 
@@ -486,7 +486,7 @@ class Reference:
         self._scaler.unscale_(self._optimizer)  # changes gradients in place
         for name, gradient in self.gradients.items():
             if self.noise is not None:
-                self.gradients[name] = self._disturbed(gradient, self.noise.gradients)
+                self.gradients[name] = self._perturbed(gradient, self.noise.gradients)
             self._named[name].grad = self.gradients[name].clone()
         if hypothesis.unused_as_zero:
             for parameter in self._named.values():
@@ -538,7 +538,7 @@ class Reference:
         padding = row.new_zeros(-len(row) % (ALIGNMENT * self.shares))
         return torch.cat([row, padding]).chunk(self.shares)
 
-    def _disturbed(self, tensor: Tensor, size: float) -> Tensor:
+    def _perturbed(self, tensor: Tensor, size: float) -> Tensor:
         draws = torch.randn(tensor.shape, generator=self._noise_draws).to(tensor.device)
         return (tensor * (1 + size * draws)).to(tensor.dtype)
 
@@ -675,7 +675,7 @@ class ReferenceRuns:
             torch.set_num_threads(threads)
 
     def tolerances(self) -> Tolerances:
-        """Return the reference with its deviations under disturbances of the size of rounding.
+        """Return the reference with its deviations under perturbations of the size of rounding.
 
         A result of n added terms has a relative error of about sqrt(n) u (Higham, Accuracy and
         Stability of Numerical Algorithms, 2nd ed., section 2.8).  Forward and backward passes add
@@ -684,13 +684,13 @@ class ReferenceRuns:
 
         A model may amplify such errors until they hide a factor of two.  Detectors do: if two
         nearly equal scores change places, other boxes are selected.  Then only gradients are
-        disturbed, as by reductions, and the first forward pass must be equal bit by bit.
+        perturbed, as by reductions, and the first forward pass must be equal bit by bit.
 
-        The first of the disturbed runs has no disturbance: it shows if the task is repeatable.
+        The first of the perturbed runs has no perturbation: it shows if the task is repeatable.
         """
         compute, reduction = self._roundoffs()
 
-        def disturbed(seeds: Sequence[int], parameters: float) -> list[Capture]:
+        def perturbed(seeds: Sequence[int], parameters: float) -> list[Capture]:
             noises = (
                 Noise(seed=seed, parameters=parameters, gradients=compute + reduction)
                 for seed in seeds
@@ -700,21 +700,21 @@ class ReferenceRuns:
         reference, again = self.run(), self.run()
         first = QualityTolerances(
             reference=reference,
-            undisturbed=reference,
-            disturbed=[again, *disturbed([1], compute)],
+            unperturbed=reference,
+            perturbed=[again, *perturbed([1], compute)],
             floor=4 * compute,
         )
-        if any(run.initial_sha256 != reference.initial_sha256 for run in first.disturbed):
+        if any(run.initial_sha256 != reference.initial_sha256 for run in first.perturbed):
             raise InputError(
                 "workload.model",
                 "it has other initial weights each time that it is built",
                 "return a new model each time; draw its weights by torch, numpy or random",
             )
         if first.hide_errors:
-            runs = disturbed(range(2, 2 + DISTURBED_RUNS), 0.0)
-            return replace(first, disturbed=[again, *runs], exact_forward=True)
-        rest = disturbed(range(2, 1 + DISTURBED_RUNS), compute)
-        return replace(first, disturbed=[*first.disturbed, *rest])
+            runs = perturbed(range(2, 2 + PERTURBED_RUNS), 0.0)
+            return replace(first, perturbed=[again, *runs], exact_forward=True)
+        rest = perturbed(range(2, 1 + PERTURBED_RUNS), compute)
+        return replace(first, perturbed=[*first.perturbed, *rest])
 
     @property
     def plan(self) -> BatchPlan:

@@ -33,7 +33,7 @@ LATER_STEPS = 1000.0
 
 def unrepeatable_cause(runs: ReferenceRuns, tolerances: Tolerances) -> Cause | None:
     """Compare the losses of two equal runs; returns a cause if they differ, else None."""
-    first, again = tolerances.undisturbed, tolerances.disturbed[0]
+    first, again = tolerances.unperturbed, tolerances.perturbed[0]
     if nonfinite_step(first) is not None:
         return None
     for step in range(len(first.learning_rates)):

@@ -252,8 +252,8 @@ def verdict_on(capture: Capture, trial: Trial, steps: int, references: Reference
         tolerances = replace(
             tolerances,
             reference=reference,
-            undisturbed=reference,
-            disturbed=[run.seen_by_one_process() for run in tolerances.disturbed],
+            unperturbed=reference,
+            perturbed=[run.seen_by_one_process() for run in tolerances.perturbed],
         )
     numerics = trial.built_strategy.numerics(trial.recipe)
     reduction = reduction_checks(capture, trial.recipe, numerics)

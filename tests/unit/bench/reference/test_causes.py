@@ -359,7 +359,7 @@ def test_the_first_loss_comes_before_a_skipped_step() -> None:
 @pytest.mark.parametrize("model", ["plain", "normed"])
 @pytest.mark.parametrize("seed", range(2))
 def test_rounding_alone_is_no_deviation(model: str, seed: int) -> None:
-    """Disturbances of the size that tolerances are derived from, in draws that they never saw."""
+    """Perturbations of the size that tolerances are derived from, in draws that they never saw."""
     case = verification_case(model)
     rounding = case.tolerances.floor / 4
     noise = Noise(seed=1000 + seed, parameters=rounding, gradients=2 * rounding)

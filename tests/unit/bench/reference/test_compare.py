@@ -78,7 +78,7 @@ def test_deviation_is_a_norm_in_units_of_the_tolerance() -> None:
     assert check.in_tolerances == pytest.approx(200.0)
 
 
-def test_disturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> None:
+def test_perturbed_runs_widen_the_tolerance_of_their_own_quantity_alone() -> None:
     near = with_tensor(handmade(), "gradient", {"weight": array(3.0, 4.25)})
     far = handmade(
         tensors={**handmade().tensors, "gradient": {"weight": array(3.0, 3.5)}},
@@ -124,7 +124,7 @@ def test_weights_of_losses_may_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "disturbed", "allowed"),
+    ("name", "value", "perturbed", "allowed"),
     [
         # A share may differ by one sample: a tie of scores turns the ranking.
         ("accuracy_top1", 0.5, 0.5, 0.01),
@@ -136,9 +136,9 @@ def test_weights_of_losses_may_round() -> None:
     ],
 )
 def test_tolerance_of_a_share_is_one_sample(
-    name: str, value: float, disturbed: float, allowed: float
+    name: str, value: float, perturbed: float, allowed: float
 ) -> None:
-    made, run = handmade(quality={name: value}), handmade(quality={name: disturbed})
+    made, run = handmade(quality={name: value}), handmade(quality={name: perturbed})
     tolerances = tolerances_of(made, run)
     assert tolerances.allowed("quality", name) == pytest.approx(allowed)
     near, far = (handmade(quality={name: value - part * allowed}) for part in (0.99, 1.1))

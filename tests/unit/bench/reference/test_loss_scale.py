@@ -60,11 +60,11 @@ def test_a_training_that_never_updates_proves_nothing() -> None:
 def test_skipped_steps_that_rounding_decides_are_undecided() -> None:
     case = loud()
     other = replace(case.reference, skipped=((0, 1),) * 2)
-    near = replace(case.tolerances, disturbed=(*case.tolerances.disturbed, other))
+    near = replace(case.tolerances, perturbed=(*case.tolerances.perturbed, other))
     assert case.verdict(case.reference, near).equivalent
     undecided = case.verdict(other, near)
     assert undecided.equivalent is None
     assert "rounding alone decides" in cause_text(undecided)
     # The run that skips otherwise says nothing of how far rounding goes.
     far = with_tensor(other, "parameters", {})
-    assert replace(near, disturbed=(case.reference, far)).allowed("losses", 0, 1) < 1
+    assert replace(near, perturbed=(case.reference, far)).allowed("losses", 0, 1) < 1

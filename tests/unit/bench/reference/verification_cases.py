@@ -91,16 +91,16 @@ def with_tensor(made: Capture, part: str, tensors: Mapping[str, Array]) -> Captu
     return replace(made, tensors={**made.tensors, part: tensors})
 
 
-def tolerances_of(made: Capture, *disturbed: Capture, floor: float = 1e-3) -> Tolerances:
+def tolerances_of(made: Capture, *perturbed: Capture, floor: float = 1e-3) -> Tolerances:
     return QualityTolerances(
-        reference=made, undisturbed=made, disturbed=disturbed or (made,), floor=floor
+        reference=made, unperturbed=made, perturbed=perturbed or (made,), floor=floor
     )
 
 
-def tight(*disturbed: Capture, floor: float = 1e-3) -> Tolerances:
-    """Tolerances of the handmade capture: a thousandth, unless a disturbed run shows more."""
+def tight(*perturbed: Capture, floor: float = 1e-3) -> Tolerances:
+    """Tolerances of the handmade capture: a thousandth, unless a perturbed run shows more."""
     made = handmade()
-    return tolerances_of(made, *disturbed, floor=floor)
+    return tolerances_of(made, *perturbed, floor=floor)
 
 
 class Task(ToyWorkload):
