@@ -63,6 +63,7 @@ def run_ranks(
         for process in context.processes:
             if process.is_alive():
                 process.kill()
+                process.join()
     # What this process's own ranks pickled a moment ago.
     return [pickle.loads((directory / f"{r}.pickle").read_bytes()) for r in range(world_size)]
 
