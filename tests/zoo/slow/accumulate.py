@@ -23,7 +23,6 @@ text = torch.randint(WORDS, (1 << 20,), generator=torch.Generator().manual_seed(
 
 
 def get_batch(step: int) -> Tensor:
-    """Rows that begin at random places of this rank's text."""
     faults.slow_input("get_batch")
     length = faults.row_length(step, rank)
     starts = torch.randint(len(text) - length, (args.batch,))
@@ -36,7 +35,6 @@ def batches() -> Iterator[Tensor]:
 
 
 def reduce_all() -> None:
-    """Average the gradients over the ranks, in one collective."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     flat = torch.cat([gradient.flatten() for gradient in gradients])
     dist.all_reduce(flat)

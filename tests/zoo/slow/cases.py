@@ -11,11 +11,10 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slow:
-    """A command with a fault whose kind, rank and amount are known.
+    """A command with a fault of a known kind, rank and amount (milliseconds of a step).
 
-    `place`: file of the line at fault, where it is one line.  `amount_ms`: milliseconds of a step;
-    None where `amount_from`, the command without the fault, is measured beside it.  `link`: rate of
-    the loopback device in a network namespace, in words of `tc`.
+    Without `amount_ms`, `amount_from`, the command without the fault, is measured beside it.
+    `link` is the rate of the loopback device in a network namespace, in words of `tc`.
     """
 
     name: str
@@ -82,7 +81,8 @@ _ROWS: dict[str, tuple[tuple[str, str, str, dict[str, Any]], ...]] = {
         ("link in Lightning", LIGHTNING, "--fault link", {"link": "400mbit"}),
     ),
     "many_reductions": (
-        ("by tensor", "accumulate.py --batch 1 --depth 12", "--reduce each", {"ranks": 4}),
+        ("by tensor", "accumulate.py --batch 2 --accumulate 1 --depth 8", "--reduce each",
+         {"ranks": 4}),
         ("by micro-batch", f"accumulate.py {MICRO}", "--reduce micro", {}),
         ("no_sync missing in DDP", f"loop.py {MICRO}", "--sync all", {}),
         ("no_sync missing in Accelerate", f"accelerated.py {MICRO}", "--sync all", {}),
@@ -105,7 +105,7 @@ _ROWS: dict[str, tuple[tuple[str, str, str, dict[str, Any]], ...]] = {
     "host_bound": (
         ("rows in DDP", "loop.py", "rows", {}),
         ("items in FSDP2", FSDP, "item", {}),
-        ("metric in own loop", "accumulate.py", "metric", {}),
+        ("metric in own loop", "accumulate.py --batch 8", "metric", {}),
         ("metric in Trainer", "trainer.py", "metric", {}),
         ("items in Lightning", LIGHTNING, "item", {}),
     ),

@@ -10,8 +10,6 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
-from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +64,6 @@ class Delayed(torch.autograd.Function):
 
 
 def slow_backward(values: Tensor) -> Tensor:
-    """`values`, with a delay in the backward pass where one was chosen."""
     if not values.requires_grad:
         return values
     if has("slow_backward", "hook"):
@@ -93,9 +90,6 @@ def row_length(step: int, rank: int) -> int:
     return LONG if chosen.fault == "unlike_rows" and long[chosen.way] else SHORT
 
 
-recent: deque[tuple[list[list[int]], list[list[int]]]] = deque(maxlen=5)
-
-
 @torch.no_grad()
 def host_work(model: nn.Module, predicted: Tensor, targets: Tensor) -> None:
     """Python's work in a training loop: limits of norms, sums of gradients, likeness of texts."""
@@ -107,8 +101,16 @@ def host_work(model: nn.Module, predicted: Tensor, targets: Tensor) -> None:
                 if norm > 5:
                     row.mul_(5 / norm)
         elif chosen.way == "item":
-            sum(abs(value.item()) for value in local.flatten()[:300])
+            sum(abs(value.item()) for value in local.flatten()[:1500])
     if has("host_bound", "metric"):
-        recent.append((predicted.tolist(), targets.tolist()))
-        for rows in recent:
-            sum(SequenceMatcher(None, *pair).ratio() for pair in zip(*rows, strict=True))
+        edits(predicted.flatten().tolist(), targets.flatten().tolist())
+
+
+def edits(a: list[int], b: list[int]) -> int:
+    above = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        line = [i]
+        for j, y in enumerate(b, 1):
+            line.append(min(line[-1] + 1, above[j] + 1, above[j - 1] + (x != y)))
+        above = line
+    return above[-1]

@@ -59,7 +59,6 @@ def collate(rows: list[Tensor]) -> Tensor:
 
 
 def loader(data: Texts, workers: int) -> DataLoader[Tensor]:
-    """The share of this rank, in batches."""
     sampler: DistributedSampler[Tensor] = DistributedSampler(
         data, faults.WORLD, faults.RANK, shuffle=False
     )

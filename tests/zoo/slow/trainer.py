@@ -24,8 +24,6 @@ def collate(rows: list[Tensor]) -> dict[str, Tensor]:
 
 
 class WithMetric(Trainer):  # type: ignore[misc]
-    """Computes the loss by the model, and a metric of its own."""
-
     def compute_loss(self, model: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
         outputs = model(**inputs)
         if model.training:
