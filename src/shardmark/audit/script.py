@@ -38,12 +38,14 @@ def audit_script(
     start: Start | None = None,
     against: Against | None = None,
     revision: str = "",
+    interventions: str = "",
 ) -> AuditReport:
     """Record the script's first steps on a number of ranks, replay them, and compare.
 
     `accept` names causes of `ACCEPTABLE` that are no fault here.  With `writes_are_fine`, the
     script writes to the user's files.  With `against`, the script takes the steps of another one,
-    and is compared with it.  `revision` is a commit of the repository, in which the script runs.
+    and is compared with it.  `revision` is a commit of the repository, in which the script runs,
+    `interventions` is what is changed in its ranks.
     Raises `InputError` if a script fails, takes no optimizer step that
     can be seen, or if the user's files cannot be protected.
     """
@@ -62,6 +64,7 @@ def audit_script(
             steps=steps,
             deterministic=deterministic,
             revision=revision,
+            interventions=interventions,
         )
         common: dict[str, Any] = {
             "seconds": longest_seconds,
@@ -71,7 +74,9 @@ def audit_script(
         sides = [(command, ranks, plan)]
         if against is not None:
             directory = str(folder / "against")
-            reference = replace(plan, directory=directory, revision=against.revision)
+            reference = replace(
+                plan, directory=directory, revision=against.revision, interventions=""
+            )
             sides = [(against.command, against.ranks, reference), *sides]
         for script, count, _ in sides:
             progress(f"{script.text} on {counted(count, 'rank')}: {counted(steps, 'step')}")

@@ -65,10 +65,7 @@ def explain(
         session.runner.load(session.plan.trials)
         rounds = _Rounds(session, command, Samples(world_size), {}, ends_at_seconds)
         samples = rounds.samples
-        rounds.run(LOOK, {"look": ""}, 0)
-        if not samples.trials(LOOK):
-            reason = samples.failures.get(LOOK, "the budget has no time for one trial")
-            raise InputError(f"command {command!r}", reason, "mend that first")
+        rounds.look()
         seen = samples.seen
         chosen = _chosen(seen, world_size)
         variants: dict[str, Interventions] = {PLAIN: {}, ALL: chosen}
@@ -82,6 +79,21 @@ def explain(
         rounds.repeat(_second_variants(samples, chosen))
         session.runner.folder.write_experiment(rounds.experiment().model_dump(mode="json"))
         return explanation_of(samples, [*chosen])
+
+
+def look_at(
+    command: str, world_size: int, path: Path, *, listener: ProgressListener
+) -> tuple[dict[str, Any], str]:
+    """Run a trial that changes nothing; return what was seen on rank 0, and the kind of device.
+
+    Raises `InputError` if the script does not run.
+    """
+    experiment = _experiment(command, world_size, {LOOK: "%look"})
+    with RunSession.open(experiment, path, RunOptions(), listener) as session:
+        session.runner.load(session.plan.trials)
+        rounds = _Rounds(session, command, Samples(world_size), {}, float("inf"))
+        rounds.look()
+        return rounds.samples.seen[0], session.runner.machine.device_type
 
 
 def _chosen(seen: Sequence[Mapping[str, Any]], world_size: int) -> dict[str, str]:
@@ -122,6 +134,13 @@ class _Rounds:
     ends_at_seconds: float
     """Time of the monotonic clock."""
     longest_seconds: float = 0.0
+
+    def look(self) -> None:
+        """Look at what the script does.  Raises `InputError` if it does not run."""
+        self.run(LOOK, {"look": ""}, 0)
+        if not self.samples.trials(LOOK):
+            reason = self.samples.failures.get(LOOK, "the budget has no time for one trial")
+            raise InputError(f"command {self.command!r}", reason, "mend that first")
 
     def repeat(self, variants: Mapping[str, Interventions]) -> None:
         """Repeat the variants until their times are known precisely enough, or the budget ends."""

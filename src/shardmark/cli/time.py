@@ -24,12 +24,14 @@ from shardmark.cli.arguments import (
     numbers_of_ranks,
     path_of,
     with_engine,
+    words_of,
 )
 from shardmark.cli.run import RunFormat, run_and_print
 
-MOST_PAIRS = 1000
+MOST_PAIRS, MOST_TRIES = 1000, 30
 RACE_BUDGET = "20m"
 """Default time of a race."""
+IMPROVE_BUDGET = "15m"
 
 if TYPE_CHECKING:
     from shardmark.scripts.command import ScriptCommand
@@ -70,6 +72,17 @@ def time(
             "decided (exit codes 0, 1, 2).",
         ),
     ] = False,
+    improve: Annotated[
+        bool,
+        typer.Option(
+            "--improve",
+            help="Race changes of one command that may save time and train the same, and print the "
+            "fastest as a patch.",
+        ),
+    ] = False,
+    only: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Try these of --improve alone.")
+    ] = None,
     margin: Annotated[
         float,
         typer.Option(
@@ -135,6 +148,10 @@ def time(
     mapping["measure"]["accept"] = causes_of(accept, strict=strict)
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
+    if improve:
+        mapping["measure"] |= {"repeats": _race_repeats(margin, MOST_TRIES), "verify": False}
+        _improve(mapping, words_of(only), budget, out, form, quiet=quiet)
+        return
     if keep_if_faster:
         _check_race(
             mapping["matrix"]["variant"],
@@ -142,9 +159,7 @@ def time(
             repeats,
             no_audit=no_audit,
         )
-        mapping["measure"]["repeats"] = {
-            "at_least": 2, "at_most": MOST_PAIRS, "margin": margin / 100
-        }  # fmt: skip
+        mapping["measure"]["repeats"] = _race_repeats(margin)
     experiment = from_mapping(mapping, with_engine(engine, overrides), place="shardmark time")
     longest = budget or (RACE_BUDGET if keep_if_faster else None)
     options = RunOptions(
@@ -153,6 +168,52 @@ def time(
     )
     words = ["shardmark", *sys.argv[1:]]
     run_and_print(experiment, out, options, words, dry_run=dry_run, form=form)
+
+
+def _race_repeats(margin: float, most_pairs: int = MOST_PAIRS) -> dict[str, Any]:
+    return {"at_least": 2, "at_most": most_pairs, "margin": margin / 100}
+
+
+def _improve(
+    mapping: dict[str, Any],
+    only: Sequence[str],
+    budget: str | None,
+    out: Path | None,
+    form: TextOrJson,
+    *,
+    quiet: bool,
+) -> None:
+    """Race interventions on the mapping's one command, and print what to change."""
+    import json
+
+    from shardmark.base.durations import parse_seconds
+    from shardmark.base.results.runs_folder import run_folder
+    from shardmark.base.text import say_text
+    from shardmark.bench.improve import improve
+    from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.bench.progress.display import listener
+    from shardmark.bench.report.answers.improvement import improvement_facts, improvement_lines
+    from shardmark.experiment.experiment import Experiment
+    from shardmark.experiment.load import from_mapping
+
+    (arguments,) = mapping["matrix"]["variant"].values()
+    command = " ".join(filter(None, (mapping["workload"]["command"], arguments)))
+    mapping["workload"]["command"] = command
+
+    def experiment_of(variants: Mapping[str, str]) -> Experiment:
+        matrix = {**mapping["matrix"], "variant": dict(variants)}
+        return from_mapping({**mapping, "matrix": matrix}, [], place="shardmark time")
+
+    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
+    with run_folder(out, "improve") as folder, listener(folder, options) as progress:
+        found = improve(
+            experiment_of, command, mapping["matrix"]["world_size"][0], folder, only=only,
+            budget_seconds=parse_seconds(budget or IMPROVE_BUDGET, "--budget"), listener=progress,
+        )  # fmt: skip
+    if form is TextOrJson.JSON:
+        say_text(json.dumps({**improvement_facts(found), "run": str(folder)}, indent=1))
+    else:
+        say_text("\n".join(["", *improvement_lines(found), "", f"files: {folder}"]))
 
 
 def _in_two_commits(

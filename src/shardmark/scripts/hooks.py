@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
+from shardmark.scripts.interventions import built, named_in
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def install() -> None:
     plan = Plan.from_environment()
     module, _, name = plan.observer.partition(":")
     observer: Observer = getattr(importlib.import_module(module), name)(plan)
+    for intervention in built(named_in(plan.interventions)):
+        intervention.install()
     _watch_modules(observer)
     _watch_backward(observer)
     _watch_optimizers(observer)

@@ -37,6 +37,8 @@ class Plan:
     """Put the first halves of the ranks' batches before the second ones: they may hold pairs."""
     revision: str = ""
     """Commit of the script's repository that this start checks out in its private copy."""
+    interventions: str = ""
+    """Interventions of this start, in the form of `interventions.text_of`."""
     guided: bool = False
     """Give every rank of this start its share of the records, which are of another script."""
     merged: int = 1

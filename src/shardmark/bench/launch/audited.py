@@ -43,7 +43,7 @@ def audit_cells(
         reports: list[AuditReport | str] = []
         if cell.nodes > 1:
             reports = [ONE_MACHINE]
-        elif cell.world_size > 1:
+        elif cell.world_size > 1 and not cell.script.interventions:
             listener.doing(f"auditing [{number}/{len(cells)}] {cell.title}")
             reports = [_audited(cell)]
         if cell.nodes == 1 and cell.script.command != first:
@@ -91,6 +91,7 @@ def _audited(cell: Trial, first: str = "") -> AuditReport | str:
             writes_are_fine=cell.script.writes_are_fine,
             against=against,
             revision=cell.script.revision,
+            interventions=cell.script.interventions,
         )
     except InputError as error:
         return str(error)

@@ -26,6 +26,23 @@ COSTS = {
 }
 """Interventions that show what something costs.  They may change what is trained."""
 
+SAVINGS = {
+    "workers": "arguments:Workers",
+    "pin_memory": "arguments:PinMemory",
+    "fused": "arguments:Fused",
+    "foreach": "arguments:Foreach",
+    "set_to_none": "arguments:SetToNone",
+    "bucket_view": "arguments:BucketView",
+    "keep_unsharded": "arguments:KeepUnsharded",
+    "no_sync": "settings:NoSync",
+    "channels_last": "settings:ChannelsLast",
+    "tf32": "settings:TensorFloat32",
+    "cudnn_benchmark": "settings:CudnnBenchmark",
+    "malloc": "settings:Malloc",
+}
+"""Interventions that may save time; what they train is compared."""
+_ALL = COSTS | SAVINGS
+
 
 def text_of(interventions: Mapping[str, str]) -> str:
     """Return the arguments of a variant with these interventions, by name with their values."""
@@ -38,16 +55,16 @@ def named_in(text: str) -> dict[str, str]:
     pairs = (word.partition("=") for word in text.removeprefix(SIGN).split(",") if word)
     interventions = {name: value for name, _, value in pairs}
     for name in interventions:
-        if name not in COSTS:
-            raise InputError(f"intervention {name!r}", "unknown", f"known are {', '.join(COSTS)}")
+        if name not in _ALL:
+            raise InputError(f"intervention {name!r}", "unknown", f"known are {', '.join(_ALL)}")
     return interventions
 
 
-def built(interventions: Mapping[str, str], place: Place) -> list[Intervention]:
-    """Return the interventions of a rank."""
+def built(interventions: Mapping[str, str], place: Place | None = None) -> list[Intervention]:
+    """Return the interventions of a rank, which knows its place unless it is audited."""
     made = []
     for name, value in interventions.items():
-        module, _, kind = COSTS[name].partition(":")
+        module, _, kind = _ALL[name].partition(":")
         made.append(getattr(importlib.import_module(f"{__name__}.{module}"), kind)(place, value))
     return made
 

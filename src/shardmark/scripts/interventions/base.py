@@ -36,8 +36,10 @@ class Place:
 class Intervention:
     """Changes one thing in a rank's interpreter."""
 
-    def __init__(self, place: Place, value: str = "") -> None:
-        self.place, self.value = place, value
+    def __init__(self, place: Place | None, value: str = "") -> None:
+        self.value = value
+        if place is not None:
+            self.place = place
 
     def install(self) -> None:
         """Prepare the change, before the script starts."""

@@ -10,8 +10,11 @@ from collections import Counter
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -52,6 +55,8 @@ class Look(Intervention):
         self.places: dict[int, str | None] = {}
         self.rows: list[int] = []
         self.optimizer: Optimizer | None = None
+        self.wrappers: set[str] = set()
+        self.passes, self.passes_of_step = 0, 1
         self.thread: threading.Thread | None = None
         self.kinds: dict[CodeType, str | None] = {}
 
@@ -73,12 +78,25 @@ class Look(Intervention):
             original(optimizer, *arguments, **keywords)
             self.optimizer = optimizer
 
+        def wrapped(original: Any, *arguments: Any, **keywords: Any) -> Any:
+            self.wrappers.add(original.__qualname__.partition(".")[0])
+            return original(*arguments, **keywords)
+
+        def backward(original: Any, *arguments: Any, **keywords: Any) -> None:
+            self.passes += 1
+            original(*arguments, **keywords)
+
+        replace(torch.autograd, "backward", backward)
+        replace(DistributedDataParallel, "__init__", wrapped)
+        replace(fsdp, "fully_shard", wrapped)
+        replace(nn.Conv2d, "__init__", wrapped)
         replace(DataLoader, "__init__", made)
         replace(_BaseDataLoaderIter, "__init__", started)
         replace(_BaseDataLoaderIter, "__next__", batch)
         replace(Optimizer, "__init__", optimized)
 
     def stepped(self, step: int) -> None:
+        self.passes, self.passes_of_step = 0, self.passes
         if step == PROFILED_STEP:
             sys.setprofile(self._returned)
         elif step == PROFILED_STEP + 1:
@@ -151,6 +169,9 @@ class Look(Intervention):
             },
             "functions": [*self.functions],
             "rows": self.rows,
+            "wrappers": sorted(self.wrappers),
+            "passes": self.passes_of_step,
+            "optimizer": type(self.optimizer).__name__,
             "trained_tensors": len(trained),
             "trained_bytes": sum(p.numel() * p.element_size() for p in trained),
         }

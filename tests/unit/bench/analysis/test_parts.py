@@ -134,6 +134,9 @@ def test_steps_after_the_end_of_the_first_rank_do_not_count() -> None:
         times = {"started_at_seconds": start, "step_seconds": seconds}
         return {"rank": rank, "measured": True, **times, **spans}
 
-    result: Any = SimpleNamespace(metrics={"step_seconds": SimpleNamespace(value=2.0)})
+    window = SimpleNamespace(first_step=0, end_step=2, window_seconds=3.0)
+    result: Any = SimpleNamespace(ranks=[SimpleNamespace(windows=[window])])
     lines = [line(0, 0.0, 1.0), line(0, 1.0, 1.0), line(1, 0.0, 2.0), line(1, 2.0, 1.0)]
-    assert [rank.seconds for rank in sample_of(result, lines).ranks] == [1.0, 2.0]
+    found = sample_of(result, lines)
+    assert [rank.seconds for rank in found.ranks] == [1.0, 2.0]
+    assert found.step_seconds == 1.5

@@ -112,8 +112,8 @@ def verdict_on(racer: Racer) -> Verdict:
     """Keep what trains the same and is faster, or as fast with less memory."""
     if racer.row.equivalent is False or racer.decision is Decision.SLOWER:
         return "discard"
+    if racer.decision is Decision.NO_DIFFERENCE and racer.memory_ratio is None:
+        return "discard"
     if racer.decision is Decision.UNDECIDED or racer.row.equivalent is None:
         return "discard" if not racer.row.ok_trials and racer.row.outcomes else "not decided"
-    if racer.decision is Decision.FASTER or racer.memory_ratio is not None:
-        return "keep"
-    return "discard"
+    return "keep"

@@ -55,7 +55,7 @@ def _text(racer: Racer, race: Race) -> str:
         text = f"it does not run: {row.failed[0].reason if row.failed else 'no trial has ended'}"
     elif same is False:
         text = f"not the same training: {row.deviation}; {speed}"
-    elif same is None:
+    elif same is None and verdict == NOT_DECIDED and racer.decision is not Decision.UNDECIDED:
         cause = row.deviation or "it was not compared"
         text = f"whether it trains the same cannot be told ({cause}); {speed}"
     elif verdict == NOT_DECIDED:

@@ -1,0 +1,142 @@
+"""Finds what makes a script faster without a change of what it trains.  Imports no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from shardmark.base.errors import InputError
+from shardmark.base.results.store import load_run
+from shardmark.base.statistics.race import Decision
+from shardmark.bench.analysis.compare.comparison import compare
+from shardmark.bench.analysis.compare.race import Race, race_of, verdict_on
+from shardmark.bench.analysis.improvement import (
+    FIRST,
+    SNIPPETS,
+    TOGETHER,
+    Improvement,
+    patch_of,
+)
+from shardmark.bench.launch.listener import ProgressListener
+from shardmark.bench.launch.run_options import RunOptions
+from shardmark.bench.launch.session import RunSession
+from shardmark.bench.why import look_at
+from shardmark.experiment.experiment import Experiment
+from shardmark.scripts.interventions import SAVINGS, text_of
+
+WORKERS = ("2", "4")
+WORTH_A_TRY = 0.02
+"""Share of the time from which a thing is worth a try."""
+
+
+def improve(
+    experiment_of: Callable[[Mapping[str, str]], Experiment],
+    command: str,
+    world_size: int,
+    path: Path,
+    *,
+    only: Sequence[str],
+    budget_seconds: float,
+    listener: ProgressListener,
+) -> Improvement:
+    """Race the interventions that fit a script, then those that were faster together.
+
+    Raises `InputError` for an unknown name of `only`, or if nothing fits the script.
+    """
+    began = time.monotonic()
+    for name in only:
+        if name not in SAVINGS:
+            raise InputError("--only", f"found {name!r}", f"allowed are {', '.join(SAVINGS)}")
+    seen, device_type = look_at(command, world_size, path / "look", listener=listener)
+    fitting = {
+        name: {intervention: value}
+        for name, intervention, value in _fitting(seen, device_type)
+        if not only or intervention in only
+    }
+    if not fitting:
+        allowed = "found are its loader, optimizer, wrappers and convolutions, and none is slow"
+        raise InputError("command", "no intervention of --improve fits it", allowed)
+    variants = {FIRST: "", **{name: text_of(one) for name, one in fitting.items()}}
+
+    def race(share: float) -> Race:
+        """Measure all variants until they are decided, then compare what the fast ones train."""
+        left = budget_seconds * share - (time.monotonic() - began)
+        experiment = experiment_of(variants)
+        options = RunOptions(budget_seconds=max(1.0, left))
+        with RunSession.open(experiment, path / "race", options, listener) as session:
+            session.run()
+            found = _race(path / "race", experiment)
+            fast = {r.row.strategy for r in found.racers if r.decision is Decision.FASTER}
+            trials = (t for t in session.plan.trials if t.strategy.name in fast and not t.repeat)
+            session.verify([*trials])
+        return _race(path / "race", experiment)
+
+    found = race(0.7)
+    kept = _fastest_of_each(found, fitting)
+    if len(kept) > 1:
+        together = {key: value for name in kept for key, value in fitting[name].items()}
+        fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
+        found = race(1.0)
+    ranked = sorted(found.racers, key=lambda racer: -racer.standing.ratio)
+    best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
+    names = () if best is None else tuple(fitting[best.strategy])
+    places: dict[str, dict[str, Any]] = {}
+    for record in best.ok_trials[0].ranks if best is not None else ():
+        for facts in record.settings.get("seen", {}).values():
+            for place, call in facts.get("places", {}).items():
+                places.setdefault(place, {}).update(call)
+    return Improvement(
+        race=found,
+        kept=names,
+        best="" if best is None else best.strategy,
+        patch=patch_of(places),
+        snippets=tuple(SNIPPETS[name] for name in names if name in SNIPPETS),
+    )
+
+
+def _race(path: Path, experiment: Experiment) -> Race:
+    margin = experiment.measure.repeats.margin
+    assert margin is not None, "it is a race"
+    found = race_of(compare([load_run(path)]).rows, FIRST, margin)
+    if found is None:
+        raise InputError("--budget", "no trial has ended in it", "give it more time")
+    return found
+
+
+def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, str, str]]:
+    """Yield name, intervention and value of what the script has a place for."""
+    shares, wrappers, cuda = seen["shares"], seen["wrappers"], device_type == "cuda"
+    loader = seen.get("loader")
+    if loader and not loader["workers"] and shares.get("input", 0.0) >= WORTH_A_TRY:
+        for count in WORKERS:
+            yield f"{count} workers", "workers", count
+    if loader and cuda:
+        yield "pin_memory", "pin_memory", ""
+    if shares.get("update", 0.0) >= WORTH_A_TRY:
+        yield "fused", "fused", ""
+        yield "foreach", "foreach", ""
+        yield "set_to_none", "set_to_none", ""
+    if "DistributedDataParallel" in wrappers:
+        yield "bucket_view", "bucket_view", ""
+        if seen["passes"] > 1:
+            yield "no_sync", "no_sync", str(seen["passes"])
+    if "fully_shard" in wrappers:
+        yield "keep_unsharded", "keep_unsharded", ""
+    if "Conv2d" in wrappers:
+        yield "channels_last", "channels_last", ""
+        if cuda:
+            yield "cudnn_benchmark", "cudnn_benchmark", ""
+    yield ("tf32", "tf32", "") if cuda else ("malloc", "malloc", "")
+
+
+def _fastest_of_each(race: Race, fitting: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the variants to keep, one for each intervention and for each kind of update."""
+    kept: dict[str, str] = {}
+    for racer in sorted(race.racers, key=lambda racer: -racer.standing.ratio):
+        if verdict_on(racer) == "keep":
+            name = racer.row.strategy
+            (intervention,) = fitting[name]
+            kept.setdefault({"foreach": "fused"}.get(intervention, intervention), name)
+    return [*kept.values()]
