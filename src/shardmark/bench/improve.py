@@ -48,7 +48,7 @@ def improve(
     began = time.monotonic()
     for name in only:
         if name not in SAVINGS:
-            raise InputError("--only", f"found {name!r}", f"allowed are {', '.join(SAVINGS)}")
+            raise InputError("--only", f"result {name!r}", f"allowed are {', '.join(SAVINGS)}")
     seen, device_type = look_at(command, world_size, path / "look", listener=listener)
     fitting = {
         name: {intervention: value}
@@ -56,7 +56,7 @@ def improve(
         if not only or intervention in only
     }
     if not fitting:
-        allowed = "found are its loader, optimizer, wrappers and convolutions, and none is slow"
+        allowed = "result are its loader, optimizer, wrappers and convolutions, and none is slow"
         raise InputError("command", "no intervention of --improve fits it", allowed)
     variants = {FIRST: "", **{name: text_of(one) for name, one in fitting.items()}}
 
@@ -67,19 +67,19 @@ def improve(
         options = RunOptions(budget_seconds=max(1.0, left))
         with RunSession.open(experiment, path / "race", options, listener) as session:
             session.run()
-            found = _race(path / "race", experiment)
-            fast = {r.row.strategy for r in found.racers if r.decision is Decision.FASTER}
+            result = _race(path / "race", experiment)
+            fast = {r.row.strategy for r in result.racers if r.decision is Decision.FASTER}
             trials = (t for t in session.plan.trials if t.strategy.name in fast and not t.repeat)
             session.verify([*trials])
         return _race(path / "race", experiment)
 
-    found = race(0.7)
-    kept = _fastest_of_each(found, fitting)
-    if len(kept) > 1:
-        together = {key: value for name in kept for key, value in fitting[name].items()}
+    result = race(0.7)
+    faster = _fastest_of_each(result, fitting)
+    if len(faster) > 1:
+        together = {key: value for name in faster for key, value in fitting[name].items()}
         fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
-        found = race(1.0)
-    ranked = sorted(found.racers, key=lambda racer: -racer.standing.ratio)
+        result = race(1.0)
+    ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
     names = () if best is None else tuple(fitting[best.strategy])
     places: dict[str, dict[str, Any]] = {}
@@ -88,8 +88,8 @@ def improve(
             for place, call in facts.get("places", {}).items():
                 places.setdefault(place, {}).update(call)
     return Improvement(
-        race=found,
-        kept=names,
+        race=result,
+        interventions=names,
         best="" if best is None else best.strategy,
         patch=patch_of(places),
         snippets=tuple(SNIPPETS[name] for name in names if name in SNIPPETS),
@@ -99,10 +99,10 @@ def improve(
 def _race(path: Path, experiment: Experiment) -> Race:
     margin = experiment.measure.repeats.margin
     assert margin is not None, "it is a race"
-    found = race_of(compare([load_run(path)]).rows, FIRST, margin)
-    if found is None:
+    result = race_of(compare([load_run(path)]).rows, FIRST, margin)
+    if result is None:
         raise InputError("--budget", "no trial has ended in it", "give it more time")
-    return found
+    return result
 
 
 def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, str, str]]:
@@ -133,10 +133,10 @@ def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, s
 
 def _fastest_of_each(race: Race, fitting: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the variants to keep, one for each intervention and for each kind of update."""
-    kept: dict[str, str] = {}
+    faster: dict[str, str] = {}
     for racer in sorted(race.racers, key=lambda racer: -racer.standing.ratio):
         if verdict_on(racer) == "keep":
             name = racer.row.strategy
             (intervention,) = fitting[name]
-            kept.setdefault({"foreach": "fused"}.get(intervention, intervention), name)
-    return [*kept.values()]
+            faster.setdefault({"foreach": "fused"}.get(intervention, intervention), name)
+    return [*faster.values()]

@@ -206,14 +206,14 @@ def _improve(
 
     options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
     with run_folder(out, "improve") as folder, listener(folder, options) as progress:
-        found = improve(
+        improvement = improve(
             experiment_of, command, mapping["matrix"]["world_size"][0], folder, only=only,
             budget_seconds=parse_seconds(budget or IMPROVE_BUDGET, "--budget"), listener=progress,
         )  # fmt: skip
     if form is TextOrJson.JSON:
-        say_text(json.dumps({**improvement_facts(found), "run": str(folder)}, indent=1))
+        say_text(json.dumps({**improvement_facts(improvement), "run": str(folder)}, indent=1))
     else:
-        say_text("\n".join(["", *improvement_lines(found), "", f"files: {folder}"]))
+        say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}"]))
 
 
 def _in_two_commits(

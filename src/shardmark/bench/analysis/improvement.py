@@ -1,4 +1,4 @@
-"""What made a script faster, and the lines of it to change."""
+"""Changes that make a script faster, and the lines of it that they concern."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SNIPPETS = {
     "malloc": "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1073741824",
     "set_to_none": "leave set_to_none=False of zero_grad() out",
 }
-"""What to change by hand, for interventions that add no argument to a call."""
+"""Changes to make by hand, of interventions that add no argument to a call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Improvement:
-    """What was tried on a script, and what to change in it."""
+    """The race of changes of a script, and the fastest ones that train the same."""
 
     race: Race
-    kept: tuple[str, ...]
+    interventions: tuple[str, ...]
     """Interventions of the fastest set that trains the same; empty if none is faster."""
     best: str
     """The variant of the race that has them; empty without one."""
@@ -52,18 +52,29 @@ def patch_of(places: Mapping[str, Mapping[str, Any]]) -> str:
         before = Path(file).read_text().splitlines(keepends=True)
         after = [line.encode() for line in before]
         tree = ast.parse("".join(before))
-        for call, added in sorted(_calls(tree, lines), key=lambda found: -found[0].lineno):
+        for call, added in sorted(_calls(tree, lines), key=lambda pair: -pair[0].lineno):
             assert call.end_lineno is not None, "it is parsed from text"
             assert call.end_col_offset is not None, "it is parsed from text"
             row, column = call.end_lineno - 1, call.end_col_offset - 1
             head, tail = after[row][:column], after[row][column:]
             text = ", ".join(f"{name}={value!r}" for name, value in added.items())
-            comma = ", " if (call.args or call.keywords) and not head.strip().endswith(b",") else ""
+            values = [*call.args, *(keyword.value for keyword in call.keywords)]
+            last = max(
+                values, key=lambda value: (value.end_lineno, value.end_col_offset), default=None
+            )
+            comma = "" if last is None or _has_comma_after(after, last, row, column) else ", "
             after[row] = head + f"{comma}{text}".encode() + tail
         patches += difflib.unified_diff(
             before, [line.decode() for line in after], f"a/{file}", f"b/{file}"
         )
     return "".join(patches)
+
+
+def _has_comma_after(lines: list[bytes], last: ast.expr, row: int, column: int) -> bool:
+    """True if a comma follows the last argument of a call, before its bracket."""
+    assert last.end_lineno is not None, "it is parsed from text"
+    between = b"".join([*lines[last.end_lineno - 1 : row], lines[row][:column]])
+    return b"," in between[last.end_col_offset or 0 :].partition(b"#")[0]
 
 
 def _calls(

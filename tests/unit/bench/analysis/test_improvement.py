@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 from shardmark.bench.analysis.improvement import patch_of
+
+if TYPE_CHECKING:
+    import pytest
 
 SCRIPT = """\
 from torch.nn.parallel import DistributedDataParallel as DDP

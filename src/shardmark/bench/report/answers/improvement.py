@@ -9,34 +9,34 @@ from shardmark.bench.analysis.improvement import TOGETHER, Improvement
 from shardmark.bench.report.answers.race import race_facts
 
 
-def improvement_lines(found: Improvement) -> list[str]:
+def improvement_lines(improvement: Improvement) -> list[str]:
     """Return the answer, a line for each thing that was tried, and the patch."""
-    lines = [answer_of(found), ""]
-    lines += [f"  {facts['text']}" for facts in race_facts(found.race)]
-    if found.patch or found.snippets:
-        lines += ["", "To change:", *found.snippets, *found.patch.splitlines()]
+    lines = [answer_of(improvement), ""]
+    lines += [f"  {facts['text']}" for facts in race_facts(improvement.race)]
+    if improvement.patch or improvement.snippets:
+        lines += ["", "To change:", *improvement.snippets, *improvement.patch.splitlines()]
     return lines
 
 
-def answer_of(found: Improvement) -> str:
+def answer_of(improvement: Improvement) -> str:
     """Return the first line: how much faster the fastest set is, and by what."""
-    racers = {racer.row.strategy: racer for racer in found.race.racers}
+    racers = {racer.row.strategy: racer for racer in improvement.race.racers}
     open_ = [name for name, racer in racers.items() if verdict_on(racer) == "not decided"]
     more = f"  Not decided, for lack of undisturbed trials: {', '.join(open_)}." if open_ else ""
-    if not found.best:
+    if not improvement.best:
         shown = [name for name in racers if name not in open_]
         text = f"tried: {', '.join(shown)}" if shown else "no trial counts"
         return f"Nothing is shown to be faster and to train the same ({text}).{more}"
-    names = found.kept if found.best == TOGETHER else (found.best,)
+    names = improvement.interventions if improvement.best == TOGETHER else (improvement.best,)
     singles = [
         f"{racer.row.strategy} {racer.standing.ratio:.2f}x"
         for racer in racers.values()
         if verdict_on(racer) == "keep" and racer.row.strategy != TOGETHER
     ]
-    head = racers[found.best]
-    if found.best == TOGETHER:
+    head = racers[improvement.best]
+    if improvement.best == TOGETHER:
         return f"{_speed(head)} with {', '.join(names)} together: {', '.join(singles)}.{more}"
-    return f"{_speed(head)} with {found.best}, which trains the same.{more}"
+    return f"{_speed(head)} with {improvement.best}, which trains the same.{more}"
 
 
 def _speed(racer: Racer) -> str:
@@ -44,12 +44,12 @@ def _speed(racer: Racer) -> str:
     return f"{result.ratio:.2f}x ({result.low:.2f} to {result.high:.2f})"
 
 
-def improvement_facts(found: Improvement) -> dict[str, Any]:
+def improvement_facts(improvement: Improvement) -> dict[str, Any]:
     """Return the improvement for programs."""
     return {
-        "answer": answer_of(found),
-        "kept": [*found.kept],
-        "tried": race_facts(found.race),
-        "patch": found.patch,
-        "snippets": [*found.snippets],
+        "answer": answer_of(improvement),
+        "kept": [*improvement.interventions],
+        "tried": race_facts(improvement.race),
+        "patch": improvement.patch,
+        "snippets": [*improvement.snippets],
     }
