@@ -15,9 +15,11 @@ from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.bench.analysis.parts import (
     ALL,
     BETWEEN,
+    EQUAL_ROWS,
     LOOK,
     NAMES,
     NOTEWORTHY,
+    OWN_ROWS,
     PLAIN,
     UPDATE,
     Explanation,
@@ -111,15 +113,18 @@ def _second_variants(samples: Samples, chosen: Interventions) -> dict[str, Inter
     """Return variants that tell why a rank is late, or whether all wait for the longest rows."""
     if (late := samples.late()) is None:
         return {}
-    rest = {name: value for name, value in chosen.items() if name != "same_batch"}
     functions = chosen.get("same_batch", "")
+    suffix = functions and f"+{functions}"
+    variants: dict[str, Interventions] = {}
+    if any(len(set(rank["rows"])) > 1 for rank in samples.seen):
+        variants[OWN_ROWS] = {"same_batch": functions}
+        variants[EQUAL_ROWS] = {"rows_of": f"0{suffix}"}
     if late[1].value > NOTEWORTHY * samples.step.value:
-        rows = {**rest, "rows_of": "next" + (functions and f"+{functions}")}
-        variants: dict[str, Interventions] = {"places": {**chosen, "swap_places": ""}}
-        return {**variants, "rows": rows} if "same_batch" in chosen else variants
-    if rows_differ(samples.seen):
-        return {"equal rows": {**rest, "rows_of": "0"}, "own rows": {**rest, "same_batch": ""}}
-    return {}
+        variants["places"] = {**chosen, "swap_places": ""}
+        if "same_batch" in chosen:
+            rest = {name: value for name, value in chosen.items() if name != "same_batch"}
+            variants["rows"] = {**rest, "rows_of": f"next{suffix}"}
+    return variants
 
 
 @dataclass(slots=True)

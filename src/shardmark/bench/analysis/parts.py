@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
@@ -12,6 +13,7 @@ from shardmark.base.statistics.intervals import Estimate, estimate_difference
 from shardmark.base.text import counted
 
 PLAIN, LOOK, ALL, UPDATE = "as it is", "look", "all of it", "no_update"
+OWN_ROWS, EQUAL_ROWS = "own rows", "equal rows"
 BETWEEN = {
     "evaluation": "no_evaluation", "checkpoint": "no_checkpoint", "logging": "no_logging"
 }  # fmt: skip
@@ -194,6 +196,8 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         saved = samples.saved(name if len(chosen) > 1 else ALL)
         if saved is not None:
             kind = KINDS[name]
+            if kind == "communication" and (waits := samples.saved(EQUAL_ROWS, than=OWN_ROWS)):
+                saved = _without(saved, waits)  # ranks wait in their collectives
             rank = _rank_at_fault(seen, kind, saved.value / step.value)
             place = _place(seen[rank or 0], kind)
             parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
@@ -214,6 +218,16 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         counts=counts,
         notes=tuple(_notes(samples)),
     )
+
+
+def _without(seconds: Estimate, other: Estimate) -> Estimate:
+    """Return the difference of two estimates with independent errors."""
+    shift = max(0.0, other.value)
+    if None in (seconds.low, seconds.high, other.low, other.high):
+        return replace(seconds, value=seconds.value - shift, low=None, high=None)
+    widths = [(e.high - e.low) / 2 for e in (seconds, other)]  # type: ignore[operator]
+    half, value = math.hypot(*widths), seconds.value - shift
+    return replace(seconds, value=value, low=value - half, high=value + half)
 
 
 def _is_open(seconds: Estimate, noteworthy: float) -> bool:
@@ -242,9 +256,9 @@ def _place(seen: Mapping[str, Any], kind: str) -> str | None:
 
 def _lateness(samples: Samples) -> Iterable[Part]:
     """Yield what makes a rank late, or that all of them wait for the longest rows of each step."""
-    equal = samples.saved("equal rows", than="own rows")
-    if equal is not None:
-        yield Part(kind="late_rank", seconds=equal, lateness="rows", phase="forward")
+    longest = samples.saved(EQUAL_ROWS, than=OWN_ROWS)
+    if longest is not None:
+        yield Part(kind="late_rank", seconds=longest, lateness="rows", phase="forward")
     if (late := samples.late()) is None:
         return
     rank, excess = late
@@ -265,9 +279,10 @@ def _lateness(samples: Samples) -> Iterable[Part]:
     }
     phase = max(spans, key=spans.__getitem__)
     place = _place(samples.seen[rank], LOOKED_AT.get(phase, phase))
-    yield Part(
-        kind="late_rank", seconds=excess, rank=rank, lateness=lateness, phase=phase, place=place
-    )
+    if lateness != "rows" or longest is None:
+        yield Part(
+            kind="late_rank", seconds=excess, rank=rank, lateness=lateness, phase=phase, place=place
+        )
 
 
 def _code(samples: Samples) -> Iterable[Part]:

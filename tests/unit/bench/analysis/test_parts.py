@@ -9,7 +9,9 @@ import pytest
 
 from shardmark.bench.analysis.parts import (
     ALL,
+    EQUAL_ROWS,
     LOOK,
+    OWN_ROWS,
     PLAIN,
     RankSteps,
     Sample,
@@ -104,6 +106,17 @@ def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
     assert (part.kind, part.rank, part.lateness) == ("late_rank", 1, lateness)
     assert part.seconds.value == pytest.approx(0.03)
     assert part.phase == "backward"
+
+
+def test_waiting_for_the_longest_rows_is_no_communication() -> None:
+    variants = {
+        PLAIN: (0.1,), ALL: (0.06, 0.06, 0.05), "rows": (0.06, 0.05, 0.06),
+        OWN_ROWS: (0.1,), EQUAL_ROWS: (0.075,),
+    }  # fmt: skip
+    first, second = explanation_of(samples(variants), ["no_peers"]).parts
+    assert (first.kind, first.rank, first.lateness) == ("late_rank", None, "rows")
+    assert second.kind == "communication"
+    assert second.seconds.value == pytest.approx(0.015, rel=0.05)
 
 
 def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
