@@ -96,3 +96,10 @@ for step, batch in enumerate(batches()):
         assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110
     if options.prints:
         assert print("x" * 2) is None
+    if options.alone:
+        said: list[Any] = [None, None]
+        dist.all_gather_object(said, {rank: step})
+        assert {number for one in said for number in one} == {0, 1}
+        sizes = torch.empty(2, dtype=torch.long)
+        dist.all_to_all_single(sizes, torch.tensor([1, 2]))
+        assert 2 <= int(sizes.sum()) <= 4

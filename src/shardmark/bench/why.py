@@ -70,15 +70,19 @@ def explain(
         rounds.look()
         seen = samples.seen
         chosen = _chosen(seen, world_size)
-        variants: dict[str, Interventions] = {PLAIN: {}, ALL: chosen}
-        if len(chosen) > 1:
-            variants |= {name: {name: value} for name, value in chosen.items()}
+        variants: dict[str, Interventions] = {PLAIN: {}}
+        variants |= {name: {name: value} for name, value in chosen.items()}
+        for name, interventions in variants.items():
+            rounds.run(name, interventions, 0)
+        working = {name: value for name, value in chosen.items() if name not in samples.failures}
+        samples.stripped = ALL if len(working) > 1 else next(iter(working), PLAIN)
+        variants.setdefault(samples.stripped, working)
         if max(rank["shares"].get("update", 0.0) for rank in seen) >= LARGE_UPDATE:
             variants[UPDATE] = {"no_update": ""}
         rounds.repeat(variants)
         if not samples.trials(PLAIN):
             raise InputError("--budget", f"{budget_seconds:g} s", "it has no time for two trials")
-        rounds.repeat(_second_variants(samples, chosen))
+        rounds.repeat(_second_variants(samples, working))
         session.runner.folder.write_experiment(rounds.experiment().model_dump(mode="json"))
         return explanation_of(samples, [*chosen])
 

@@ -105,6 +105,8 @@ class Samples:
     by_variant: dict[str, dict[int, Sample]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     """Reasons of variants that do not run."""
+    stripped: str = ALL
+    """The variant without all that can be taken away, which may be one thing or none."""
 
     def trials(self, variant: str) -> list[Sample]:
         return [*self.by_variant.get(variant, {}).values()]
@@ -140,7 +142,7 @@ class Samples:
 
     def late(self) -> tuple[int, Estimate] | None:
         """Return the rank that takes longest without peers, and how much longer than the others."""
-        samples = self.trials(ALL)
+        samples = self.trials(self.stripped)
         if not samples or self.world_size == 1:
             return None
         ranks = range(self.world_size)
@@ -179,6 +181,8 @@ class Explanation:
     parts: tuple[Part, ...]
     undecided: tuple[Part, ...]
     """Parts whose interval holds nothing as well as a noteworthy loss."""
+    unknown: tuple[str, ...]
+    """Kinds of parts that could not be taken away."""
     update: Estimate | None
     """The optimizer's update, which is no loss; None if it is small."""
     findings: tuple[str, ...]
@@ -191,11 +195,12 @@ class Explanation:
 def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     """Explain a step by what it takes less without each of the chosen interventions' things."""
     step, seen = samples.step, samples.seen
-    parts = []
+    parts, unknown = [], []
     for name in chosen:
-        saved = samples.saved(name if len(chosen) > 1 else ALL)
-        if saved is not None:
-            kind = KINDS[name]
+        saved, kind = samples.saved(name), KINDS[name]
+        if saved is None:
+            unknown.append(kind)
+        else:
             if kind == "communication" and (waits := samples.saved(EQUAL_ROWS, than=OWN_ROWS)):
                 saved = _without(saved, waits)  # ranks wait in their collectives
             rank = _rank_at_fault(seen, kind, saved.value / step.value)
@@ -206,14 +211,15 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     noteworthy = NOTEWORTHY * step.value
     undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
     parts = [p for p in parts if p.seconds.value >= noteworthy and p not in undecided]
-    counts = _counts(samples)
+    counts, update = _counts(samples), samples.saved(UPDATE)
     return Explanation(
         ranks=samples.world_size,
         step=step,
         lost=_lost(samples, parts),
         parts=tuple(parts),
         undecided=tuple(undecided),
-        update=samples.saved(UPDATE),
+        unknown=tuple(unknown),
+        update=update if update is not None and update.value > 0 else None,
         findings=tuple(_findings(counts, max(r["shares"].get("input", 0.0) for r in seen))),
         counts=counts,
         notes=tuple(_notes(samples)),
@@ -274,7 +280,7 @@ def _lateness(samples: Samples) -> Iterable[Part]:
             if moved > excess.value / 2 > stayed:
                 lateness = variant.removesuffix("s") if variant == "places" else variant
     spans = {
-        span: fmean(sample.excess(rank, span) for sample in samples.trials(ALL))
+        span: fmean(sample.excess(rank, span) for sample in samples.trials(samples.stripped))
         for span in (*SPANS, "forward")
     }
     phase = max(spans, key=spans.__getitem__)
@@ -304,10 +310,12 @@ def _code(samples: Samples) -> Iterable[Part]:
 
 def _lost(samples: Samples, parts: Sequence[Part]) -> Estimate:
     """Estimate what a step would take less without all parts together."""
-    saved = samples.saved(ALL)
-    if not parts or saved is None:
-        return Estimate(value=0.0, low=0.0, high=None, n=0)
     rest = [part for part in parts if part.watched or part.kind == "late_rank"]
+    alone = (part.seconds for part in parts if part not in rest)
+    zero = Estimate(value=0.0, low=0.0, high=None, n=0)
+    if not parts:
+        return zero
+    saved = samples.saved(samples.stripped) or next(alone, zero)
     added = sum(part.seconds.value for part in rest)
     low, high = (None if end is None else end + added for end in (saved.low, saved.high))
     return replace(saved, value=max(0.0, saved.value + added), low=low, high=high)

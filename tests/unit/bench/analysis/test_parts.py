@@ -52,7 +52,7 @@ def samples(variants: dict[str, Any], *seen: dict[str, Any], noise: Any = NOISE)
             number: sample(seconds + shift, *ranks, seen=facts, backward=late)
             for number, shift in enumerate(noise)
         }
-    return Samples(len(seen), by_variant)
+    return Samples(len(seen), by_variant, stripped=ALL if ALL in variants else "no_peers")
 
 
 def looked(**shares: float) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
 ) -> None:
     stays, moved = (0.1, 0.07, 0.1), (0.1, 0.1, 0.07)
     variants = {
-        PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1),
+        PLAIN: (0.1,), "no_peers": (0.1, 0.07, 0.1),
         "rows": moved if moves == "rows" else stays,
         "places": moved if moves == "places" else stays,
     }  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
 
 def test_waiting_for_the_longest_rows_is_no_communication() -> None:
     variants = {
-        PLAIN: (0.1,), ALL: (0.06, 0.06, 0.05), "rows": (0.06, 0.05, 0.06),
+        PLAIN: (0.1,), "no_peers": (0.06, 0.06, 0.05), "rows": (0.06, 0.05, 0.06),
         OWN_ROWS: (0.1,), EQUAL_ROWS: (0.075,),
     }  # fmt: skip
     first, second = explanation_of(samples(variants), ["no_peers"]).parts
@@ -120,19 +120,35 @@ def test_waiting_for_the_longest_rows_is_no_communication() -> None:
 
 
 def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
-    quiet = {PLAIN: (0.1,), ALL: (0.1, 0.1, 0.1)}
+    quiet = {PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}
     found = explanation_of(samples(quiet), ["no_peers"])
     assert not found.parts
     assert "Nothing is lost of 100 ms" in answer_of(found)
     noisy = samples(quiet)
-    noisy.by_variant[ALL][0] = sample(0.060, 0.1, 0.1)
+    noisy.by_variant["no_peers"][0] = sample(0.060, 0.1, 0.1)
     found = explanation_of(noisy, ["no_peers"])
     assert not found.parts
     assert "Not decided by these rounds: communication" in answer_of(found)
 
 
+def test_what_could_not_be_taken_away_is_not_called_computing() -> None:
+    only = samples({PLAIN: (0.1,), "no_update": (0.11,)})
+    only.failures["no_peers"] = "KeyError: 0"
+    found = explanation_of(only, ["no_peers"])
+    assert answer_of(found) == (
+        "Nothing is shown to be lost of 100 ms a step.  "
+        "Not known: communication that nothing hides."
+    )
+    assert found.update is None, "no update takes less than nothing"
+    times = {PLAIN: (0.1,), "same_batch": (0.07,), "no_peers": (0.08,)}
+    both = samples(times)
+    both.stripped = ALL
+    found = explanation_of(both, ["same_batch", "no_peers"])
+    assert found.lost.value == pytest.approx(0.03), "at least the largest part"
+
+
 def test_the_scripts_own_code_is_watched_and_told_apart() -> None:
-    times = {PLAIN: (0.1,), ALL: (0.1, 0.1, 0.1)}
+    times = {PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}
     found = explanation_of(samples(times, looked(own_code=0.3), looked()), ["no_peers"])
     (part,) = found.parts
     assert (part.kind, part.rank, part.place, part.watched) == (

@@ -42,8 +42,10 @@ def answer_of(explanation: Explanation) -> str:
     head = f"{_milliseconds(step.value)} ms a step"
     more = [f"{cause_of(p)} ({_interval(p.seconds)})" for p in explanation.undecided]
     open_ = f"  Not decided by these rounds: {', '.join(more)}." if more else ""
+    if explanation.unknown:
+        open_ += f"  Not known: {', '.join(NAMES[kind] for kind in explanation.unknown)}."
     if not parts:
-        if more:
+        if open_:
             return f"Nothing is shown to be lost of {head}.{open_}"
         return f"Nothing is lost of {head} that could be taken away: it computes."
     causes = [f"{_milliseconds(part.seconds.value)} {cause_of(part)}" for part in parts]
@@ -79,6 +81,7 @@ def facts_of(explanation: Explanation) -> dict[str, Any]:
         "computing_seconds": explanation.step.value - explanation.lost.value,
         "update_seconds": _ends(explanation.update) if explanation.update else None,
         "parts": [_part_facts(part) for part in explanation.parts],
+        "unknown": [*explanation.unknown],
         "undecided": [_part_facts(part) for part in explanation.undecided],
         "counts": {**explanation.counts, "findings": [*explanation.findings]},
         "notes": [*explanation.notes],
