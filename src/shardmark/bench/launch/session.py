@@ -19,6 +19,7 @@ from shardmark.base.results.verification import (
     LOGS_FOLDER,
     VERIFICATION_FILE,
     Verification,
+    read_verification,
     write_verification,
 )
 from shardmark.bench.launch import fingerprint
@@ -139,6 +140,8 @@ class RunSession:
         if measure.verify:
             self.verify([trial for trial in trials if not trial.twin])
             verification_seconds = time.monotonic() - began
+            if measure.repeats.margin is not None:
+                queue.refused = self._refused()
         shutil.rmtree(path / CAPTURES_FOLDER, ignore_errors=True)  # a killed command left it
         measure_run_links(self.runner, self.plan.trials, measure)
         self.measure(queue)
@@ -150,6 +153,13 @@ class RunSession:
                 f"verification took {duration(verification_seconds)}, {100 * share:.0f} % of the"
                 f" time: there are few or short trials ({without} leaves it out)"
             )
+
+    def _refused(self) -> frozenset[str]:
+        """Return the cells of scripts that do not train what the first one trains."""
+        stored = read_verification(self.runner.folder.path)
+        unequal = {v.id for v in stored.verdicts if v.equivalent is False} if stored else set()
+        others = (t for t in self.plan.trials if t.script and t.script.command != self._first)
+        return frozenset(map(cell_of, others)) & unequal
 
     def _queue(self) -> TrialQueue:
         return TrialQueue(
@@ -268,6 +278,7 @@ class RunSession:
         dropped = {
             "known precisely enough": queue.decided,
             "failed or disturbed too often": queue.hopeless,
+            "other training": queue.refused,
         }
         if reasons := [f"{len(cells)} {reason}" for reason, cells in dropped.items() if cells]:
             listener.note(f"cells that need no more repeats: {', '.join(reasons)}")

@@ -46,6 +46,8 @@ class TrialQueue:
         """Cells whose samples/s are known precisely enough."""
         self.hopeless: frozenset[str] = frozenset()
         """Cells whose trials mostly fail or are disturbed."""
+        self.refused: frozenset[str] = frozenset()
+        """Cells of a race that do not train what its first one trains."""
         self._round = 0
         self.budget_seconds = budget_seconds
         self._clock = clock
@@ -54,7 +56,7 @@ class TrialQueue:
     @property
     def remaining(self) -> list[tuple[int, Trial]]:
         """Trials that are still to be run, each with its place in the random order."""
-        dropped = self.decided | self.hopeless
+        dropped = self.decided | self.hopeless | self.refused
         return [
             (order, trial)
             for order, trial in enumerate(self._trials)
@@ -110,6 +112,9 @@ class TrialQueue:
             margin=self._repeats.margin,
         )
         self.decided = decided & by_cell.keys() - self.hopeless
+        left = by_cell.keys() - self.decided - self.hopeless - self.refused
+        if self.refused and len(left) == 1:  # nothing is left to compare it with
+            self.decided |= left
 
 
 def is_sound(result: TrialResult) -> bool:

@@ -33,6 +33,7 @@ def result_of(trial: Trial, rate: float = 100.0, **fields: Any) -> TrialResult:
 
 def run_queue(
     *overrides: str,
+    refused: str = "",
     rates: Callable[[Trial], float] = lambda _: 100.0,
     budget_seconds: float | None = None,
     stored: Sequence[TrialResult] = (),
@@ -48,6 +49,8 @@ def run_queue(
         budget_seconds=budget_seconds,
         clock=lambda: 10.0 * len(ran),
     )
+    trials = expand(made).trials
+    queue.refused = frozenset(cell_of(t) for t in trials if t.strategy.name == refused)
     while (upcoming := queue.next()) is not None:
         _, trial = upcoming
         ran.append(trial)
@@ -134,3 +137,8 @@ def test_a_twin_runs_once_after_the_first_round_and_counts_as_no_repeat() -> Non
         outcome=lambda t: Outcome.FAILED if t.strategy.name == "single" else Outcome.OK,
     )
     assert not any(trial.twin for trial in failed)
+
+
+def test_a_refused_cell_is_run_as_often_as_is_needed_at_least() -> None:
+    ran = run_queue(ADAPTIVE, refused="ddp", rates=noisy)
+    assert repeats_of(ran) == {"single": 3, "ddp": 3}, "alone, it needs no more either"
