@@ -428,8 +428,8 @@ def store_and_compare(path: Path, trials: Iterable[TrialResult], **files: Any) -
     return compare([load_run(write_run(path, trials, **files))])
 
 
-def compare_trials(*trials: TrialResult) -> Comparison:
-    return compare([StoredRun(path=Path("run"), trials=trials)])
+def compare_trials(*trials: TrialResult, baseline: str | None = None) -> Comparison:
+    return compare([StoredRun(path=Path("run"), trials=trials)], baseline)
 
 
 def write_golden(path: Path) -> Path:

@@ -18,15 +18,19 @@ MB = 10**6
 
 
 def made_profile(
-    *, units: int = 4, million_parameters: float = 250.0, sample_bytes: float = 100 * MB
+    *,
+    units: int = 4,
+    million_parameters: float = 250.0,
+    sample_bytes: float = 100 * MB,
+    gigaflops: float = 1000,
 ) -> Profile:
-    """A forward pass of 1 TFLOP a sample and unit, a backward pass of two, activations of equal
-    size in each unit."""
+    """A forward pass of so many FLOP a sample and unit, a backward pass of twice as many, and
+    activations of equal size in each unit."""
     parameters = int(million_parameters * 1e6 / units)
     kept = Amount(per_sample=sample_bytes / units)
 
     def product(times: int) -> tuple[Operation, ...]:
-        return (Operation(kind="product", flops=Amount(per_sample=times * 1e12)),)
+        return (Operation(kind="product", flops=Amount(per_sample=times * gigaflops * 1e9)),)
 
     unit = Unit(
         name="block",

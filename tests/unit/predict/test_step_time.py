@@ -23,6 +23,7 @@ from shardmark.ranks.costs.base import Cell, Costs
 from shardmark.ranks.costs.replicas import DDPCosts
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import Strategy
+from tests.unit.predict.made import made_profile
 
 PLAIN = Constants(
     core_share=1,
@@ -64,22 +65,10 @@ GRADIENT_BYTES = 1e9
 UNITS = 4
 
 
-def profile(gigaflops: float = 250) -> Profile:
+def profile() -> Profile:
     """A forward pass of one second a sample, a backward pass of two, 1 GB of gradients."""
-    parameters = int(GRADIENT_BYTES / 4 / UNITS)
-
-    def product(times: int) -> tuple[Operation, ...]:
-        return (Operation(kind="product", flops=Amount(per_sample=times * gigaflops * 1e9)),)
-
-    unit = Unit(
-        name="block",
-        parameters=parameters,
-        trained_parameters=parameters,
-        forward=product(1),
-        backward=product(2),
-    )
-    size = ModelSize(parameters=UNITS * parameters, trained_parameters=UNITS * parameters)
-    return Profile(units=(unit,) * UNITS, size=size, state_values=1, update_accesses=8)
+    made = made_profile(units=UNITS, million_parameters=GRADIENT_BYTES / 4e6, gigaflops=250)
+    return replace(made, state_values=1, update_accesses=8)
 
 
 def test_bf16_weights_send_half_and_update_from_half() -> None:

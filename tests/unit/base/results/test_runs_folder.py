@@ -52,4 +52,4 @@ def test_missing_run_is_reported(left: str, capsys: pytest.CaptureFixture[str]) 
         latest_run()
     for command in (["compare"], ["report"], ["export", "--to", "csv"]):
         assert cli.main(command) == 2
-        assert "runs/latest" in capsys.readouterr().err
+        assert "runs/latest leads to no run" in capsys.readouterr().err

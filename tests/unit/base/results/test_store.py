@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from shardmark.base.errors import InputError
 from shardmark.base.files.stored import Stored
 from shardmark.base.results.network import NETWORK_FILE, NetworkRecord, read_network
-from shardmark.base.results.schema import Failure, Outcome, RankError, TrialResult
+from shardmark.base.results.schema import Failure, Outcome, RankError
 from shardmark.base.results.store import RunFolder, load_run
 from shardmark.base.results.verification import VERIFICATION_FILE, Verification
 from tests.golden.invented import EXPERIMENT, invented_rank, invented_trial, write_run
@@ -58,14 +58,6 @@ def test_run_is_named_by_its_trials_and_ordered_as_run(tmp_path: Path) -> None:
     assert stored.name == "invented"
     assert [trial.order for trial in stored.trials] == [3, 7]
     assert load_run(write_run(tmp_path / "empty", [])).name == "empty"
-
-
-def test_begun_trial_is_missing(run: Path, result_file: Path) -> None:
-    result_file.unlink()
-    stored = load_run(run)
-    assert (stored.missing, stored.damaged) == (("ddp-2-1",), ())
-    assert RunFolder(run).read_result("ddp-2-1") is None
-    assert isinstance(RunFolder(run).read_result("ddp-2-0", verify=True), TrialResult)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +197,6 @@ def test_a_network_that_cannot_be_read_is_named(run: Path, content: str | None) 
         (run / NETWORK_FILE).write_text(content)
     with pytest.raises(InputError, match=NETWORK_FILE):
         read_network(run)
-
-
-def test_environment_is_read_back_or_empty(run: Path) -> None:
-    assert RunFolder(run).read_environment()["host"] == "invented"
-    for content in ("{", "[]"):
-        (run / "environment.json").write_text(content)
-        assert RunFolder(run).read_environment() == {}
 
 
 def test_experiment_is_read_back(run: Path) -> None:

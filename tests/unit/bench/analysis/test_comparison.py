@@ -20,15 +20,11 @@ from shardmark.base.statistics.intervals import Estimate
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.analysis.compare.rows import Row
 from tests import present
-from tests.golden.invented import invented_trial
+from tests.golden.invented import compare_trials, invented_trial
 
 
 def stored(trials: Sequence[TrialResult], path: str = "run") -> StoredRun:
     return StoredRun(path=Path(path), trials=tuple(trials))
-
-
-def compared(*trials: TrialResult, baseline: str | None = None) -> Comparison:
-    return compare([stored(trials)], baseline)
 
 
 def row_of(comparison: Comparison, strategy: str, world_size: int) -> Row:
@@ -53,7 +49,7 @@ def rate(samples_per_second: float) -> dict[str, float | None]:
 
 
 def test_repeats_of_a_cell_are_one_row() -> None:
-    (row,) = compared(*(invented_trial(repeat=repeat) for repeat in (2, 0, 1))).rows
+    (row,) = compare_trials(*(invented_trial(repeat=repeat) for repeat in (2, 0, 1))).rows
     assert row.outcomes == {"ok": 3}
     assert set(row.metrics) == set(METRICS)
     estimate = estimate_of(row, "samples_per_second")
@@ -67,7 +63,7 @@ def test_rows_come_in_a_fixed_order() -> None:
         for batch in (256, 64)
         for strategy, size in (("zero-2", 2), ("ddp", 4), ("ddp", 2), ("single", 1))
     ]
-    rows = compared(*trials).rows
+    rows = compare_trials(*trials).rows
     assert [(row.varied["recipe.global_batch"], row.strategy, row.world_size) for row in rows] == [
         (batch, strategy, size)
         for batch in (64, 256)
@@ -76,7 +72,7 @@ def test_rows_come_in_a_fixed_order() -> None:
 
 
 def test_options_precision_and_varied_keys_make_rows() -> None:
-    rows = compared(
+    rows = compare_trials(
         invented_trial(),
         invented_trial(precision="bf16", varied={"recipe.precision": "bf16"}),
         invented_trial(strategy_options={"bucket_mb": 1}),
@@ -93,7 +89,7 @@ def test_options_precision_and_varied_keys_make_rows() -> None:
 
 
 def test_speedup_efficiency_and_memory_against_single() -> None:
-    comparison = compared(
+    comparison = compare_trials(
         invented_trial("single", 1, metrics=rate(100) | {"peak_memory_bytes": 1000.0}),
         invented_trial("ddp", 2, metrics=rate(180) | {"peak_memory_bytes": 1500.0}),
         invented_trial("ddp", 4, metrics=rate(324) | {"peak_memory_bytes": None}),
@@ -112,7 +108,7 @@ def test_speedup_efficiency_and_memory_against_single() -> None:
 
 def test_efficiency_goes_by_the_layout_s_devices() -> None:
     """A process that drives two devices has grown twofold."""
-    comparison = compared(
+    comparison = compare_trials(
         invented_trial("single", 1, metrics=rate(100)),
         invented_trial("ddp", 1, metrics=rate(180), layout=data_parallel(2)),
     )
@@ -120,7 +116,7 @@ def test_efficiency_goes_by_the_layout_s_devices() -> None:
 
 
 def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
-    comparison = compared(
+    comparison = compare_trials(
         *(invented_trial("ddp", size, metrics=rate(100 * size)) for size in (2, 4)),
         *(invented_trial("fsdp", size, metrics=rate(50 * size)) for size in (4, 8)),
         invented_trial("ddp", 2, metrics=rate(100), strategy_options={"bucket_mb": 1}),
@@ -134,13 +130,13 @@ def test_named_baseline_at_the_same_size_else_its_smallest() -> None:
 
 def test_unknown_baseline_is_refused_with_the_nearest() -> None:
     with pytest.raises(InputError, match=r"'zero2'; measured were single, zero-2; did .* 'zero-2'"):
-        compared(invented_trial("single", 1), invented_trial("zero-2", 2), baseline="zero2")
+        compare_trials(invented_trial("single", 1), invented_trial("zero-2", 2), baseline="zero2")
     with pytest.raises(InputError, match="measured were none"):
-        compared(baseline="ddp")
+        compare_trials(baseline="ddp")
 
 
 def test_other_conditions_are_no_baseline() -> None:
-    comparison = compared(
+    comparison = compare_trials(
         invented_trial("single", 1, varied={"recipe.global_batch": 64}),
         invented_trial("ddp", 2, varied={"recipe.global_batch": 256}),
         invented_trial("fsdp", 2, varied={"recipe.global_batch": 64}, precision="bf16"),
@@ -164,17 +160,17 @@ def test_rows_with_other_execution_options_are_compared() -> None:
         invented_trial("single", 1, metrics=rate(100), varied={offload: False}),
         invented_trial("fsdp", 2, metrics=rate(150), varied={offload: True}),
     ]
-    comparison = compared(*trials)
+    comparison = compare_trials(*trials)
     assert value(row_of(comparison, "fsdp", 2), "speedup") == pytest.approx(1.5)
     (note,) = comparison.notes
     assert ": compared with single on 1 rank, recipe.cpu_offload=false" in note
     exact = invented_trial("single", 1, metrics=rate(50), varied={offload: True})
-    assert value(row_of(compared(*trials, exact), "fsdp", 2), "speedup") == pytest.approx(3)
+    assert value(row_of(compare_trials(*trials, exact), "fsdp", 2), "speedup") == pytest.approx(3)
 
 
 def test_failed_trials_have_an_outcome_and_no_metrics() -> None:
     failure = Failure(reason="rank 1 ran out of memory", remedy="use a smaller batch", rank=1)
-    comparison = compared(
+    comparison = compare_trials(
         invented_trial("single", 1),
         invented_trial(repeat=0, metrics=rate(150)),
         invented_trial(repeat=1, outcome=Outcome.OUT_OF_MEMORY, failure=failure),
@@ -198,7 +194,7 @@ def test_failed_trials_have_an_outcome_and_no_metrics() -> None:
     [({"outcome": Outcome.FAILED}, "no trial ended ok"), ({"metrics": rate(0)}, "it is zero")],
 )
 def test_a_baseline_without_a_rate_gives_one_note(single: dict[str, Any], reason: str) -> None:
-    comparison = compared(
+    comparison = compare_trials(
         invented_trial("single", 1, **single), invented_trial("ddp", 2), invented_trial("fsdp", 2)
     )
     assert value(row_of(comparison, "ddp", 2), "speedup") is None
@@ -213,7 +209,7 @@ def test_not_a_number_is_missing_and_a_share_s_interval_ends_at_one() -> None:
     )
     for trial in trials:
         trial.trial["recipe"]["seed"] = trial.repeat
-    (row,) = compared(*trials).rows
+    (row,) = compare_trials(*trials).rows
     loss, accuracy = (estimate_of(row, name) for name in ("train_loss", "accuracy_top1"))
     assert (loss.value, loss.n) == (2.0, 1)
     assert 0 < present(accuracy.low) < 0.9
@@ -233,7 +229,7 @@ def test_rows_of_different_runs_are_not_compared() -> None:
 
 def test_nodes_differ_and_are_compared() -> None:
     """A single node is the baseline of two; more nodes are no smaller world size."""
-    _, *rows = compared(
+    _, *rows = compare_trials(
         invented_trial("single", 1, varied={"placement.nodes": 1}),
         invented_trial("ddp", 2, varied={"placement.nodes": 1}),
         invented_trial("ddp", 2, varied={"placement.nodes": 2}),
@@ -250,7 +246,7 @@ def test_impossible_speed_up_is_not_decided(factor: float, doubted: bool) -> Non
     """A speed-up above perfect scaling means that one of the two was disturbed unnoticed."""
     trials = [invented_trial("single", 1, repeat, metrics=rate(100 + repeat)) for repeat in (0, 1)]
     trials += [invented_trial(repeat=n, metrics=rate(200 * factor + n)) for n in (0, 1)]
-    row = row_of(compared(*trials), "ddp", 2)
+    row = row_of(compare_trials(*trials), "ddp", 2)
     assert bool(row.disturbed) is doubted
     assert (row.verdict == "not decided") is doubted
     for name in ("speedup", "scaling_efficiency"):
@@ -282,5 +278,7 @@ def test_a_reason_of_several_ranks_is_one_reason() -> None:
         failed(1, "rank 1: no such file (rank 1 is on node-b)", 1),
         failed(2, "rank 1: killed", 1),
     ]
-    reasons = {failed.reason: failed.count for failed in row_of(compared(*trials), "ddp", 2).failed}
+    reasons = {
+        failed.reason: failed.count for failed in row_of(compare_trials(*trials), "ddp", 2).failed
+    }
     assert reasons == {"no such file; see log.txt": 2, "rank 1: killed; see log.txt": 1}

@@ -15,7 +15,7 @@ from shardmark.bench.analysis.compare.epochs import epochs_of
 from shardmark.bench.report.table.comparison import comparison_json
 from shardmark.bench.report.table.notes import notes_of
 from tests import present
-from tests.golden.invented import invented_trial, two_epoch_rank
+from tests.golden.invented import compare_trials, invented_trial, two_epoch_rank
 
 DDP = (0.0463, 0.060, 0.010, 0.044)
 FSDP = (0.0663, 0.040, 0.066, 0.064)
@@ -41,7 +41,7 @@ def trials(strategy: str, maps: Sequence[float], *, seeds: bool = True) -> list[
 
 def compared(*, seeds: bool = True, fsdp: Sequence[float] = FSDP) -> Comparison:
     both = [*trials("ddp", DDP, seeds=seeds), *trials("fsdp", fsdp, seeds=seeds)]
-    return compare([StoredRun(path=Path("run"), trials=tuple(both))], "ddp")
+    return compare_trials(*both, baseline="ddp")
 
 
 def test_a_difference_over_four_seeds_that_shows_nothing() -> None:
@@ -116,7 +116,7 @@ def test_disturbed_trials_count_for_quality_and_memory_and_not_for_the_speed() -
     ddp = trials("ddp", DDP)
     noise = StabilityFinding(kind=StabilityKind.OTHER_PROCESSES, text="busy", severity=0.9)
     ddp[1] = ddp[1].model_copy(update={"stability": (noise,)})
-    (row,) = compare([StoredRun(path=Path("run"), trials=tuple(ddp))], "ddp").rows
+    (row,) = compare_trials(*ddp, baseline="ddp").rows
     rate, quality = row.metrics["samples_per_second"], row.metrics["map"]
     assert (present(rate).n, present(quality).n, row.seeds) == (3, 4, 4)
     peak = present(row.metrics["peak_memory_bytes"])

@@ -25,7 +25,7 @@ from shardmark.bench.analysis.diagnose.trial_stability import FALSE_ALARM_RATE, 
 from shardmark.bench.analysis.trial.raw_files import raw_lines
 from shardmark.bench.report.table.notes import NoteKind, notes_of
 from tests import present
-from tests.golden.invented import STARTED_AT_SECONDS, invented_trial
+from tests.golden.invented import STARTED_AT_SECONDS, compare_trials, invented_trial
 
 
 def step_lines(seconds: Iterable[float]) -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def measured(
         plain_trial(repeat).model_copy(update={"stability": findings(each, sample_at)})
         for repeat, each in enumerate(steps or [[]])
     ]
-    return compare([StoredRun(path=Path("run"), trials=tuple(trials))])
+    return compare_trials(*trials)
 
 
 def with_rates(rates: Mapping[str, Iterable[float]]) -> Comparison:

@@ -32,7 +32,7 @@ from shardmark.bench.analysis.compare.comparison import (
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, is_shown
 from tests import present
-from tests.golden.invented import invented_trial
+from tests.golden.invented import compare_trials, invented_trial
 
 FAMILIES = 250
 
@@ -207,17 +207,18 @@ def test_moderation_never_lowers_a_large_variance() -> None:
 
 def compared(rates: dict[str, dict[int, float]]) -> Comparison:
     """Strategy -> repeat -> samples per second."""
-    trials = tuple(
-        invented_trial(
-            strategy,
-            1 if strategy == "single" else 2,
-            repeat,
-            metrics={"samples_per_second": rate, "accuracy_top1": rate / 1000},
+    return compare_trials(
+        *(
+            invented_trial(
+                strategy,
+                1 if strategy == "single" else 2,
+                repeat,
+                metrics={"samples_per_second": rate, "accuracy_top1": rate / 1000},
+            )
+            for strategy, by_repeat in rates.items()
+            for repeat, rate in by_repeat.items()
         )
-        for strategy, by_repeat in rates.items()
-        for repeat, rate in by_repeat.items()
     )
-    return compare([StoredRun(path=Path("run"), trials=trials)])
 
 
 def row(comparison: Comparison, strategy: str) -> Row:
@@ -320,7 +321,7 @@ def test_a_disturbed_row_or_baseline_decides_nothing(disturbed: str | None) -> N
         for strategy, rate in (("ddp", 100.0), ("fsdp", 150.0))
         for repeat in range(3)
     ]
-    rows = compare([StoredRun(path=Path("run"), trials=tuple(trials))], "ddp").rows
+    rows = compare_trials(*trials, baseline="ddp").rows
     (row,) = (row for row in rows if row.strategy == "fsdp")
     assert (row.effect is None) is (disturbed is not None)
     assert row.verdict == ("faster" if disturbed is None else "not decided")

@@ -195,6 +195,7 @@ def test_unavailable_trial_is_stored_and_checked_again(
     assert stored.outcome is Outcome.UNAVAILABLE
     assert present(stored.failure).remedy == "pip install 'shardmark[deepspeed]'"
     assert (stored.metrics, stored.ranks) == ({}, ())
+    assert [path.name for path in out.glob("trials/zero-1-*/*")] == ["result.json"]
     monkeypatch.setattr(shutil, "which", lambda name, path=None: f"/bin/{name}")  # noqa: ARG005
     assert run(out, asked)[0].names == ["zero-1"]
 

@@ -20,10 +20,8 @@ from shardmark.bench.launch.outcome import (
     MEMORY_REMEDY,
     Ending,
     LostNode,
-    ProcessEnd,
     decide,
     explain_mismatch,
-    first_death,
     kernel_oom_kills,
 )
 from tests import present
@@ -182,7 +180,7 @@ DECISIONS: dict[str, tuple[Ending, list[RankRecord], tuple[Outcome, str, int | N
         (Outcome.UNAVAILABLE, "rank 0: StrategyUnavailable: no compiler", 0),
     ),
     "exit code where a rank left nothing else": (
-        ending(code=1, failures=[(1, 3, 5.0), (0, 1, 6.0)]),
+        ending(code=1, failures=[(0, 1, 6.0), (1, 3, 5.0)]),
         [],
         (FAILED, "rank 1 ended with exit code 3", 1),
     ),
@@ -297,21 +295,3 @@ def test_kernel_oom_kills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert kernel_oom_kills() == 0
     vmstat.write_text("nr_free_pages 12\noom_kill 4\n")
     assert kernel_oom_kills() == 4
-
-
-def death(rank: int, at_seconds: float, exit_code: int) -> ProcessEnd:
-    return ProcessEnd(rank=rank, exit_code=exit_code, at_seconds=at_seconds)
-
-
-@pytest.mark.parametrize(
-    ("deaths", "first"),
-    [
-        ([death(0, 5.0, 1), death(1, 4.0, 1)], 1),
-        ([death(0, 4.0, 1), death(2, 4.02, -9)], 2),
-        ([death(0, 4.0, 1), death(2, 7.0, -9)], 0),
-    ],
-    ids=["earlier", "closed connection seen before the kill", "killed when all were ended"],
-)
-def test_first_death(deaths: list[ProcessEnd], first: int) -> None:
-    found = present(first_death(deaths))
-    assert found.rank == first

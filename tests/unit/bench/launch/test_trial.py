@@ -101,17 +101,6 @@ def test_failed_trials_are_stored_with_the_ranks_records(
     assert folder.read_result(trial.id) == result
 
 
-def test_unavailable_strategy_starts_nothing(folder: RunFolder) -> None:
-    engine, trial = FakeEngine(), trial_of("fsdp", "recipe.cpu_offload=true")
-    result = run(folder, engine, trial)
-    assert engine.calls == []
-    assert result.outcome is Outcome.UNAVAILABLE
-    assert result.failure is not None
-    assert "needs a CUDA device" in result.failure.reason
-    assert "cpu_offload to false" in str(result.failure.remedy)
-    assert {path.name for path in folder.trial_folder(trial.id).iterdir()} == {"result.json"}
-
-
 def test_number_of_processes_follows_the_placement(folder: RunFolder) -> None:
     """`dp` on two devices is one process: one record is all there is."""
     machine = Machine(device_type="cuda", device_count=2, cores=2)

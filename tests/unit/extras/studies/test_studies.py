@@ -14,14 +14,14 @@ import pytest
 from shardmark.base.errors import InputError
 from shardmark.base.metrics import METRICS
 from shardmark.base.results.schema import StabilityFinding, StabilityKind, TrialResult
-from shardmark.base.results.store import StoredRun, load_run
+from shardmark.base.results.store import load_run
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.cli import main
 from shardmark.extras.studies.against import Against, ClaimPair, Finding, Pair, set_against
 from shardmark.extras.studies.against_view import against_tables, quantity_of
 from shardmark.extras.studies.study import DERIVED, Batch, load_study, studies, study_names
 from tests import ROOT, present
-from tests.golden.invented import detection_trial, write_run
+from tests.golden.invented import compare_trials, detection_trial, write_run
 
 OTHERS = StabilityFinding(
     kind=StabilityKind.OTHER_PROCESSES, text="other programs used 80 % of the CPU", severity=0.8
@@ -29,7 +29,7 @@ OTHERS = StabilityFinding(
 
 
 def against(study: str, *trials: TrialResult) -> Against:
-    return set_against(compare([StoredRun(path=Path("run"), trials=trials)]), load_study(study))
+    return set_against(compare_trials(*trials), load_study(study))
 
 
 def scaled() -> list[TrialResult]:
@@ -164,7 +164,7 @@ def test_batches_are_read_as_the_study_counts_them(
     batch = Batch.model_validate({"size": 32, "of": of})
     study = load_study("lamsal-2025").model_copy(update={"batch": batch})
     trial = detection_trial("ddp", 2, recipe=recipe)
-    result = set_against(compare([StoredRun(path=Path("run"), trials=(trial,))]), study)
+    result = set_against(compare_trials(trial), study)
     assert ("batch" in dict(result.differences)) is differs
 
 
@@ -361,7 +361,7 @@ def test_a_studys_advice_stands_beside_ratios_to_its_reference() -> None:
 @pytest.mark.parametrize("verified", [True, False])
 def test_one_seed_refutes_a_stated_difference_of_verified_equals(*, verified: bool) -> None:
     trials = [detection_trial(name, 2, repeat) for name in ("ddp", "zero-1") for repeat in (0, 1)]
-    comparison = compare([StoredRun(path=Path("run"), trials=tuple(trials))])
+    comparison = compare_trials(*trials)
     rows = tuple(replace(row, equivalent=verified or None) for row in comparison.rows)
     comparison = replace(comparison, rows=rows)
     (pair,) = claims_of(set_against(comparison, load_study("lamsal-2025")), "begins 0.035 below")
