@@ -81,17 +81,18 @@ class AuditReport:
 def judge_script(runs: Runs, recording: Started) -> AuditReport:
     """Compare what the ranks record with replays.  Raises `InputError` as `audit_script` does."""
     recorded = runs.record(recording)
-    refusal = next((record.refusal for record in recorded if record.refusal), "")
+    refusal = refusal_of(recorded)
     if refusal:
-        return runs.report(None, f"cannot be told: {refusal}", recorded, method=NO_REPLAY)
-    if any(record.names != recorded[0].names for record in recorded):
-        return runs.report(
-            None,
-            "cannot be told: the ranks train different parameters (pipeline or expert parallel)",
-            recorded,
-            method=NO_REPLAY,
-        )
+        return runs.untold(refusal, recorded, method=NO_REPLAY)
     return _judged(runs, recorded)
+
+
+def refusal_of(records: Sequence[Record]) -> str:
+    """Reason why nothing can be compared with these ranks; empty if something can."""
+    refusal = next((record.refusal for record in records if record.refusal), "")
+    if not refusal and any(record.names != records[0].names for record in records):
+        return "the ranks train different parameters (pipeline or expert parallel)"
+    return refusal
 
 
 @dataclass(kw_only=True)
@@ -107,6 +108,8 @@ class Runs:
     """Time limit of each start."""
     accept: Collection[str]
     progress: Progress
+    against: str = ""
+    """Command of the script that this one is compared with; empty for one process."""
     accepted: dict[str, Finding] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     crash: str = ""
@@ -128,7 +131,8 @@ class Runs:
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
         """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
-        self.progress(f"one process repeats the steps ({', '.join(map(_name_of, plans))})")
+        names = ", ".join(Path(plan.directory).name.replace("-", " ") for plan in plans)
+        self.progress(f"one process repeats the steps ({names})")
         records: list[Record | None] = []
         again: list[int] = []
         start = partial(launch, self.start, self.command, 1)
@@ -210,7 +214,8 @@ class Runs:
             ranks=self.ranks,
             steps=min(len(record.steps) for record in recorded),
             same=same,
-            answer=f"{self.ranks} ranks: {answer}" if same is None else answer,
+            answer=f"{self.ranks} ranks: {answer}" if same is None and not self.against else answer,
+            against=self.against,
             findings=tuple(findings),
             accepted=tuple(self.accepted.values()),
             checks=tuple(checks),
@@ -220,9 +225,9 @@ class Runs:
             writes=described_writes(Path(self.recording.directory)),
         )
 
-
-def _name_of(plan: Plan) -> str:
-    return Path(plan.directory).name.replace("-", " ")
+    def untold(self, reason: str, recorded: Sequence[Record], **more: Any) -> AuditReport:
+        """Report that it cannot be told, and why."""
+        return self.report(None, f"cannot be told: {reason}", recorded, **more)
 
 
 def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
@@ -248,9 +253,8 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
     local = weights is not None and weights.name == "local_steps" and runs.accepts(weights)
     records = replace(records, local_steps=local)
     if not local and records.different_gradients and "local_steps" in runs.accept:
-        return runs.report(
-            None,
-            f"cannot be told: the ranks use different gradients, and do not make their weights "
+        return runs.untold(
+            f"the ranks use different gradients, and do not make their weights "
             f"equal within {records.steps} steps; record more by --steps N",
             recorded,
         )
@@ -259,15 +263,10 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         ("the gradient of step 1 is", records.gradients()),
     ):
         if nonfinite := [name for name, values in vectors.items() if not np.isfinite(values).all()]:
-            return runs.report(
-                None,
-                f"cannot be told: {quantity} not finite ({causes.some(nonfinite)})",
-                recorded,
-            )
+            return runs.untold(f"{quantity} not finite ({causes.some(nonfinite)})", recorded)
     if replay is not None and replay.resumed_at != recorded[0].resumed_at:
-        return runs.report(
-            None,
-            f"cannot be told: the script resumes: its optimizer has taken "
+        return runs.untold(
+            f"the script resumes: its optimizer has taken "
             f"{counted(recorded[0].resumed_at, 'step')} on the ranks and "
             f"{counted(replay.resumed_at, 'step')} in one process before the first one",
             recorded,
@@ -315,9 +314,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         if not gradient.holds and (finding is None or _vanishes(records, replay)):
             spread = runs.effect_of_rounding(records, replay)
             if MARGIN * spread > off_from(replay):
-                return runs.report(
-                    None,
-                    "cannot be told: the gradient of step 1 is a rounding error, as one that "
+                return runs.untold(
+                    "the gradient of step 1 is a rounding error, as one that "
                     f"vanishes: one rounding of the weights changes it by {percent(spread)}, and "
                     f"that of the ranks differs by {percent(off_from(replay))}",
                     records.ranks,
@@ -339,22 +337,15 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
                 else "in one process the gradient depends on the order of the samples: the script "
                 "pairs samples, branches on one, or draws random numbers not by torch"
             )
-            return runs.report(
-                None,
-                f"cannot be told: {reason}"
-                + ("" if runs.recording.deterministic else "; audit it with --deterministic"),
-                records.ranks,
-                findings=findings,
-                checks=checks,
-            )
+            reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
+            return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
     findings += causes.causes_found("rates", records)
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
-        return runs.report(
-            None,
-            f"cannot be told: the learning rate's schedule advances {records.count} times with "
+        return runs.untold(
+            f"the learning rate's schedule advances {records.count} times with "
             "each optimizer step; that is right if its total is the number of batches of one "
             f"process, and {records.count} times too fast if it is a number of optimizer steps",
             records.ranks,
@@ -387,8 +378,8 @@ def _vanishes(records: Records, replay: Record) -> bool:
 
 def _order_matters(records: Records, replay: Record) -> bool:
     """True if other random numbers hide errors: the same samples in another order show them."""
-    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
-    return MARGIN * relative(*aligned(disturbed, records.replayed(replay))) > BLIND
+    both = aligned(records.replayed(records.disturbed), records.replayed(replay))
+    return MARGIN * relative(*both) > BLIND
 
 
 def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[Baseline, Records]:
@@ -398,9 +389,8 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     findings = _findings_without_replay(runs, records)
     checks = list(_rank_checks(records))
     if records.reduces_in_step and not findings:
-        return runs.report(
-            None,
-            "cannot be told: the optimizer reduces the gradients in its step, and one process does "
+        return runs.untold(
+            "the optimizer reduces the gradients in its step, and one process does "
             "not get the ranks' samples, so that it has no update to compare with",
             records.ranks,
             checks=checks,
@@ -434,13 +424,7 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
         checks.append(_rate_check(records, records.replay))
         findings += [rates] if (rates := causes.of_rates(records)) is not None else []
     if unknown and not findings and all(check.holds for check in checks):
-        return runs.report(
-            None,
-            f"cannot be told: {unknown}",
-            records.ranks,
-            checks=checks,
-            method=OWN_GRADIENTS,
-        )
+        return runs.untold(unknown, records.ranks, checks=checks, method=OWN_GRADIENTS)
     notes = runs.failures[:1]
     if not notes and not records.matched:
         notes = ["one process gets other samples than the ranks, so that it is no reference"]
@@ -477,14 +461,7 @@ def _reported(
             "could be shown"
         )
     elif reason := causes.unseen(records) or runs.crash:
-        return runs.report(
-            None,
-            f"cannot be told: {reason}",
-            records.ranks,
-            checks=checks,
-            method=method,
-            notes=notes,
-        )
+        return runs.untold(reason, records.ranks, checks=checks, method=method, notes=notes)
     else:
         steps = "the gradient of step 1; updates and later steps are not compared"
         if method == REPLAY:

@@ -18,6 +18,8 @@ from shardmark.audit.comparison import (
     Vectors,
     aligned,
     difference_of_rows,
+    factor_of,
+    joined_flat,
     relative,
     reproduces,
     stacked,
@@ -131,10 +133,7 @@ def of_start(records: Records) -> Finding | None:
         sums = zip(first.names, first.start, rank.start, strict=False)
         other = other or [name for name, a, b in sums if a != b]  # sums of all elements
         if other:
-            a, b = (
-                np.concatenate([t.double().flatten().numpy() for t in r.before])
-                for r in (first, rank)
-            )
+            a, b = joined_flat(first.before), joined_flat(rank.before)
             size = relative(a, b) if a.shape == b.shape else 1.0
             return finding(
                 "different_start",
@@ -354,7 +353,7 @@ def _accumulates(record: Record) -> bool:
     return len(places) < len(micros) or len(loaders) == len(micros)
 
 
-def _loss_factors(micros: Sequence[Micro]) -> list[float]:
+def loss_factors(micros: Sequence[Micro]) -> list[float]:
     """Loss of each micro-batch in units of the mean over its targets; empty where unknown."""
     factors = []
     for micro in micros:
@@ -367,7 +366,7 @@ def _loss_factors(micros: Sequence[Micro]) -> list[float]:
 
 def _loss_factor(micros: Sequence[Micro]) -> float | None:
     """Factor between a mean loss and the number that `backward` gets; None if it changes."""
-    factors = _loss_factors(micros)
+    factors = loss_factors(micros)
     return factors[0] if factors and _constant(factors) else None
 
 
@@ -378,10 +377,7 @@ def _constant(values: Sequence[float]) -> bool:
 def _gradient_factor(records: Records) -> float | None:
     """Factor between the mean of the ranks' own gradients and the one that is used."""
     used, mean = aligned(records.clipped() or records.gradients(), mean_of_ranks(records))
-    if not np.linalg.norm(mean):
-        return None
-    factor = float(used @ mean / (mean @ mean))
-    return factor if relative(used, factor * mean) <= EXPLAINED else None
+    return factor_of(used, mean, EXPLAINED)
 
 
 def of_buffers(records: Records) -> Finding | None:
@@ -565,7 +561,7 @@ def of_factor(records: Records) -> Finding | None:
 
 def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding | None:
     gradient, expected = aligned(gradients, single)
-    factor = float(gradient @ expected / (expected @ expected))
+    factor = factor_of(gradient, expected) or 0.0
     explained = factor > 0 and reproduces(gradients, _scaled(factor, single), single, records.floor)
     if not explained:
         return None
@@ -651,10 +647,8 @@ def _factors_of_shards(records: Records, replay: Record) -> list[tuple[float, fl
     factors = []
     for values, expected in shards:
         a, b = np.concatenate(values or [np.zeros(0)]), np.concatenate(expected or [np.zeros(0)])
-        if not np.linalg.norm(b):
-            return []
-        factor = float(a @ b / (b @ b))
-        if relative(a, factor * b) > max(1e-4, 4 * records.floor):
+        factor = factor_of(a, b, max(1e-4, 4 * records.floor))
+        if factor is None:
             return []
         factors.append((factor, float(np.linalg.norm(a))))
     return factors
@@ -922,8 +916,8 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
         return Estimate(gradient={}, sized=False)
     ranks = [rank.steps[0].micros for rank in records.ranks]
     single = records.replay.steps[0].micros if records.replay is not None else []
-    factors, of_one = [_loss_factors(micros) for micros in ranks], _loss_factors(single)
-    counts = [_targets(micros) for micros in ranks]
+    factors, of_one = [loss_factors(micros) for micros in ranks], loss_factors(single)
+    counts = [counted_targets(micros) for micros in ranks]
     factors_known = all(factors)
     weighs = factors_known and all(map(all, counts)) and not plain_mean
     of_sums = _size_of_sums(ranks, single) if factors_known and of_one else None
@@ -931,7 +925,10 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
         bool(of_one)
         and not _constant(of_one)
         and _constant(
-            [factor / (count or 1) for factor, count in zip(of_one, _targets(single), strict=True)]
+            [
+                factor / (count or 1)
+                for factor, count in zip(of_one, counted_targets(single), strict=True)
+            ]
         )
     )  # the loss is divided by the targets of a full step
     micros_of_all = records.count * len(ranks[0])
@@ -955,14 +952,14 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
     sized = size is not None
     if size is None:
         used, shape = aligned(records.clipped() or records.gradients(), expected)
-        size = float(used @ shape / (shape @ shape)) if np.linalg.norm(shape) else 1.0
+        size = factor_of(used, shape) or 1.0
     gradient, mean = _scaled(size, expected), mean_of_ranks(records)
     if plain_mean and relative(*aligned(gradient, mean)) < EXPLAINED:
         gradient = mean  # losses of uneven ranks show the size only roughly
     return Estimate(gradient=gradient, sized=sized)
 
 
-def _targets(micros: Sequence[Micro]) -> list[float]:
+def counted_targets(micros: Sequence[Micro]) -> list[float]:
     """Number of targets that count in each micro-batch."""
     return [sum(call.weight for call in micro.losses) for micro in micros]
 
@@ -970,7 +967,7 @@ def _targets(micros: Sequence[Micro]) -> list[float]:
 def _size_of_sums(ranks: Sequence[Sequence[Micro]], single: Sequence[Micro]) -> float | None:
     """Loss of one process on all ranks' targets in units of their mean, where it is a plain sum."""
     micros = [micro for of_rank in (*ranks, single) for micro in of_rank]
-    factors, counts = _loss_factors(micros), _targets(micros)
+    factors, counts = loss_factors(micros), counted_targets(micros)
     if any(call.reduction != "sum" for micro in micros for call in micro.losses) or not all(counts):
         return None
     of_targets = [factor / count for factor, count in zip(factors, counts, strict=True)]
@@ -980,7 +977,7 @@ def _size_of_sums(ranks: Sequence[Sequence[Micro]], single: Sequence[Micro]) -> 
     plain = abs(of_targets[0] - 1) < 1e-3 or not (_constant(counts) or _constant(means))
     if not _constant(of_targets) or not plain:
         return None
-    return of_targets[0] * sum(sum(_targets(of_rank)) for of_rank in ranks) / len(ranks[0])
+    return of_targets[0] * sum(sum(counted_targets(of_rank)) for of_rank in ranks) / len(ranks[0])
 
 
 def _times_of_same_rows(records: Records) -> float | None:
@@ -992,9 +989,7 @@ def _times_of_same_rows(records: Records) -> float | None:
         return None
     of_rank_0 = _summed(records.local_gradients()[:1])
     single, of_rank = aligned(records.clipped_of(replay) or records.replayed(replay), of_rank_0)
-    size = float(of_rank @ of_rank)
-    times = float(single @ of_rank) / size if size else 0.0
-    return times if times and relative(single, times * of_rank) <= 1e-3 else None
+    return factor_of(single, of_rank, 1e-3)
 
 
 def unseen_dependence(records: Records) -> str:

@@ -65,9 +65,9 @@ class Records:
     """Records of the ranks, and of the replays of their data in one process."""
 
     ranks: Sequence[Record]
-    replay: Record | None
+    replay: Record | None = None
     """None if the script does not run in one process."""
-    disturbed: Record | None
+    disturbed: Record | None = None
     """A replay with the ranks' shares in another order, which differs by rounding alone."""
     accepted_rounding: float = 0.0
     """Relative rounding of the reduction that the user accepts."""
@@ -187,17 +187,18 @@ class Records:
     def weights_at_start(self) -> Vectors:
         return self._joined([rank.before for rank in self.ranks])
 
-    def replayed(self, record: Record, step: int = 0) -> Vectors:
-        return self._named(record.steps[step].gradients)
+    def replayed(self, record: Record | None, step: int = 0) -> Vectors:
+        """Gradients of a replay; empty without one."""
+        return {} if record is None else self._named(record.steps[step].gradients)
 
     def clipped(self) -> Vectors:
         """Gradients before the first call that clips them; empty without one."""
         calls = [rank.steps[0].clips[:1] for rank in self.ranks]
         return self._joined([call[0].gradients for call in calls]) if all(calls) else {}
 
-    def clipped_of(self, record: Record) -> Vectors:
+    def clipped_of(self, record: Record | None) -> Vectors:
         """Gradients of a replay before the first call that clips them; empty without one."""
-        calls = record.steps[0].clips[:1]
+        calls = [] if record is None else record.steps[0].clips[:1]
         return self._named(calls[0].gradients) if calls else {}
 
     def loss(self, record: Record) -> float | None:
@@ -264,6 +265,11 @@ def _flat(tensor: Tensor) -> Array:
     return tensor.double().flatten().numpy()
 
 
+def joined_flat(tensors: Sequence[Tensor]) -> Array:
+    """The elements of tensors behind each other."""
+    return np.concatenate(list(map(_flat, tensors)))
+
+
 def stacked(vectors: Vectors, names: Sequence[str] | None = None) -> Array:
     """The tensors behind each other."""
     chosen = [vectors[name] for name in (vectors if names is None else names)]
@@ -290,6 +296,13 @@ def relative(value: Array, expected: Array) -> float:
         size = max(np.linalg.norm(value), np.linalg.norm(expected))
         ratio = float(difference / size) if difference else 0.0
     return ratio if np.isfinite(ratio) else float("inf")
+
+
+def factor_of(values: Array, expected: Array, tolerance: float = inf) -> float | None:
+    """Factor that brings `expected` closest to the values; None if that leaves too much."""
+    size = float(expected @ expected)
+    factor = float(values @ expected) / size if size else 0.0
+    return factor if factor and relative(values, factor * expected) <= tolerance else None
 
 
 def reproduces(gradients: Vectors, candidate: Vectors, expected: Vectors, floor: float) -> bool:
@@ -339,10 +352,11 @@ def gradient_check(
     """
     zeros = {key: np.zeros_like(value) for key, value in (expected | gradients).items()}
     size = float(np.linalg.norm(stacked(expected)))
-    captures = []
-    for vectors in (gradients, expected, disturbed or expected):
-        full = {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
-        captures.append(_capture(full))
+    full = [
+        {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
+        for vectors in (gradients, expected, disturbed or expected)
+    ]
+    captures = list(map(_capture, full))
     if not disturbed or not relative(*aligned(disturbed, expected)):
         floor *= MARGIN  # no run shows how much rounding changes
     tolerances = Tolerances(
@@ -357,7 +371,8 @@ def gradient_check(
         key: ("tensors", "gradient", key) for key in zeros
     }
     check = worst_of(name, quantities, captures[0], tolerances)
-    return check.model_copy(update={"found": relative(*aligned(gradients, expected))})
+    deviation = relative(*(stacked(vectors, sorted(zeros)) for vectors in full[:2]))
+    return check.model_copy(update={"found": deviation})
 
 
 def _capture(gradients: Vectors) -> Capture:
@@ -377,21 +392,16 @@ def _capture(gradients: Vectors) -> Capture:
 
 
 def first_gradient_check(records: Records, replay: Record) -> Check:
-    disturbed = records.replayed(records.disturbed) if records.disturbed is not None else {}
-    return gradient_check(
-        "gradient, step 1",
-        records.gradients(),
-        records.replayed(replay),
-        disturbed,
-        records.floor,
-    )
+    used, expected = records.gradients(), records.replayed(replay)
+    disturbed = records.replayed(records.disturbed)
+    return gradient_check("gradient, step 1", used, expected, disturbed, records.floor)
 
 
 def clipping_checks(records: Records, replay: Record) -> Iterator[Check]:
     """Check the gradient before it is clipped, where torch's functions clip it."""
     ranks, single = records.clipped(), records.clipped_of(replay)
     if ranks and single:
-        disturbed = records.clipped_of(records.disturbed) if records.disturbed is not None else {}
+        disturbed = records.clipped_of(records.disturbed)
         yield gradient_check("gradient before clipping", ranks, single, disturbed, records.floor)
 
 
@@ -404,7 +414,7 @@ def later_checks(records: Records, replay: Record) -> Iterator[Check]:
         return
     for step in range(1, records.steps):
         expected = records.replayed(replay, step)
-        disturbed = records.replayed(records.disturbed, step) if records.disturbed else {}
+        disturbed = records.replayed(records.disturbed, step)
         spread = relative(*aligned(disturbed, expected))
         allowed = max(LATER, MARGIN * spread)
         difference = relative(*aligned(records.gradients(step), expected))
@@ -467,16 +477,16 @@ def difference_of_rows(ranks: Sequence[Record], replay: Record) -> float:
 
     It is that of one tensor of the inputs, relative to the size of its rows.
     """
-    recorded = [forward for rank in ranks for forward in rank.forwards if forward.step == 0]
-    replayed = [forward for forward in replay.forwards if forward.step == 0]
-    tensors = min((len(forward.inputs) for forward in [*recorded, *replayed]), default=0)
     least = inf
-    for number in range(tensors):
-        of_ranks, of_replay = (
-            np.sort(np.concatenate([f.inputs[number].numpy() for f in forwards]))
-            for forwards in (recorded, replayed)
-        )
+    for of_ranks, of_replay in zip(rows_of(ranks, 0), rows_of([replay], 0), strict=False):
         if len(of_ranks) and len(of_ranks) == len(of_replay):
             size = max(float(np.sqrt(np.mean(of_ranks**2))), TINY)
             least = min(least, float(np.max(np.abs(of_ranks - of_replay))) / size)
     return least
+
+
+def rows_of(ranks: Sequence[Record], step: int, *, outputs: bool = False) -> list[Array]:
+    """Sorted checksums of the rows of all ranks in a step, for each tensor of the inputs."""
+    forwards = [f for rank in ranks for f in rank.forwards if f.step == step]
+    tensors = [[t.numpy() for t in (f.outputs if outputs else f.inputs)] for f in forwards]
+    return [np.sort(np.concatenate(same)) for same in zip(*tensors, strict=False)]

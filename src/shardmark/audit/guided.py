@@ -9,15 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, is_tensor, nn
 
-from shardmark.audit.pairing import paired_names
 from shardmark.audit.replay import ReplayObserver
 from shardmark.scripts.batches import joined
 from shardmark.scripts.full_tensors import is_a, plain_name, set_parameters
 from shardmark.scripts.observer import Observer
-from shardmark.scripts.record import Loader
 from shardmark.scripts.recording import Plan
 
 
@@ -38,44 +37,25 @@ class GuidedObserver(ReplayObserver):
         self._share = rank % max(1, ranks // recorded), max(1, ranks // recorded)
         first = rank * many if ranks <= recorded else rank // self._share[1]
         super().__init__(replace(plan, order=tuple(range(first, first + many))))
-        self._outside_by_shape = {
-            draw.value.shape: [
-                d.value for d in self._ranks[0].draws if d.value.shape == draw.value.shape
-            ]
-            for draw in self._ranks[0].draws
-        }
+        self._outside_by_shape: dict[torch.Size, list[Tensor]] = {}
+        for draw in self._ranks[0].draws:
+            self._outside_by_shape.setdefault(draw.value.shape, []).append(draw.value)
 
     def _set_weights(self, module: nn.Module) -> None:
-        engine = module if is_a(module, "DeepSpeedEngine") else None
         named = {plain_name(name): p for name, p in module.named_parameters()}
-        shapes = dict(zip(self._first.names, self._first.shapes, strict=True))
         values = dict(zip(self._first.names, self._first_weights, strict=True))
-        pairs = paired_names(
-            {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in named.items()}, shapes
-        )
-        set_parameters(
-            [named[name] for name in pairs],
-            [values[other].view(shapes[other]) for other in pairs.values()],
-            deepspeed=engine is not None,
-        )
+        pairs = [(named[n], values[other]) for n, other in self.plan.pairs.items() if n in named]
+        parameters, weights = [p for p, _ in pairs], [weight for _, weight in pairs]
+        set_parameters(parameters, weights, deepspeed=is_a(module, "DeepSpeedEngine"))
 
-    def batches(
-        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
+    def _substitutes(
+        self, recorded: Iterator[Any], iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
-        iteration, self._iterations = self._iterations, self._iterations + 1
-        recorded = self._joined_batches(loader, iteration)
-        if recorded is None:
-            yield from iterate()
-            return
-        described = Loader(batch_size=getattr(loader, "batch_size", None), number=number)
-        self.record.loaders.append(described)
-        recorded_batches = self._regrouped(recorded)
+        regrouped = self._regrouped(recorded)
         for scripts_batch in iterate():
-            batch = next(recorded_batches, None)
+            batch = next(regrouped, None)
             fitting = None if batch is None else fitted(scripts_batch, batch)
             self.record.fed += fitting is not None
-            self._micro.loaders.append(number)
-            described.batches += 1
             yield scripts_batch if fitting is None else fitting
 
     def _regrouped(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -88,10 +68,7 @@ class GuidedObserver(ReplayObserver):
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         """Draws in the order of the recorded ones of that shape: places are of another script."""
         drawn = self._outside_by_shape.get(value.shape, [])
-        number, self._drawn[str(value.shape)] = (
-            self._drawn[str(value.shape)],
-            self._drawn[str(value.shape)] + 1,
-        )
+        number = next(self._drawn[str(value.shape)])
         if len(self._ranks) > 1 or number >= len(drawn) or self._share[1] > 1:
             return super()._outside(place, value)
         return drawn[number]
@@ -114,7 +91,11 @@ def fitted(batch: Any, other: Any) -> Any | None:
     of_other, _ = _flat(other)
     tensors = [leaf for leaf in of_other if is_tensor(leaf)]
     numbers = [n for n, leaf in enumerate(leaves_of_batch) if is_tensor(leaf)]
-    if [_kind(leaves_of_batch[n]) for n in numbers] != [_kind(t) for t in tensors]:
+    kinds = [
+        [(t.is_floating_point(), t.dim()) for t in of_batch]
+        for of_batch in (tensors, [leaves_of_batch[n] for n in numbers])
+    ]
+    if kinds[0] != kinds[1]:
         return other if type(batch) is type(other) and not numbers else None
     for number, tensor in zip(numbers, tensors, strict=True):
         leaves_of_batch[number] = tensor.to(leaves_of_batch[number].dtype)
@@ -125,7 +106,3 @@ def _flat(batch: Any) -> tuple[list[Any], Any]:
     if hasattr(batch, "data") and isinstance(batch.data, dict):  # transformers' BatchEncoding
         return pytree.tree_flatten(dict(batch))
     return pytree.tree_flatten(batch)
-
-
-def _kind(tensor: Tensor) -> tuple[bool, int]:
-    return tensor.is_floating_point(), tensor.dim()

@@ -1,39 +1,57 @@
-"""Pairs of parameters of two models, by name, by what wrappers add to names, by shape and order."""
+"""Pairs of parameters of two models, by value, name, what wrappers add to it, shape and order."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 
 Shapes = Mapping[str, tuple[int, ...]]
+Values = Mapping[str, float]
 
 
-def paired_names(shapes: Shapes, other: Shapes) -> dict[str, str]:
+def paired_names(
+    shapes: Shapes, other: Shapes, values: tuple[Values, Values] | None = None
+) -> dict[str, str]:
     """Return the other model's name of each parameter that has one of its shape there.
 
-    Names are equal, or equal behind a prefix that most names of a model have.  The rest is paired
-    in its order if it has the same shapes, as that of a module with another name, or else by unique
-    shapes.
+    `values` are the checksums of both models' parameters: equal ones make a pair if no others of
+    their shape are equal to them.  Other names are equal, or equal behind a prefix that most names
+    of a model have.  The rest is paired in its order if it has the same shapes, as a module with
+    another name, or else by unique shapes.
     """
     pairs: dict[str, str] = {}
+    if values is not None:
+        kinds, other_kinds = (
+            {name: (shape, sums[name]) for name, shape in of_model.items()}
+            for of_model, sums in zip((shapes, other), values, strict=True)
+        )
+        pairs = _unique_pairs(kinds, other_kinds)
+    rest, others = _without(shapes, pairs.keys()), _without(other, pairs.values())
+    by_name: dict[str, str] = {}
     for prefix in _prefixes(shapes):
         for other_prefix in _prefixes(other):
-            names = {name.removeprefix(other_prefix): name for name in other}
-            by_name = ((name, names.get(name.removeprefix(prefix))) for name in shapes)
-            equal = {a: b for a, b in by_name if b is not None and shapes[a] == other[b]}
-            pairs = max(pairs, equal, key=len)
-    if len(pairs) < len(shapes) and [*shapes.values()] == [*other.values()]:
-        return dict(zip(shapes, other, strict=True))  # names may be equal by chance
-    rest = {name: shape for name, shape in shapes.items() if name not in pairs}
-    others = {name: shape for name, shape in other.items() if name not in {*pairs.values()}}
-    if [*rest.values()] == [*others.values()]:
-        return pairs | dict(zip(rest, others, strict=True))
-    counts = [Counter(of_model.values()) for of_model in (rest, others)]
-    by_shape = {shape: name for name, shape in others.items()}
-    return pairs | {
-        name: by_shape[shape]
-        for name, shape in rest.items()
-        if counts[0][shape] == counts[1][shape] == 1
+            names = {name.removeprefix(other_prefix): name for name in others}
+            candidates = ((name, names.get(name.removeprefix(prefix))) for name in rest)
+            equal = {a: b for a, b in candidates if b is not None and shapes[a] == other[b]}
+            by_name = max(by_name, equal, key=len)
+    if len(by_name) < len(rest) and [*rest.values()] == [*others.values()]:
+        return pairs | dict(zip(rest, others, strict=True))  # names may be equal by chance
+    rest, others = _without(rest, by_name.keys()), _without(others, by_name.values())
+    in_order = [*rest.values()] == [*others.values()]
+    last = dict(zip(rest, others, strict=True)) if in_order else _unique_pairs(rest, others)
+    return pairs | by_name | last
+
+
+def _without(shapes: Shapes, names: Collection[str]) -> Shapes:
+    return {name: shape for name, shape in shapes.items() if name not in names}
+
+
+def _unique_pairs(kinds: Mapping[str, Hashable], other: Mapping[str, Hashable]) -> dict[str, str]:
+    """Pairs of names whose kind no other name of its model has."""
+    counts = [Counter(of_model.values()) for of_model in (kinds, other)]
+    names = {kind: name for name, kind in other.items()}
+    return {
+        name: names[kind] for name, kind in kinds.items() if counts[0][kind] == counts[1][kind] == 1
     }
 
 

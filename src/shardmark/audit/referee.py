@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardmark.audit import causes
-from shardmark.audit.audit import AuditReport, Runs, size_of
+from shardmark.audit import causes, differences
+from shardmark.audit.audit import AuditReport, Runs, refusal_of, size_of
 from shardmark.audit.causes import Finding
 from shardmark.audit.comparison import (
     Records,
@@ -17,21 +17,6 @@ from shardmark.audit.comparison import (
     first_gradient_check,
     later_checks,
     update_check,
-)
-from shardmark.audit.differences import (
-    CLIPPING,
-    GRADIENT,
-    LATER_STEPS,
-    TAKEN_AWAY,
-    UPDATE,
-    Difference,
-    Scripts,
-    baseline,
-    differences,
-    pairs_of,
-    same_draws,
-    same_rows,
-    same_start,
 )
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.checks import Check
@@ -58,74 +43,67 @@ class Match:
     def guided(self, runs: Runs, name: str, **changes: object) -> list[Record] | None:
         """Start a script with A's weights, batches and draws; None if it does not run with them."""
         facts = {"recorded": self.a.recording.directory, "observer": GUIDED, "guided": True}
-        directory = str(Path(self.a.recording.directory).parent / name)
-        plan = replace(runs.recording, **facts | changes, directory=directory)  # type: ignore[arg-type]
         try:
-            started = launch(runs.start, runs.command, runs.ranks, plan)
-            records, _ = read_records(started, plan, ranks=runs.ranks, seconds=runs.seconds)
+            return self.start(runs, name, **facts | changes)
         except InputError as error:
             self.notes.append(f"with A's batches, {str(error).partition(': ')[2]}")
             return None
-        return records
 
-    def again(self) -> list[Record]:
-        """Start A by itself once more."""
-        directory = str(Path(self.a.recording.directory).parent / "again")
-        plan = replace(self.a.recording, directory=directory)
-        started = launch(self.a.start, self.a.command, self.a.ranks, plan)
-        return read_records(started, plan, ranks=self.a.ranks, seconds=self.a.seconds)[0]
+    def start(self, runs: Runs, name: str, **changes: object) -> list[Record]:
+        """Start a script once more, with changes of its plan."""
+        directory = str(Path(self.a.recording.directory).parent / name)
+        plan = replace(runs.recording, **changes, directory=directory)  # type: ignore[arg-type]
+        started = launch(runs.start, runs.command, runs.ranks, plan)
+        return read_records(started, plan, ranks=runs.ranks, seconds=runs.seconds)[0]
 
 
 def judge_scripts(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
     """Compare B with A, whose starts are recording.  Raises `InputError` if one does not run."""
-    return replace(_report_on(a, b, started), against=a.command.text)
-
-
-def _report_on(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
+    b = replace(b, against=a.command.text)
     of_a, of_b = a.record(started[0]), b.record(started[1])
     for which, records in (("A", of_a), ("B", of_b)):
-        refusal = next((record.refusal for record in records if record.refusal), "")
-        if not refusal and any(record.names != records[0].names for record in records):
-            refusal = "the ranks train different parameters (pipeline or expert parallel)"
+        refusal = refusal_of(records)
         if not refusal and any(record.flat_slices for record in records):
             refusal = "FSDP1 joins parameters to flat ones, which have no counterpart"
         if refusal:
-            return _report(b, of_b, None, f"cannot be told: {which}: {refusal}")
+            return b.untold(f"{which}: {refusal}", of_b, method=METHOD)
     match = Match(a=a, b=b)
     scripts = _scripts(match, of_a, of_b)
-    all_differences = differences(scripts)
+    all_differences = differences.differences(scripts)
     checks = _checks(scripts)
     if not all(check.holds for check in checks):
         a.progress("A takes its steps again, with weights that differ by a rounding")
-        disturbed = match.guided(a, "disturbed", perturbed=True)
+        pairs = {name: name for name in of_a[0].names}
+        disturbed = match.guided(a, "disturbed", perturbed=True, pairs=pairs)
         if disturbed is not None:
-            shaken = baseline(disturbed, of_b[0].names, scripts.pairs)
+            shaken = differences.baseline(disturbed, of_b[0].names, scripts.pairs)
             scripts = replace(scripts, records=replace(scripts.records, disturbed=shaken))
             checks = _checks(scripts)
     return _judged(match, scripts, all_differences, checks)
 
 
-def _scripts(match: Match, of_a: list[Record], of_b: list[Record]) -> Scripts:
+def _scripts(match: Match, of_a: list[Record], of_b: list[Record]) -> differences.Scripts:
     """Start what the comparison needs beside the first starts, and join all records."""
-    pairs = pairs_of(of_a[0], of_b[0])
+    pairs = differences.pairs_of(of_a[0], of_b[0])
     steps = min(len(record.steps) for record in (*of_a, *of_b))
-    start_differs = bool(same_start(of_a[0], of_b[0], pairs))
-    rows_differ = not same_rows(of_a, of_b, steps=steps)
+    reference = differences.baseline(of_a, of_b[0].names, pairs)
+    start_differs = bool(differences.same_start(reference, of_b[0]))
+    rows_differ = not differences.same_rows(of_a, of_b, steps=steps)
     again = guided = None
     if start_differs or rows_differ:
         match.a.progress("A once more, to see what repeats itself")
-        again = match.again()
-    if start_differs or rows_differ or not same_draws(of_a, of_b):
+        again = match.start(match.a, "again")
+    if start_differs or rows_differ or not differences.same_draws(of_a, of_b):
         match.b.progress("B takes A's steps")
         shape = _shape(of_a, of_b)
         if shape is None:
             match.notes.append("the micro-batches of A cannot be divided among B's")
         else:
-            guided = match.guided(match.b, "guided", **shape)
+            guided = match.guided(match.b, "guided", pairs=pairs, **shape)
     b = guided or of_b
-    records = Records(ranks=b, replay=baseline(of_a, b[0].names, pairs), disturbed=None)
+    records = Records(ranks=b, replay=reference)
     records = replace(records, local_steps=bool(records.different_gradients))
-    return Scripts(a=of_a, alone=of_b, b=b, again=again, pairs=pairs, records=records)
+    return differences.Scripts(a=of_a, alone=of_b, b=b, again=again, pairs=pairs, records=records)
 
 
 def _shape(of_a: Sequence[Record], of_b: Sequence[Record]) -> dict[str, int | bool] | None:
@@ -142,7 +120,7 @@ def _shape(of_a: Sequence[Record], of_b: Sequence[Record]) -> dict[str, int | bo
     return {"merged": max(1, a // b), "divided": max(1, b // a)}
 
 
-def _checks(scripts: Scripts) -> list[Check]:
+def _checks(scripts: differences.Scripts) -> list[Check]:
     """Compare the stages of the first steps; later ones where the earlier ones are alike."""
     records, reference = scripts.records, scripts.records.one_process
     if not scripts.follows:
@@ -152,7 +130,7 @@ def _checks(scripts: Scripts) -> list[Check]:
     if checks[-1].holds:
         if any(rates[0] or [1.0]) or any(rates[1] or [1.0]):
             checks.append(update_check(records, reference))
-        if checks[-1].holds and same_rows(scripts.a, scripts.b, steps=scripts.steps):
+        if checks[-1].holds and differences.same_rows(scripts.a, scripts.b, steps=scripts.steps):
             checks += later_checks(records, reference)
             if all(check.holds for check in checks) and scripts.steps > 1:
                 checks.append(update_check(records, reference, steps=scripts.steps))
@@ -160,40 +138,29 @@ def _checks(scripts: Scripts) -> list[Check]:
 
 
 STAGE_OF_CHECK = {
-    "gradient before clipping": GRADIENT,
-    "gradient, step 1": CLIPPING,
-    "first update": UPDATE,
+    "gradient before clipping": differences.GRADIENT,
+    "gradient, step 1": differences.CLIPPING,
+    "first update": differences.UPDATE,
 }
 
 
 def _judged(
-    match: Match, scripts: Scripts, all_differences: list[Difference], checks: list[Check]
+    match: Match, scripts: differences.Scripts, seen: list[Finding], checks: list[Check]
 ) -> AuditReport:
     failing = next((check for check in checks if not check.holds), None)
-    stage = LATER_STEPS
-    if failing is not None:
-        stage = STAGE_OF_CHECK.get(failing.name, LATER_STEPS)
-    explaining = [d for d in all_differences if d.stage <= stage and d.stage != TAKEN_AWAY]
-    ordered = [*explaining, *(d for d in all_differences if d not in explaining)]
+    stage = STAGE_OF_CHECK.get(failing.name if failing else "", differences.LATER_STEPS)
+    explaining = [d for d in seen if differences.stage_of(d) in range(stage + 1)]
+    ordered = [*explaining, *(d for d in seen if d not in explaining)]
     deviation = ""
     if failing is not None:
         step = failing.name.partition("step ")[2]
-        quantity = "its gradient"
-        if "update" in failing.name:
-            quantity = f"its {failing.name}".replace("its updates", "the sum of its updates")
-        deviation = f"{quantity} is off by {size_of(failing)}" + (
-            f" in step {step}" if step else ""
-        )
+        quantity = failing.name if "update" in failing.name else "gradient"
+        deviation = f"its {quantity}".replace("its updates", "the sum of its updates")
+        deviation += f" is off by {size_of(failing)}" + (f" in step {step}" if step else "")
     findings = [
-        Finding(
-            name=difference.name,
-            deviation=deviation if difference in explaining[:1] else "",
-            reason=difference.reason,
-            remedy="",
-            evidence=difference.evidence
-            if difference in explaining or failing is None
-            else f"{difference.reason}: {difference.evidence}",
-        )
+        replace(difference, deviation=deviation if difference in explaining[:1] else "")
+        if difference in explaining or failing is None
+        else replace(difference, evidence=f"{difference.reason}: {difference.evidence}")
         for difference in ordered
     ]
     follows = bool(checks)
@@ -203,36 +170,36 @@ def _judged(
     elif failing is not None:
         place = f" ({failing.where})" if failing.where else ""
         answer = f"B does not train what A trains: {deviation}{place}; no cause could be shown"
-    elif all_differences:
-        by_intent = ", by intent" if {d.name for d in all_differences} == {"batch"} else ""
-        answer = f"B does not train what A trains{by_intent}: {all_differences[0].reason}"
-        if follows and all_differences[0].stage != TAKEN_AWAY:
-            steps = counted(scripts.steps, "step")
+    elif seen:
+        by_intent = ", by intent" if {d.name for d in seen} == {"batch"} else ""
+        answer = f"B does not train what A trains{by_intent}: {seen[0].reason}"
+        first, steps = differences.stage_of(seen[0]), counted(scripts.steps, "step")
+        if follows and first not in {differences.TAKEN_AWAY, differences.INPUTS}:
             answer += f"; the first {steps} are equal within the tolerances"
     elif not follows:
         reason = match.notes[0] if match.notes else "its models do not get A's samples"
-        return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
+        return match.b.untold(reason, scripts.b, method=METHOD)
     elif reason := causes.unseen(scripts.records) or match.a.crash or match.b.crash:
-        return _report(match.b, scripts.b, None, f"cannot be told: {reason}")
+        return match.b.untold(reason, scripts.b, method=METHOD)
     else:
         answer = _same(scripts, checks, sides)
     notes = [*match.notes]
-    if all_differences or failing is not None:
+    if seen or failing is not None:
         notes.append(f"B is {sides}")
     if not follows:
         notes.append("B's models did not get A's samples: only what was recorded is compared")
-    return _report(
-        match.b,
-        scripts.b,
-        not all_differences and failing is None,
+    return match.b.report(
+        not seen and failing is None,
         answer,
+        scripts.b,
         findings=findings,
         checks=checks,
+        method=METHOD,
         notes=notes,
     )
 
 
-def _same(scripts: Scripts, checks: Sequence[Check], sides: str) -> str:
+def _same(scripts: differences.Scripts, checks: Sequence[Check], sides: str) -> str:
     """Answer for scripts without a difference, with the limits of the comparison."""
     largest = max(
         (c.found for c in checks if isinstance(c.found, float) and np.isfinite(c.found)),
@@ -259,17 +226,3 @@ def _same(scripts: Scripts, checks: Sequence[Check], sides: str) -> str:
 def _side(runs: Runs, records: Sequence[Record]) -> str:
     wrapped = ", ".join(records[0].frameworks or ["torch"])
     return f"{counted(runs.ranks, 'rank')} of {wrapped}"
-
-
-def _report(
-    runs: Runs,
-    records: Sequence[Record],
-    same: bool | None,
-    answer: str,
-    *,
-    findings: Sequence[Finding] = (),
-    checks: Sequence[Check] = (),
-    notes: Sequence[str] = (),
-) -> AuditReport:
-    report = runs.report(same, answer, records, findings=findings, checks=checks, notes=notes)
-    return replace(report, answer=answer, method=METHOD)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -65,9 +66,9 @@ class ReplayObserver(Observer):
             self._first_weights = [_perturbed(tensor, rounding) for tensor in self._first_weights]
         self._ranks = [ranks[rank] for rank in plan.order]
         self._iterations = 0
-        self._drawn: Counter[str] = Counter()
+        self._drawn: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._draws_outside = 0
-        self._draws_inside: Counter[int] = Counter()
+        self._draws_inside: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
         self._started = False
         self._replaced: list[tuple[Tensor, Tensor]] = []
         """Draws of forward passes since the last step, and the ranks' draws in their place."""
@@ -110,18 +111,24 @@ class ReplayObserver(Observer):
                 return
 
     def batches(
-        self, loader: Any, _number: int, iterate: Callable[[], Iterator[Any]]
+        self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
         iteration, self._iterations = self._iterations, self._iterations + 1
         recorded = self._joined_batches(loader, iteration)
         if recorded is None:
             yield from iterate()
             return
-        described = Loader(batch_size=getattr(loader, "batch_size", None))
+        described = Loader(batch_size=getattr(loader, "batch_size", None), number=number)
         self.record.loaders.append(described)
-        for batch in recorded:
+        for batch in self._substitutes(recorded, iterate):
+            self._micro.loaders.append(number)
             described.batches += 1
             yield batch
+
+    def _substitutes(
+        self, recorded: Iterator[Any], _: Callable[[], Iterator[Any]]
+    ) -> Iterator[Any]:
+        return recorded
 
     def _joined_batches(self, loader: Any, iteration: int) -> Iterator[Any] | None:
         """The ranks' batches of an iteration over a loader; None if they have none."""
@@ -151,10 +158,7 @@ class ReplayObserver(Observer):
             return self._recomputed(value)
         if self._stack and torch.is_grad_enabled():
             forward = len(self.record.forwards)
-            number, self._draws_inside[forward] = (
-                self._draws_inside[forward],
-                self._draws_inside[forward] + 1,
-            )
+            number = next(self._draws_inside[forward])
             replaced = self._inside(forward, number, place, value)
         else:
             replaced = self._outside(place, value)
@@ -206,7 +210,7 @@ class ReplayObserver(Observer):
 
     def _outside(self, place: str, value: Tensor) -> Tensor | None:
         if not self.plan.interleaved:
-            number, self._drawn[place] = self._drawn[place], self._drawn[place] + 1
+            number = next(self._drawn[place])
             parts = [draws.get(place, []) for draws in self._draws_by_place]
             at_number = [values[number] for values in parts if number < len(values)]
             return self._together(at_number, len(self._ranks), place, value, True)

@@ -138,13 +138,11 @@ def _against(
 
     if command is not None and revision is not None:
         raise InputError("--against-revision", revision, "either --against or --against-revision")
-    if revision is not None:
-        commit = commit_of(revision)
-        return Against(command=parsed, ranks=_one_count(ranks, parsed), revision=commit)
-    if command is None:
+    if command is None and revision is None:
         return None
-    other = parse_command(shlex.split(command))
-    return Against(command=other, ranks=_one_count(ranks, other))
+    other = parsed if command is None else parse_command(shlex.split(command))
+    commit = "" if revision is None else commit_of(revision)
+    return Against(command=other, ranks=_one_count(ranks, other), revision=commit)
 
 
 def _one_count(text: str | None, command: ScriptCommand) -> int:

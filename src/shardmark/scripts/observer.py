@@ -87,6 +87,9 @@ class Observer:
         self._hooked: dict[int, Tensor] = {}
         self._local: dict[tuple[int, str], Tensor] = {}
         self._places: dict[tuple[int, str], nn.Module] = {}
+        self._module_names: dict[int, str] = {}
+        self._with_state: set[int] = set()
+        """Optimizers that had a state after their last step."""
         self._micro = Micro()
         self._locals_of_micros: list[dict[tuple[int, str], Tensor]] = []
         self._step = Step()
@@ -154,6 +157,7 @@ class Observer:
             if self.plan.deterministic:
                 _without_dropout(module)
             self.record.dropout |= _dropout(module)
+            self._module_names |= {id(m): plain_name(name) for name, m in module.named_modules()}
         for name, parameter in module.named_parameters():
             owner, _, leaf = name.rpartition(".")
             if (
@@ -204,10 +208,20 @@ class Observer:
             self._step.buffers = buffers | self._step.buffers
         if isinstance(module, _BatchNorm) and module.training:
             self.record.batch_norm |= not is_a(module, "SyncBatchNorm")
+        if not self.record.steps and module._parameters:
+            self._sum_squares(module, inputs, outputs)
         if isinstance(outputs, Tensor) and outputs.is_floating_point():
             self.record.epsilon = max(self.record.epsilon, _rounding_error(outputs))
         if not self._stack and any(module is root for root in self._roots):
             self.after_root(module, inputs, outputs)
+
+    def _sum_squares(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        sums = self.record.calls.setdefault(self._module_names.get(id(module), ""), [0.0, 0.0])
+        for number, values in enumerate((inputs, outputs)):
+            with self._recording(), suppress(RuntimeError):
+                for tensor in leaves(values)[:1]:
+                    if 8 * tensor.numel() <= MOST_DRAWN_BYTES:
+                        sums[number] += float(tensor.double().square().sum())
 
     def after_root(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
         tensors = leaves(inputs)
@@ -344,7 +358,7 @@ class Observer:
                 self._end_step()
             deepspeed = is_a(type(optimizer), "DeepSpeedEngine")
             if number is None:
-                if self._changes_only(optimizer):
+                if self._changes_only(optimizer) or self._only_makes_state(optimizer):
                     return
                 number = self._add(optimizer, deepspeed=deepspeed)
             step, chosen = self._step, self._slices[number]
@@ -357,6 +371,7 @@ class Observer:
                 step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0)]
             step.evaluations += again or not number
             inner = optimizer.optimizer if deepspeed else optimizer
+            step.state_is_new |= number in self._with_state and not _unwrapped(inner).state
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
             step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
             if self.record.steps and not again:
@@ -398,8 +413,9 @@ class Observer:
             if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
                 step.reduced = step.reduced or list(step.gradients)
                 step.reduced[chosen] = gradients
+        inner = optimizer.optimizer if deepspeed else optimizer
+        self._with_state |= {number} if _unwrapped(inner).state else set()
         if not self.record.steps:
-            inner = optimizer.optimizer if deepspeed else optimizer
             self.record.optimizer_facts[number].state_types = _state_types(inner)
         self._stepped.add(number)
         alone = bool(self.record.steps) or sum(ref() is not None for ref in self.optimizers) <= 1
@@ -478,6 +494,12 @@ class Observer:
         if self.record.refusal:
             self.finish()
         return False
+
+    def _only_makes_state(self, optimizer: Any) -> bool:
+        """True for a step before any backward pass, with zeros: a checkpoint needs a state."""
+        parameters = () if self.record.backward_passes else trained_parameters(optimizer)
+        gradients = [g for g in full_gradients(parameters, deepspeed=False) if g is not None]
+        return bool(gradients) and not any(gradient.any() for gradient in gradients)
 
     def _skips(self, optimizer: Any) -> bool:
         """True for an optimizer inside of another one, or of DeepSpeed's engine."""

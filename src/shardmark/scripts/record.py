@@ -114,6 +114,8 @@ class Step:
     """Checksums of the parameters that the script has changed since the previous step."""
     settings: list[dict[str, float]] = field(default_factory=list)
     """Numbers of each parameter group of the optimizer, such as `lr` and `weight_decay`."""
+    state_is_new: bool = False
+    """True if the optimizer's state is empty, although the step before left one."""
     evaluations: int = 0
     """Number of times that the optimizer computed the gradient."""
     micros: list[Micro] = field(default_factory=list)
@@ -206,6 +208,9 @@ class Record:
     """Checksum of each full parameter before the first step."""
     steps: list[Step] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
+    calls: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of squares of the input and the output of each module with parameters, by name, in the
+    order of their first calls.  Of the first step; they do not depend on the order of samples."""
     loaders: list[Loader] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     """Draws outside of forward passes."""

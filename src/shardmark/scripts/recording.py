@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,8 @@ class Plan:
     """Interventions of this start, in the form of `interventions.text_of`."""
     guided: bool = False
     """Give every rank of this start its share of the records, which are of another script."""
+    pairs: dict[str, str] = field(default_factory=dict)
+    """Recorded name of each parameter to which a guided start gives recorded weights."""
     merged: int = 1
     """Number of successive batches that a guided start joins to one."""
     divided: int = 1

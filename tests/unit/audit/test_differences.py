@@ -50,7 +50,9 @@ def recorded() -> Record:
             )
         )
         rows = torch.arange(8.0, dtype=torch.float64) + 10 * number
-        forwards.append(Forward(module="M", inputs=[rows], outputs=[], rows=8, step=number))
+        forwards.append(
+            Forward(module="M", inputs=[rows], outputs=[rows.cos()], rows=8, step=number)
+        )
     facts = OptimizerFacts(
         path="torch.optim.adamw:AdamW", types=["float32"], switches=["decoupled_weight_decay"],
         initial_lr=0.1, state_types={"exp_avg": "float32"},
@@ -59,7 +61,8 @@ def recorded() -> Record:
         rank=0, ranks=1, names=list(NAMES), shapes=list(SHAPES), groups=[0, 1], before=before,
         start=[1.0, 2.0], steps=steps, forwards=forwards, optimizer_facts=[facts], epsilon=1.2e-7,
         schedule_settings={"StepLR.step_size": 30.0}, dropout={"drop": 0.1},
-        forward_draws={0: [torch.ones(2)]},
+        forward_draws={0: [torch.ones(2)], 1: [torch.ones(2)]},
+        calls={"up": [4.0, 5.0]},
     )  # fmt: skip
 
 
@@ -120,8 +123,28 @@ def other_rows(record: Record) -> None:
     record.forwards[1].inputs[0] = record.forwards[1].inputs[0] + 0.5
 
 
-def more_rows(record: Record) -> None:
-    record.forwards[0].inputs[0] = torch.arange(16.0, dtype=torch.float64)
+def more_rows(record: Record, steps: int) -> None:
+    for forward in record.forwards[:steps]:
+        forward.inputs[0] = torch.arange(16.0, dtype=torch.float64)
+
+
+def keep_gradient(record: Record) -> None:
+    first, second = (step.gradients for step in record.steps)
+    record.steps[1].gradients = [a + b for a, b in zip(first, second, strict=True)]  # type: ignore[operator]
+
+
+def lose_gradient(record: Record) -> None:
+    record.steps[0].gradients[0] = None
+
+
+def other_outputs(record: Record) -> None:
+    record.calls["up"] = [8.0, 5.0]
+    record.steps[0].gradients = [torch.ones(shape) for shape in SHAPES]
+
+
+def other_loss(record: Record) -> None:
+    record.steps[0].micros[0].losses.clear()
+    record.steps[0].micros[0].loss = 1.7
 
 
 def drop_bias(record: Record) -> None:
@@ -168,7 +191,22 @@ def drop_bias(record: Record) -> None:
         (drop_bias, "frozen", "B does not train up.bias"),
         (lambda r: r.before[0].add_(1), "start", "other weights (up.weight)"),
         (other_rows, "samples", "other samples"),
-        (more_rows, "batch", "B takes 16 samples a step, A 8"),
+        (keep_gradient, "gradient_kept", "its gradient of step 2 has that of step 1 added"),
+        (lose_gradient, "no_gradient", "no gradient to its up.weight"),
+        (other_outputs, "outputs", "its up gets other inputs than A's"),
+        (other_loss, "loss", "its loss of the same outputs of the model is 1.7 (A: 1.5)"),
+        (
+            lambda r: setattr(r.steps[1], "state_is_new", True),
+            "state_lost",
+            "the state of its optimizer is new in step 2 (A: that of the steps before)",
+        ),
+        (
+            of_record(forward_draws={0: [torch.ones(2)]}),
+            "dropout",
+            "in the model in step 2 is none (A: some)",
+        ),
+        (lambda r: more_rows(r, 1), "accumulation", "B takes 16 samples in step 1, A 8"),
+        (lambda r: more_rows(r, 2), "batch", "B takes 16 samples a step, A 8"),
         (lambda r: r.steps[1].moved.update({0: 1.0}), "weights_changed", "outside"),
         (
             of_record(schedule_settings={"StepLR.step_size": 10.0}),
@@ -184,6 +222,18 @@ def test_a_difference_is_named(change: Callable[[Record], Any], name: str, words
     found = {difference.name: difference for difference in differences(scripts(change))}
     assert name in found, list(found)
     assert words in found[name].reason
+
+
+def test_other_passes_through_a_module_are_no_other_inputs() -> None:
+    """Two micro-batches call a module of positions twice, and one joined batch calls it once."""
+
+    def twice(record: Record) -> None:
+        other_outputs(record)
+        rows = record.forwards[0].inputs[0]
+        halves = [replace(record.forwards[0], inputs=[part]) for part in rows.chunk(2)]
+        record.forwards[:1] = halves
+
+    assert "outputs" not in {difference.name for difference in differences(scripts(twice))}
 
 
 def test_another_function_of_the_same_loss_is_no_difference() -> None:
@@ -271,6 +321,22 @@ def test_parameters_are_paired(
     b: dict[str, tuple[int, ...]], a: dict[str, tuple[int, ...]], expected: dict[str, str]
 ) -> None:
     assert paired_names(b, a) == expected
+
+
+def test_renamed_parameters_in_another_order_are_paired_by_value() -> None:
+    b, a = {"p": SHAPE, "q": SHAPE, "r": (4,)}, {"x": SHAPE, "y": SHAPE, "z": (4,)}
+    values = {"p": 2.0, "q": 1.0, "r": 0.0}, {"x": 1.0, "y": 2.0, "z": 0.0}
+    assert paired_names(b, a, values) == {"p": "y", "q": "x", "r": "z"}
+
+
+def test_parameters_with_equal_values_are_paired_in_the_order_of_their_calls() -> None:
+    """The optimizer has the modules in another order than the forward pass."""
+    a, b = recorded(), recorded()
+    b.names, b.shapes, b.start = ["first.bias", "last.bias"], [(4,), (4,)], [0.0, 0.0]
+    a.names, a.shapes, a.start = ["tail.bias", "head.bias"], [(4,), (4,)], [0.0, 0.0]
+    b.calls = {"first": [1.0, 1.0], "last": [1.0, 1.0]}
+    a.calls = {"head": [1.0, 1.0], "tail": [1.0, 1.0]}
+    assert pairs_of(a, b) == {"first.bias": "head.bias", "last.bias": "tail.bias"}
 
 
 def test_a_batch_is_divided_by_rows() -> None:

@@ -52,6 +52,41 @@ def test_an_optimizer_may_have_no_learning_rate(observer: Observer) -> None:
     assert observer.record.steps[0].rates == []
 
 
+def test_a_step_with_zeros_before_any_backward_pass_only_makes_a_state(observer: Observer) -> None:
+    """Torch's functions that load a checkpoint make the state of an optimizer so."""
+    adam = torch.optim.Adam([weight := nn.Parameter(torch.ones(3))])
+    for gradient in (torch.zeros(3), torch.ones(3)):
+        weight.grad = gradient
+        observer.before_step(adam)
+        adam.step()
+        observer.after_step(adam)
+    assert len(observer.record.steps) == 1
+
+
+def test_an_optimizer_that_is_made_anew_has_a_new_state(observer: Observer) -> None:
+    weight = nn.Parameter(torch.ones(3))
+    weight.grad = torch.ones(3)
+    for adam in (torch.optim.Adam([weight]),) * 2:
+        observer.before_step(adam)
+        adam.step()
+        observer.after_step(adam)
+    adam.state.clear()
+    observer.before_step(adam)
+    observer.after_step(adam)
+    assert [step.state_is_new for step in observer.record.steps] == [False, False, True]
+
+
+def test_inputs_and_outputs_of_modules_are_summed_in_the_first_step(observer: Observer) -> None:
+    model = nn.Sequential(nn.Linear(2, 1, bias=False), nn.ReLU())
+    model[0].weight = nn.Parameter(torch.ones(1, 2))
+    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    observer.before_module(model)
+    observer.before_module(model[0])
+    observer.after_module(model[0], ((inputs,), {}), model[0](inputs))
+    observer.after_module(model, ((inputs,), {}), model(inputs))
+    assert observer.record.calls == {"0": [30.0, 58.0]}
+
+
 class Augmented(torch.utils.data.Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 8
