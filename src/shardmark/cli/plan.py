@@ -80,14 +80,16 @@ def plan(
             help="Train an adapter beside frozen weights: lora, or qlora with weights in 4 bits.",
         ),
     ] = None,
-    work: Annotated[
+    tokens: Annotated[
         str | None,
         typer.Option(
-            "--tokens",
-            "--samples",
             metavar="NUMBER",
-            help="Work to price: 10B, 300M, 2T.  A model without it: 1B tokens, or 1M samples.",
+            help="Tokens to price: 10B, 300M, 2T.  Without it: 1B tokens, or 1M samples.",
         ),
+    ] = None,
+    samples: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER", help="Samples to price; of a language model, sequences."),
     ] = None,
     padding: Annotated[
         float | None,
@@ -190,6 +192,9 @@ def plan(
         raise InputError(machines[0], "one argument too many", "allowed are MODEL --on MACHINE")
     phases = PhaseLines()
     phases("reading the question, and loading torch")
+    if tokens is not None and samples is not None:
+        raise InputError("--tokens and --samples", "both are given", "give one of them")
+    work = samples if tokens is None else tokens
     request = PlanRequest(
         subject=model,
         machines=tuple(kinds),
@@ -203,6 +208,7 @@ def plan(
         prices_per_hour=tuple(price_per_hour or ()),
         search=search or write is not None,
         work=None if work is None else parse_amount(work),
+        work_unit="samples" if tokens is None else "tokens",
         padding=padding_of(padding, mean_length),
     )
     models = Models()

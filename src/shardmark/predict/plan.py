@@ -201,6 +201,8 @@ class Plan:
     precision: str | None = None
     """Precision of the recipe; None if it is an axis."""
     requested_work: float | None = None
+    requested_samples: float | None = None
+    """Samples that the requested tokens are those of; None if tokens or nothing was requested."""
     """Tokens or samples that hours and dollars are for, if they are not those of the recipe."""
     assumed: str | None = None
     """Assumptions about a model that was named alone; None for an experiment of the user."""
@@ -463,10 +465,20 @@ def _plan_on(
         search=best,
         winner=winner,
         precision=FP8 if fp8 else precisions[0] if len(precisions) == 1 else None,
-        requested_work=request.work,
+        **_requested(request, rows),
         assumed=request.assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
+
+
+def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, Any]:
+    """Return the work to price in the unit of the rows.  Raises `InputError` for another unit."""
+    work, lengths = request.work, [row.tokens_per_sample for row in rows if row.tokens_per_sample]
+    if work is not None and request.work_unit == "tokens" and rows and not lengths:
+        raise InputError("--tokens", "samples of this model have no tokens", "give --samples")
+    if work is None or request.work_unit != "samples" or not lengths:
+        return {"requested_work": work}
+    return {"requested_work": work * lengths[0], "requested_samples": work}
 
 
 def _faster_notes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.store import StoredRun
@@ -41,6 +42,8 @@ class PlanRequest:
     """Compare all layouts of the most ranks, for the first values of the other axes."""
     work: float | None = None
     """Tokens or samples to price."""
+    work_unit: Literal["tokens", "samples"] | None = None
+    """Unit of the work; None for tokens of a language model, else samples."""
     padding: Padding = NO_PADDING
     assumed: str | None = None
     """Assumptions about a model that was named alone; None for an experiment of the user."""

@@ -94,7 +94,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
             "strategy": best.row.strategy,
             "nodes": best.row.nodes,
             "ranks": best.row.ranks,
-            "text": text_of(best, part.work),
+            "text": text_of(best, part),
             "task": best.row.task,
         }
         for part in plan.by_task
@@ -117,9 +117,9 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def text_of(best: Ranking[Prediction], work: float | None) -> str:
+def text_of(best: Ranking[Prediction], plan: Plan) -> str:
     """Return an answer in sentences, with close rivals and deviating training."""
-    row, figure = best.row, _figure_of(best.question, work)
+    row, figure = best.row, _figure_of(best.question, plan)
     text = _brief_text(best, figure(row))
     if row.own_mathematics:
         text += f" By its own definition: {'; '.join(row.own_mathematics)}."
@@ -136,12 +136,12 @@ def _brief_text(best: Ranking[Prediction], figure: str) -> str:
     return best.text(f"{best.row.place}{doubt}", figure, close, in_sentences=True)
 
 
-def _figure_of(question: Question, work: float | None) -> Callable[[Prediction], str]:
+def _figure_of(question: Question, plan: Plan) -> Callable[[Prediction], str]:
     figures: Mapping[Question, Callable[[Prediction], str]]
     figures = {
         "fastest": _speed_text,
         "memory": _memory_text,
-        "cost": partial(_cost_text, work=work),
+        "cost": partial(_cost_text, plan=plan),
     }
     return figures[question]
 
@@ -158,15 +158,25 @@ def _memory_text(row: Prediction) -> str:
     return f"{size_text} of {number(card)} GiB of each card"
 
 
-def _cost_text(row: Prediction, work: float | None) -> str:
+def _cost_text(row: Prediction, plan: Plan) -> str:
+    work = plan.work
     hours, dollars = row.hours_for(work or row.work), row.dollars_for(work or row.work)
     if dollars is not None and hours is not None:
         took = duration(hours * HOUR_SECONDS)
-        subject = "the recipe" if work is None else amount(work, row.unit)
+        subject = "the recipe" if work is None else work_text(plan)
         return f"{number(dollars, decimals=2)} dollars and {took} for {subject}"
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
     return f"{number(hours)} GPU-hours for a million samples"
+
+
+def work_text(plan: Plan) -> str:
+    """Return the work that a plan prices; samples of a language model with their tokens."""
+    assert plan.work is not None, "checked by the caller"
+    text = amount(plan.work, plan.unit)
+    if plan.requested_samples is None:
+        return text
+    return f"{amount(plan.requested_samples, 'samples')} ({text})"
 
 
 def amount(work: float, unit: str) -> str:
@@ -193,10 +203,10 @@ def _task_answers(plan: Plan) -> Iterator[str]:
         row = fastest.row
         figure = _speed_text(row)
         if row.hours_for(plan.work or row.work) is not None and row.price_per_hour is not None:
-            figure += f": {_cost_text(row, plan.work)}"
+            figure += f": {_cost_text(row, plan)}"
         answers = [_brief_text(fastest, figure)]
         if cheapest.row is not row:
-            answers.append(_brief_text(cheapest, _cost_text(cheapest.row, plan.work)))
+            answers.append(_brief_text(cheapest, _cost_text(cheapest.row, plan)))
         yield from answers if len({row.on for row in plan.rows}) == 1 else reversed(answers)
     elif any(row.fits for row in plan.rows) or all(row.fits is None for row in plan.rows):
         task = (
@@ -269,7 +279,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
     size_text += "" if count is None else ")"
     precision = "" if plan.precision is None else f", {plan.precision}"
-    work = "the recipe" if plan.work is None else amount(plan.work, plan.unit)
+    work = "the recipe" if plan.work is None else work_text(plan)
     if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
     sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)] or [""]
@@ -386,7 +396,7 @@ def speed_table(plan: Plan) -> Table:
     naive = "Naive: each GPU keeps its throughput on the fewest GPUs."
     notes = [_range_note(plan), naive]
     if plan.work is not None:
-        notes.append(f"Time and dollars are for {amount(plan.work, plan.unit)}.")
+        notes.append(f"Time and dollars are for {work_text(plan)}.")
     return table_of(f"Speed on {plan.on}", rows, [*_names(rows), *_speed(plan)], notes)
 
 

@@ -133,6 +133,22 @@ def test_several_machines_are_compared(capsys: pytest.CaptureFixture[str], file:
     assert "2 prices for 1 kinds" in capsys.readouterr().err
 
 
+def test_samples_of_a_language_model_are_sequences(
+    capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    machine = ("--on", "8xh100", "--price", "2")
+    of_samples = printed(capsys, file, *machine, "--samples", "1M")
+    assert "for 1 M samples (128 M tokens)" in " ".join(of_samples.split())
+    of_tokens = printed(capsys, file, *machine, "--tokens", "128M")
+    tables = (
+        text.partition("strategy")[2].partition("hours")[2] for text in (of_samples, of_tokens)
+    )
+    assert len({table.partition("hours")[0] for table in tables}) == 1
+    assert main(["plan", "resnet50", *machine, "--tokens", "1B"]) == 2
+    assert "samples of this model have no tokens; give --samples" in capsys.readouterr().err
+    assert main(["plan", file, *machine, "--tokens", "1B", "--samples", "1M"]) == 2
+
+
 QUESTION = ("resnet50", "--on", "8xh100", "--samples", "10M", "--price", "2")
 
 

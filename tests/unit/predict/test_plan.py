@@ -183,7 +183,7 @@ def test_unequal_work_is_compared_by_its_rate() -> None:
     assert one.dollars_for(1e6) == pytest.approx((one.dollars or 0) / 0.512)
     cheapest = next(best for best in plan.best if best.question == "cost")
     assert (plan.work, cheapest.row) == (1e6, one)
-    assert "for 1 M samples" in text_of(cheapest, plan.work)
+    assert "for 1 M samples" in text_of(cheapest, plan)
     text = " ".join(render_plan(plan, Format.TEXT, 80).split())
     assert "unequal numbers of samples" in text
     assert "for the recipe" not in text
@@ -360,12 +360,12 @@ def test_another_training_is_said_and_the_best_exact_one_beside_it() -> None:
     fastest, *_ = plan.best
     assert fastest.row.strategy == "local-sgd"
     exact = next(row for row in fastest.rivals if not row.own_mathematics)
-    text = text_of(fastest, plan.work)
+    text = text_of(fastest, plan)
     assert "By its own definition: parameters are averaged every 20 steps." in text
     assert f"Training as one device would: {exact.place}" in text
     assert "Too close to tell from" in text
     (single,) = planned(experiment(["ddp"])).best[:1]
-    assert (single.rivals, "definition" in text_of(single, plan.work)) == ((), False)
+    assert (single.rivals, "definition" in text_of(single, plan)) == ((), False)
 
 
 @pytest.mark.parametrize(
