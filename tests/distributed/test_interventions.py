@@ -10,6 +10,16 @@ from tests.distributed.test_script import STEPS, WARMUP_STEPS, timed
 from tests.kept_engine import KeptEngine
 
 SCRIPT = Path(__file__).with_name("slow_script.py")
+SAVING_SCRIPT = Path(__file__).with_name("saving_script.py")
+CALLS = {
+    "Workers": "DataLoader(",
+    "Fused": "AdamW(",
+    "Foreach": "AdamW(",
+    "SetToNone": "zero_grad(",
+    "BucketView": "DistributedDataParallel(",
+    "KeepUnsharded": "fully_shard(",
+}
+"""Calls of the script that get arguments."""
 
 
 def seen(trial: TrialResult, intervention: str) -> dict[str, object]:
@@ -43,6 +53,33 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     assert look["trained_tensors"] == 4
     assert seen(trials["places"], "SwapPlaces") == {"swapped": True}
     assert trials["peers"].ranks[0].samples == 4 * (STEPS - WARMUP_STEPS)
+
+
+def test_each_saving_makes_its_change_and_notes_the_line(
+    kept_engine: KeptEngine, tmp_path: Path
+) -> None:
+    """The script fails if the change is not made."""
+    values = {"workers": "=2", "no_sync": "=2"}
+    names = (
+        *("workers", "fused", "foreach", "set_to_none", "bucket_view", "keep_unsharded"),
+        *("no_sync", "channels_last", "malloc"),
+    )
+    variants = {name: f"%{name}{values.get(name, '')} --expect {name}" for name in names}
+    run = timed(
+        kept_engine, tmp_path / "run", variants, workload={"command": str(SAVING_SCRIPT)}, ranks=[2]
+    )
+    failures = {trial.strategy: trial.failure for trial in run.trials if trial.failure}
+    assert not failures
+    facts = [trial.ranks[1].settings.get("seen", {}) for trial in run.trials]
+    places = {kind: fact["places"] for one in facts for kind, fact in one.items()}
+    lines = SAVING_SCRIPT.read_text().splitlines()
+    assert places.keys() == CALLS.keys()
+    for kind, found in places.items():
+        for place, added in found.items():
+            file, _, line = place.rpartition(":")
+            assert Path(file).name == SAVING_SCRIPT.name
+            assert CALLS[kind] in lines[int(line) - 1]
+            assert added.keys() == {CALLS[kind].rstrip("(")}
 
 
 def test_an_unknown_intervention_is_named(kept_engine: KeptEngine, tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ from shardmark.scripts.interventions import SAVINGS, text_of
 WORKERS = ("2", "4")
 WORTH_A_TRY = 0.02
 """Share of the time from which a thing is worth a try."""
+RACED_ALONE = 0.7
+"""Share of the budget for the race of single interventions; the rest is for them together."""
 
 
 def improve(
@@ -48,23 +50,24 @@ def improve(
     began = time.monotonic()
     for name in only:
         if name not in SAVINGS:
-            raise InputError("--only", f"result {name!r}", f"allowed are {', '.join(SAVINGS)}")
+            raise InputError("--only", f"found {name!r}", f"allowed are {', '.join(SAVINGS)}")
     seen, device_type = look_at(command, world_size, path / "look", listener=listener)
+    if time.monotonic() - began > budget_seconds * RACED_ALONE:
+        raise InputError("--budget", f"{budget_seconds:g} s", "the first trial takes longer")
     fitting = {
         name: {intervention: value}
         for name, intervention, value in _fitting(seen, device_type)
         if not only or intervention in only
     }
     if not fitting:
-        allowed = "result are its loader, optimizer, wrappers and convolutions, and none is slow"
+        allowed = "found are its loader, optimizer, wrappers and convolutions, and none is slow"
         raise InputError("command", "no intervention of --improve fits it", allowed)
     variants = {FIRST: "", **{name: text_of(one) for name, one in fitting.items()}}
 
     def race(share: float) -> Race:
         """Measure all variants until they are decided, then compare what the fast ones train."""
         left = budget_seconds * share - (time.monotonic() - began)
-        experiment = experiment_of(variants)
-        options = RunOptions(budget_seconds=max(1.0, left))
+        experiment, options = experiment_of(variants), RunOptions(budget_seconds=max(1.0, left))
         with RunSession.open(experiment, path / "race", options, listener) as session:
             session.run()
             result = _race(path / "race", experiment)
@@ -73,7 +76,7 @@ def improve(
             session.verify([*trials])
         return _race(path / "race", experiment)
 
-    result = race(0.7)
+    result = race(RACED_ALONE)
     faster = _fastest_of_each(result, fitting)
     if len(faster) > 1:
         together = {key: value for name in faster for key, value in fitting[name].items()}
@@ -86,13 +89,15 @@ def improve(
     for record in best.ok_trials[0].ranks if best is not None else ():
         for facts in record.settings.get("seen", {}).values():
             for place, call in facts.get("places", {}).items():
-                places.setdefault(place, {}).update(call)
+                for kind, arguments in call.items():
+                    places.setdefault(place, {}).setdefault(kind, {}).update(arguments)
+    patch, missing = patch_of(places)
     return Improvement(
         race=result,
         interventions=names,
         best="" if best is None else best.strategy,
-        patch=patch_of(places),
-        snippets=tuple(SNIPPETS[name] for name in names if name in SNIPPETS),
+        patch=patch,
+        snippets=(*(SNIPPETS[name] for name in names if name in SNIPPETS), *missing),
     )
 
 
@@ -101,7 +106,7 @@ def _race(path: Path, experiment: Experiment) -> Race:
     assert margin is not None, "it is a race"
     result = race_of(compare([load_run(path)]).rows, FIRST, margin)
     if result is None:
-        raise InputError("--budget", "no trial has ended in it", "give it more time")
+        raise InputError("--budget", "too short to compare two trials", "give it more time")
     return result
 
 

@@ -149,6 +149,11 @@ def time(
     if repeats is not None:
         mapping["measure"]["repeats"] = repeats
     if improve:
+        _check_alone(mapping["matrix"], {
+            "--keep-if-faster": keep_if_faster, "--against-revision": against_revision,
+            "--repeats": repeats, "--no-audit": no_audit, "--dry-run": dry_run,
+            "--until-exit": until_exit, "--engine": engine, "--set": overrides,
+        })  # fmt: skip
         mapping["measure"] |= {"repeats": _race_repeats(margin, MOST_TRIES), "verify": False}
         _improve(mapping, words_of(only), budget, out, form, quiet=quiet)
         return
@@ -214,6 +219,17 @@ def _improve(
         say_text(json.dumps({**improvement_facts(improvement), "run": str(folder)}, indent=1))
     else:
         say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}"]))
+
+
+def _check_alone(matrix: Mapping[str, Any], options: Mapping[str, object]) -> None:
+    """Raise `InputError` for what `--improve` takes no account of."""
+    for name, value in options.items():
+        if value:
+            raise InputError("--improve", f"with {name}", "leave one of the two out")
+    if len(matrix["variant"]) > 1:
+        raise InputError("--improve", f"{len(matrix['variant'])} commands", "give one command")
+    if len(matrix["world_size"]) > 1:
+        raise InputError("--ranks", f"{len(matrix['world_size'])} numbers", "one, for --improve")
 
 
 def _in_two_commits(

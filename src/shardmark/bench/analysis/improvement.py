@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from io import StringIO
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +22,9 @@ SNIPPETS = {
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
     "malloc": "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1073741824",
-    "set_to_none": "leave set_to_none=False of zero_grad() out",
 }
 """Changes to make by hand, of interventions that add no argument to a call."""
+NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +42,8 @@ class Improvement:
     """Changes that no single line shows."""
 
 
-def patch_of(places: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a unified diff that adds arguments to calls.
+def patch_of(places: Mapping[str, Mapping[str, Any]]) -> tuple[str, tuple[str, ...]]:
+    """Return a unified diff that adds arguments to calls, and sentences on calls that it lacks.
 
     `places` has `FILE:LINE` with the arguments by the name of the class or function.
     """
@@ -48,33 +52,75 @@ def patch_of(places: Mapping[str, Mapping[str, Any]]) -> str:
         file, _, line = place.rpartition(":")
         by_file.setdefault(file, {})[int(line)] = calls
     patches: list[str] = []
+    missing: list[str] = []
     for file, lines in by_file.items():
-        before = Path(file).read_text().splitlines(keepends=True)
-        after = [line.encode() for line in before]
-        tree = ast.parse("".join(before))
-        for call, added in sorted(_calls(tree, lines), key=lambda pair: -pair[0].lineno):
-            assert call.end_lineno is not None, "it is parsed from text"
-            assert call.end_col_offset is not None, "it is parsed from text"
-            row, column = call.end_lineno - 1, call.end_col_offset - 1
-            head, tail = after[row][:column], after[row][column:]
-            text = ", ".join(f"{name}={value!r}" for name, value in added.items())
-            values = [*call.args, *(keyword.value for keyword in call.keywords)]
-            last = max(
-                values, key=lambda value: (value.end_lineno, value.end_col_offset), default=None
-            )
-            comma = "" if last is None or _has_comma_after(after, last, row, column) else ", "
-            after[row] = head + f"{comma}{text}".encode() + tail
-        patches += difflib.unified_diff(
-            before, [line.decode() for line in after], f"a/{file}", f"b/{file}"
-        )
-    return "".join(patches)
+        before: list[str] = []
+        with suppress(OSError, UnicodeError), Path(file).open(encoding="utf-8", newline="") as code:
+            before = [*code]
+        after, patched = _edited(before, lines)
+        diff = difflib.unified_diff(before, after, f"a/{file}", f"b/{file}")
+        patches += (line if line.endswith("\n") else line + NO_NEWLINE for line in diff)
+        missing += [
+            f"{name} is called at {file}:{line}: let it get {_text_of(added)}"
+            for line, calls in lines.items()
+            for name, added in calls.items()
+            if line not in patched
+        ]
+    return "".join(patches), tuple(missing)
 
 
-def _has_comma_after(lines: list[bytes], last: ast.expr, row: int, column: int) -> bool:
-    """True if a comma follows the last argument of a call, before its bracket."""
-    assert last.end_lineno is not None, "it is parsed from text"
-    between = b"".join([*lines[last.end_lineno - 1 : row], lines[row][:column]])
-    return b"," in between[last.end_col_offset or 0 :].partition(b"#")[0]
+def _text_of(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+
+
+def _edited(
+    before: Sequence[str], lines: Mapping[int, Mapping[str, Any]]
+) -> tuple[list[str], set[int]]:
+    """Return a file's lines with arguments added, and the numbers of the calls that have them."""
+    code = "".join(before).encode()
+    starts = [0, *accumulate(len(line.encode()) for line in before)]
+    edits: list[tuple[int, int, str]] = []
+    patched = set()
+    for call, added in _calls(ast.parse(code), lines):
+        patched.add(call.lineno)
+        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in added}
+        for name, value in given.items():
+            edits.append((*_ends(value, starts), repr(added[str(name)])))
+        if text := _text_of({name: value for name, value in added.items() if name not in given}):
+            edits.append(_insertion(call, text, code, starts))
+    after = code
+    for start, end, text in sorted(edits, reverse=True):
+        after = after[:start] + text.encode() + after[end:]
+    with suppress(SyntaxError):
+        ast.parse(after)
+        return [*StringIO(after.decode(), newline="")], patched
+    return [*before], set()
+
+
+def _insertion(
+    call: ast.Call, text: str, code: bytes, starts: Sequence[int]
+) -> tuple[int, int, str]:
+    """Return where, in bytes, arguments are put before the bracket of a call, and as what text."""
+    bracket = _ends(call, starts)[1] - 1
+    values = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if not values:
+        return bracket, bracket, text
+    first, last = max((_ends(value, starts) for value in values), key=lambda ends: ends[1])
+    comma = b"," in re.sub(rb"#.*", b"", code[last:bracket])
+    line, line_of_last = (code.rfind(b"\n", 0, end) + 1 for end in (bracket, first))
+    if comma and not code[line:bracket].strip():
+        indent = re.match(rb"\s*", code[line_of_last:])
+        return line, line, f"{indent[0].decode() if indent else ''}{text},\n"
+    return bracket, bracket, text if comma else f", {text}"
+
+
+def _ends(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
+    """Return where a part of the code begins and ends, in bytes."""
+    assert node.end_lineno is not None, "it is parsed from text"
+    assert node.end_col_offset is not None, "it is parsed from text"
+    return starts[node.lineno - 1] + node.col_offset, starts[
+        node.end_lineno - 1
+    ] + node.end_col_offset
 
 
 def _calls(
@@ -88,5 +134,5 @@ def _calls(
         if isinstance(node, ast.Call) and node.lineno in lines:
             name = ast.unparse(node.func).rpartition(".")[2]
             added = lines[node.lineno].get(aliases.get(name, name))
-            if added:
+            if added and all(keyword.arg for keyword in node.keywords):  # none of **arguments
                 yield node, added

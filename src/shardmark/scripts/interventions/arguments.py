@@ -37,7 +37,10 @@ class Arguments(Intervention):
         return {} if arguments.keys() & self.added.keys() else self.added
 
     def _call(self, original: Any, *arguments: Any, **keywords: Any) -> Any:
-        more = self.more(inspect.signature(original).bind(*arguments, **keywords).arguments)
+        signature = inspect.signature(original)
+        more = self.more(signature.bind(*arguments, **keywords).arguments)
+        if more.keys() & signature.bind_partial(*arguments).arguments.keys():
+            more = {}  # the script gives it by its place
         if more and (place := line_of(sys._getframe(2))):
             self.places[place] = {_name_of(original, arguments): more}
         return original(*arguments, **{**keywords, **more})

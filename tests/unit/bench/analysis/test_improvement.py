@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ def test_arguments_are_added_at_the_end_of_the_named_calls(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(SCRIPT)
-    patch = patch_of(
+    patch, missing = patch_of(
         {
             "train.py:3": {"DataLoader": {"num_workers": 2, "persistent_workers": True}},
             "train.py:4": {"DistributedDataParallel": {"gradient_as_bucket_view": True}},
@@ -39,8 +40,38 @@ def test_arguments_are_added_at_the_end_of_the_named_calls(
     added = [line for line in patch.splitlines() if line.startswith("+") and line[1] != "+"]
     assert added == [
         "+loader = list(DataLoader(dict(a=1), 4, num_workers=2, persistent_workers=True))",
-        "+gradient_as_bucket_view=True)",
+        "+    gradient_as_bucket_view=True,",
         "+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True)",
     ]
+    assert missing == ("DataLoader is called at train.py:9: let it get num_workers=2",)
     assert "make" not in "".join(added)
     assert Path("train.py").read_text() == SCRIPT
+
+
+def test_a_given_argument_is_changed_and_a_patch_applies_to_any_ends_of_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = b"DataLoader(data, num_workers=0)\r\nf(**DataLoader(data, **more))\r\nAdam((p))"
+    Path("train.py").write_bytes(script)
+    workers = {"DataLoader": {"num_workers": 2, "persistent_workers": True}}
+    patch, missing = patch_of(
+        {"train.py:1": workers, "train.py:2": workers, "train.py:3": {"Adam": {"fused": True}}}
+    )
+    assert [text.partition(":")[0] for text in missing] == ["DataLoader is called at train.py"]
+    subprocess.run(["patch", "-p1", "--binary"], input=patch.encode(), check=True)
+    assert Path("train.py").read_bytes() == (
+        b"DataLoader(data, num_workers=2, persistent_workers=True)\r\n"
+        b"f(**DataLoader(data, **more))\r\nAdam((p), fused=True)"
+    )
+
+
+def test_a_call_that_cannot_be_changed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("Adam(p for p in model.parameters())\n")
+    for place in ("train.py:1", "elsewhere.py:1"):
+        patch, missing = patch_of({place: {"Adam": {"fused": True}}})
+        assert not patch
+        assert missing == (f"Adam is called at {place}: let it get fused=True",)

@@ -14,7 +14,12 @@ def improvement_lines(improvement: Improvement) -> list[str]:
     lines = [answer_of(improvement), ""]
     lines += [f"  {facts['text']}" for facts in race_facts(improvement.race)]
     if improvement.patch or improvement.snippets:
-        lines += ["", "To change:", *improvement.snippets, *improvement.patch.splitlines()]
+        lines += [
+            "",
+            "To change:",
+            *improvement.snippets,
+            *improvement.patch.rstrip("\n").split("\n"),
+        ]
     return lines
 
 
