@@ -83,10 +83,10 @@ def _edited(
     patched = set()
     for call, added in _calls(ast.parse(code), lines):
         patched.add(call.lineno)
-        given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in added}
-        for name, value in given.items():
+        values = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in added}
+        for name, value in values.items():
             edits.append((*_ends(value, starts), repr(added[str(name)])))
-        if text := _text_of({name: value for name, value in added.items() if name not in given}):
+        if text := _text_of({name: value for name, value in added.items() if name not in values}):
             edits.append(_insertion(call, text, code, starts))
     after = code
     for start, end, text in sorted(edits, reverse=True):
