@@ -61,6 +61,7 @@ PAIRS = (
         b="loop.py --strategy none --batch 32",
         ranks=(2, 1),
     ),
+    _of("renamed in another order", "loop.py", "loop.py --renamed"),
     _of("another batch", "loop.py", "loop.py --batch 32", "batch"),
     _of("state in bf16", "loop.py --optimizer fp32", "loop.py --optimizer bf16", "state_type"),
     _of("decay of norms", "loop.py", "loop.py --strategy fsdp --all-decay", "weight_decay"),
@@ -110,5 +111,8 @@ PAIRS = (
     _of("normalised images", "images.py", "images.py --normalise", "sample_values"),
     _of("reduction in bf16", "loop.py", "loop.py --rounded", "reduction_type"),
     _of("scaled inputs", "images.py", "images.py --wider", "inputs"),
+    _of("gradients kept", "loop.py --dropout 0", "loop.py --dropout 0 --no-zero", "gradient_kept"),
+    _of("optimizer made anew", "loop.py", "loop.py --new-state", "state_lost"),
+    _of("another activation", "loop.py", "loop.py --gelu", "outputs"),
     _of("momentum of batch norm", "images.py", "images.py --momentum", "buffers"),
 )  # fmt: skip

@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
         *("static-graph", "fused", "foreach", "own-loss", "checkpoint", "keep-gradients"),
         *("own-clip", "all-decay", "untied", "freeze", "average", "by-ranks", "padded"),
         *("micro-means", "count-padding", "sequence-means", "mixup", "scale-inputs", "rounded"),
-        *("short-window", "compile"),
+        *("short-window", "compile", "no-zero", "new-state", "gelu", "renamed"),
     ):
         parser.add_argument(f"--{switch}", action="store_true")
     return parser.parse_args()
@@ -128,6 +128,10 @@ def main() -> None:
     if args.strategy != "none":
         dist.init_process_group("gloo")
     plain = parts.model(args.dropout, tied=not args.untied, seed=args.start_seed)
+    for block in plain.blocks:
+        block.activation = F.gelu if args.gelu else torch.relu
+        if args.renamed:
+            block.rename()
     if args.freeze:
         plain.blocks[1].requires_grad_(False)
     model = wrapped(args, plain)
@@ -145,7 +149,11 @@ def main() -> None:
         backward(args, plain, forward, batches[first : first + args.accumulate])
         clip(args, plain)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=not args.keep_gradients)
+        if not args.no_zero:
+            optimizer.zero_grad(set_to_none=not args.keep_gradients)
+        if args.new_state:
+            optimizer = optimizer_for(args, plain)
+            schedule = schedule_for(args, optimizer)
         if first + args.accumulate == args.resume_after * args.accumulate:
             plain, model, optimizer = resumed(args, plain, optimizer)
             forward, schedule = forward_of(args, model), schedule_for(args, optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +19,18 @@ class Block(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
         self.dropout = nn.Dropout(dropout)
+        self.names = {name: name for name in ("norm", "up", "down")}
+        self.activation: Callable[[Tensor], Tensor] = torch.relu
+
+    def rename(self) -> None:
+        """Give the modules other names, and the opposite order."""
+        for name in reversed(self.names):
+            self.names[name] = f"layer_{name}"
+            self.register_module(f"layer_{name}", self._modules.pop(name))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        change: Tensor = self.dropout(self.down(torch.relu(self.up(self.norm(hidden)))))
+        norm, up, down = map(self.get_submodule, self.names.values())
+        change: Tensor = self.dropout(down(self.activation(up(norm(hidden)))))
         return hidden + change
 
 
