@@ -122,7 +122,8 @@ def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, s
     if shares.get("update", 0.0) >= WORTH_A_TRY:
         yield "fused", "fused", ""
         yield "foreach", "foreach", ""
-        yield "set_to_none", "set_to_none", ""
+        if "zero_grad" in wrappers:
+            yield "set_to_none", "set_to_none", ""
     if "DistributedDataParallel" in wrappers:
         yield "bucket_view", "bucket_view", ""
         if seen["passes"] > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]  # torch exports it lazily
 
 PACKAGE = str(Path(__file__).parents[2])
-LIBRARIES = tuple({str(Path(path)) for path in (PACKAGE, sys.prefix, sys.base_prefix)})
+LIBRARIES = (PACKAGE, *{sysconfig.get_path(kind) for kind in ("stdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

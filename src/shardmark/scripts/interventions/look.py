@@ -86,6 +86,12 @@ class Look(Intervention):
             self.passes += 1
             original(*arguments, **keywords)
 
+        def zeroed(original: Any, *arguments: Any, **keywords: Any) -> None:
+            if keywords.get("set_to_none") is False:
+                self.wrappers.add("zero_grad")
+            original(*arguments, **keywords)
+
+        replace(Optimizer, "zero_grad", zeroed)
         replace(torch.autograd, "backward", backward)
         replace(DistributedDataParallel, "__init__", wrapped)
         replace(fsdp, "fully_shard", wrapped)
