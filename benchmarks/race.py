@@ -94,7 +94,7 @@ def race_really(races: int, budget: str) -> None:
                     ended = subprocess.run(
                         [
                             *(sys.executable, "-m", "shardmark", "time", "--keep-if-faster"),
-                            *("--budget", budget, "--steps", "100", "--format", "json"),
+                            *("--budget", budget, "--steps", "1000", "--format", "json"),
                             *("--out", out, "train.py", f"train.py {arguments}"),
                         ],
                         cwd=folder, capture_output=True, text=True, check=False,
