@@ -111,6 +111,8 @@ def test_command_runs(words: list[str], place: Path, capsys: pytest.CaptureFixtu
         words = [*words, *([] if "--dry-run" in words else ["--dry-run"])]
     if words[0] == "init":
         words = [*words, "--out", "new"]
+    if words[0] == "why":
+        words = [words[0], "--budget", "45s", *words[1:]]
     code = main(words)
     printed = capsys.readouterr()
     absent = ("no such folder", "no file 'train.py'")
