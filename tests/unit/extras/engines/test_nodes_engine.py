@@ -343,3 +343,9 @@ def test_end_by_a_scheduler_is_an_interruption(
     two_node_trial(tmp_path)
     world.nodes[1].answers["run"] = failed(1, 1.0)
     assert world.run(tmp_path).status == how
+
+
+def test_a_late_answer_is_not_that_of_the_next_request(world: World) -> None:
+    """A node that is slow to end a trial answers when the next request is on its way."""
+    world.nodes[1].channel.send({"ended": 0, "failures": [], "oom_kills": 0, "request": 0})
+    assert all("ended" not in answer for answer in world.engine.environments())

@@ -119,7 +119,8 @@ class Node:
             remedy = REMEDIES.get(error.errno or 0, "check that machine")
             path = str(error.filename or self._scratch)
             answer = {"storage_error": [path, error.strerror or str(error), remedy]}
-        self._channel.send(answer)
+        request = {"request": message["request"]} if "request" in message else {}
+        self._channel.send({**answer, **request})
 
     def _answer(self, message: Message) -> Message:
         if message["do"] == "machine":

@@ -53,6 +53,10 @@ class Hello(BaseModel):
     key: dict[str, str]
 
 
+UNANSWERED = ("end", "bye")
+"""Messages that nodes do not answer."""
+
+
 @dataclass(slots=True, kw_only=True)
 class ConnectedNode:
     """A node that has joined."""
@@ -66,6 +70,8 @@ class ConnectedNode:
     channel: Channel
     lost: LostNode | None = None
     answers: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
+    requests: int = 0
+    """Number of the last message that was sent; a node names it in its answer."""
 
     @property
     def title(self) -> str:
@@ -148,6 +154,9 @@ class NodeRegistry:
     def send(self, number: int, message: Message) -> None:
         """Send the message; a node that cannot receive it is lost."""
         node = self.nodes[number]
+        if message["do"] not in UNANSWERED:
+            node.requests += 1
+            message = {**message, "request": node.requests}
         try:
             node.channel.send(message)
         except ChannelEndedError as ended:
@@ -293,7 +302,8 @@ class NodeRegistry:
         while True:
             message, piece = node.channel.receive()
             if "file" not in message:
-                node.answers.put(message)
+                if message.pop("request", node.requests) == node.requests:  # not a late one
+                    node.answers.put(message)
                 continue
             name, directory = str(message["file"]), self._directory
             if directory is None:
