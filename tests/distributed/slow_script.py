@@ -21,7 +21,7 @@ LATE_SECONDS = 0.2
 parser = argparse.ArgumentParser()
 for name in ("loads", "updates", "evaluates"):
     parser.add_argument(f"--{name}-at-most", type=int, default=10**6)
-for name in ("functions", "saves", "prints", "pin", "alone", "fsdp"):
+for name in ("functions", "validates", "saves", "prints", "pin", "alone", "fsdp"):
     parser.add_argument(f"--{name}", action="store_true")
 options = parser.parse_args()
 dist.init_process_group("gloo")
@@ -91,6 +91,8 @@ for step, batch in enumerate(batches()):
         with torch.no_grad():
             model(torch.ones(4, 8))
         model.train()
+    if options.validates:
+        next(iter(DataLoader(Numbers(), 2)))
     if options.saves:
         torch.save(model.state_dict(), f"checkpoint-{rank}-{step}.pt")
         assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.scripts.interventions import COSTS
@@ -22,8 +23,8 @@ CALLS = {
 """Calls of the script that get arguments."""
 
 
-def seen(trial: TrialResult, intervention: str) -> dict[str, object]:
-    facts: dict[str, object] = trial.ranks[0].settings["seen"][intervention]
+def seen(trial: TrialResult, intervention: str) -> dict[str, Any]:
+    facts: dict[str, Any] = trial.ranks[0].settings["seen"][intervention]
     return facts
 
 
@@ -31,6 +32,7 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     """The script fails under an intervention if the thing is still there."""
     variants = {
         "look": "%look --functions",
+        "validated": "%look --validates",
         "same": f"%same_batch --loads-at-most {WARMUP_STEPS + 1}",
         "functions": f"%same_batch=get_batch --functions --loads-at-most {WARMUP_STEPS + 1}",
         "rows": f"%rows_of=next --loads-at-most {WARMUP_STEPS + 1}",
@@ -51,6 +53,9 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     look = seen(trials["look"], "Look")
     assert look["functions"] == ["get_batch", "batches"]
     assert look["trained_tensors"] == 4
+    validated = seen(trials["validated"], "Look")
+    assert validated["rows"] == [32] * (STEPS - WARMUP_STEPS), "batches that train"
+    assert validated["loader"]["batch"] == 4
     assert seen(trials["places"], "SwapPlaces") == {"swapped": True}
     assert trials["peers"].ranks[0].samples == 4 * (STEPS - WARMUP_STEPS)
 

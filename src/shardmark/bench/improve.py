@@ -12,13 +12,7 @@ from shardmark.base.results.store import load_run
 from shardmark.base.statistics.race import Decision
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.race import Race, race_of, verdict_on
-from shardmark.bench.analysis.improvement import (
-    FIRST,
-    SNIPPETS,
-    TOGETHER,
-    Improvement,
-    patch_of,
-)
+from shardmark.bench.analysis.improvement import FIRST, SNIPPETS, TOGETHER, Improvement, patch_of
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.session import RunSession

@@ -118,9 +118,8 @@ def _ends(node: ast.expr, starts: Sequence[int]) -> tuple[int, int]:
     """Return where a part of the code begins and ends, in bytes."""
     assert node.end_lineno is not None, "it is parsed from text"
     assert node.end_col_offset is not None, "it is parsed from text"
-    return starts[node.lineno - 1] + node.col_offset, starts[
-        node.end_lineno - 1
-    ] + node.end_col_offset
+    start, end = starts[node.lineno - 1], starts[node.end_lineno - 1]
+    return start + node.col_offset, end + node.end_col_offset
 
 
 def _calls(

@@ -167,7 +167,7 @@ class Part:
     """The rank at fault; None if all are alike."""
     place: str | None = None
     lateness: str | None = None
-    """Cause of a rank's lateness: its `rows`, its `place` or its `own work`."""
+    """Cause of a rank's lateness: its `rows`, its `place` or its `own work`; None if not tried."""
     phase: str | None = None
 
 
@@ -268,17 +268,17 @@ def _lateness(samples: Samples) -> Iterable[Part]:
     if (late := samples.late()) is None:
         return
     rank, excess = late
-    lateness, before = "own work", (rank - 1) % samples.world_size
-    for variant in ("rows", "places"):
+    before = (rank - 1) % samples.world_size
+    has_rows = "same_batch" in samples.by_variant
+    tried = samples.trials("places") and (samples.trials("rows") or not has_rows)
+    lateness = "own work" if tried else None
+    for variant, cause in (("rows", "rows"), ("places", "place")):
         swapped = samples.trials(variant)
-        if variant == "places" and not any(
-            seen["swapped"] for sample in swapped for seen in sample.seen("SwapPlaces")
-        ):
-            continue
-        if swapped:
+        exchanged = (seen["swapped"] for sample in swapped for seen in sample.seen("SwapPlaces"))
+        if swapped and (variant == "rows" or any(exchanged)):
             moved, stayed = (fmean(s.excess(r) for s in swapped) for r in (before, rank))
             if moved > excess.value / 2 > stayed:
-                lateness = variant.removesuffix("s") if variant == "places" else variant
+                lateness = cause
     spans = {
         span: fmean(sample.excess(rank, span) for sample in samples.trials(samples.stripped))
         for span in (*SPANS, "forward")
@@ -310,13 +310,15 @@ def _code(samples: Samples) -> Iterable[Part]:
 
 def _lost(samples: Samples, parts: Sequence[Part]) -> Estimate:
     """Estimate what a step would take less without all parts together."""
-    rest = [part for part in parts if part.watched or part.kind == "late_rank"]
-    alone = (part.seconds for part in parts if part not in rest)
+    # What the ranks wait for is gone without peers, a late rank's own work is not.
+    late = [part for part in parts if part.kind == "late_rank" and part.rank is not None]
+    watched = [p for p in parts if p.watched and p.rank not in {part.rank for part in late}]
+    alone = (part.seconds for part in parts if not part.watched and part.kind != "late_rank")
     zero = Estimate(value=0.0, low=0.0, high=None, n=0)
     if not parts:
         return zero
     saved = samples.saved(samples.stripped) or next(alone, zero)
-    added = sum(part.seconds.value for part in rest)
+    added = sum(part.seconds.value for part in (*late, *watched))
     low, high = (None if end is None else end + added for end in (saved.low, saved.high))
     return replace(saved, value=max(0.0, saved.value + added), low=low, high=high)
 

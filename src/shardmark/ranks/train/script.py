@@ -191,7 +191,7 @@ class _MeasuredScript:
             count, measured = self._of_first_rank(count, measured)
         if self.interventions and not self._begun and (measured or not count):
             self._begun = True
-            self._wait_for_all("warm", PEERS_SECONDS)
+            self._wait_for_all("warm")
             for intervention in self.interventions:
                 intervention.begin()
         self._first_step, self._end_step = recorder.step, recorder.step + count
@@ -277,12 +277,12 @@ class _MeasuredScript:
     def _wait_for_peers(self) -> None:
         """Wait for the other ranks, which may still read from this one's connections."""
         with suppress(RuntimeError):  # a rank failed, and reports it
-            self._wait_for_all("finished", PEERS_SECONDS)
+            self._wait_for_all("finished")
 
-    def _wait_for_all(self, name: str, seconds: float) -> None:
+    def _wait_for_all(self, name: str) -> None:
         self._store.set(f"{name}-{os.environ['RANK']}", "")
         ranks = range(int(os.environ["WORLD_SIZE"]))
-        self._store.wait([f"{name}-{rank}" for rank in ranks], timedelta(seconds=seconds))
+        self._store.wait([f"{name}-{rank}" for rank in ranks], timedelta(seconds=PEERS_SECONDS))
 
     def script_ended(self) -> None:
         """Complete the record of a script that ended by itself.  Raises `ScriptError`."""

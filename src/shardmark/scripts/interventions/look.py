@@ -64,14 +64,19 @@ class Look(Intervention):
             original(loader, *arguments, **keywords)
             self.places[id(loader)] = line_of(sys._getframe(2))
 
+        loaders: dict[int, DataLoader[Any]] = {}
+        last: list[tuple[DataLoader[Any] | None, int]] = []
+        """Loader and size of the latest batch, until a backward pass shows that it trains."""
+
         def started(original: Any, iterator: Any, loader: Any) -> None:
             original(iterator, loader)
-            self.loader = loader
+            loaders[id(iterator)] = loader
 
         def batch(original: Any, iterator: Any) -> Any:
             loaded = original(iterator)
             tensors = [leaf for leaf in pytree.tree_leaves(loaded) if isinstance(leaf, Tensor)]
-            self.rows.append(max((tensor.numel() for tensor in tensors), default=0))
+            size = max((tensor.numel() for tensor in tensors), default=0)
+            last[:] = [(loaders.get(id(iterator)), size)]
             return loaded
 
         def optimized(original: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
@@ -84,6 +89,9 @@ class Look(Intervention):
 
         def backward(original: Any, *arguments: Any, **keywords: Any) -> None:
             self.passes += 1
+            for self.loader, size in last:
+                self.rows.append(size)
+            last.clear()
             original(*arguments, **keywords)
 
         def zeroed(original: Any, *arguments: Any, **keywords: Any) -> None:
@@ -174,7 +182,7 @@ class Look(Intervention):
                 for kind, counts in lines.items()
             },
             "functions": [*self.functions],
-            "rows": self.rows,
+            "rows": [*self.rows],  # untimed steps follow
             "wrappers": sorted(self.wrappers),
             "passes": self.passes_of_step,
             "optimizer": type(self.optimizer).__name__,

@@ -108,6 +108,21 @@ def test_a_late_rank_is_explained_by_what_its_lateness_moves_with(
     assert part.phase == "backward"
 
 
+def test_no_cause_of_lateness_is_named_that_was_not_tried() -> None:
+    """The budget ended before the ranks exchanged rows and places."""
+    found = explanation_of(samples({PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}), ["no_peers"])
+    (part,) = found.parts
+    assert (part.kind, part.rank, part.lateness) == ("late_rank", 1, None)
+    assert "not tried" in answer_of(found)
+
+
+def test_a_late_ranks_own_code_is_lost_once() -> None:
+    times = {PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}
+    found = explanation_of(samples(times, looked(), looked(own_code=0.3)), ["no_peers"])
+    assert {part.kind for part in found.parts} == {"late_rank", "own_code"}
+    assert found.lost.value == pytest.approx(0.03)
+
+
 def test_waiting_for_the_longest_rows_is_no_communication() -> None:
     variants = {
         PLAIN: (0.1,), "no_peers": (0.06, 0.06, 0.05), "rows": (0.06, 0.05, 0.06),

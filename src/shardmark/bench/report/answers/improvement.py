@@ -14,12 +14,8 @@ def improvement_lines(improvement: Improvement) -> list[str]:
     lines = [answer_of(improvement), ""]
     lines += [f"  {facts['text']}" for facts in race_facts(improvement.race)]
     if improvement.patch or improvement.snippets:
-        lines += [
-            "",
-            "To change:",
-            *improvement.snippets,
-            *improvement.patch.rstrip("\n").split("\n"),
-        ]
+        patch = improvement.patch.rstrip("\n").split("\n")
+        lines += ["", "To change:", *improvement.snippets, *patch]
     return lines
 
 
@@ -27,7 +23,7 @@ def answer_of(improvement: Improvement) -> str:
     """Return the first line: how much faster the fastest set is, and by what."""
     racers = {racer.row.strategy: racer for racer in improvement.race.racers}
     open_ = [name for name, racer in racers.items() if verdict_on(racer) == "not decided"]
-    more = f"  Not decided, for lack of undisturbed trials: {', '.join(open_)}." if open_ else ""
+    more = f"  Not decided: {', '.join(open_)}." if open_ else ""
     if not improvement.best:
         shown = [name for name in racers if name not in open_]
         text = f"tried: {', '.join(shown)}" if shown else "no trial counts"
