@@ -15,7 +15,7 @@ from typing import Any
 
 from shardmark.bench.analysis.compare.race import Race
 
-FIRST, TOGETHER = "as it is", "together"
+FIRST, TOGETHER = "unchanged", "together"
 SNIPPETS = {
     "no_sync": "wrap all micro-batches but the last of each step in `with model.no_sync():`",
     "channels_last": "model = model.to(memory_format=torch.channels_last)",
