@@ -159,6 +159,7 @@ DDP_TP: Options = {"name": "fsdp-tp-pp", "mesh": {"data": 2, "tensor": 2}}
 ULYSSES, FSDP_ULYSSES = {"name": "ulysses"}, {"name": "fsdp-ulysses"}
 DDP_ULYSSES: Options = ULYSSES | {"mesh": {"data": 2, "sequence": 2}}
 SHARDED_ULYSSES: Options = FSDP_ULYSSES | {"mesh": {"shard": 2, "sequence": 2}}
+EACH_PASS: Options = {"reduce_each_pass": True}
 POWERSGD: Options = {"compress": "powersgd"}
 IN_BF16: Options = {"compress": "bf16"}
 SMALL_BUCKETS: Options = {"bucket_mb": 0.01}
@@ -405,6 +406,12 @@ ROWS: dict[Group, dict[str, Row]] = {
             for name in names
         },
         **{f"{name}, chunked loss": Row({"name": name}, AGAIN, CHUNKED) for name in SHIPPED},
+        "fsdp, reduced in each pass": Row(FSDP | EACH_PASS, AGAIN, GPT),
+        "fsdp, reduced in each pass, bf16": Row(FSDP | EACH_PASS, ACCUMULATED | BF16, GPT),
+        "fsdp-grad-op, reduced in each pass": Row(
+            {"name": "fsdp-grad-op"} | EACH_PASS, ACCUMULATED | FP16 | CLIPPED, LOUD
+        ),
+        "fsdp1, reduced in each pass": Row({"name": "fsdp1"} | EACH_PASS, AGAIN, GPT),
         "fsdp, chunked loss of Qwen3, bf16": Row(FSDP, BF16, TIED_QWEN3 | CHUNKED),
         "ddp, chunked loss of BERT, uneven": Row(DDP, {}, BERT | UNEVEN | CHUNKED),
         **{
@@ -503,6 +510,7 @@ ROWS: dict[Group, dict[str, Row]] = {
     4: {
         "fsdp-hybrid": Row(HYBRID, CLIPPED),
         "fsdp-hybrid, bf16": Row(HYBRID, BF16),
+        "fsdp-hybrid, reduced in each pass": Row(HYBRID | EACH_PASS, ACCUMULATED | CLIPPED),
         "fsdp-hybrid, bf16 weights": Row(HYBRID, BF16_WEIGHTS),
         "fsdp-tp, bf16 weights": Row(FSDP_TP, BF16_WEIGHTS, GPT),
         "ulysses, bf16 weights": Row(ULYSSES, BF16_WEIGHTS, GPT),
@@ -585,6 +593,10 @@ PROBES: dict[Group, dict[str, Row]] = {
             f"{name}, bf16 weights": Row({"name": name}, BF16_WEIGHTS, WIDE)
             for name in WITH_BF16_WEIGHTS
         },
+        **{
+            f"{name}, reduced in each pass": Row({"name": name} | EACH_PASS, ACCUMULATED, WIDE)
+            for name in ("fsdp", "fsdp-grad-op", "fsdp1")
+        },
         "ddp, compress bf16": Row(DDP | IN_BF16, {}, WIDE),
         "ddp, compress fp16": Row(DDP | {"compress": "fp16"}, {}, WIDE),
         "ddp, powersgd": Row(DDP | POWERSGD | {"powersgd_rank": 2, "bucket_mb": 0.5}, {}, WIDE),
@@ -604,6 +616,7 @@ PROBES: dict[Group, dict[str, Row]] = {
     VARIANTS[4]: {
         "ddp": Row(DDP, {}, WIDE),
         "fsdp-hybrid": Row(HYBRID, {}, WIDE),
+        "fsdp-hybrid, reduced in each pass": Row(HYBRID | EACH_PASS, ACCUMULATED, WIDE),
         "ddp, language": Row(DDP, UNCLIPPED, LARGE_GPT),
         "fsdp-tp": Row(FSDP_TP, REPEATED, LARGE_GPT),
         "ddp-pp": Row(DDP_PP, REPEATED, LARGE_GPT),
@@ -628,6 +641,8 @@ HELD: dict[Group, dict[str, Fractions]] = {
         "fsdp, bf16": (0.5, 0.5, 0.5),
         "fsdp-grad-op": (1.5, 0.5, 0.5),  # the gathered parameters and a shard
         "fsdp1": (0.5, 0.5, 0.5),
+        "fsdp, reduced in each pass": (0.5, 0.5, 0.5),
+        "fsdp1, reduced in each pass": (0.5, 0.5, 0.5),
         "zero-0": (1, 1, 1),
         # The stages hold half of the momentum and of an fp32 copy; stage 3 gathers small layers
         # early, and its gradients are in a buffer of a fixed size.
@@ -655,6 +670,7 @@ HELD: dict[Group, dict[str, Fractions]] = {
     },
     VARIANTS[4]: {
         "fsdp-hybrid": (0.5, 0.5, 0.5),
+        "fsdp-hybrid, reduced in each pass": (0.5, 0.5, 0.5),
         "fsdp-tp": (0.25, 0.25, 0.25),
         "fsdp-tp-pp": (0.287, 0.287, 0.287),
         "ulysses": (1, 1, 1),
@@ -751,6 +767,7 @@ EVERY_STRATEGY = {
     *("zero-3, GPT, bf16", "ddp, GPT, bf16", "zro, GPT-2", "zero-0, GPT-2", "fsdp1, Llama"),
     *(
         "fsdp, LoRA",
+        "fsdp, reduced in each pass",
         "ddp, powersgd",
         "ddp, no powersgd",
         "local-sgd, sgd",

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from shardmark.base.layout import Shard
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.trace.trace import trace
+from shardmark.ranks.costs import cost_model
+from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.measure.memory.tensors import live_tensor_bytes, storage_bytes
 from shardmark.ranks.strategies import STRATEGIES, build_strategy
 from shardmark.ranks.strategies.base import RankContext, Server
+from shardmark.ranks.strategies.step import local_shard
 from shardmark.ranks.train.probe import HeldSpans
 from shardmark.ranks.workloads import build_workload, check_data
 from shardmark.ranks.workloads.base import BatchPlan
@@ -343,6 +349,51 @@ def test_buckets_are_counted_once(tmp_path: Path) -> None:
     """Parameters, momentum and buckets; statistics of batch norms are small."""
     for held, parameters in run_ranks(level, world_size=2, directory=tmp_path):
         assert held == pytest.approx(3 * parameters, rel=0.05)
+
+
+ACCUMULATED = recipe(gradient_accumulation=2)
+
+
+def bytes_of_gradients() -> int:
+    """Bytes of the gradients of all parameters, those that libraries hide as well."""
+    tensors = [one for one in gc.get_objects() if issubclass(type(one), Tensor)]
+    trained = [one for one in tensors if one.is_leaf and one.requires_grad]
+    return storage_bytes(local_shard(one.grad) for one in trained if one.grad is not None)
+
+
+def between_passes(context: RankContext, name: str, each_pass: bool) -> int:
+    """Bytes of gradients when the second micro-batch of a step begins."""
+    workload = build_workload(WIDE, seed=3)
+    strategy = build_strategy(name, {"reduce_each_pass": each_pass})
+    worker = strategy.start(workload, ACCUMULATED, context)
+    assert not isinstance(worker, Server)
+    shard = Shard(index=context.rank, count=context.world_size)
+    batches = workload.batches(BatchPlan(global_batch=32, seed=3), shard)
+    held: list[int] = []
+
+    class AtForward:
+        @contextmanager
+        def span(self, name: str) -> Iterator[None]:
+            if name == "forward":
+                held.append(bytes_of_gradients())
+            yield
+
+    worker.step(next(batches), AtForward())
+    return held[1]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "fsdp1"])
+@pytest.mark.parametrize("each_pass", [True, False])
+def test_accumulated_gradients_are_those_of_the_cost_model(
+    tmp_path: Path, name: str, each_pass: bool
+) -> None:
+    """Shards if each pass reduces them; otherwise all gradients."""
+    strategy = build_strategy(name, {"reduce_each_pass": each_pass})
+    profile = trace(build_workload(WIDE, seed=3), ACCUMULATED, device_type="cpu")
+    cell = Cell(size=profile.size, units=profile.units, recipe=ACCUMULATED, world_size=2)
+    expected = cost_model(strategy).step_state(cell).gradients
+    for held in run_ranks(between_passes, name, each_pass, world_size=2, directory=tmp_path):
+        assert held == pytest.approx(expected, rel=0.02)
 
 
 def test_the_default_run_trains_every_strategy() -> None:

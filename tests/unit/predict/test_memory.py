@@ -242,6 +242,20 @@ def test_the_last_pass_begins_with_gradients_of_those_before(
     assert found.activations == BLOCKS * 1e6
 
 
+@pytest.mark.parametrize("name", ["fsdp", "fsdp-grad-op", "fsdp1"])
+def test_a_reduction_in_each_pass_leaves_shards_to_the_next(name: str) -> None:
+    """Without it, full gradients of blocks whose last ones are not reduced yet."""
+    once = held(name, gradient_accumulation=2)
+    assert once.gradients in (WHOLE, WHOLE - 3 / 4 * STATE)
+    each = held(name, options={"reduce_each_pass": True}, gradient_accumulation=2)
+    assert each.gradients == WHOLE / 4
+    assert each.peak_bytes < once.peak_bytes
+    offloaded = held(
+        name, options={"reduce_each_pass": True}, gradient_accumulation=2, cpu_offload=True
+    )
+    assert offloaded.gradients == 0
+
+
 @pytest.mark.parametrize(
     ("schedule", "live"),
     [("1f1b", 4 / 8), ("gpipe", 1.0), ("interleaved", 11 / 16), ("zero-bubble", 12 / 16)],

@@ -70,6 +70,10 @@ class FSDPCosts(Costs[FSDP]):
         """Number of times that a step gathers each parameter."""
         return (2 if self.strategy.reshard_after_forward else 1) * recipe.gradient_accumulation
 
+    def _reductions(self, recipe: Recipe) -> int:
+        """Number of times that a step reduces each gradient."""
+        return recipe.gradient_accumulation if self.strategy.reduce_each_pass else 1
+
     def _units(self, size: ModelSize) -> int:
         return 1 if self.strategy.wrap == "root" else size.units
 
@@ -79,12 +83,13 @@ class FSDPCosts(Costs[FSDP]):
         return PRECISION_BYTES[recipe.precision if native else recipe.weights]
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
-        """Micro-batches before the last one reduce nothing, and gather like the last one."""
+        """Each micro-batch gathers; by default only the last one reduces."""
         size, world_size = cell.size, cell.world_size
         group = self.strategy.group(world_size, cell.nodes)
         gathers, units = self._gathers(cell.recipe), self._units(size)
+        reductions = self._reductions(cell.recipe)
         parameter_bytes = stored_bytes(size, self._gathered_bytes(cell.recipe))
-        gradient_bytes = size.trained_parameters * cell.weight_bytes
+        gradient_bytes = reductions * size.trained_parameters * cell.weight_bytes
         sharded = (
             Traffic(
                 kind="all_gather",
@@ -97,27 +102,29 @@ class FSDPCosts(Costs[FSDP]):
                 kind="reduce_scatter",
                 payload_bytes=gradient_bytes,
                 ranks=group,
-                calls=units,
+                calls=reductions * units,
                 copied_bytes=2 * gradient_bytes,
             ),
         )
         if group == world_size:
             return RequiredTraffic(
                 traffic=sharded,
-                formula=f"{times(gathers)}all-gather, reduce-scatter: {times(gathers)}(n-1)/n P"
-                " + (n-1)/n G",
+                formula=f"{times(gathers)}all-gather, {times(reductions)}reduce-scatter:"
+                f" {times(gathers)}(n-1)/n P + {times(reductions)}(n-1)/n G",
             )
         across = Traffic(
             kind="all_reduce",
             payload_bytes=gradient_bytes / group,
             ranks=world_size // group,
             rank_stride=group,
-            calls=units,
+            calls=reductions * units,
         )
+        gradients = "(s-1)/s G + 2 (r-1)/r G/s"
         return RequiredTraffic(
             traffic=(*sharded, across),
-            formula=f"{times(gathers)}all-gather and reduce-scatter in a group of s, all-reduce"
-            f" across r groups: {times(gathers)}(s-1)/s P + (s-1)/s G + 2 (r-1)/r G/s",
+            formula=f"{times(gathers)}all-gather and {times(reductions)}reduce-scatter in a group"
+            f" of s, all-reduce across r groups: {times(gathers)}(s-1)/s P + "
+            + (gradients if reductions == 1 else f"{times(reductions)}({gradients})"),
         )
 
     def library_traffic(self, cell: Cell) -> tuple[Traffic, ...]:
@@ -136,7 +143,7 @@ class FSDPCosts(Costs[FSDP]):
         return {
             "fsdp": 1,
             "fsdp gather": self._gathers(cell.recipe) * units,
-            "fsdp unit": units,
+            "fsdp unit": self._reductions(cell.recipe) * units,
             "fsdp tensor": cell.size.trained_tensors,
         }
 
@@ -164,7 +171,9 @@ class FSDPCosts(Costs[FSDP]):
         width = self._gathered_bytes(recipe)
         padding = Padding.create(cell.size, group, width)
         gradient_width, part = padding.gradients * weight_bytes, padding.gradients / group
-        accumulates, offloads = recipe.gradient_accumulation > 1, recipe.cpu_offload
+        reductions, offloads = self._reductions(recipe), recipe.cpu_offload
+        accumulates = recipe.gradient_accumulation > reductions
+        device_part = 0.0 if offloads else part
         blocks = [unit.block and self.strategy.wrap != "root" for unit in cell.units]
         full = [padding.parameters * stored_bytes(unit, width) for unit in cell.units]
         gathered = [block * size for block, size in zip(blocks, full, strict=True)]
@@ -172,11 +181,11 @@ class FSDPCosts(Costs[FSDP]):
             block * gradient_width * unit.trained_parameters
             for block, unit in zip(blocks, cell.units, strict=True)
         ]
-        # The root retains full gradients.  All that is retained exists if passes accumulate.
+        # The root retains full gradients.  Passes before the last one leave full gradients, or
+        # shards of them if each pass reduces.
+        before = 1.0 if accumulates else device_part if reductions > 1 else 0.0
         retained = [
-            weight_bytes
-            * unit.trained_parameters
-            * (((0.0 if offloads else part) if block else 1.0) - accumulates)
+            weight_bytes * unit.trained_parameters * ((device_part if block else 1.0) - before)
             for block, unit in zip(blocks, cell.units, strict=True)
         ]
         shard = padding.parameters / group * cell.stored_bytes
@@ -184,7 +193,7 @@ class FSDPCosts(Costs[FSDP]):
         host = HostState(
             resident=shard + gradient_shard,
             fetched=self._gathers(recipe) * shard,
-            handed_back=gradient_shard,
+            handed_back=reductions * gradient_shard,
         )
         copies = 2 if cell.device_type == "cpu" else 1  # gloo gathers into memory of its own
         root = sum(full) - sum(gathered)
@@ -193,7 +202,7 @@ class FSDPCosts(Costs[FSDP]):
             host=host if offloads else None,
             parameters=0.0 if offloads else shard,
             optimizer_share=part,
-            gradients=weight_bytes * cell.all_trained_parameters if accumulates else 0.0,
+            gradients=before * weight_bytes * cell.all_trained_parameters,
             fresh_gradients=0.0 if accumulates else 1.0,
             units=tuple(
                 replace(state, retained_gradients=size)
@@ -233,12 +242,14 @@ class FSDP1Costs(FSDPCosts):
             reshard_after_forward=strategy.reshard_after_forward,
             wrap=strategy.wrap,
             mixed_precision="autocast",
+            reduce_each_pass=strategy.reduce_each_pass,
         )
         super().__init__(second)
 
     def _gathers(self, recipe: Recipe) -> int:
-        """Without resharding, micro-batches before the last one leave parameters gathered."""
-        return super()._gathers(recipe) if self.strategy.reshard_after_forward else 1
+        """Without resharding, passes that do not reduce leave parameters gathered."""
+        reshards = self.strategy.reshard_after_forward
+        return super()._gathers(recipe) if reshards else self._reductions(recipe)
 
     def required_traffic(self, cell: Cell) -> RequiredTraffic:
         required = super().required_traffic(cell)

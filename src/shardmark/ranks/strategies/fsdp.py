@@ -51,6 +51,9 @@ class FSDP(Strategy):
     mixed_precision: MixedPrecision | None = None
     """`native`: parameters are gathered in 16 bits, gradients reduced in fp32.  `autocast` is what
     `ddp` does.  null: `native` in bf16, `autocast` in fp16 and for detection."""
+    reduce_each_pass: bool = False
+    """Reduce gradients in each micro-batch of gradient accumulation: a rank holds shards of them
+    instead of full gradients, and sends them as many times as there are micro-batches."""
 
     def for_workload(self, options: WorkloadOptions) -> Self:
         if self.mixed_precision is None and not options.casts_parameters:
@@ -178,7 +181,8 @@ class FSDP(Strategy):
             recipe=recipe,
             device=context.device,
             shares=context.world_size,
-            synchronise=model.set_requires_gradient_sync,  # added by fully_shard
+            # The method is added by fully_shard.
+            synchronise=None if self.reduce_each_pass else model.set_requires_gradient_sync,
             casts_of=self.name if native else None,
             large=large,
             sharded_by=self.name,

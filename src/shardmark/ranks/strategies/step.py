@@ -350,8 +350,8 @@ class EagerWorker(StepWorker):
     def _reduced_together(self) -> dict[str, nn.Module]:
         from torch.distributed.fsdp import FSDPModule
 
-        # Of accumulated micro-batches, one that calls a module suffices.
-        if not isinstance(self.module, FSDPModule) or self.recipe.gradient_accumulation > 1:
+        # Of micro-batches that are reduced together, one that calls a module suffices.
+        if not isinstance(self.module, FSDPModule) or self.synchronise is not None:
             return {}
         return {
             name: module

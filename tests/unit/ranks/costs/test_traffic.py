@@ -29,6 +29,7 @@ FROZEN = ModelSize(parameters=1_000_000, trained_parameters=400_000)
 MB = 1e6
 TWICE, BF16 = {"gradient_accumulation": 2}, {"precision": "bf16"}
 AUTOCAST: dict[str, Any] = {"mixed_precision": "autocast"}
+EACH_PASS: dict[str, Any] = {"reduce_each_pass": True}
 SHARED_BY_TWO = {"mesh": {"shard": 2, "sequence": 2}}
 
 
@@ -78,6 +79,9 @@ def test_a_hybrid_group_all_reduces_a_shard_across_nodes() -> None:
         ("ddp", 2, {}, TWICE, 4),
         ("fsdp", 2, {}, {}, 6),
         ("fsdp", 2, {}, TWICE, 8 + 2),  # each micro-batch gathers, the last one reduces
+        ("fsdp", 2, EACH_PASS, TWICE, 8 + 4),
+        ("fsdp", 2, EACH_PASS, {}, 6),
+        ("fsdp-hybrid", 4, {"shard_group": 2, **EACH_PASS}, TWICE, 8 + 2 * (2 + 2)),
         ("fsdp", 2, AUTOCAST, BF16, 6),  # it keeps fp32 parameters
         ("fsdp", 2, {}, BF16, 2 + 2),
         ("fsdp", 2, {}, {"precision": "fp16"}, 6),
@@ -98,6 +102,7 @@ def test_a_hybrid_group_all_reduces_a_shard_across_nodes() -> None:
         ("fsdp1", 2, {}, {}, 6),
         ("fsdp1", 2, {}, TWICE, 8 + 2),
         ("fsdp1", 2, {"reshard_after_forward": False}, TWICE, 2 + 2),
+        ("fsdp1", 2, {"reshard_after_forward": False, **EACH_PASS}, TWICE, 4 + 4),
         ("local-sgd", 2, {"period_steps": 8}, TWICE, 4 / 8),
         ("diloco", 4, {"period_steps": 40, "fragments": 2}, {}, 6 / 40),
         # 64 samples: 24 kB of fp32 of each, 4 more with checkpoints; half of 16 kB of logits.

@@ -183,7 +183,7 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
         accelerate["parallelism_config"] = {
             f"parallelism_config_dp_{name}_size": size for name, size in mesh.items()
         }
-    accelerate_notes = (*accelerate_notes, *_checkpointing_notes(recipe))
+    accelerate_notes = (*accelerate_notes, *_accelerate_notes(strategy, recipe))
     notes: tuple[str, ...] = ()
     if native:
         notes = (FSDP_CASTS_NOTE,)
@@ -211,12 +211,18 @@ def _fsdp(strategy: FSDP, recipe: Recipe, layout: Layout, device_type: str) -> L
     )
 
 
-def _checkpointing_notes(recipe: Recipe) -> tuple[str, ...]:
+def _accelerate_notes(strategy: FSDP | FullyShardedFirst, recipe: Recipe) -> tuple[str, ...]:
+    """Return differences of Accelerate's training, and arguments that its file cannot have."""
     checkpointing = recipe.activation_checkpointing
-    if isinstance(checkpointing, bool):
-        return ()
     measured = f"measured was activation_checkpointing: {checkpointing}"
-    return (f"Accelerate recomputes every block; {measured}.",)
+    notes = (
+        []
+        if isinstance(checkpointing, bool)
+        else [f"Accelerate recomputes every block; {measured}."]
+    )
+    if strategy.reduce_each_pass:
+        notes.append("Pass GradientAccumulationPlugin(sync_each_batch=True) to Accelerator.")
+    return tuple(notes)
 
 
 def _except_on_cpu(accelerate: Mapping[str, Any], device_type: str) -> Mapping[str, Any] | None:
@@ -245,7 +251,7 @@ def _fsdp1(
         ),
         example="fsdp1",
         notes=(FSDP1_WRAP_NOTE,),
-        accelerate_notes=_checkpointing_notes(recipe),
+        accelerate_notes=_accelerate_notes(strategy, recipe),
     )
 
 

@@ -42,6 +42,8 @@ class FullyShardedFirst(Strategy):
     SHARD_GRAD_OP."""
     wrap: Literal["blocks", "root"] = "blocks"
     """Units that are gathered together: repeated blocks, or the full model at once."""
+    reduce_each_pass: bool = False
+    """Reduce gradients in each micro-batch of gradient accumulation, as in `fsdp`."""
 
     def check(self, world_size: int, machine: Machine, recipe: Recipe) -> None:
         check_machine(self.name, world_size, machine, recipe)
@@ -120,6 +122,7 @@ class FullyShardedFirst(Strategy):
             device=context.device,
             shares=context.world_size,
             shapes=shapes,
+            reduces_each_pass=self.reduce_each_pass,
             sharded_by=self.name,
         )
 

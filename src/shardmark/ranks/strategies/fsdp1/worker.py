@@ -40,12 +40,14 @@ class FullyShardedWorker(EagerWorker):
 
     shapes: Mapping[str, torch.Size]
     """Shapes of the full parameters by name."""
+    reduces_each_pass: bool = False
+    """True if micro-batches before the last one reduce gradients as well."""
 
     def __post_init__(self) -> None:
         assert isinstance(self.module, FullyShardedDataParallel)
         self._fsdp = self.module
         self._without_reduction = ExitStack()
-        self.synchronise = self._synchronise
+        self.synchronise = None if self.reduces_each_pass else self._synchronise
         super().__post_init__()
 
     def _sharded_units(self) -> dict[str, nn.Module]:
