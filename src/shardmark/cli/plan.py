@@ -80,6 +80,13 @@ def plan(
             help="Train an adapter beside frozen weights: lora, or qlora with weights in 4 bits.",
         ),
     ] = None,
+    reference_model: Annotated[
+        bool,
+        typer.Option(
+            "--reference-model",
+            help="Count a frozen copy of the model in memory, as DPO needs one without an adapter.",
+        ),
+    ] = False,
     tokens: Annotated[
         str | None,
         typer.Option(
@@ -203,6 +210,7 @@ def plan(
         sequence_length=sequence_length,
         precision=precision,
         adapter=adapter,
+        reference_model=reference_model,
         overrides=tuple(overrides or ()),
         run=None if run is None else load_run(run),
         prices_per_hour=tuple(price_per_hour or ()),

@@ -120,6 +120,7 @@ def rank_memory(
     device_type: str = "cuda",
 ) -> RankMemory:
     """Predict the memory of the training rank that holds most."""
+    reference_bytes = profile.reference_bytes
     profile = computed(profile, strategy, recipe)
     cell = Cell(
         size=profile.size,
@@ -133,7 +134,9 @@ def rank_memory(
     layout = strategy.layout(world_size, nodes)
     column = memory_column(cell, layout, costs.step_state(cell), costs.in_flight(cell))
     parts = largest_moments(profile, [column])
-    return RankMemory(**{name: float(count[0]) for name, count in parts.items()})
+    byte_counts = {name: float(count[0]) for name, count in parts.items()}
+    byte_counts["parameters"] += layout.ranks[0].holds.parameters * reference_bytes
+    return RankMemory(**byte_counts)
 
 
 def computed(profile: Profile, strategy: Strategy, recipe: Recipe) -> Profile:

@@ -10,13 +10,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, from_mapping, preset_names
 from shardmark.experiment.messages import nearest
+from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
     CLASS,
@@ -27,7 +28,12 @@ from shardmark.ranks.workloads.configurations import (
     span_corruption_targets,
     stored_configuration,
 )
-from shardmark.ranks.workloads.language.options import ENCODERS, HUGGING_FACE, OTHER_TASKS
+from shardmark.ranks.workloads.language.options import (
+    ATTENTION,
+    ENCODERS,
+    HUGGING_FACE,
+    OTHER_TASKS,
+)
 from shardmark.ranks.workloads.models import (
     check_model_name,
     is_user_function,
@@ -42,6 +48,12 @@ LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
 ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
+EACH_PASS = "reduce_each_pass"
+"""Option of FSDP for accumulation: other programs reduce gradients in each micro-batch."""
+REFERENCE = {
+    True: "a frozen reference model in 16 bits, whose pass is not timed",
+    False: "no reference model or generation as in DPO or GRPO",
+}
 ADAPTED = ("language", "own")
 """Workloads that take adapters."""
 IMAGE_SIZE = 224
@@ -71,6 +83,7 @@ def experiment_of(
     batch: int | None = None,
     sequence_length: int | None = None,
     adapter: str | None = None,
+    reference_model: bool = False,
     overrides: Sequence[str | Override] = (),
 ) -> tuple[Experiment, str]:
     """Return an experiment with a model on so many devices, and what was assumed of it.
@@ -83,6 +96,8 @@ def experiment_of(
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
     workload = dict(model.workload)
+    if precision == "bf16" and str(workload.get("model")).startswith(PREFIX):
+        workload["model_options"] = {ATTENTION: "flash_attention_2"}
     if adapter is not None:
         workload["adapter"] = adapter_of(adapter, precision).model_dump()
         if workload["name"] not in ADAPTED:
@@ -117,6 +132,8 @@ def experiment_of(
     ]
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
+    if model.workload["name"] == "language":
+        parts.append(REFERENCE[reference_model and adapted is None])
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
 
 
@@ -135,17 +152,15 @@ def _recomputation(checkpointing: bool | str | int) -> str:
 
 
 def adapter_of(name: str, precision: str) -> Adapter:
-    """Return the adapter `lora`, with frozen weights in 16 bits unless nothing else is, or `qlora`.
+    """Return the adapter `lora`, with frozen weights in the precision of products, or `qlora`.
 
+    A base in another type would be cast, and autocast keeps the casts of a pass.
     Raises `InputError` for another name.
     """
-    bases: dict[str, Literal["fp32", "bf16", "nf4"]] = {
-        "lora": "fp32" if precision == "fp32" else "bf16",
-        "qlora": "nf4",
-    }
+    bases = {"lora": precision, "qlora": "nf4"}
     if name not in bases:
         raise InputError("--adapter", f"found {name!r}", f"allowed are {' and '.join(bases)}")
-    return Adapter(base=bases[name])
+    return Adapter.model_validate({"base": bases[name]})
 
 
 def strategies_of(devices: int, nodes: int, least_devices: int | None = None) -> list[Any]:
@@ -161,6 +176,18 @@ def strategies_of(devices: int, nodes: int, least_devices: int | None = None) ->
         return ["ddp", "zero-1", "zero-2", "zero-3", "fsdp-grad-op", "fsdp"]
     hybrid = {"name": "fsdp-hybrid", "shard_group": devices // nodes}
     return ["ddp", "zero-1", "zero-2", "zero-3", hybrid, "fsdp"]
+
+
+def reducing(cell: Trial, *, each_pass: bool = True) -> Trial:
+    """Return the cell with FSDP that reduces gradients in each micro-batch, or in the last one.
+
+    The cell stays as it is without accumulation, or if its strategy has no such option.
+    """
+    strategy = cell.strategy
+    if cell.recipe.gradient_accumulation == 1 or not hasattr(cell.built_strategy, EACH_PASS):
+        return cell
+    options = strategy.options | {EACH_PASS: each_pass}
+    return cell.changed(strategy=strategy.model_copy(update={"options": options}))
 
 
 def is_experiment(name: str) -> bool:

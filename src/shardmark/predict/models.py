@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from shardmark.base.errors import DataError, InputError, ShardmarkError
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Optimizer, Recipe, Weights
+from shardmark.base.traffic import stored_element_bytes
+from shardmark.predict.memory import computes_natively
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
 from shardmark.ranks.costs.base import Cell
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
-from shardmark.ranks.workloads.language.options import LanguageOptions
+from shardmark.ranks.workloads.language.options import ATTENTION, LanguageOptions
 from shardmark.ranks.workloads.language.tokenizers import rows_without_text
 from shardmark.ranks.workloads.options import WorkloadOptions
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
@@ -30,6 +33,10 @@ FEW_SAMPLES = 8
 STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
 """Training samples of data sets that random pictures of the same shape can replace."""
 
+Steps = Literal["autocast", "cast", "both"]
+_Cached = tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile | None]
+"""A key of what was traced, the optimizer and weights, and the profile."""
+
 
 class Models:
     """A cache of models and of their profiles."""
@@ -37,9 +44,11 @@ class Models:
     def __init__(self) -> None:
         self.notify: Callable[[str], None] = lambda _: None
         """Called with a description of each phase that takes time, as it begins."""
+        self.reference_model = False
+        """Count a frozen copy of a model in 16 bits beside it; an adapter needs none."""
         self.notes: dict[str, None] = {}
         self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
-        self._profiles: list[tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile]] = []
+        self._profiles: list[_Cached] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
         self._checked: set[tuple[int, str, int, int]] = set()
 
@@ -50,22 +59,46 @@ class Models:
         *,
         device_type: str = "cuda",
         activations: ActivationSharding = REPLICATED_ACTIVATIONS,
+        steps: Steps = "both",
     ) -> Profile:
         """Profile a step with the kernels of a device type and the given activation sharding.
 
+        `steps` are those that are traced: under autocast, with parameters cast to 16 bits, or both.
         Raises `ShardmarkError` for a model that cannot be built or traced.
         """
+        traced = partial(self._traced, options, recipe, device_type, activations)
+        in_16_bits = recipe.precision != "fp32" and steps != "autocast"
+        cast = traced(casts=True) if in_16_bits else None
+        if steps == "cast" and cast is not None:
+            return cast
+        profile = traced(casts=False)
+        assert profile is not None, "an error was raised"
+        return replace(profile, native=cast)
+
+    def _traced(
+        self,
+        options: WorkloadOptions,
+        recipe: Recipe,
+        device_type: str,
+        activations: ActivationSharding,
+        *,
+        casts: bool,
+    ) -> Profile | None:
+        """Profile a step under autocast, or with parameters cast to 16 bits.
+
+        None for a model that does not compute with such parameters.
+        """
         from shardmark.predict.trace.optimizers import with_optimizer
-        from shardmark.predict.trace.trace import trace
+        from shardmark.predict.trace.trace import traced
         from shardmark.ranks.strategies.parameters import check_parameters
 
-        settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile)
+        settings = (recipe.precision, recipe.activation_checkpointing, recipe.compile, casts)
         key = (options, *settings, device_type, activations)
         update = (recipe.optimizer, recipe.weights)
         others = None
         for cached_key, cached_update, profile in self._profiles:
             if cached_key == key:
-                if cached_update == update:
+                if cached_update == update or profile is None:
                     return profile
                 others = profile
         if others is not None:
@@ -75,45 +108,72 @@ class Models:
         workload, model, data_bytes = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         recomputes = ", activation checkpointing" * bool(recipe.activation_checkpointing)
-        self.notify(f"tracing a step in {recipe.precision}{recomputes}")
+        cast = ", cast parameters" * casts
+        self.notify(f"tracing a step in {recipe.precision}{cast}{recomputes}")
         with _named_failures(options):
-            profile = trace(
-                workload, recipe, model=model, device_type=device_type, activations=activations
+            profile = traced(
+                *(workload, recipe),
+                casts=casts,
+                model=model,
+                device_type=device_type,
+                activations=activations,
+                flash=without_flash(options) is not options and recipe.precision != "fp32",
             )
-        if device_type == "cpu":
-            native = profile.native and replace(profile.native, data_bytes=data_bytes)
-            profile = replace(profile, data_bytes=data_bytes, native=native)
-        count = workload.training_samples
-        tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
-        profile = replace(
-            profile,
-            active_parameters=workload.active_parameters(model),
-            tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
-            host_prepares_samples=not options.loader_workers,
-        )
+        if profile is None:
+            self._profiles.append((key, update, None))
+            return None
+        stacks = (p for p in model.parameters() if p.dim() == 3 and stored_element_bytes(p) < 1)
+        if saved_bytes := sum((2 - stored_element_bytes(p)) * p.numel() for p in stacks):
+            self.notes[
+                "Experts are in 4 bits, as Unsloth and axolotl (quantize_moe_experts) store them;"
+                " transformers 5 with bitsandbytes alone leaves them in 16 bits:"
+                f" {saved_bytes / 2**30:,.3g} GiB more for each copy of the model."
+            ] = None
         if profile.unused:
             names = ", ".join(profile.unused)
             self.notes[f"The traced step skips {names}: steps that use them take longer."] = None
         for name in profile.limited:
             note = f"{name} is traced with as many positive proposals as it samples at most."
             self.notes[note] = None
+        count = workload.training_samples
+        tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
+        profile = replace(
+            profile,
+            data_bytes=data_bytes if device_type == "cpu" else 0.0,
+            active_parameters=workload.active_parameters(model),
+            tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
+            host_prepares_samples=not options.loader_workers,
+        )
         self._profiles.append((key, update, profile))
         return profile
 
-    def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
+    def profile_of(
+        self,
+        cell: Trial,
+        world_size: int,
+        nodes: int,
+        *,
+        device_type: str,
+        memory_alone: bool = False,
+    ) -> Profile:
         """Profile a cell, with the activation traffic of a strategy that shards or cuts layers.
 
-        Raises `StrategyUnavailable` for a model that the strategy cannot train.
+        `memory_alone` leaves out what only predictions of time need.  Raises `StrategyUnavailable`
+        for a model that the strategy cannot train.
         """
         strategy = cell.built_strategy
         costs = cost_model(strategy)
         self.check(cell, world_size, nodes)
+        casts = computes_natively(strategy, cell.recipe)
         profile = self.profile(
             cell.workload,
             cell.recipe,
             device_type=device_type,
             activations=costs.activation_sharding(),
+            steps="autocast" if not casts else "cast" if memory_alone else "both",
         )
+        if self.reference_model and getattr(cell.workload, "adapter", None) is None:
+            profile = replace(profile, reference_bytes=2.0 * profile.size.parameters)
         layout = strategy.layout(world_size, nodes)
         if layout.tensor * layout.pipeline * layout.sequence == 1:
             return profile
@@ -181,6 +241,7 @@ class Models:
         Packed samples of tokens differ in content alone.  Missing pictures are replaced by random
         ones of the same size.
         """
+        options = without_flash(options)
         rows = rows_without_text(options) if isinstance(options, LanguageOptions) else None
         if rows is not None:
             text = {"dataset": "random", "data_dir": None, "tokenizer": "bytes"}
@@ -205,6 +266,15 @@ class Models:
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}
         )
+
+
+def without_flash(options: WorkloadOptions) -> WorkloadOptions:
+    """Return the options without the library FlashAttention, which a plan does not need."""
+    chosen: Mapping[str, Any] = getattr(options, "model_options", {})
+    if not str(chosen.get(ATTENTION)).startswith("flash_attention"):
+        return options
+    others = {key: value for key, value in chosen.items() if key != ATTENTION}
+    return options.model_copy(update={"model_options": others})
 
 
 @contextmanager

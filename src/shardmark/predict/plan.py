@@ -21,10 +21,17 @@ from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
 from shardmark.predict.intervals import interval
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
+from shardmark.predict.model_name import EACH_PASS, reducing
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
-from shardmark.predict.remedies import CHANNELS_LAST, Remedy, fewest_devices, remedies_of
+from shardmark.predict.remedies import (
+    CHANNELS_LAST,
+    CHECKPOINTING,
+    Remedy,
+    fewest_devices,
+    remedies_of,
+)
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.layouts import searcher_of, winner_of
 from shardmark.predict.search.search import Search
@@ -32,6 +39,7 @@ from shardmark.predict.step import Factors, StepTime, plan_step
 from shardmark.predict.timing import Constants
 from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads.language.options import LanguageOptions
 
 HOUR_SECONDS = 3600.0
 EQUAL_WORK = 1.1
@@ -40,6 +48,9 @@ COMPARED_WORK = {"tokens": 1e9, "samples": 1e6}
 """Work that hours and dollars are for if the recipe's cannot be compared, by unit."""
 PEAK_ERROR = 0.03
 """Relative error of predicted peaks: smaller differences decide nothing."""
+NO_CHECKPOINTING = "no activation checkpointing", "activation checkpointing"
+SOME_CHECKPOINTING = NO_CHECKPOINTING[0], f"{NO_CHECKPOINTING[1]} where nothing fits without it"
+"""Words of an assumption, and those that replace them."""
 FP8 = "fp8 in products of blocks, else bf16"
 
 
@@ -332,6 +343,7 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
     kinds.
     """
     request = request.resolved()
+    models.reference_model = request.reference_model
     kinds = [*dict.fromkeys(request.machines)]
     prices: list[float | None] = [*request.prices_per_hour] or [None]
     if len(prices) not in {1, len(kinds)}:
@@ -348,8 +360,12 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
     if plans[0].assumed_steps:  # nobody chose the strategies: each machine uses all of it
         plans = [replace(plan, rows=_using_most_devices(plan.rows)) for plan in plans]
     rows = tuple(replace(row, on=plan.on) for plan in plans for row in plan.rows)
+    assumed = plans[0].assumed
+    if len({plan.assumed for plan in plans}) > 1:
+        assumed = (request.assumed or "").replace(*SOME_CHECKPOINTING)
     return replace(
         plans[0],
+        assumed=assumed,
         on=f"{', '.join(kinds[:-1])} and {kinds[-1]}",
         fewest=None,
         rows=rows,
@@ -387,16 +403,8 @@ def _plan_on(
     models: Models,
     constants: Constants,
 ) -> Plan:
-    experiment, run, nodes = request.experiment, request.run, request.nodes
-    if price_per_hour is not None and not 0 <= price_per_hour < inf:
-        message = f"found {price_per_hour:g}"
-        raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
-    fp8 = request.fp8
-    if fp8 and request.search:
-        raise InputError("--precision fp8", "--search has no products in 8 bits", "leave one out")
-    if fp8 and any(cell.recipe.precision != "bf16" for cell in cells_of_any_size(experiment)[0]):
-        message = "the experiment has other precisions than bf16"
-        raise InputError("--precision fp8", message, "leave recipe.precision out of --set")
+    experiment, run, nodes, fp8 = request.experiment, request.run, request.nodes, request.fp8
+    _check(price_per_hour, request)
     name, count = nodes_of(on)
     nodes = nodes if count is None else (count,)
     node, notes = joined_node(name, nodes[-1])
@@ -409,6 +417,8 @@ def _plan_on(
             " `shardmark doctor --network --write FILE` measures."
         )
     cells, left_out = cells_of_any_size(experiment)
+    if request.assumed:
+        cells = [cell if EACH_PASS in cell.strategy.options else reducing(cell) for cell in cells]
     anchors = None if run is None else Anchors(run, node, cells, models, constants)
     planners = [
         _Planner(
@@ -424,10 +434,17 @@ def _plan_on(
         for cell in cells
     ]
     rows = [row for planner in planners for row in planner.rows(nodes)]
-    if request.assumed and nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
-        rows += _best_on_fewer(planners, node.node.devices)
+    assumed = request.assumed
+    if assumed is not None and _recomputes(experiment, rows):
+        assumed = assumed.replace(*NO_CHECKPOINTING)
+        planners, rows, without = _recomputing(planners, rows, nodes)
+        notes += [f"On {on} {text}" for text in without]
+        cells = [planner.cell for planner in planners]
     if request.assumed:
+        if nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
+            rows += _best_on_fewer(planners, node.node.devices)
         notes += _faster_notes(planners, rows, nodes, on)
+    notes += _accumulation_notes(planners, nodes)
     best: Search | None = None
     winner: Experiment | None = None
     if request.search:
@@ -466,9 +483,49 @@ def _plan_on(
         winner=winner,
         precision=FP8 if fp8 else precisions[0] if len(precisions) == 1 else None,
         **_requested(request, rows),
-        assumed=request.assumed,
+        assumed=assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
     )
+
+
+def _check(price_per_hour: float | None, request: PlanRequest) -> None:
+    """Raise `InputError` for a price or a precision that cannot be."""
+    if price_per_hour is not None and not 0 <= price_per_hour < inf:
+        message = f"found {price_per_hour:g}"
+        raise InputError("the price of a card's hour", message, "allowed are dollars from 0 on")
+    if request.fp8 and request.search:
+        raise InputError("--precision fp8", "--search has no products in 8 bits", "leave one out")
+    cells = cells_of_any_size(request.experiment)[0] if request.fp8 else []
+    if any(cell.recipe.precision != "bf16" for cell in cells):
+        message = "the experiment has other precisions than bf16"
+        raise InputError("--precision fp8", message, "leave recipe.precision out of --set")
+
+
+def _recomputes(experiment: Experiment, rows: Sequence[Prediction]) -> bool:
+    """Return whether activations do not fit that usual recipes of language models checkpoint.
+
+    Those of torchtune, LLaMA-Factory, Unsloth and axolotl do, unless the question says otherwise.
+    """
+    key = "activation_checkpointing"
+    chosen = key in experiment.recipe.model_fields_set or f"recipe.{key}" in experiment.matrix
+    is_language = isinstance(experiment.workload, LanguageOptions)
+    return is_language and not chosen and not any(row.fit == "yes" for row in rows)
+
+
+def _recomputing(
+    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int]
+) -> tuple[list[_Planner], list[Prediction], list[str]]:
+    """Return planners with activation checkpointing, their rows, and what `rows` need instead."""
+    changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
+    changed_rows = [row for planner in changed for row in planner.rows(nodes)]
+    least = min(changed_rows, key=lambda row: (not row.fits, row.device_bytes or inf))
+    texts = [
+        "it is planned with activation checkpointing, as usual recipes have it; without it"
+        f" {row.strategy} needs {_needs(row)}."
+        for row in rows
+        if least.fits and row.place == least.place
+    ]
+    return changed, changed_rows, texts
 
 
 def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, Any]:
@@ -499,6 +556,28 @@ def _faster_notes(
         if speed > FASTER * before > 0:
             yield f"{fastest.label} on {on}, {change.setting}: {speed / before:.2f}x the speed."
         return
+
+
+def _accumulation_notes(planners: Sequence[_Planner], nodes: Sequence[int]) -> Iterator[str]:
+    """Yield what both ways to reduce accumulated gradients need, for the first FSDP strategy."""
+    for planner in planners:
+        every, once = (
+            [*replace(planner, cell=reducing(planner.cell, each_pass=each_pass)).rows(nodes)][-1]
+            for each_pass in (True, False)
+        )
+        if every.label != once.label and every.memory is not None:
+            yield (
+                f"{every.strategy} on {every.ranks} ranks accumulates"
+                f" {planner.cell.recipe.gradient_accumulation} micro-batches: {_needs(every)} if"
+                f" each reduces its gradients (reduce_each_pass); {_needs(once)} if only the last"
+                " one does, and a rank holds full gradients until then."
+            )
+            return
+
+
+def _needs(row: Prediction) -> str:
+    """Return, for example, `37.2 GiB for 9,000 tokens/s`."""
+    return f"{(row.device_bytes or 0.0) / GiB:.3g} GiB for {row.work_per_second:,.0f} {row.unit}/s"
 
 
 def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:

@@ -126,6 +126,8 @@ class Profile:
     """True if the optimizer updates all parameters at once, false if one after the other."""
     update_products: Operation = Operation(kind="product", calls=0.0)
     """Products, in bf16, of an update of all parameters."""
+    reference_bytes: float = 0.0
+    """Bytes of a frozen copy of the model beside it, as DPO needs one."""
     host_prepares_samples: bool = False
     """True if no workers of a loader prepare the samples, but the process that trains."""
     unused: tuple[str, ...] = ()

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.machine import Machine
+from shardmark.base.text import listed
 from shardmark.experiment.matrix import unsupported_reason
 from shardmark.predict.hardware.catalogue import GiB, NodeType
 from shardmark.predict.memory import Fit, fit_of, rank_memory
-from shardmark.predict.model_name import adapter_of, strategies_of
+from shardmark.predict.model_name import adapter_of, reducing, strategies_of
 from shardmark.predict.models import Models
 from shardmark.ranks.trial import StrategySpec, Trial
 from shardmark.ranks.workloads.language.options import LanguageOptions
 from shardmark.ranks.workloads.models import is_user_function
-from shardmark.ranks.workloads.options import Adapter
 
 MOST_TIMES, MOST_RANKS = 16, 64
 """A remedy names at most 16 times the ranks of the question; for few ranks, at most 64."""
+MOST = 3
+"""Largest number of remedies."""
 HELPFUL = 0.99
 """A change helps if it needs less than this fraction of the memory."""
 
@@ -83,10 +85,12 @@ def _with_bf16_weights(cell: Trial) -> Trial:
 
 
 def _with_adapter(name: str, cell: Trial) -> Trial:
-    """Train an adapter, where the workload has one and trains none."""
-    if getattr(cell.workload, "adapter", Adapter()) is not None:
+    """Train an adapter, where the workload takes one; one that it has gets the base of `name`."""
+    if not hasattr(cell.workload, "adapter"):
         return cell
-    adapter = adapter_of(name, cell.recipe.precision)
+    adapter, present = adapter_of(name, cell.recipe.precision), cell.workload.adapter
+    if present is not None:
+        adapter = present.model_copy(update={"base": adapter.base})
     return cell.changed(workload=cell.workload.model_copy(update={"adapter": adapter}))
 
 
@@ -97,46 +101,41 @@ CHECKPOINTING = Change(
 )
 CHANGES = (
     Change(
-        name="1 sample",
-        setting="--batch 1",
-        applied=partial(_changed, global_batch=None, per_rank_batch=1, gradient_accumulation=1),
-    ),
-    Change(
         name="fused optimizer",
         setting="--set optimizer.implementation=fused",
         applied=_fused,
     ),
-    CHECKPOINTING,
     Change(
         name="loss in 8 pieces",
         setting="--set loss_chunks=8",
         applied=_with_chunks,
     ),
     Change(
+        name="1 sample",
+        setting="--batch 1",
+        applied=partial(_changed, global_batch=None, per_rank_batch=1, gradient_accumulation=1),
+    ),
+    CHECKPOINTING,
+    Change(
         name="CPU offload",
         setting="--set cpu_offload=true",
         applied=partial(_changed, cpu_offload=True),
     ),
 )
-"""Changes under which the same is trained."""
+"""Changes under which the same is trained, first those that cost the least time."""
 CHANNELS_LAST = Change(
     name="channels last",
     setting="--set channels_last=true",
     applied=partial(_changed, channels_last=True),
 )
 """A change that saves time, not memory."""
+BF16_WEIGHTS = Change(
+    name="bf16 weights",
+    setting="--set recipe.weights=bf16",
+    applied=_with_bf16_weights,
+)
 LORA = Change(name="LoRA", setting="--adapter lora", applied=partial(_with_adapter, "lora"))
 QLORA = Change(name="QLoRA", setting="--adapter qlora", applied=partial(_with_adapter, "qlora"))
-OTHER_TRAININGS = (
-    Change(
-        name="bf16 weights",
-        setting="--set recipe.weights=bf16",
-        applied=_with_bf16_weights,
-    ),
-    LORA,
-    QLORA,
-)
-"""Changes under which something else is trained, so that `all of these` leaves them out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +174,9 @@ class _Sizes:
             return None
         try:
             strategy.check(ranks, machine, recipe)
-            profile = self.models.profile_of(cell, ranks, nodes, device_type=device_type)
+            profile = self.models.profile_of(
+                cell, ranks, nodes, device_type=device_type, memory_alone=True
+            )
             memory = rank_memory(
                 profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
             )
@@ -206,57 +207,67 @@ def fewest_devices(
 
 def remedies_of(
     cells: Sequence[Trial], node: NodeType, nodes: int, models: Models
-) -> Iterator[Remedy]:
-    """Yield the memory under each change that helps, and the fewest nodes on which it fits."""
+) -> tuple[Remedy, ...]:
+    """Return at most three changes, the cheapest first: of the recipe, of what is trained, and the
+    fewest nodes on which it fits.  Changes that are not enough are left out if others are."""
     sizes = _Sizes(cells=cells, node=node, models=models)
     ranks = node.node.devices * nodes
-    before = sizes.least(ranks, nodes)
-    helpful: list[Change] = []
-    fits: dict[str, Fit] = {}
+    remedies: list[Remedy] = []
 
-    def helps(change: Change, than: _Need | None) -> _Need | None:
-        """Return what the change needs, if that is less."""
-        least = sizes.least(ranks, nodes, change.applied)
-        if least is None or than is None or least.device_bytes >= HELPFUL * than.device_bytes:
-            return None
-        fits[change.name] = least.fit
-        return least
+    def needs(changes: Sequence[Change]) -> _Need | None:
+        return sizes.least(ranks, nodes, _combined(changes).applied)
 
-    for change in CHANGES:
-        if (least := helps(change, before)) is not None:
-            helpful.append(change)
-            yield _remedy(change.name, change.setting, ranks, least)
-    if len(helpful) > 1:
-        together = _combined("all of these", helpful)
-        if (least := sizes.least(ranks, nodes, together.applied)) is not None:
-            yield _remedy(together.name, together.setting, ranks, least)
-    for change in OTHER_TRAININGS:
-        if change is QLORA and "yes" in (fits.get(LORA.name), fits.get(_recomputed(LORA).name)):
-            continue
-        if (least := helps(change, before)) is None:
-            continue
-        yield _remedy(change.name, change.setting, ranks, least)
-        both = _recomputed(change)
-        if least.fit != "yes" and (less := helps(both, least)) is not None:
-            yield _remedy(both.name, both.setting, ranks, less)
-    alone = [change for change in helpful if fits.get(change.name) == "yes"]
-    if alone:
-        yield from _fewer_ranks(sizes, ranks, nodes, alone[0])
+    def add(changes: Sequence[Change]) -> bool:
+        """Add the changes to the remedies; return whether they are enough."""
+        if (least := needs(changes)) is None or not changes:
+            return False
+        change = _combined(changes)
+        remedies.append(_remedy(change.name, change.setting, ranks, least))
+        return least.fit == "yes"
+
+    helpful = _enough(CHANGES, needs)
+    if not add(helpful):
+        add(_enough([BF16_WEIGHTS], needs))
+    recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]
+    for adapter in (LORA, QLORA):
+        alone = _enough([adapter], needs)
+        if alone and add(_enough([adapter, *recomputed], needs)):
+            break
     if sizes.least(2 * ranks, 2 * nodes) is None:  # its strategies run on fewer devices alone
         sizes = replace(sizes, cells=_compared(cells[0], 2 * ranks))
-    more = [Change(name="", setting="", applied=lambda cell: cell), *helpful]
-    for change in more[:1] if alone else more:
-        if (remedy := _more_nodes(sizes, nodes, change)) is not None:
-            yield remedy
-            return
+    more = (_more_nodes(sizes, nodes, _combined(changes)) for changes in ([], helpful))
+    if (remedy := next(filter(None, more), None)) is not None:
+        remedies.append(remedy)
+    fitting = [remedy for remedy in remedies if remedy.fit == "yes"]
+    return tuple(fitting or sorted(remedies, key=lambda remedy: remedy.device_bytes)[:MOST])
 
 
-def _recomputed(change: Change) -> Change:
-    """Return the change together with activation checkpointing."""
-    return _combined(f"{change.name} and {CHECKPOINTING.name}", [change, CHECKPOINTING])
+def _enough(
+    changes: Sequence[Change], needs: Callable[[Sequence[Change]], _Need | None]
+) -> list[Change]:
+    """Return changes that are enough together, none of which can be left out.
+
+    If they are not enough, these are all that help.
+    """
+    chosen: list[Change] = []
+    least = needs(chosen)
+    for change in changes:
+        less = needs([*chosen, change])
+        if less is None or least is None or less.device_bytes >= HELPFUL * least.device_bytes:
+            continue
+        chosen, least = [*chosen, change], less
+        if least.fit == "yes":
+            break
+    else:
+        return chosen
+    for change in chosen[:-1]:
+        others = [other for other in chosen if other is not change]
+        if (less := needs(others)) is not None and less.fit == "yes":
+            chosen = others
+    return chosen
 
 
-def _combined(name: str, changes: Sequence[Change]) -> Change:
+def _combined(changes: Sequence[Change]) -> Change:
     """Return the changes as one."""
 
     def applied(cell: Trial) -> Trial:
@@ -264,25 +275,15 @@ def _combined(name: str, changes: Sequence[Change]) -> Change:
             cell = change.applied(cell)
         return cell
 
-    settings = " ".join(change.setting for change in changes)
-    return Change(name=name, setting=settings, applied=applied)
+    names = [change.name for change in changes]
+    name = listed(names, most=len(names)) if names else ""
+    return Change(name=name, setting=" ".join(one.setting for one in changes), applied=applied)
 
 
 def _compared(cell: Trial, devices: int) -> list[Trial]:
     """Return the cell with each strategy that a question about a model compares on one node."""
     specs = [StrategySpec(name=name) for name in strategies_of(devices, 1)]
-    return [cell.changed(strategy=spec) for spec in specs]
-
-
-def _fewer_ranks(sizes: _Sizes, ranks: int, nodes: int, change: Change) -> Iterator[Remedy]:
-    """Yield the fewest ranks, or nodes, on which it fits with a change, if they are fewer."""
-    steps = range(1, ranks) if nodes == 1 else range(ranks // nodes, ranks, ranks // nodes)
-    for fewer in steps:
-        least = sizes.least(fewer, max(1, fewer * nodes // ranks), change.applied)
-        if least is not None and least.fit == "yes":
-            name = f"{sizes.counted(fewer)} and {change.name}"
-            yield _remedy(name, change.setting, fewer, least)
-            return
+    return [reducing(cell.changed(strategy=spec)) for spec in specs]
 
 
 def _more_nodes(sizes: _Sizes, nodes: int, change: Change) -> Remedy | None:

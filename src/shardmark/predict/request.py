@@ -33,6 +33,8 @@ class PlanRequest:
     precision: str | None = None
     """`fp8`: products inside blocks are in 8 bits, and everything else in bf16."""
     adapter: str | None = None
+    reference_model: bool = False
+    """Count a frozen copy of the model in memory, as DPO needs one."""
     overrides: tuple[str | Override, ...] = ()
     run: StoredRun | None = None
     """A stored run of the model that the predictions start from."""
@@ -91,6 +93,7 @@ class PlanRequest:
             batch=self.batch,
             sequence_length=self.sequence_length,
             adapter=self.adapter,
+            reference_model=self.reference_model,
             overrides=self.overrides,
         )
         return replace(self, subject=experiment, assumed=assumed)

@@ -69,7 +69,7 @@ def render_plan(
         ]
         return "\n".join(parts)
     made = [
-        answer_table(plan, best_of_each=best_of_each),
+        *([] if _fails(plan) else [answer_table(plan, best_of_each=best_of_each)]),
         *([memory_table(plan)] if memory else ()),
         *([speed_table(plan)] if speed else ()),
         remedies_table(plan),
@@ -83,6 +83,11 @@ def render_plan(
         render_points(last, form, width) if last else "",
     ]
     return "\n".join(filter(None, parts))
+
+
+def _fails(plan: Plan) -> bool:
+    """Return whether the remedies of one kind of machine replace its rows, none of which fits."""
+    return bool(plan.remedies) and not any(row.fits or row.on for row in plan.rows)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -273,12 +278,6 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     """Return the table of a question: fit, memory, speed, time and cost of each strategy."""
     predicted = [row for row in plan.rows if row.memory is not None or row.time is not None]
     rows = _best_of_machines(plan, predicted) if best_of_each else _chosen(predicted)
-    count = next((row.parameters for row in rows if row.parameters), None)
-    active = next((row.active_parameters for row in rows if row.active_parameters), None)
-    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
-    size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
-    size_text += "" if count is None else ")"
-    precision = "" if plan.precision is None else f", {plan.precision}"
     work = "the recipe" if plan.work is None else work_text(plan)
     if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
@@ -305,7 +304,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
             " second."
         )
     notes += [_range_note(plan), *_deviation_notes(rows)]
-    title = f"{plan.experiment}{size_text} on {plan.on}{precision}"
+    title = _title(plan, rows)
     columns = [*_names(rows), *_answer_columns(plan)]
     # Machines or numbers of ranks leave no room for the last column.
     if best_of_each or (plan.assumed_steps and len({row.ranks for row in rows}) > 1):
@@ -384,11 +383,24 @@ def remedies_table(plan: Plan) -> Table:
         (Column("fits", "fits", numeric=False), attrgetter("fit")),
     ]
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
-    single = [setting for setting in settings if setting.count("--") == 1]
-    notes = [f"Options: {', '.join(single)}."] if single else []
+    notes = [f"Options, by row: {'; '.join(settings)}."] if settings else []
     fits = any(remedy.fit == "yes" for remedy in plan.remedies)
     title = "What would make it fit" if fits else "What saves memory, but is not enough"
+    if _fails(plan):
+        title += f": {_title(plan, plan.rows)}"
+        notes += [] if plan.assumed is None else [f"Assumed: {plan.assumed}."]
     return table_of(title, plan.remedies, columns, notes)
+
+
+def _title(plan: Plan, rows: Sequence[Prediction]) -> str:
+    """Return the model with its size, the machines and the precision."""
+    count = next((row.parameters for row in rows if row.parameters), None)
+    active = next((row.active_parameters for row in rows if row.active_parameters), None)
+    size_text = "" if count is None else f" ({abbreviated(count, gap=' ')} parameters"
+    size_text += "" if active is None else f", {abbreviated(active, gap=' ')} for a token"
+    size_text += "" if count is None else ")"
+    precision = "" if plan.precision is None else f", {plan.precision}"
+    return f"{plan.experiment}{size_text} on {plan.on}{precision}"
 
 
 def speed_table(plan: Plan) -> Table:

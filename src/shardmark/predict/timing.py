@@ -16,7 +16,7 @@ from shardmark.base.traffic import Traffic, required_fraction
 from shardmark.predict.fp8 import PRODUCT_SHARE
 from shardmark.predict.hardware.catalogue import Card, NodeType
 from shardmark.predict.profile import Kind, Operation
-from shardmark.ranks.costs.base import FP32_BYTES
+from shardmark.ranks.costs.base import FP32_BYTES, PRECISION_BYTES
 
 Numbers: TypeAlias = Any
 """A number, or an array with one number for each layout."""
@@ -43,8 +43,8 @@ class Constants:
     depthwise_accesses: float = 2.8
     """Accesses to each value of a depthwise convolution, whose kernels read values again."""
     operand_rate: float = 86.0
-    """FLOP/s of tensor cores that their operands arrive for, over the peak of ordinary cores: the
-    faster tensor cores are beside ordinary ones, the smaller is the fraction that they reach."""
+    """FLOP/s of tensor cores that operands of 16 bits arrive for, over the peak of ordinary cores:
+    the faster tensor cores are beside ordinary ones, the smaller is the fraction they reach."""
     winograd_factor: float = 2.1
     """Products that Winograd's algorithm saves: direct ones over those that are left."""
     transposed_accesses: float = 3.5
@@ -130,8 +130,10 @@ def _reached(kind: Kind, card: Card, recipe: Recipe, constants: Constants) -> tu
             "attention": constants.attention_share,
             "grouped": constants.grouped_share,
         }
-        # Both times add up: that of the products, and that until their operands arrive.
-        slowdown = 1 / shares.get(kind, dense) + peak / cores / constants.operand_rate
+        # Both times add up: that of the products, and that until their operands arrive.  Those of
+        # TF32 have 32 bits, twice as many as others.
+        width = PRECISION_BYTES[recipe.precision] / PRECISION_BYTES["bf16"]
+        slowdown = 1 / shares.get(kind, dense) + width * peak / cores / constants.operand_rate
         extra = constants.transposed_accesses if is_image and not recipe.channels_last else 0.0
         return peak / slowdown, 1.0 + extra
     if not is_image:

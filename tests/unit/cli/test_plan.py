@@ -220,6 +220,7 @@ def test_a_model_that_does_not_fit_has_remedies(
     assert " GPUs" in remedies
     assert "--set cpu_offload=true" in " ".join(remedies.split())
     assert max(map(len, text.splitlines())) <= 80
+    assert len(text.splitlines()) <= 18
     document = json.loads(
         printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", "--format", "json", code=1)
     )
@@ -266,15 +267,34 @@ def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
 ) -> None:
     monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(100e9))
     arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
-    remedies = json.loads(printed(capsys, *arguments, code=1))["remedies"]
-    fits = {one["change"]: one["fit"] for one in remedies}
-    assert fits["LoRA"] == "no"
-    assert fits["activation checkpointing"] == "no"
-    assert fits["LoRA and activation checkpointing"] == "yes"
-    assert "QLoRA" not in fits
-    assert [*fits].index("all of these") < [*fits].index("LoRA"), "of those above it"
-    setting = "--adapter lora --set activation_checkpointing=true"
-    assert setting in [one["setting"] for one in remedies]
+    without = ("--set", "activation_checkpointing=false")
+    for chosen, change, setting in (
+        ((), "LoRA", "--adapter lora"),
+        (without, "LoRA and activation checkpointing", "--set activation_checkpointing=true"),
+    ):
+        remedies = json.loads(printed(capsys, *arguments, *chosen, code=1))["remedies"]
+        (adapted,) = (one for one in remedies if "--adapter" in one["setting"])
+        assert (adapted["change"], adapted["fit"]) == (change, "yes")
+        assert setting in adapted["setting"]
+        assert len(remedies) <= 3
+
+
+def test_a_language_model_is_answered_with_activation_checkpointing_first(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The usual recipes have it; a note says what leaving it out needs."""
+    monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(60e9))
+    arguments = ("hf:Qwen/Qwen3-32B", "--on", "2x8xh100")
+    text = printed(capsys, *arguments)
+    assert text.startswith("Fastest: ")
+    words = " ".join(text.split())
+    assert "2x8xh100 it is planned with activation checkpointing" in words
+    assert "without it" in words
+    assert "AdamW, activation checkpointing" in words
+    refused = ("--set", "activation_checkpointing=false")
+    assert printed(capsys, *arguments, *refused, code=1).startswith("Nothing fits: ")
+    several = printed(capsys, arguments[0], "--compare", "2x8xh100", "64x8xh100")
+    assert "activation checkpointing where nothing fits without it" in " ".join(several.split())
 
 
 def test_one_gpu_that_is_too_small_is_answered_by_more(

@@ -9,7 +9,7 @@ from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
 from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
-from shardmark.predict.models import Models
+from shardmark.predict.models import Models, Steps
 from shardmark.predict.profile import Amount, Moment, Operation, Profile, Unit
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.options import WorkloadOptions
@@ -58,6 +58,7 @@ class MadeModels(Models):
         *,
         device_type: str = "cuda",  # noqa: ARG002
         activations: ActivationSharding = REPLICATED_ACTIVATIONS,  # noqa: ARG002
+        steps: Steps = "both",  # noqa: ARG002
     ) -> Profile:
         return self._made
 

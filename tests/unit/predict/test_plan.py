@@ -20,14 +20,13 @@ from shardmark.experiment.load import load_experiment
 from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
-from shardmark.predict.hardware.catalogue import joined_node, load_card, load_node
+from shardmark.predict.hardware.catalogue import joined_node, load_card
 from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding, padding_of
 from shardmark.predict.plan import Plan, Prediction, make_plan, parse_nodes
 from shardmark.predict.profile import Amount, Operation, Profile
-from shardmark.predict.remedies import remedies_of
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.step import Factors, plan_step
 from shardmark.predict.table import answer_table, render_plan, text_of
@@ -551,10 +550,40 @@ def test_a_search_that_fails_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "7 heads" in note
 
 
-@pytest.mark.parametrize(("nodes", "ranks"), [(1, 2), (2, 8)])
-def test_fewer_ranks_of_one_node_or_fewer_nodes_are_a_remedy(nodes: int, ranks: int) -> None:
-    models = MadeModels(made_profile(million_parameters=20_000.0))
-    cells, _ = cells_of_any_size(experiment(["fsdp"]))
-    remedies = remedies_of(cells, load_node("h100x8"), nodes, models)
-    fewer = [one.ranks for one in remedies if one.change.endswith("GPUs and CPU offload")]
-    assert fewer == [ranks]
+def test_accumulation_is_answered_for_both_ways_to_reduce() -> None:
+    """An experiment runs as it says; a model alone has shards of gradients between passes."""
+    (row,) = planned(experiment(["fsdp"], gradient_accumulation=4), "h100x8").rows
+    assert row.label == "fsdp"
+    named = about("hf:Qwen/Qwen3-8B", batch=4, overrides=["recipe.gradient_accumulation=4"])
+    plan = make_plan(named, MadeModels())
+    assert "fsdp (reduce_each_pass=true)" in {row.label for row in plan.rows}
+    (note,) = (note for note in plan.notes if "accumulates 4 micro-batches" in note)
+    each, once = (float(part.split()[-1]) for part in note.split(" GiB")[:2])
+    assert each < once
+    kept = about(
+        "hf:Qwen/Qwen3-8B",
+        overrides=[
+            "recipe.gradient_accumulation=1",
+            "matrix.strategy=[{name: fsdp, reduce_each_pass: false}]",
+        ],
+    )
+    assert "reduce_each_pass=true" not in str(
+        [row.label for row in make_plan(kept, MadeModels()).rows]
+    )
+
+
+def test_a_reference_model_is_held_as_parameters_are() -> None:
+    """2 bytes of each parameter, which FSDP shards; the base of an adapter is its own reference."""
+    options: dict[str, Any] = {"overrides": ["matrix.strategy=[ddp, fsdp]"]}
+    alone, beside, adapted = (
+        {
+            row.strategy: present(row.memory).parameters
+            for row in make_plan(about("hf:Qwen/Qwen3-8B", **options, **more), MadeModels()).rows
+            if row.ranks == 8
+        }
+        for more in ({}, {"reference_model": True}, {"reference_model": True, "adapter": "lora"})
+    )
+    copied = 2 * made_profile().size.parameters
+    assert beside["ddp"] - alone["ddp"] == copied
+    assert beside["fsdp"] - alone["fsdp"] == copied / 8
+    assert adapted == alone

@@ -175,8 +175,8 @@ def test_the_assumed_optimizer_is_named(optimizer: str, name: str) -> None:
 def test_adapters_of_a_question() -> None:
     """Frozen weights are in 16 bits where the card computes so."""
 
-    def base(name: str, **options: Any) -> str:
-        question = about(name, **options)
+    def base(name: str, *machines: str, **options: Any) -> str:
+        question = about(name, *machines, **options)
         adapter = question.experiment.workload.model_dump()["adapter"]
         if question.assumed is not None:
             assert f"LoRA of rank 8 beside {adapter['base']} weights" in question.assumed
@@ -185,6 +185,7 @@ def test_adapters_of_a_question() -> None:
     assert base("hf:Qwen/Qwen3-8B", adapter="lora") == "bf16"
     assert base("hf:Qwen/Qwen3-8B", adapter="qlora") == "nf4"
     assert base("hf:Qwen/Qwen3-8B", adapter="lora", precision="fp32") == "fp32"
+    assert base("hf:Qwen/Qwen3-8B", "1xt4", adapter="lora") == "fp16", "a card without bf16"
     assert base("llama-1b", adapter="lora", precision="bf16") == "bf16"
     with pytest.raises(InputError, match="resnet50 takes no adapter"):
         about("resnet50", adapter="lora")

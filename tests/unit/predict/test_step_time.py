@@ -319,7 +319,7 @@ KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "fp8_
     [
         # The peaks are 1, 2 and 4 TFLOP/s: ordinary cores, TF32 and 16 bits.
         ("fp16", False, (0.625, 1.125, 0.525, 0.525, 1.375, 10, 1.25)),
-        ("fp32", True, (1.125, 2.125, 0.925, 0.925, 2.625, 10, 1.25)),
+        ("fp32", True, (1.25, 2.25, 1.05, 1.05, 2.75, 10, 1.25)),
         ("fp32", False, (1.25, 1.25, 2.5, 1.25, 7.8125, 10, 1.25)),
     ],
 )

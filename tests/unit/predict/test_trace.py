@@ -674,6 +674,33 @@ def test_attention_of_torch_is_one_kernel() -> None:
     assert "attention" in {o.kind for unit in found.units for o in unit.forward}
 
 
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("mistralai/Mistral-7B-v0.1", {"num_key_value_heads": 4, "sliding_window": 16}),
+        (
+            "google/gemma-2-2b",  # eager attention without FlashAttention, whose logits are capped
+            {"head_dim": 8, "num_key_value_heads": 4, "sliding_window": 16},
+        ),
+    ],
+)
+def test_flash_attention_computes_a_window(model: str, sizes: dict[str, Any]) -> None:
+    """64 tokens, each of which sees 16; kernels of torch compute all pairs under such a mask."""
+    common = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4}
+    found = {}
+    for how in ("flash_attention_2", None):
+        chosen = {**common, **heads, **sizes, "attn_implementation": how}
+        options = LanguageOptions(model=f"hf:{model}", sequence_length=64, model_options=chosen)
+        found[how] = Models().profile(options, recipe(precision="bf16"))
+    pairs = 64 * 16 - 16**2 / 2
+    assert summed(found["flash_attention_2"], "attention", 3) == 3 * 7 * 2 * pairs * 32
+    everything = summed(found[None], "attention", 3)
+    assert everything == (3 * 7 * 2 * 64 * 64 * 32 if "mistral" in model else 0)
+    saved = [sum(unit.saved_bytes.per_sample for unit in one.units) for one in found.values()]
+    assert saved[0] < saved[1], "no mask, and no scores"
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> None:
     """64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""

@@ -16,7 +16,7 @@ from shardmark.base.recipe import Recipe
 from shardmark.base.traffic import ModelSize
 from shardmark.experiment.experiment import Experiment
 from shardmark.predict.hardware.catalogue import NodeType
-from shardmark.predict.models import Models
+from shardmark.predict.models import Models, without_flash
 from shardmark.predict.search.search import LAYERED, Division, Search, Searcher
 from shardmark.predict.step import Factors
 from shardmark.predict.timing import Constants
@@ -127,7 +127,7 @@ def winner_of(search: Search, experiment: Experiment, cell: Trial) -> Experiment
         {
             **content,
             "name": f"{experiment.name}-best",
-            "workload": cell.workload.model_dump(mode="json"),
+            "workload": without_flash(cell.workload).model_dump(mode="json"),
             "recipe": recipe,
             "matrix": {
                 "strategy": [{"name": best.strategy, **options}],

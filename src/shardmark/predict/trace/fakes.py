@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
+from shardmark.predict.trace.operations import WINDOW
 
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -50,6 +52,42 @@ def unpacked() -> Iterator[None]:
     finally:
         if original is not None:
             setattr(module, name, original)
+
+
+@contextmanager
+def flash_attention() -> Iterator[None]:
+    """Trace attention of transformers as its FlashAttention: windows, and no masks in memory.
+
+    The library itself need not be installed.  Its kernels skip what lies outside of a window; those
+    of torch compute everything under an explicit mask.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    mappings = AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+    originals = [dict(mapping) for mapping in mappings]
+    for name in ("sdpa", "eager"):
+        AttentionInterface.register(name, partial(_windowed, originals[0]["sdpa"]))
+        AttentionMaskInterface.register(name, originals[1]["flash_attention_2"])
+    try:
+        yield
+    finally:
+        for mapping, original in zip(mappings, originals, strict=True):
+            mapping.clear()
+            mapping.update(original)
+
+
+def _windowed(
+    attend: Callable[..., Any],
+    *tensors: Any,
+    sliding_window: int | None = None,
+    softcap: float | None = None,  # noqa: ARG001  (it moves no bytes)
+    **options: Any,
+) -> Any:
+    token = WINDOW.set(sliding_window)
+    try:
+        return attend(*tensors, **options)
+    finally:
+        WINDOW.reset(token)
 
 
 @contextmanager

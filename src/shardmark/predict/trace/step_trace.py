@@ -11,6 +11,7 @@ from shardmark.predict.trace.chains import Chains
 from shardmark.predict.trace.compiled_code import CompiledCode
 from shardmark.predict.trace.live_bytes import LiveBytes, tensors_of
 from shardmark.predict.trace.operations import (
+    WINDOW,
     computes_nothing,
     flops_of,
     kind_of,
@@ -48,6 +49,8 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
         self._device_type = device_type
         self._repeats_forward = recipe.activation_checkpointing is True
         self._chains = Chains()
+        self._windows: dict[int, int] = {}
+        """Window of the attention that computed a storage."""
         self._compiled = CompiledCode(recipe.compile, self)
         super().__init__((*model.parameters(), *model.buffers()))
         fields = [getattr(batch, name) for name in batch.__dataclass_fields__]  # type: ignore[attr-defined]
@@ -130,6 +133,7 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
     def on_removed(self, storage: int) -> None:
         super().on_removed(storage)
         self._chains.forget(storage)
+        self._windows.pop(storage, None)
         self._compiled.recomputed.pop(storage, None)
         if self._sharding is not None:
             self._sharding.forget(storage)
@@ -169,10 +173,19 @@ class StepTrace(LiveBytes):  # type: ignore[no-untyped-call]  # torch's
             self._compiled.save_outputs(at, written)
         operations = unit.operations["repeated" if recomputes else in_pass]
         work = self._chains.work(operations, kind, fused=fused)
-        flops, is_replicated = flops_of(function, args, kwargs, outputs), True
+        window = self._window(read, written) if kind == "attention" else None
+        flops, is_replicated = flops_of(function, args, kwargs, outputs, window=window), True
         again = self._compiled.recomputed if in_backward else ()
         for tensor, count in self._chains.moved(work, read, written, fused=fused, again=again):
             replicated = self._sharding is not None and not self._sharding.is_sharded(tensor)
             is_replicated = is_replicated and replicated
             work.bytes = work.bytes.plus(count, count if replicated else 0.0)
         work.flops = work.flops.plus(flops, flops if is_replicated else 0.0)
+
+    def _window(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> int | None:
+        """Window of attention, which the backward pass knows by the results that it reads."""
+        keys = (storage_key(tensor) for tensor in read)
+        window = WINDOW.get() or next((self._windows[k] for k in keys if k in self._windows), None)
+        if window is not None:
+            self._windows |= {storage_key(tensor): window for tensor in written}
+        return window

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,13 @@ from shardmark.base.recipe import Optimizer, Recipe
 from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
-from shardmark.predict.trace.fakes import gpu_kernels, make_fake, quiet, unpacked
+from shardmark.predict.trace.fakes import (
+    flash_attention,
+    gpu_kernels,
+    make_fake,
+    quiet,
+    unpacked,
+)
 from shardmark.predict.trace.optimizers import with_optimizer
 from shardmark.predict.trace.repeated_layers import (
     Repetition,
@@ -54,40 +61,55 @@ REAL_SAMPLES = (1, 2)
 """The same of steps that really compute, which take the time and memory of a step on the CPU."""
 
 
-def trace(
+def trace(workload: Workload, recipe: Recipe, **options: Any) -> Profile:
+    """Trace a step under autocast and, in 16 bits, another one with cast parameters.
+
+    The options are those of `traced`.  Raises the errors that the model or its loss raises in a
+    real step.
+    """
+    profile = traced(workload, recipe, **options)
+    assert profile is not None, "without casts an error is raised"
+    if recipe.precision == "fp32":
+        return profile
+    return replace(profile, native=traced(workload, recipe, casts=True, **options))
+
+
+def traced(
     workload: Workload,
     recipe: Recipe,
     *,
+    casts: bool = False,
     model: nn.Module | None = None,
     device_type: str = "cuda",
     activations: ActivationSharding = REPLICATED_ACTIVATIONS,
-) -> Profile:
+    flash: bool = False,
+) -> Profile | None:
     """Trace two steps of few samples each, on fake tensors, or really on the CPU if these fail.
 
+    The steps are under autocast, or `casts` their parameters: None if the model refuses that.
     `model` is the workload's, if it is built already; it stays as it is.  `device_type` chooses the
-    kernels, `activations` the activations that tensor parallelism shards.
-    Raises the errors that the model or its loss raises in a real step.
+    kernels, `activations` the activations that tensor parallelism shards, and `flash` the library
+    FlashAttention for models of transformers.
     """
-    if recipe.weights != "fp32":  # the step with cast parameters is traced anyway
-        of_fp32 = recipe.model_copy(update={"weights": "fp32"})
-        profile = trace(
-            workload, of_fp32, model=model, device_type=device_type, activations=activations
-        )
-        return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
     if model is None and workload.equal_blocks:
         model = build_on_meta(workload)
-    traced = partial(_profile, workload, recipe, device_type, activations, built=model)
+    in_fp32 = recipe.model_copy(update={"weights": "fp32"})  # else those that are cast
+    dtype = AUTOCAST_DTYPES[recipe.precision] if casts else None
+    steps = partial(
+        _profile, workload, in_fp32, device_type, activations, dtype, built=model, flash=flash
+    )
     with preserved_generators():
-        profile = traced(None)
-        if recipe.precision == "fp32":
-            return profile
         try:
-            with quiet():
-                native = traced(AUTOCAST_DTYPES[recipe.precision])
+            with quiet() if casts else nullcontext():
+                profile = steps()
         except Exception as error:  # strategies that cast parameters refuse this model
+            if not casts:
+                raise
             logger.info("the model does not compute with 16-bit parameters: %s", error)
-            return profile
-    return replace(profile, native=native)
+            return None
+    if recipe.weights == "fp32":
+        return profile
+    return with_optimizer(profile, recipe.optimizer, device_type, recipe.weights)
 
 
 def _profile(
@@ -98,6 +120,7 @@ def _profile(
     casts: torch.dtype | None,
     *,
     built: nn.Module | None,
+    flash: bool,
 ) -> Profile:
     """Profile the model under autocast, or with its parameters cast to a type."""
     steps = partial(
@@ -107,6 +130,7 @@ def _profile(
         device_type=device_type,
         activations=activations,
         casts=casts,
+        flash=flash,
     )
 
     def on_fake_tensors() -> TwoSteps:
@@ -143,6 +167,7 @@ def _steps(
     activations: ActivationSharding,
     casts: torch.dtype | None,
     fake: FakeTensorMode | None,
+    flash: bool,
     shortened: nn.Module | None = None,
 ) -> TwoSteps:
     """Trace a step of each number of samples, of a new model or of some layers of `shortened`."""
@@ -176,6 +201,7 @@ def _steps(
             cast_inputs(unit, casts)
         allow_mixed_dtype_batch_norm(model)
         widen_outputs(model)
+    flash = flash and fake is not None and getattr(model, "_supports_flash_attn", False)
     steps = []
     first, second = (min(count, workload.training_samples) for count in samples)
     for size in (first, second):
@@ -188,7 +214,8 @@ def _steps(
         kernels = gpu_kernels() if device_type == "cuda" and fake else nullcontext()
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         limits = unpacked() if fake else at_their_limits(model)
-        with fake or nullcontext(), kernels, limits, step:
+        attention = flash_attention() if flash else nullcontext()
+        with fake or nullcontext(), kernels, attention, limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)

@@ -53,11 +53,17 @@ def add_adapter(
         except ValueError as error:
             raise InputError("workload.adapter.targets", str(error), "name linear layers") from None
     if adapter.base != "fp32":
-        _cast_frozen(model)
+        _cast_frozen(model, torch.float16 if adapter.base == "fp16" else torch.bfloat16)
     if adapter.base == "nf4":
         for layer in _bases(parts):
             setattr(layer.weight, ELEMENT_BYTES, NF4_BYTES)
             layer.forward = _Dequantised(layer)  # type: ignore[assignment]
+        for module in {module for part in parts for module in part.modules()}:
+            if stacks := _stacks(module):
+                for weight in stacks.values():
+                    setattr(weight, ELEMENT_BYTES, NF4_BYTES)
+                module.register_forward_pre_hook(_widen)
+                module.register_forward_hook(_free, always_call=True)
     model.train()
 
 
@@ -68,10 +74,10 @@ def _linear_layers(model: nn.Module, blocks: Sequence[nn.Module]) -> list[str]:
     return [name for name, m in named if m in inside and type(m).__name__ in LINEAR]
 
 
-def _cast_frozen(model: nn.Module) -> None:
+def _cast_frozen(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(torch.bfloat16)
+            parameter.data = parameter.data.to(dtype)
 
 
 def _bases(blocks: Sequence[nn.Module]) -> list[nn.Linear]:
@@ -79,6 +85,31 @@ def _bases(blocks: Sequence[nn.Module]) -> list[nn.Linear]:
     modules = {module: None for block in blocks for module in block.modules()}
     linear = [module for module in modules if isinstance(module, nn.Linear)]
     return [layer for layer in linear if not layer.weight.requires_grad]
+
+
+def _stacks(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Frozen weights of all experts of a layer, shape (experts, rows, columns), by name."""
+    if not type(module).__name__.endswith("Experts"):
+        return {}
+    named = module.named_parameters(recurse=False)
+    return {name: p for name, p in named if p.dim() == 3 and not p.requires_grad}
+
+
+def _widened(weight: Tensor) -> Tensor:
+    """Copy a weight in the type of products: autocast's, or its own without autocast."""
+    device = weight.device.type
+    autocasts = torch.is_autocast_enabled(device)
+    return weight.to(torch.get_autocast_dtype(device) if autocasts else weight.dtype, copy=True)
+
+
+def _widen(experts: nn.Module, _: object) -> None:
+    """Hide the stored weights by widened ones while the module computes, as a parametrization."""
+    vars(experts).update({name: _widened(weight) for name, weight in _stacks(experts).items()})
+
+
+def _free(experts: nn.Module, *_: object) -> None:
+    for name in _stacks(experts):
+        del vars(experts)[name]
 
 
 class _Dequantised:
@@ -96,11 +127,12 @@ class _WidenedProduct(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, inputs: Tensor, weight: Tensor) -> Tensor:
         context.save_for_backward(weight)
-        wide = weight.to(torch.bfloat16, copy=True)
+        wide = _widened(weight)
+        context.dtype = wide.dtype
         return functional.linear(inputs.to(wide.dtype), wide)
 
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (weight,) = context.saved_tensors
-        return gradient @ weight.to(torch.bfloat16, copy=True), None
+        return gradient @ weight.to(context.dtype, copy=True), None

@@ -28,9 +28,10 @@ class Adapter(Model):
     targets: tuple[str, ...] | None = None
     """Last parts of the names of the layers that get matrices, such as `[q_proj, v_proj]`; null:
     every linear layer of the model's blocks, or of a model without declared blocks."""
-    base: Literal["fp32", "bf16", "nf4"] = "fp32"
-    """Type of the frozen weights.  `nf4`: linear layers of the blocks in 4 bits and the rest in
-    bf16, as QLoRA (Dettmers et al., arXiv 2305.14314); `plan` predicts it, `run` refuses it."""
+    base: Literal["fp32", "bf16", "fp16", "nf4"] = "fp32"
+    """Type of the frozen weights.  `nf4`: linear layers and experts of the blocks in 4 bits and the
+    rest in bf16, as QLoRA (Dettmers et al., arXiv 2305.14314); `plan` predicts it, `run` refuses
+    it."""
 
 
 class WorkloadOptions(Model):

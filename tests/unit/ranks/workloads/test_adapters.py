@@ -35,6 +35,20 @@ QWEN3 = {
 }
 
 
+MIXTRAL = {
+    "model": "hf:mixtral",
+    "model_options": {
+        "num_hidden_layers": 1,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 64,
+        "num_local_experts": 4,
+    },
+}
+"""A model whose experts are one parameter of three dimensions."""
+
+
 def adapted(adapter: dict[str, Any] | None = None, **fields: Any) -> Workload:
     chosen: dict[str, Any] = {
         "name": "language",
@@ -78,12 +92,12 @@ def test_chosen_targets() -> None:
         adapted({"targets": ["no_such_layer"]}).build_model()
 
 
-@pytest.mark.parametrize("base", ["fp32", "bf16", "nf4"])
+@pytest.mark.parametrize("base", ["fp32", "bf16", "fp16", "nf4"])
 def test_the_frozen_weights_have_the_type_of_the_base(base: str) -> None:
     workload = adapted({"base": base})
     model = workload.build_model()
     types = {p.dtype for p in model.parameters() if not p.requires_grad}
-    assert types == {torch.float32 if base == "fp32" else torch.bfloat16}
+    assert types == {{"fp32": torch.float32, "fp16": torch.float16}.get(base, torch.bfloat16)}
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     stored = frozen_element_bytes(model.parameters())
     if base == "nf4":
@@ -91,26 +105,37 @@ def test_the_frozen_weights_have_the_type_of_the_base(base: str) -> None:
         assert {stored_element_bytes(p) for p in in_blocks} == {NF4_BYTES}
         assert NF4_BYTES < stored < 2
     else:
-        assert stored == {"fp32": 4, "bf16": 2}[base]
+        assert stored == {"fp32": 4, "bf16": 2, "fp16": 2}[base]
     meta = build_on_meta(workload)
     assert meta is not None
     assert trained_names(meta) == trained_names(model)
 
 
-def test_weights_in_four_bits_compute_like_those_in_16_bits() -> None:
+@pytest.mark.parametrize("model_fields", [{}, MIXTRAL])
+def test_weights_in_four_bits_compute_like_those_in_16_bits(model_fields: dict[str, Any]) -> None:
     """`plan` traces them so: their product is the same, and each pass widens them again."""
     tokens = torch.arange(16)[None]
     results = []
     for base in ("bf16", "nf4"):
-        model = adapted({"base": base}).build_model()
+        model = adapted({"base": base}, **model_fields).build_model()
         with torch.autocast("cpu", torch.bfloat16):
-            logits = model(tokens)
+            found = model(tokens)
+            logits = found if isinstance(found, torch.Tensor) else found.logits
         logits.float().sum().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         results.append((logits, torch.cat([gradient.flatten() for gradient in gradients])))
     (one, of_one), (other, of_other) = results
     assert torch.equal(one, other)
     torch.testing.assert_close(of_one, of_other, rtol=0.05, atol=1e-3)
+
+
+def test_experts_are_in_four_bits() -> None:
+    """Most of the weights of such a model."""
+    for base, width in (("nf4", NF4_BYTES), ("bf16", 2)):
+        model = adapted({"base": base}, **MIXTRAL).build_model()
+        stacks = [p for p in model.parameters() if p.dim() == 3]
+        assert sum(p.numel() for p in stacks) == 4 * 3 * 64 * 32
+        assert {stored_element_bytes(p) for p in stacks} == {width}
 
 
 def test_layers_with_matrices_cannot_be_divided() -> None:

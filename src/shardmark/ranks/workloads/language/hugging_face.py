@@ -15,6 +15,7 @@ from shardmark.base.errors import InputError
 from shardmark.ranks.workloads.base import CannotShard, SequencePlan, TensorPlan
 from shardmark.ranks.workloads.chain import Call, Order, Part, checked_parts
 from shardmark.ranks.workloads.language.gpt import positions_in, same_document
+from shardmark.ranks.workloads.language.options import ATTENTION
 from shardmark.ranks.workloads.model_building import seeded
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ STYLES = {
 HEADS = {"num_attention_heads": "heads", "num_key_value_heads": "heads of keys and values"}
 DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 """Keys of configurations for dropout inside attention heads."""
-ATTENTION = "attn_implementation"
-"""Key of `model_options` that no configuration has: `sdpa`, or `eager`, which stores all scores."""
 OTHER_STRATEGY = "use fsdp"
 
 

@@ -45,6 +45,9 @@ EMBEDDED = ("stdlib", "torch-source")
 WITHOUT_FOLDER = (*EMBEDDED, "random")
 MASK_SHARE = 0.15
 
+ATTENTION = "attn_implementation"
+"""Key of `model_options` that no configuration has: `sdpa`, `flash_attention_2`, or `eager`, which
+stores all scores."""
 _GPT_KEYS = ("layers", "width", "heads", "positions", "tied", "dropout")
 _SIZES = ("vocab_size", "num_classes", "vocabulary", "sequence_length")
 """Arguments of a model that the workload sets."""
