@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import InputError
-from shardmark.predict.hardware.catalogue import load_card, load_node, names, nodes_of
+from shardmark.predict.hardware.catalogue import (
+    joined_node,
+    load_card,
+    load_node,
+    names,
+    nodes_of,
+)
 
 
 @pytest.mark.parametrize("name", names("cards"))
@@ -23,7 +29,7 @@ def test_nodes_that_ship(name: str) -> None:
     node = load_node(name)
     links = [node.link_bytes_per_second(ranks) for ranks in range(2, node.node.devices + 1)]
     assert links == sorted(links)
-    assert 1e9 < node.network_bytes_per_second < 1e12
+    assert 1e9 < node.network_bytes_per_second < 1e13
     assert node.node.source != "given"
 
 
@@ -84,12 +90,120 @@ def test_files_of_the_users(tmp_path: Path) -> None:
         ("4xA100-PCIe-40GB", "a100-pcie-40", 4, None),
         ("2xQuadro-RTX-8000", "rtx-8000", 2, None),
         ("2xA4500", "rtx-a4500", 2, None),
+        # as people write so many of a card
+        ("8 x H100", "h100", 8, None),
+        ("8x H100", "h100", 8, None),
+        ("8 H100", "h100", 8, None),
+        ("8*h100", "h100", 8, None),
+        ("8\u00d7H100", "h100", 8, None),
+        ("H100 x8", "h100", 8, None),
+        ("2 x 8 x H100", "h100", 8, 2),
+        ("2x8 H100", "h100", 8, 2),
+        ("4090x8", "rtx-4090", 8, None),
+        ("8x4090", "rtx-4090", 8, None),
+        ("2x 4090", "rtx-4090", 2, None),
+        ("2 x RTX 4090", "rtx-4090", 2, None),
+        ("NVIDIA GeForce RTX 4090x2", "rtx-4090", 2, None),
+        # an x that belongs to the card
+        ("2x7900xtx", "rx-7900-xtx", 2, None),
+        ("7900xtxx2", "rx-7900-xtx", 2, None),
+        ("2xRX 7900 XTX", "rx-7900-xtx", 2, None),
+        ("8xMI350X", "mi350x", 8, None),
+        ("8xAMD Instinct MI300X", "mi300x", 8, None),
+        # other cards
+        ("4xRTX PRO 6000 Blackwell", "rtx-pro-6000", 4, None),
+        ("8xrtxpro6000", "rtx-pro-6000", 8, None),
+        ("4xH100-NVL", "h100-nvl", 4, None),
+        ("8xH20", "h20", 8, None),
+        ("8xh800", "h800", 8, None),
+        ("8xA800", "a800", 8, None),
+        ("4xGB300", "gb300", 4, None),
+        ("1xGB10", "gb10", 1, None),
+        ("2x5080", "rtx-5080", 2, None),
+        ("1x5070Ti", "rtx-5070-ti", 1, None),
+        ("4xRTX 4080", "rtx-4080", 4, None),
+        ("1x4070", "rtx-4070", 1, None),
+        ("4x4060 Ti", "rtx-4060-ti", 4, None),
+        ("2x3080", "rtx-3080", 2, None),
+        ("1x3070", "rtx-3070", 1, None),
+        ("2x3060", "rtx-3060", 2, None),
+        ("1xA2000", "rtx-a2000", 1, None),
+        ("2xA4000", "rtx-a4000", 2, None),
+        ("4xA5000", "rtx-a5000", 4, None),
+        ("72xgb200", "gb200", 72, None),
+        ("8x8xgb200", "gb200", 8, 8),
+        # nodes of clouds
+        ("p5en", "h200", 8, None),
+        ("2xp5en.48xlarge", "h200", 8, 2),
+        ("p4de", "a100-80", 8, None),
+        ("p6-b200", "b200", 8, None),
+        ("g6e", "l40s", 8, None),
+        ("g5", "a10g", 8, None),
+        ("a3-mega", "h100", 8, None),
+        ("a3-megagpu-8g", "h100", 8, None),
+        ("a2-ultra", "a100-80", 8, None),
+        ("ND H100 v5", "h100", 8, None),
+        ("4xStandard_ND96isr_H100_v5", "h100", 8, 4),
+        ("Standard_ND96amsr_A100_v4", "a100-80", 8, None),
+        ("DGX Spark", "gb10", 1, None),
+        ("2 DGX H100", "h100", 8, 2),
     ],
 )
 def test_spellings_of_machines(text: str, card: str, devices: int, nodes: int | None) -> None:
     name, count = nodes_of(text)
     node = load_node(name).node
     assert (node.card, node.devices, count) == (card, devices, nodes)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("7900xtx", "'rx-7900-xtx' is a card; say how many: 8xrx-7900-xtx"),
+        ("9070xt", "no node '9070xt'"),
+        ("8xrtx9999", "no card 'rtx9999'"),
+        ("9999xh100", "found 9999xh100; the number of cards of a node is from 1 to 1024"),
+        ("0xh100", "found 0xh100; the number of cards of a node is from 1 to 1024"),
+        ("8xv100", "no card 'v100'; say which: v100-16 or v100-32 or v100-pcie"),
+        ("p7", "no node 'p7'"),
+    ],
+)
+def test_other_machines_are_refused(text: str, answer: str) -> None:
+    name, _ = nodes_of(text)
+    with pytest.raises(InputError, match=answer):
+        load_node(name)
+
+
+def test_five_lines_add_a_card(tmp_path: Path) -> None:
+    with pytest.raises(
+        InputError, match=r"no card 'mi999'.*8xmi999\.yaml, a file of five"
+    ) as found:
+        load_node("8xmi999")
+    lines = str(found.value).splitlines()[1:]
+    assert len(lines) == 5
+    (tmp_path / "mi999.yaml").write_text("\n".join(lines))
+    node = load_node(f"8x{tmp_path / 'mi999.yaml'}")
+    assert (node.node.devices, node.card.memory_gib, node.card.peak("bf16")) == (8, 12, 31.9e12)
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth", "note"),
+    [
+        ("2x8xh100", 400e9, "the network of dgx-h100, 400 GB/s each way."),
+        ("2x4xh100", 200e9, "dgx-h100, 200 GB/s each way for 4 of its 8 cards."),
+        ("8x8xgb200", 400e9, "gb200-nvl72, 400 GB/s each way for 8 of its 72 cards."),
+        ("2x72xgb200", 3600e9, "the network of gb200-nvl72, 3600 GB/s each way."),
+        ("2xp5en", 400e9, ""),
+    ],
+)
+def test_nodes_get_the_network_of_one_that_ships(text: str, bandwidth: float, note: str) -> None:
+    name, count = nodes_of(text)
+    node, notes = joined_node(name, count or 1)
+    assert node.network_bytes_per_second == bandwidth
+    assert [one.endswith(note) for one in notes] == [True] * bool(note)
+
+
+def test_72_cards_are_one_domain_of_nvlink() -> None:
+    assert load_node("72xgb200").link_bytes_per_second(72) == 900e9
 
 
 def test_a_card_of_several_memories_is_not_guessed() -> None:
@@ -112,6 +226,9 @@ def test_a_card_of_several_memories_is_not_guessed() -> None:
         ("b300", 2250e12, 268, 8000e9, 900e9),
         ("mi325x", 1307.4e12, 256, 6000e9, 448e9),
         ("mi355x", 2516.6e12, 288, 8000e9, 537.6e9),
+        ("h20", 148e12, 96, 4000e9, 450e9),
+        ("h800", 989.5e12, 80, 3350e9, 200e9),
+        ("a800", 312e12, 80, 2039e9, 200e9),
     ],
 )
 def test_published_figures(

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveFloat, PositiveInt, ValidationError
 
-from shardmark.base.errors import InputError
+from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.files.strict_yaml import parse_yaml
 from shardmark.base.peaks import peak_flops_per_second
 from shardmark.base.recipe import Model
@@ -23,8 +23,15 @@ Kind = Literal["cards", "nodes"]
 Read = TypeVar("Read", "Card", "Node")
 MOST_DEVICES = 1024
 GiB = 2**30
-_COUNTED = re.compile(r"(?P<count>\d+)x(?P<card>.+)|(?P<of_card>.+)(?<![rg]t)x(?P<of>\d+)", re.I)
+_READINGS = (re.compile(r"(\d+)x(.+)", re.I), re.compile(r"(.+)(?<![rg]t)x(\d+)", re.I))
 """A number of cards: `8xh100` or `h100x8`; the x of `rtx4090` belongs to the name."""
+_SPELLINGS = (
+    (r"\s*[\u00d7*]\s*|\s+x\s*|(?<=\d)x\s+|(?:(?<=^\d)|(?<=^\d\d)|(?<=x\d))\s+", "x"),
+    (r"\s+", "-"),
+)
+"""Patterns of what people write in place of the x, and of a hyphen: `8 x H100`, `2 RTX 4090`."""
+NEW_CARD = "rtx-a2000"
+"""A card whose file shows how to add one."""
 
 
 class Timed(Model):
@@ -183,9 +190,17 @@ def nodes_of(machines: str) -> tuple[str, int | None]:
 
     The number is None for a node alone, such as `8xh100`.
     """
+    if _is_file(machines):
+        return machines, None
+    machines = machines.strip()
+    for pattern, replacement in _SPELLINGS:
+        machines = re.sub(pattern, replacement, machines)
+    counted = _cards_of(machines)
+    if counted and card_name(counted[1]) in names("cards"):
+        return machines, None
     count, times, node = machines.partition("x")
-    is_several = _COUNTED.fullmatch(node) or node.lower() in names("nodes") or _is_file(node)
-    if count.isdigit() and times and is_several and not _is_file(machines):
+    is_several = _cards_of(node) or node_name(node) in names("nodes") or _is_file(node)
+    if count.isdigit() and times and is_several:
         return node, int(count)
     return machines, None
 
@@ -196,10 +211,8 @@ def load_node(name: str) -> NodeType:
 
     A node's file may name a card's file beside it.  Raises `InputError` naming file and key.
     """
-    counted = None if name.lower() in names("nodes") or _is_file(name) else _COUNTED.fullmatch(name)
-    if counted:
-        card = counted["card"] or counted["of_card"]
-        devices = int(counted["count"] or counted["of"])
+    if counted := _cards_of(name):
+        devices, card = counted
         if not 1 <= devices <= MOST_DEVICES:
             allowed = f"the number of cards of a node is from 1 to {MOST_DEVICES}"
             raise InputError("--on", f"found {name}", allowed)
@@ -220,23 +233,25 @@ def load_node(name: str) -> NodeType:
 def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
     """Load a node for a number of nodes, and return notes about it.
 
-    Several nodes such as `h100x8` get the network of a node that ships with as many of that card.
+    Several nodes such as `h100x8` get the network of a node that ships with that card: of one with
+    as many of them, or else for each card, and of the maker's own before those of clouds.
     """
     loaded = load_node(name)
-    if nodes == 1 or loaded.node.network_bytes_per_second is not None:
+    card, devices = loaded.node.card, loaded.node.devices
+    shipped = {other: load_node(other) for other in names("nodes")}
+    others = {other: node for other, node in shipped.items() if node.node.card == card}
+    if nodes == 1 or loaded.node.network_bytes_per_second is not None or not others:
         return loaded, []
-    for other in names("nodes"):
-        of_other = load_node(other).node
-        same_cards = (of_other.card, of_other.devices) == (loaded.node.card, loaded.node.devices)
-        if same_cards and of_other.network_bytes_per_second is not None:
-            network = {"network_bytes_per_second": of_other.network_bytes_per_second}
-            node = loaded.node.model_copy(update=network)
-            gigabytes = of_other.network_bytes_per_second / 1e9
-            note = f"Between nodes: the network of {other}, {gigabytes:g} GB/s each way."
-            return NodeType(card=loaded.card, node=node), [note]
-    return loaded, []
+    chosen = min(others, key=lambda one: (others[one].node.devices != devices, "dgx" not in one))
+    share = devices / others[chosen].node.devices
+    bandwidth = others[chosen].network_bytes_per_second * share
+    node = loaded.node.model_copy(update={"network_bytes_per_second": bandwidth})
+    part = "" if share == 1 else f" for {devices} of its {others[chosen].node.devices} cards"
+    note = f"Between nodes: the network of {chosen}, {bandwidth / 1e9:g} GB/s each way{part}."
+    return NodeType(card=loaded.card, node=node), [note]
 
 
+@cache
 def card_name(name: str) -> str:
     """Return the name of the card that ships for a spelling such as `H100`, `A100-80GB` or `4090`.
 
@@ -248,14 +263,54 @@ def card_name(name: str) -> str:
     exact = [other for other in names("cards") if _plain(other) == plain]
     for other in () if exact else names("cards"):
         short, memory_gib = _plain(other), load_card(other).memory_gib
-        if plain in {short.removeprefix("rtx"), f"{short}{memory_gib:g}", short.removesuffix("x")}:
+        bare = re.sub(r"^[rg]?tx|^rx", "", short)
+        if plain in {
+            bare,
+            f"{short}{memory_gib:g}",
+            f"{bare}{memory_gib:g}",
+            short.removesuffix("x"),
+        }:
             exact.append(other)
     return exact[0] if len(exact) == 1 else name
 
 
+def node_name(name: str) -> str:
+    """Return the name of the node that ships for a spelling such as `DGX-H100` or `a3-mega`.
+
+    Other names are returned as they are.
+    """
+    plain = _plain_node(name)
+    exact = [other for other in names("nodes") if _plain_node(other) == plain]
+    family = [other for other in names("nodes") if _plain_node(other.partition(".")[0]) == plain]
+    return (exact or family)[0] if len(exact or family) == 1 else name
+
+
+def _plain_node(name: str) -> str:
+    """Return letters and digits alone, without what the names of a cloud repeat."""
+    repeated = r"standard|gpu(-\d+g)?|(?<=nd)\d+[ai]|sr(?=_)"
+    return re.sub(f"{repeated}|[^a-z0-9.]", "", name.lower())
+
+
+def _cards_of(name: str) -> tuple[int, str] | None:
+    """Return the number and the card of `8xh100` or `h100x8`, or None for another name.
+
+    In the name of a card, such as `7900xtx`, and after a number that no node has, an x is a letter.
+    """
+    cards = names("cards")
+    if _is_file(name) or card_name(name) in cards or node_name(name) in names("nodes"):
+        return None
+    before, after = (reading.fullmatch(name) for reading in _READINGS)
+    readings = [(int(before[1]), before[2])] if before else []
+    readings += [(int(after[2]), after[1])] if after else []
+    of_cards = [one for one in readings if _is_file(one[1]) or card_name(one[1]) in cards]
+    return next(iter((*of_cards, *(one for one in readings if one[0] <= MOST_DEVICES))), None)
+
+
 def _plain(name: str) -> str:
     """Return letters and digits alone, without the maker, the unit of memory and the socket."""
-    return re.sub(r"nvidia|amd|geforce|quadro|sxm\d?|(?<=\d)[ -]?gb|[^a-z0-9]", "", name.lower())
+    makers = "nvidia|amd|geforce|quadro|tesla|instinct|radeon|blackwell"
+    rest = r"(workstation|server)?[ -]?edition|generation|sxm\d?|(?<=\d)[ -]?gb|[^a-z0-9]"
+    return re.sub(f"{makers}|{rest}", "", name.lower())
 
 
 def _is_file(name: str) -> bool:
@@ -266,23 +321,33 @@ def _content(kind: Kind, name: str) -> Any:
     if _is_file(name):
         return parse_yaml(Path(name).read_text(encoding="utf-8"), name)
     if kind == "nodes":
-        name = name.lower()
+        name = node_name(name)
     if name not in names(kind):
         shipped_names = names(kind)
-        form = ", COUNTxCARD such as 8xh100" if kind == "nodes" else ""
-        allowed = f"allowed are {', '.join(shipped_names)}{form} or a YAML file"
-        allowed += nearest(name, shipped_names)
-        card = card_name(name.removesuffix("x"))
-        if kind == "nodes" and card in names("cards"):
+        cards = (card_name(name), card_name(name.removesuffix("x")))
+        card = next((one for one in cards if one in names("cards")), None)
+        if kind == "nodes" and card is not None:
             raise InputError("--on", f"{card!r} is a card", f"say how many: 8x{card}")
-        starts = [other for other in shipped_names if _plain(other).startswith(_plain(name))]
-        if kind == "cards" and len(starts) > 1:
-            allowed = f"say which: {' or '.join(starts)}"
         if Path(name).suffix in {".yaml", ".yml"}:
             raise InputError("--on", f"there is no file {name!r}", "name one that is there")
-        raise InputError("--on", f"there is no {kind.removesuffix('s')} {name!r}", allowed)
-    shipped = files("shardmark.predict.hardware") / kind / f"{name}.yaml"
-    return parse_yaml(shipped.read_text(encoding="utf-8"), name)
+        problem = f"there is no {kind.removesuffix('s')} {name!r}"
+        starts = [other for other in shipped_names if _plain(other).startswith(_plain(name))]
+        if kind == "cards" and len(starts) > 1:
+            raise InputError("--on", problem, f"say which: {' or '.join(starts)}")
+        form = "COUNTxCARD such as 8xh100, " if kind == "nodes" else ""
+        file = f"{re.sub(r'[^a-z0-9.-]+', '-', name.lower())}.yaml"
+        allowed = (
+            f"allowed are {form}{', '.join(shipped_names)}{nearest(name, shipped_names)}, or a card"
+            f" of your own, 8x{file}, a file of five lines as that of {NEW_CARD}"
+        )
+        lines = _shipped("cards", NEW_CARD).splitlines()
+        raise InputError("--on", problem, allowed, *map(ShardmarkError, lines))
+    return parse_yaml(_shipped(kind, name), name)
+
+
+def _shipped(kind: Kind, name: str) -> str:
+    file = files("shardmark.predict.hardware") / kind / f"{name}.yaml"
+    return file.read_text(encoding="utf-8")
 
 
 def _checked(model: type[Read], content: Any, source: str) -> Read:
