@@ -46,7 +46,8 @@ else:
     trained = DistributedDataParallel(model)
     trained.register_comm_hook(None, lambda _, bucket: reduced(bucket))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-loader = DataLoader(TensorDataset(torch.randn(16, 2, 4, 4)), 4)
+workers = int(expected == "prefetch")
+loader = DataLoader(TensorDataset(torch.randn(16, 2, 4, 4)), 4, num_workers=workers)
 resident = resident_bytes()
 torch.ones(PIECE_BYTES // 4)
 kept_bytes = resident_bytes() - resident
@@ -61,6 +62,9 @@ for (batch,) in cycle(loader):
     optimizer.step()
     made = {
         "workers": loader.num_workers == 2 and loader.persistent_workers,
+        "prefetch": loader.prefetch_factor == 3,
+        "bucket_mb": getattr(trained, "bucket_bytes_cap", 0) == 7 * 2**20,
+        "threads": torch.get_num_threads() == 3,
         "fused": optimizer.defaults["fused"],
         "foreach": optimizer.defaults["foreach"],
         "set_to_none": cleared,

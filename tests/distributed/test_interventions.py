@@ -18,7 +18,9 @@ CALLS = {
     "Foreach": "AdamW(",
     "SetToNone": "zero_grad(",
     "BucketView": "DistributedDataParallel(",
+    "BucketMegabytes": "DistributedDataParallel(",
     "KeepUnsharded": "fully_shard(",
+    "Prefetch": "DataLoader(",
 }
 """Calls of the script that get arguments."""
 
@@ -64,10 +66,16 @@ def test_each_saving_makes_its_change_and_notes_the_line(
     kept_engine: KeptEngine, tmp_path: Path
 ) -> None:
     """The script fails if the change is not made."""
-    values = {"workers": "=2", "no_sync": "=2"}
+    values = {
+        "workers": "=2",
+        "no_sync": "=2",
+        "prefetch": "=3",
+        "bucket_mb": "=7",
+        "threads": "=3",
+    }
     names = (
         *("workers", "fused", "foreach", "set_to_none", "bucket_view", "keep_unsharded"),
-        *("no_sync", "channels_last", "malloc"),
+        *("no_sync", "channels_last", "malloc", "prefetch", "bucket_mb", "threads"),
     )
     variants = {name: f"%{name}{values.get(name, '')} --expect {name}" for name in names}
     run = timed(

@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_370),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_375),
     "compare": (("cli/compare.py",), 67, 10_860),
     "plan": (("cli/plan.py",), 122, 21_660),
     "run": (("cli/run.py",), 148, 26_080),
@@ -35,8 +35,8 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_900)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 72_530
-SHORT_HELPERS = 197
+SOURCE_LINES = 72_540
+SHORT_HELPERS = 199
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

@@ -20,7 +20,11 @@ from shardmark.bench.why import look_at
 from shardmark.experiment.experiment import Experiment
 from shardmark.scripts.interventions import SAVINGS, text_of
 
-WORKERS = ("2", "4")
+WORKERS = (2, 4, 8)
+FEW_WORKERS = 4
+"""Number of workers that is tried even with fewer cores: some of them wait for files."""
+PREFETCHED, BUCKET_MB = 8, 100
+DDP_BUCKET_BYTES = 25 * 2**20
 WORTH_A_TRY = 0.02
 """Share of the time from which a thing is worth a try."""
 RACED_ALONE = 0.7
@@ -50,7 +54,7 @@ def improve(
         raise InputError("--budget", f"{budget_seconds:g} s", "the first trial takes longer")
     fitting = {
         name: {intervention: value}
-        for name, intervention, value in _fitting(seen, device_type)
+        for name, intervention, value in _fitting(seen, device_type, world_size)
         if not only or intervention in only
     }
     if not fitting:
@@ -78,7 +82,7 @@ def improve(
         result = race(1.0)
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
-    names = () if best is None else tuple(fitting[best.strategy])
+    chosen = {} if best is None else fitting[best.strategy]
     places: dict[str, dict[str, Any]] = {}
     for record in best.ok_trials[0].ranks if best is not None else ():
         for facts in record.settings.get("seen", {}).values():
@@ -88,10 +92,13 @@ def improve(
     patch, missing = patch_of(places)
     return Improvement(
         race=result,
-        interventions=names,
+        interventions=tuple(chosen),
         best="" if best is None else best.strategy,
         patch=patch,
-        snippets=(*(SNIPPETS[name] for name in names if name in SNIPPETS), *missing),
+        snippets=(
+            *(SNIPPETS[name].format(value) for name, value in chosen.items() if name in SNIPPETS),
+            *missing,
+        ),
     )
 
 
@@ -104,22 +111,23 @@ def _race(path: Path, experiment: Experiment) -> Race:
     return result
 
 
-def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, str, str]]:
+def _fitting(
+    seen: Mapping[str, Any], device_type: str, world_size: int
+) -> Iterator[tuple[str, str, str]]:
     """Yield name, intervention and value of what the script has a place for."""
     shares, wrappers, cuda = seen["shares"], seen["wrappers"], device_type == "cuda"
-    loader = seen.get("loader")
-    if loader and not loader["workers"] and shares.get("input", 0.0) >= WORTH_A_TRY:
-        for count in WORKERS:
-            yield f"{count} workers", "workers", count
-    if loader and cuda:
-        yield "pin_memory", "pin_memory", ""
+    cores = seen["cores"] // world_size
+    if loader := seen.get("loader"):
+        yield from _fitting_loader(loader, shares.get("input", 0.0), cores, cuda=cuda)
     if shares.get("update", 0.0) >= WORTH_A_TRY:
         yield "fused", "fused", ""
         yield "foreach", "foreach", ""
-        if "zero_grad" in wrappers:
-            yield "set_to_none", "set_to_none", ""
+    if "zero_grad" in wrappers:
+        yield "set_to_none", "set_to_none", ""
     if "DistributedDataParallel" in wrappers:
         yield "bucket_view", "bucket_view", ""
+        if seen["trained_bytes"] > DDP_BUCKET_BYTES:
+            yield "bucket_mb", "bucket_mb", str(BUCKET_MB)
         if seen["passes"] > 1:
             yield "no_sync", "no_sync", str(seen["passes"])
     if "fully_shard" in wrappers:
@@ -128,7 +136,22 @@ def _fitting(seen: Mapping[str, Any], device_type: str) -> Iterator[tuple[str, s
         yield "channels_last", "channels_last", ""
         if cuda:
             yield "cudnn_benchmark", "cudnn_benchmark", ""
+    if not cuda and seen["threads"] < cores:
+        yield f"{cores} threads", "threads", str(cores)
     yield ("tf32", "tf32", "") if cuda else ("malloc", "malloc", "")
+
+
+def _fitting_loader(
+    loader: Mapping[str, Any], share: float, cores: int, *, cuda: bool
+) -> Iterator[tuple[str, str, str]]:
+    if share >= WORTH_A_TRY:
+        for count in WORKERS:
+            if loader["workers"] < count <= max(FEW_WORKERS, cores):
+                yield f"{count} workers", "workers", str(count)
+        if loader["workers"]:
+            yield "prefetch", "prefetch", str(PREFETCHED)
+    if cuda:
+        yield "pin_memory", "pin_memory", ""
 
 
 def _fastest_of_each(race: Race, fitting: Mapping[str, Mapping[str, str]]) -> list[str]:

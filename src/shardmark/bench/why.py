@@ -43,6 +43,8 @@ STEPS = 20
 """Measured steps of a trial."""
 WORTH_A_TRY = 0.02
 """Share of a rank's time from which a thing is taken away."""
+FIRST_SHARE = 0.6
+"""Share of the budget after which what makes a rank late is tried."""
 LARGE_UPDATE = 0.1
 """Share of a rank's time from which the optimizer's update is taken away, too."""
 
@@ -61,11 +63,11 @@ def explain(
 
     Raises `InputError` if the script does not run, or takes too few steps.
     """
-    ends_at_seconds = time.monotonic() + budget_seconds
+    began = time.monotonic()
     experiment = _experiment(command, world_size, {LOOK: "%look"})
     with RunSession.open(experiment, path, RunOptions(), listener) as session:
         session.runner.load(session.plan.trials)
-        rounds = _Rounds(session, command, Samples(world_size), {}, ends_at_seconds)
+        rounds = _Rounds(session, command, Samples(world_size), {}, began + budget_seconds)
         samples = rounds.samples
         rounds.look()
         seen = samples.seen
@@ -79,10 +81,13 @@ def explain(
         variants.setdefault(samples.stripped, working)
         if max(rank["shares"].get("update", 0.0) for rank in seen) >= LARGE_UPDATE:
             variants[UPDATE] = {"no_update": ""}
+        rounds.ends_at_seconds = began + FIRST_SHARE * budget_seconds
         rounds.repeat(variants)
         if not samples.trials(PLAIN):
             raise InputError("--budget", f"{budget_seconds:g} s", "it has no time for two trials")
+        rounds.ends_at_seconds = began + budget_seconds
         rounds.repeat(_second_variants(samples, working))
+        rounds.repeat(variants)
         session.runner.folder.write_experiment(rounds.experiment().model_dump(mode="json"))
         return explanation_of(samples, [*chosen])
 
@@ -106,7 +111,8 @@ def _chosen(seen: Sequence[Mapping[str, Any]], world_size: int) -> dict[str, str
     """Return what is worth being taken away, with values, for what was seen on the ranks."""
     largest = {kind: max(rank["shares"].get(kind, 0.0) for rank in seen) for kind in NAMES}
     chosen = {}
-    if largest["input"] >= WORTH_A_TRY or rows_differ(seen):
+    is_unknown = bool(seen[0]["functions"]) and not any(rank["rows"] for rank in seen)
+    if largest["input"] >= WORTH_A_TRY or rows_differ(seen) or is_unknown:
         chosen["same_batch"] = "" if "loader" in seen[0] else "+".join(seen[0]["functions"])
     if world_size > 1:
         chosen["no_peers"] = ""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from importlib.resources import files
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from shardmark.base.errors import ShardmarkError
+from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.files.storage import REMEDIES
 from shardmark.base.text import say
 from shardmark.base.version import __version__
@@ -31,7 +33,29 @@ from shardmark.cli.why import explain_step
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+QUESTIONS = {
+    "Your script": ("audit", "time", "why"),
+    "Many strategies": ("run", "verify", "batch"),
+    "Machines that you do not have": ("plan",),
+    "Results": ("compare", "report", "export"),
+    "Set-up": ("init", "doctor", "list", "schema"),
+}
+"""Verbs by what they are for."""
+LONGEST = 200
+"""Letters of a verb's first sentence."""
+
+
+class _ByQuestion(TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (typer's)
+        width = max(map(len, self.commands))
+        for question, verbs in QUESTIONS.items():
+            with formatter.section(question):
+                texts = {name: self.commands[name].get_short_help_str(LONGEST) for name in verbs}
+                formatter.write_dl([(name.ljust(width), text) for name, text in texts.items()])
+
+
 app = typer.Typer(
+    cls=_ByQuestion,
     name="shardmark",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -62,23 +86,23 @@ def _shardmark(
     """
 
 
+SCRIPT: dict[str, Any] = {
+    "context_settings": {"ignore_unknown_options": False, "allow_interspersed_args": False}
+}
+"""Settings of verbs whose command follows their options."""
+app.command("audit", **SCRIPT)(audit)
+app.command("time")(time)
+app.command("why", **SCRIPT)(explain_step)
 app.command("run")(run)
-app.command("plan")(plan)
+app.command("verify")(verify)
 app.command("batch")(batch)
+app.command("plan")(plan)
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("export")(export)
-app.command("verify")(verify)
-app.command(
-    "audit", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
-)(audit)
-app.command("time")(time)
-app.command(
-    "why", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
-)(explain_step)
 app.command("init")(init)
-app.command("list")(list_)
 app.command("doctor")(doctor)
+app.command("list")(list_)
 app.command("schema")(schema)
 
 
@@ -95,8 +119,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+OTHER_VERBS = {"run": "time", "verify": "audit", "audit": "verify", "time": "run", "why": "run"}
+"""Verbs that answer the same question for an experiment or for a script."""
+
+
+def _check_kind(verb: str = "", *words: str) -> None:
+    """Raise `InputError` if a verb of experiments gets a script, or the other way round."""
+    if verb not in OTHER_VERBS:
+        return
+    from shardmark.scripts.command import LAUNCHERS, VARIABLE
+
+    firsts = [word.split()[0] for word in words if word.strip() and not VARIABLE.match(word)]
+    scripts = [word for word in firsts if word.endswith(".py") or word in LAUNCHERS]
+    presets = {path.name for path in files("shardmark.experiment").joinpath("presets").iterdir()}
+    experiments = [w for w in firsts if w.endswith((".yaml", ".yml")) or f"{w}.yaml" in presets]
+    takes_scripts = verb in QUESTIONS["Your script"]
+    wrong, right = (experiments, scripts) if takes_scripts else (scripts, experiments)
+    if wrong and not right:
+        kind = "an experiment" if takes_scripts else "a script"
+        remedy = f"shardmark {OTHER_VERBS[verb]} does the same for {kind}"
+        raise InputError(f"shardmark {verb}", f"{wrong[0]!r} is {kind}", remedy)
+
+
 def _run_command(arguments: list[str] | None) -> int:
     try:
+        _check_kind(*(sys.argv[1:] if arguments is None else arguments))
         app(arguments, prog_name="shardmark")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -48,9 +48,12 @@ def explain_step(
     """Take input, peers, evaluation and more away, one at a time, and say what each was worth."""
     from shardmark.base.durations import parse_seconds
     from shardmark.base.results.runs_folder import run_folder
+    from shardmark.base.system.extras import is_installed
     from shardmark.bench.launch.run_options import RunOptions
     from shardmark.bench.progress.display import listener
     from shardmark.bench.report.answers.parts import facts_of, lines_of, scaling_lines
+    from shardmark.bench.report.figures.drawing import draw, write_images
+    from shardmark.bench.report.figures.parts import scaling_figure
     from shardmark.bench.why import explain
     from shardmark.scripts.command import parse_command
 
@@ -71,7 +74,10 @@ def explain_step(
             documents.append({**facts_of(explanation), "run": str(path)})
             if form is TextOrJson.TEXT:
                 say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}"]))
+        images: list[Path] = []
+        if len(numbers) > 1 and is_installed("vl_convert"):
+            images = write_images(draw(scaling_figure(explanations)), folder)
     if form is TextOrJson.JSON:
         say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1))
     elif len(numbers) > 1:
-        say_text("\n".join(["", *scaling_lines(explanations)]))
+        say_text("\n".join(["", *scaling_lines(explanations), *map(str, images)]))

@@ -30,8 +30,9 @@ def answer(capsys: Captured, *arguments: str) -> tuple[int, str, str]:
 def test_help_version_and_schema_are_printed(capsys: Captured) -> None:
     code, text, _ = answer(capsys, "--help")
     assert code == 0
-    verbs = ("run", "compare", "report", "export", "verify", "list", "doctor", "schema")
+    verbs = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     assert [verb for verb in verbs if f"\n  {verb} " not in text] == []
+    assert text.index("Your script:") < text.index("\n  why ") < text.index("Many strategies:")
     assert answer(capsys, "--version") == (0, f"shardmark {shardmark.__version__}\n", "")
     assert json.loads(answer(capsys, "schema")[1])["type"] == "object"
 
@@ -39,7 +40,11 @@ def test_help_version_and_schema_are_printed(capsys: Captured) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Commands:"),
+        ([], "Your script:"),
+        (["run", "train.py"], "shardmark time does the same for a script"),
+        (["verify", "torchrun", "train.py"], "shardmark audit does the same for a script"),
+        (["audit", "--ranks", "2", "quickstart"], "shardmark verify does the same for an exp"),
+        (["time", "a.yaml", "b.yaml"], "'a.yaml' is an experiment; shardmark run does"),
         (["nonsense"], "No such command 'nonsense'"),
         (["list", "--all"], "No such option: --all"),
         (["list", "metric"], "(nearest: 'metrics')"),

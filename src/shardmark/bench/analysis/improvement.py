@@ -21,9 +21,10 @@ SNIPPETS = {
     "channels_last": "model = model.to(memory_format=torch.channels_last)",
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",
+    "threads": "torch.set_num_threads({})",
     "malloc": "start it with MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1073741824",
 }
-"""Changes to make by hand, of interventions that add no argument to a call."""
+"""Changes to make by hand, with the value, of interventions that add no argument to a call."""
 NO_NEWLINE = "\n\\ No newline at end of file\n"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from shardmark.base.results.schema import RankRecord, TrialResult
 from shardmark.base.statistics.intervals import Estimate, estimate_difference
 from shardmark.base.text import counted
+from shardmark.base.traffic import required_fraction
 
 PLAIN, LOOK, ALL, UPDATE = "as it is", "look", "all of it", "no_update"
 OWN_ROWS, EQUAL_ROWS = "own rows", "equal rows"
@@ -32,9 +33,12 @@ NOTEWORTHY = 0.03
 """Share of a step from which a part is named."""
 WATCHED = 0.08
 """The same for the script's own code, which cannot be taken away."""
+THIN = 0.25
+"""Share of the rest of a step, for its messages alone, from which the link is thin."""
 PRECISE = 0.02
 """Half of an interval's width, in shares of a step, that is narrow enough."""
 FEW_ROUNDS = 2
+NO_LOSS = Estimate(value=0.0, low=0.0, high=None, n=0)
 SPANS = ("data", "backward", "optimizer")
 """Spans that a script's steps are divided in; the rest is the forward pass and its own code."""
 LOOKED_AT = {"optimizer": "update", "data": "input"}
@@ -178,13 +182,18 @@ class Explanation:
     ranks: int
     step: Estimate
     lost: Estimate
+    computing_seconds: float
+    """The rest of a step, which is no loss."""
     parts: tuple[Part, ...]
     undecided: tuple[Part, ...]
-    """Parts whose interval holds nothing as well as a noteworthy loss."""
+    """Parts whose interval holds nothing as well as twice a noteworthy loss."""
     unknown: tuple[str, ...]
     """Kinds of parts that could not be taken away."""
     update: Estimate | None
     """The optimizer's update, which is no loss; None if it is small."""
+    needed: Part | None
+    """Communication that is no loss: neither is the link thin, nor are there more collectives
+    than gradients need.  None if it is a part, or small."""
     findings: tuple[str, ...]
     """Sentences on what counts show of collectives and loaders."""
     counts: Mapping[str, Any]
@@ -206,21 +215,31 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
             rank = _rank_at_fault(seen, kind, saved.value / step.value)
             place = _place(seen[rank or 0], kind)
             parts.append(Part(kind=kind, seconds=saved, rank=rank, place=place))
+    counts, noteworthy = _counts(samples), NOTEWORTHY * step.value
+    more = [*_more_reductions(counts)]
+    needed = next((p for p in parts if p.kind == "communication"), None)
+    if needed is not None and (more or _is_thin(counts, step.value - needed.seconds.value)):
+        needed = None
+    parts = [part for part in parts if part is not needed]
     parts += [*_lateness(samples), *_code(samples)]
     parts.sort(key=lambda part: -part.seconds.value)
-    noteworthy = NOTEWORTHY * step.value
     undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
-    parts = [p for p in parts if p.seconds.value >= noteworthy and p not in undecided]
-    counts, update = _counts(samples), samples.saved(UPDATE)
+    parts = [p for p in parts if p.seconds.value >= noteworthy and _is_shown(p.seconds)]
+    if needed is not None and needed.seconds.value < noteworthy:
+        needed = None
+    gone = _gone(samples, [*parts, *([needed] if needed else [])])
+    update = samples.saved(UPDATE)
     return Explanation(
         ranks=samples.world_size,
         step=step,
-        lost=_lost(samples, parts),
+        lost=_lost(gone, parts, needed),
+        computing_seconds=step.value - gone.value,
         parts=tuple(parts),
         undecided=tuple(undecided),
         unknown=tuple(unknown),
         update=update if update is not None and update.value > 0 else None,
-        findings=tuple(_findings(counts, max(r["shares"].get("input", 0.0) for r in seen))),
+        needed=needed,
+        findings=(*more, *_idle_loader(counts, max(r["shares"].get("input", 0.0) for r in seen))),
         counts=counts,
         notes=tuple(_notes(samples)),
     )
@@ -237,9 +256,11 @@ def _without(seconds: Estimate, other: Estimate) -> Estimate:
 
 
 def _is_open(seconds: Estimate, noteworthy: float) -> bool:
-    if seconds.low is None or seconds.high is None:
-        return True
-    return seconds.low <= 0 and seconds.high >= noteworthy
+    return not _is_shown(seconds) and (seconds.high is None or seconds.high >= 2 * noteworthy)
+
+
+def _is_shown(seconds: Estimate) -> bool:
+    return seconds.low is not None and seconds.low > 0
 
 
 def _rank_at_fault(seen: Sequence[Mapping[str, Any]], kind: str, share: float) -> int | None:
@@ -269,8 +290,8 @@ def _lateness(samples: Samples) -> Iterable[Part]:
         return
     rank, excess = late
     before = (rank - 1) % samples.world_size
-    has_rows = "same_batch" in samples.by_variant
-    tried = samples.trials("places") and (samples.trials("rows") or not has_rows)
+    are_equal = all(seen["rows"] for seen in samples.seen) and not rows_differ(samples.seen)
+    tried = samples.trials("places") and (samples.trials("rows") or are_equal)
     lateness = "own work" if tried else None
     for variant, cause in (("rows", "rows"), ("places", "place")):
         swapped = samples.trials(variant)
@@ -308,25 +329,36 @@ def _code(samples: Samples) -> Iterable[Part]:
         )  # fmt: skip
 
 
-def _lost(samples: Samples, parts: Sequence[Part]) -> Estimate:
+def _gone(samples: Samples, parts: Sequence[Part]) -> Estimate:
     """Estimate what a step would take less without all parts together."""
     # What the ranks wait for is gone without peers, a late rank's own work is not.
     late = [part for part in parts if part.kind == "late_rank" and part.rank is not None]
     watched = [p for p in parts if p.watched and p.rank not in {part.rank for part in late}]
     alone = (part.seconds for part in parts if not part.watched and part.kind != "late_rank")
-    zero = Estimate(value=0.0, low=0.0, high=None, n=0)
     if not parts:
-        return zero
-    saved = samples.saved(samples.stripped) or next(alone, zero)
+        return NO_LOSS
+    saved = samples.saved(samples.stripped) or next(alone, NO_LOSS)
     added = sum(part.seconds.value for part in (*late, *watched))
     low, high = (None if end is None else end + added for end in (saved.low, saved.high))
     return replace(saved, value=max(0.0, saved.value + added), low=low, high=high)
 
 
+def _lost(gone: Estimate, parts: Sequence[Part], needed: Part | None) -> Estimate:
+    """Leave what is needed out of what would be gone; each part is lost in any case."""
+    if needed is None or not parts:
+        return gone if parts else NO_LOSS
+    return max(_without(gone, needed.seconds), parts[0].seconds, key=lambda lost: lost.value)
+
+
 def _counts(samples: Samples) -> dict[str, Any]:
     probe, seen = samples.trials(LOOK)[0].result.ranks[0].probe, samples.seen
     collectives = (probe.collectives if probe else None) or {}
+    fractions = {kind: required_fraction(kind, samples.world_size) for kind in collectives}
     return {
+        "sent_bytes": sum(
+            (fractions[kind] or 0.0) * record.payload_bytes for kind, record in collectives.items()
+        ),
+        "link_bytes_per_second": seen[0].get("link_bytes_per_second"),
         "collectives": {kind: record.model_dump() for kind, record in collectives.items()},
         "trained_tensors": seen[0]["trained_tensors"],
         "trained_bytes": seen[0]["trained_bytes"],
@@ -335,19 +367,31 @@ def _counts(samples: Samples) -> dict[str, Any]:
     }
 
 
-def _findings(counts: Mapping[str, Any], input_share: float) -> Iterable[str]:
-    reduced = counts["collectives"].get("all_reduce")
-    tensors, size = counts["trained_tensors"], counts["trained_bytes"]
-    if reduced and tensors >= 4 and reduced["calls"] >= tensors:
+def _is_thin(counts: Mapping[str, Any], rest_seconds: float) -> bool:
+    """True if the link takes long for a step's messages, or if its rate is not known."""
+    rate = counts["link_bytes_per_second"]
+    return rate is None or counts["sent_bytes"] / rate > THIN * rest_seconds
+
+
+def _more_reductions(counts: Mapping[str, Any]) -> Iterable[str]:
+    """Yield what shows that gradients are reduced more often than they need."""
+    collectives, tensors = counts["collectives"], counts["trained_tensors"]
+    calls = collectives.get("all_reduce", {"calls": 0})["calls"]
+    if calls >= tensors >= 4:
         yield (
-            f"{reduced['calls']:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat "
-            "tensor, takes a few"
+            f"{calls:.0f} all-reduces a step for {tensors} tensors: DDP, or one flat tensor, takes "
+            "a few"
         )
-    if reduced and size and reduced["payload_bytes"] > 1.5 * size:
+    reductions = (collectives.get(kind) for kind in ("all_reduce", "reduce_scatter"))
+    reduced = sum(record["payload_bytes"] for record in reductions if record)
+    if (size := counts["trained_bytes"]) and reduced > 1.5 * size:
         yield (
-            f"{reduced['payload_bytes'] / size:.1f} times the gradients are reduced a step: under "
-            "accumulation, no_sync() leaves one reduction"
+            f"{reduced / size:.1f} times the gradients are reduced a step: under accumulation, "
+            "no_sync() leaves one reduction"
         )
+
+
+def _idle_loader(counts: Mapping[str, Any], input_share: float) -> Iterable[str]:
     loader = counts["loader"]
     if loader and not loader["workers"] and input_share > WATCHED:
         yield f"the loader at {loader['place']} has no workers: it loads while the model waits"

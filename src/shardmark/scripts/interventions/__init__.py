@@ -28,16 +28,19 @@ COSTS = {
 
 SAVINGS = {
     "workers": "arguments:Workers",
+    "prefetch": "arguments:Prefetch",
     "pin_memory": "arguments:PinMemory",
     "fused": "arguments:Fused",
     "foreach": "arguments:Foreach",
     "set_to_none": "arguments:SetToNone",
     "bucket_view": "arguments:BucketView",
+    "bucket_mb": "arguments:BucketMegabytes",
     "keep_unsharded": "arguments:KeepUnsharded",
     "no_sync": "settings:NoSync",
     "channels_last": "settings:ChannelsLast",
     "tf32": "settings:TensorFloat32",
     "cudnn_benchmark": "settings:CudnnBenchmark",
+    "threads": "settings:Threads",
     "malloc": "settings:Malloc",
 }
 """Interventions that may save time; what they train is compared."""

@@ -60,9 +60,20 @@ class Workers(Arguments):
     owners = ((DataLoader, "__init__"),)
 
     def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        if arguments.get("num_workers") or isinstance(arguments["dataset"], IterableDataset):
+        count, is_stream = int(self.value), isinstance(arguments["dataset"], IterableDataset)
+        if is_stream or (arguments.get("num_workers") or 0) >= count:
             return {}
-        return {"num_workers": int(self.value), "persistent_workers": True}
+        return {"num_workers": count, "persistent_workers": True}
+
+
+class Prefetch(Arguments):
+    """Each worker loads as many batches ahead as the value says."""
+
+    owners = ((DataLoader, "__init__"),)
+
+    def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = arguments.get("prefetch_factor") or not arguments.get("num_workers")
+        return {} if chosen else {"prefetch_factor": int(self.value)}
 
 
 class PinMemory(Arguments):
@@ -107,6 +118,16 @@ class SetToNone(Arguments):
 class BucketView(Arguments):
     owners = ((DistributedDataParallel, "__init__"),)
     added: ClassVar[dict[str, Any]] = {"gradient_as_bucket_view": True}
+
+
+class BucketMegabytes(Arguments):
+    """DDP reduces in buckets of the size that the value says."""
+
+    owners = ((DistributedDataParallel, "__init__"),)
+
+    def more(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        chosen = arguments.get("bucket_cap_mb") is not None
+        return {} if chosen else {"bucket_cap_mb": int(self.value)}
 
 
 class KeepUnsharded(Arguments):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 import sys
 import threading
+import time
 from collections import Counter
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, nn
 from torch.distributed import fsdp
@@ -19,9 +22,14 @@ from torch.optim.optimizer import Optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from shardmark.base.traffic import required_fraction
 from shardmark.scripts.interventions.base import Intervention, is_users, line_of, replace
 
 EVERY_SECONDS = 0.002
+LINK_BYTES = 2**22
+"""Size of the message that measures the link: its start takes a small part of the time."""
+LINK_CALLS = 4
+FP32_BYTES = 4
 PROFILED_STEP = 1
 """Step of the warm-up whose functions are searched for one that makes batches."""
 MAKES_BATCHES = re.compile(r"batch|data|sample|load|fetch|input|next", re.IGNORECASE)
@@ -55,33 +63,28 @@ class Look(Intervention):
         self.places: dict[int, str | None] = {}
         self.rows: list[int] = []
         self.optimizer: Optimizer | None = None
+        self.trained: list[int] = []
+        """Elements of the parameters that the optimizer was made for."""
         self.wrappers: set[str] = set()
         self.passes, self.passes_of_step = 0, 1
         self.thread: threading.Thread | None = None
         self.kinds: dict[CodeType, str | None] = {}
-
-        def made(original: Any, loader: Any, *arguments: Any, **keywords: Any) -> None:
-            original(loader, *arguments, **keywords)
-            self.places[id(loader)] = line_of(sys._getframe(2))
-
-        loaders: dict[int, DataLoader[Any]] = {}
-        last: list[tuple[DataLoader[Any] | None, int]] = []
+        self.link_bytes_per_second: float | None = None
+        self.latest: tuple[DataLoader[Any] | None, int] | None = None
         """Loader and size of the latest batch, until a backward pass shows that it trains."""
-
-        def started(original: Any, iterator: Any, loader: Any) -> None:
-            original(iterator, loader)
-            loaders[id(iterator)] = loader
-
-        def batch(original: Any, iterator: Any) -> Any:
-            loaded = original(iterator)
-            tensors = [leaf for leaf in pytree.tree_leaves(loaded) if isinstance(leaf, Tensor)]
-            size = max((tensor.numel() for tensor in tensors), default=0)
-            last[:] = [(loaders.get(id(iterator)), size)]
-            return loaded
+        self._watch_loaders()
 
         def optimized(original: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
             original(optimizer, *arguments, **keywords)
             self.optimizer = optimizer
+            groups = optimizer.param_groups  # DeepSpeed replaces them by its shards
+            self.trained = [
+                # FSDP1's flat tensors are shards that know the whole size
+                getattr(p, "_unpadded_unsharded_size", p.shape).numel()
+                for group in groups
+                for p in group["params"]
+                if p.requires_grad
+            ]
 
         def wrapped(original: Any, *arguments: Any, **keywords: Any) -> Any:
             self.wrappers.add(original.__qualname__.partition(".")[0])
@@ -89,9 +92,10 @@ class Look(Intervention):
 
         def backward(original: Any, *arguments: Any, **keywords: Any) -> None:
             self.passes += 1
-            for self.loader, size in last:
+            if self.latest is not None:
+                self.loader, size = self.latest
                 self.rows.append(size)
-            last.clear()
+                self.latest = None
             original(*arguments, **keywords)
 
         def zeroed(original: Any, *arguments: Any, **keywords: Any) -> None:
@@ -104,10 +108,29 @@ class Look(Intervention):
         replace(DistributedDataParallel, "__init__", wrapped)
         replace(fsdp, "fully_shard", wrapped)
         replace(nn.Conv2d, "__init__", wrapped)
+        replace(Optimizer, "__init__", optimized)
+
+    def _watch_loaders(self) -> None:
+        def made(original: Any, loader: Any, *arguments: Any, **keywords: Any) -> None:
+            original(loader, *arguments, **keywords)
+            self.places[id(loader)] = line_of(sys._getframe(2))
+
+        loaders: dict[int, DataLoader[Any]] = {}
+
+        def started(original: Any, iterator: Any, loader: Any) -> None:
+            original(iterator, loader)
+            loaders[id(iterator)] = loader
+
+        def batch(original: Any, iterator: Any) -> Any:
+            loaded = original(iterator)
+            tensors = [leaf for leaf in pytree.tree_leaves(loaded) if isinstance(leaf, Tensor)]
+            size = max((tensor.numel() for tensor in tensors), default=0)
+            self.latest = (loaders.get(id(iterator)), size)
+            return loaded
+
         replace(DataLoader, "__init__", made)
         replace(_BaseDataLoaderIter, "__init__", started)
         replace(_BaseDataLoaderIter, "__next__", batch)
-        replace(Optimizer, "__init__", optimized)
 
     def stepped(self, step: int) -> None:
         self.passes, self.passes_of_step = 0, self.passes
@@ -127,6 +150,8 @@ class Look(Intervention):
 
     def begin(self) -> None:
         self.rows.clear()
+        if dist.is_initialized():
+            self.link_bytes_per_second = _link_bytes_per_second()
         self.thread = threading.Thread(target=self._look, daemon=True)
         self.thread.start()
 
@@ -172,8 +197,6 @@ class Look(Intervention):
             shares[kind] += count
             if line is not None:
                 lines.setdefault(kind, Counter())[line] += count
-        groups = [] if self.optimizer is None else self.optimizer.param_groups
-        trained = [p for group in groups for p in group["params"] if p.requires_grad]
         facts: dict[str, object] = {
             "looks": total,
             "shares": {kind: count / total for kind, count in shares.items()},
@@ -185,9 +208,12 @@ class Look(Intervention):
             "rows": [*self.rows],  # untimed steps follow
             "wrappers": sorted(self.wrappers),
             "passes": self.passes_of_step,
+            "threads": torch.get_num_threads(),
+            "cores": len(os.sched_getaffinity(0)),
             "optimizer": type(self.optimizer).__name__,
-            "trained_tensors": len(trained),
-            "trained_bytes": sum(p.numel() * p.element_size() for p in trained),
+            "trained_tensors": len(self.trained),
+            "trained_bytes": FP32_BYTES * sum(self.trained),
+            "link_bytes_per_second": self.link_bytes_per_second,
         }
         if self.loader is not None:
             facts["loader"] = {
@@ -196,3 +222,18 @@ class Look(Intervention):
                 "batch": self.loader.batch_size,
             }
         return facts
+
+
+def _link_bytes_per_second() -> float:
+    """Return the bytes a second that a rank sends in an all-reduce beside which nothing happens."""
+    device = f"cuda:{torch.cuda.current_device()}" if "nccl" in dist.get_backend() else "cpu"
+    message = torch.zeros(LINK_BYTES, dtype=torch.uint8, device=device)
+    seconds = []
+    for _ in range(LINK_CALLS):
+        started = time.perf_counter()
+        dist.all_reduce(message)
+        message[0].item()  # waits for the device
+        seconds.append(time.perf_counter() - started)
+    return (
+        (required_fraction("all_reduce", dist.get_world_size()) or 0.0) * LINK_BYTES / min(seconds)
+    )

@@ -51,6 +51,13 @@ class TensorFloat32(Intervention):
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
 
 
+class Threads(Intervention):
+    """torch computes in as many threads of a rank as the value says."""
+
+    def install(self) -> None:
+        torch.set_num_threads(int(self.value))
+
+
 class CudnnBenchmark(Intervention):
     def install(self) -> None:
         torch.backends.cudnn.benchmark = True

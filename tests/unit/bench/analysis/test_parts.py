@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shardmark.base.results.schema import CollectiveRecord
 from shardmark.bench.analysis.parts import (
     ALL,
     EQUAL_ROWS,
@@ -19,7 +20,8 @@ from shardmark.bench.analysis.parts import (
     explanation_of,
     sample_of,
 )
-from shardmark.bench.report.answers.parts import answer_of, facts_of, lines_of
+from shardmark.bench.report.answers.parts import answer_of, facts_of, lines_of, scaling_lines
+from shardmark.bench.report.figures.parts import scaling_figure
 
 NOISE = (0.001, -0.001, 0.0005)
 QUIET: dict[str, Any] = {
@@ -116,6 +118,15 @@ def test_no_cause_of_lateness_is_named_that_was_not_tried() -> None:
     assert "not tried" in answer_of(found)
 
 
+def test_own_work_is_not_named_where_rows_are_unknown_and_not_exchanged() -> None:
+    late = (0.1, 0.07, 0.1)
+    variants = {PLAIN: (0.1,), "no_peers": late, "places": late}
+    unknown = {**QUIET, "rows": []}
+    for seen, lateness in ((QUIET, "own work"), (unknown, None)):
+        (part,) = explanation_of(samples(variants, seen, seen), ["no_peers"]).parts
+        assert part.lateness == lateness
+
+
 def test_a_late_ranks_own_code_is_lost_once() -> None:
     times = {PLAIN: (0.1,), ALL: (0.1, 0.07, 0.1)}
     found = explanation_of(samples(times, looked(), looked(own_code=0.3)), ["no_peers"])
@@ -132,6 +143,42 @@ def test_waiting_for_the_longest_rows_is_no_communication() -> None:
     assert (first.kind, first.rank, first.lateness) == ("late_rank", None, "rows")
     assert second.kind == "communication"
     assert second.seconds.value == pytest.approx(0.015, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("calls", "payload_bytes", "link", "lost"),
+    [(2, 4000, 1e6, False), (2, 4000, 1e5, True), (6, 4000, 1e6, True), (2, 8000, 1e6, True)],
+)
+def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
+    calls: int, payload_bytes: float, link: float, lost: bool
+) -> None:
+    """4,000 bytes of six tensors are sent once: 4 ms of 85 on a link of 1 MB/s, 40 on another."""
+    times = {PLAIN: (0.1,), "no_peers": (0.085, 0.085, 0.085)}
+    found = samples(times, looked(), looked())
+    look = found.by_variant[LOOK][0]
+    for seen in look.seen("Look"):
+        seen["link_bytes_per_second"] = link
+    record = CollectiveRecord(calls=calls, payload_bytes=payload_bytes)
+    rank: Any = look.result.ranks[0]
+    rank.probe = SimpleNamespace(collectives={"all_reduce": record})
+    explanation = explanation_of(found, ["no_peers"])
+    assert [part.kind for part in explanation.parts] == ["communication"] * lost
+    assert explanation.lost.value == pytest.approx(0.015 * lost)
+    facts = facts_of(explanation)
+    assert facts["computing_seconds"] == pytest.approx(0.085, rel=0.01)
+    assert facts["counts"]["sent_bytes"] == payload_bytes, "2 (n - 1) / n of it"
+    assert (facts["communication_seconds"] is None) == lost
+    if not lost:
+        assert answer_of(explanation) == (
+            "Nothing is shown to be lost of 100 ms a step, 15 are communication without a fault."
+        )
+        assert "2 collectives, 0.004 MB, for which the link alone would take 4 ms" in "\n".join(
+            lines_of(explanation)
+        )
+        assert scaling_lines([explanation])[1].split()[-1] == "15"
+        (drawn,) = scaling_figure([explanation])
+        bars = {series.name: series.y for series in drawn.panels[0].series}
+        assert bars == {"computing": pytest.approx((85.2,), rel=1e-3), "communication": (15.0,)}
 
 
 def test_nothing_is_named_without_a_loss_and_without_precision() -> None:

@@ -126,6 +126,14 @@ _PARTS = {
     "optimizer": _COLOURS[2],
     "exposed communication": _COLOURS[1],
     "rest": _GREY,
+    "computing": _GREY,
+    "input": _COLOURS[4],
+    "communication": _COLOURS[1],
+    "late rank": _COLOURS[5],
+    "evaluation": _COLOURS[0],
+    "checkpoint": _COLOURS[2],
+    "logging": _COLOURS[6],
+    "own code": _COLOURS[3],
 }
 """Colour of each part of a rank's memory or of a step."""
 
