@@ -15,7 +15,7 @@ from shardmark.base.traffic import stored_element_bytes
 from shardmark.predict.memory import computes_natively
 from shardmark.predict.profile import Profile
 from shardmark.ranks.costs import cost_model
-from shardmark.ranks.costs.base import Cell
+from shardmark.ranks.costs.base import PRECISION_BYTES, Cell
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import check_data
 from shardmark.ranks.workloads.language.options import ATTENTION, LanguageOptions
@@ -179,6 +179,14 @@ class Models:
             return profile
         traffic = self.activation_traffic(cell, world_size, nodes)
         return replace(profile, size=replace(profile.size, **traffic))
+
+    def state_bytes(self, options: WorkloadOptions, recipe: Recipe) -> float:
+        """Bytes of a model's weights, and of gradients and two values of state of trained ones."""
+        width = 4 * PRECISION_BYTES[recipe.weights]
+        parameters = self._model(options, recipe)[1].parameters()
+        return sum(
+            p.numel() * (width if p.requires_grad else stored_element_bytes(p)) for p in parameters
+        )
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
@@ -433,10 +434,11 @@ def _plan_on(
         )
         for cell in cells
     ]
-    rows = [row for planner in planners for row in planner.rows(nodes)]
-    assumed = request.assumed
-    if assumed is not None and _recomputes(experiment, rows):
-        assumed = assumed.replace(*NO_CHECKPOINTING)
+    assumed, may_recompute = request.assumed, _may_recompute(request)
+    large = may_recompute and planners[0].state_exceeds(node.node.devices * nodes[-1])
+    rows = [] if large else [row for planner in planners for row in planner.rows(nodes)]
+    if may_recompute and not any(row.fit == "yes" for row in rows):
+        assumed = (assumed or "").replace(*NO_CHECKPOINTING)
         planners, rows, without = _recomputing(planners, rows, nodes)
         notes += [f"On {on} {text}" for text in without]
         cells = [planner.cell for planner in planners]
@@ -501,15 +503,15 @@ def _check(price_per_hour: float | None, request: PlanRequest) -> None:
         raise InputError("--precision fp8", message, "leave recipe.precision out of --set")
 
 
-def _recomputes(experiment: Experiment, rows: Sequence[Prediction]) -> bool:
-    """Return whether activations do not fit that usual recipes of language models checkpoint.
+def _may_recompute(request: PlanRequest) -> bool:
+    """Return whether activations are checkpointed if they do not fit.
 
-    Those of torchtune, LLaMA-Factory, Unsloth and axolotl do, unless the question says otherwise.
+    Recipes of torchtune, LLaMA-Factory, Unsloth and axolotl do so for language models.
     """
-    key = "activation_checkpointing"
+    experiment, key = request.experiment, "activation_checkpointing"
     chosen = key in experiment.recipe.model_fields_set or f"recipe.{key}" in experiment.matrix
     is_language = isinstance(experiment.workload, LanguageOptions)
-    return is_language and not chosen and not any(row.fit == "yes" for row in rows)
+    return request.assumed is not None and is_language and not chosen
 
 
 def _recomputing(
@@ -649,6 +651,13 @@ class _Planner:
             if per_device is not None and row.time is not None:
                 row = replace(row, naive_samples_per_second=per_device * row.devices)
             yield row
+
+    def state_exceeds(self, devices: int) -> bool:
+        """True if shards of the model's state alone are larger than each device."""
+        with suppress(ShardmarkError):
+            state_bytes = self.models.state_bytes(self.cell.workload, self.cell.recipe)
+            return state_bytes > devices * usable_bytes(self.node.card)
+        return False
 
     def row_on(self, ranks: int) -> Prediction:
         """Return the row of some devices of one node."""

@@ -48,6 +48,8 @@ class _Need(NamedTuple):
     device_bytes: float
     strategy: str
     fit: Fit
+    state_fit: Fit
+    """Answer for parameters, gradients and optimizer state alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,11 @@ CHECKPOINTING = Change(
     setting="--set activation_checkpointing=true",
     applied=partial(_changed, activation_checkpointing=True),
 )
+OFFLOAD = Change(
+    name="CPU offload",
+    setting="--set cpu_offload=true",
+    applied=partial(_changed, cpu_offload=True),
+)
 CHANGES = (
     Change(
         name="fused optimizer",
@@ -116,11 +123,7 @@ CHANGES = (
         applied=partial(_changed, global_batch=None, per_rank_batch=1, gradient_accumulation=1),
     ),
     CHECKPOINTING,
-    Change(
-        name="CPU offload",
-        setting="--set cpu_offload=true",
-        applied=partial(_changed, cpu_offload=True),
-    ),
+    OFFLOAD,
 )
 """Changes under which the same is trained, first those that cost the least time."""
 CHANNELS_LAST = Change(
@@ -158,6 +161,13 @@ class _Sizes:
         needs = (self._need(changed(cell), ranks, nodes) for cell in self.cells)
         return min((need for need in needs if need is not None), default=None)
 
+    def smallest(self, ranks: int, nodes: int) -> _Sizes:
+        """Return the sizes of the two cells that need least."""
+        needs = ((self._need(cell, ranks, nodes), at) for at, cell in enumerate(self.cells))
+        sized = sorted((need, at) for need, at in needs if need is not None)
+        cells = [self.cells[at] for _, at in sized[:2]]
+        return replace(self, cells=cells or self.cells)
+
     def _need(self, cell: Trial, ranks: int, nodes: int) -> _Need | None:
         strategy, recipe, device_type = (
             cell.built_strategy,
@@ -190,6 +200,9 @@ class _Sizes:
             device_bytes=memory.device_bytes(device_type),
             strategy=str(cell.strategy),
             fit="no" if overflows else fit_of(memory.peak_bytes, self.node.card),
+            state_fit=fit_of(
+                memory.parameters + memory.gradients + memory.optimizer_state, self.node.card
+            ),
         )
 
 
@@ -210,8 +223,8 @@ def remedies_of(
 ) -> tuple[Remedy, ...]:
     """Return at most three changes, the cheapest first: of the recipe, of what is trained, and the
     fewest nodes on which it fits.  Changes that are not enough are left out if others are."""
-    sizes = _Sizes(cells=cells, node=node, models=models)
     ranks = node.node.devices * nodes
+    sizes = _Sizes(cells=cells, node=node, models=models).smallest(ranks, nodes)
     remedies: list[Remedy] = []
 
     def needs(changes: Sequence[Change]) -> _Need | None:
@@ -225,7 +238,11 @@ def remedies_of(
         remedies.append(_remedy(change.name, change.setting, ranks, least))
         return least.fit == "yes"
 
-    helpful = _enough(CHANGES, needs)
+    before = needs([])
+    changes: Sequence[Change] = CHANGES
+    if before is not None and before.state_fit == "no":  # without offload nothing is enough
+        changes = CHANGES[::-1] if _enough([OFFLOAD], needs) else []
+    helpful = _enough(changes, needs)
     if not add(helpful):
         add(_enough([BF16_WEIGHTS], needs))
     recomputed = [] if cells[0].recipe.activation_checkpointing else [CHECKPOINTING]

@@ -62,6 +62,9 @@ class MadeModels(Models):
     ) -> Profile:
         return self._made
 
+    def state_bytes(self, options: WorkloadOptions, recipe: Recipe) -> float:  # noqa: ARG002
+        return 0.0
+
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """64 layers, each of which can be divided by 64."""
         layout = cell.built_strategy.layout(world_size, nodes)
