@@ -191,7 +191,9 @@ class Models:
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
         workload, model, _ = self._model(cell.workload, cell.recipe)
-        key = (id(model), str(cell.strategy), world_size, nodes)
+        layout = cell.built_strategy.layout(world_size, nodes)
+        divides = layout.tensor * layout.pipeline * layout.sequence > 1
+        key = (id(model), str(cell.strategy), *((world_size, nodes) if divides else (1, 1)))
         if key in self._checked:
             return
         with _named_failures(cell.workload):

@@ -443,7 +443,8 @@ def _plan_on(
         notes += [f"On {on} {text}" for text in without]
         cells = [planner.cell for planner in planners]
     if request.assumed:
-        if nodes[-1] == 1:  # nobody chose the number of ranks: fewer may be faster
+        if nodes[-1] == 1 and any(row.fits for row in rows):
+            # Nobody chose the number of ranks: fewer may be faster.
             rows += _best_on_fewer(planners, node.node.devices)
         notes += _faster_notes(planners, rows, nodes, on)
     notes += _accumulation_notes(planners, nodes)
@@ -563,11 +564,11 @@ def _faster_notes(
 def _accumulation_notes(planners: Sequence[_Planner], nodes: Sequence[int]) -> Iterator[str]:
     """Yield what both ways to reduce accumulated gradients need, for the first FSDP strategy."""
     for planner in planners:
-        every, once = (
-            [*replace(planner, cell=reducing(planner.cell, each_pass=each_pass)).rows(nodes)][-1]
-            for each_pass in (True, False)
-        )
-        if every.label != once.label and every.memory is not None:
+        cells = [reducing(planner.cell, each_pass=each_pass) for each_pass in (True, False)]
+        if cells[0].strategy == cells[1].strategy:
+            continue
+        every, once = ([*replace(planner, cell=cell).rows(nodes)][-1] for cell in cells)
+        if every.memory is not None:
             yield (
                 f"{every.strategy} on {every.ranks} ranks accumulates"
                 f" {planner.cell.recipe.gradient_accumulation} micro-batches: {_needs(every)} if"
