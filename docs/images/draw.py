@@ -173,7 +173,7 @@ def throughput_memory() -> list[Figure]:
         "throughput-memory",
         "Speed against memory",
         [trade_off_panel("", cells, points, "MiB")],
-        "ResNet-18 on 2 cores. Better is up and to the left.",
+        "A small vision transformer on 2 cores. Better is up and to the left.",
     )
 
 
@@ -188,7 +188,7 @@ def quickstart_memory() -> list[Figure]:
         ],
         MEBIBYTE,
     )
-    caption = "ResNet-18 with AdamW: single on 1 rank, the others on 2."
+    caption = "A vision transformer with AdamW: single on 1 rank, the others on 2."
     return figure("quickstart-memory", "Peak memory by kind", [panel], caption)
 
 

@@ -25,7 +25,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "compare": (("cli/compare.py",), 67, 10_860),
     "plan": (("cli/plan.py",), 122, 21_660),
     "run": (("cli/run.py",), 148, 26_080),
-    "time": (("cli/time.py",), 155, 27_340),
+    "time": (("cli/time.py",), 155, 27_370),
     "verify": (("cli/verify.py",), 133, 23_535),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -33,9 +33,9 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (58, 8_900)
+RANK_OF_DDP = (58, 8_910)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 72_620
+SOURCE_LINES = 72_650
 SHORT_HELPERS = 200
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

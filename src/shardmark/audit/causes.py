@@ -32,7 +32,7 @@ from shardmark.scripts.launch import ON_A_CPU
 from shardmark.scripts.record import Loader, Micro, Record
 
 MOST_NAMES = 3
-GUIDE = "docs/guides/is-my-script-right.md#from-one-process-to-n-ranks"
+GUIDE = "docs/guides/from-one-gpu.md"
 
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""

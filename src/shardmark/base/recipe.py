@@ -274,7 +274,8 @@ class Recipe(Model):
     tf32: bool = False
     """Allow TensorFloat-32 in CUDA matrix products and convolutions."""
     threads_per_rank: PositiveInt | None = None
-    """CPU threads for the operators of each rank; null divides the machine's cores evenly."""
+    """CPU threads for the operators of each rank; null divides a machine's cores by the
+    ranks of the largest cell."""
 
     @model_validator(mode="before")
     @classmethod

@@ -105,6 +105,7 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> TrialPlan
         left_out,
         lambda spec: _sizes(experiment, spec, asked, left_out),
     )
+    cells = _with_equal_threads(cells)
     _check_batches(cells)
     _check_each(cells)
     _check_seeds(experiment, cells)
@@ -124,6 +125,16 @@ def expand(experiment: Experiment, device_type: DeviceType = "cpu") -> TrialPlan
         twin=_twin(cells),
         strategies=tuple(dict.fromkeys(cell.strategy.name for cell in cells)),
     )
+
+
+def _with_equal_threads(cells: Sequence[Trial]) -> list[Trial]:
+    """Return cells that divide the cores by the ranks of the largest one."""
+    counts = [cell.layout.processes // cell.nodes for cell in cells]
+    most = max(counts, default=1)
+    return [
+        cell.model_copy(update={"ranks_on_cores": most if count < most else None})
+        for cell, count in zip(cells, counts, strict=True)
+    ]
 
 
 def _repeat_of(cell: Trial, repeat: int) -> Trial:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -65,6 +66,9 @@ class Trial(Model):
     repeat: Annotated[int, Field(ge=0)] = 0
     twin: bool = False
     """True for a trial whose initial weights differ by one rounding; it is not a repeat."""
+    ranks_on_cores: PositiveInt | None = None
+    """Processes of a node in the run's largest cell, by which all cells divide the cores; None for
+    that cell."""
     varied: dict[str, Any] = Field(default_factory=dict)
     """Values of the other axes in this cell, by dotted key: {"recipe.precision": "bf16"}."""
 
@@ -105,6 +109,11 @@ class Trial(Model):
         if self.recipe.per_rank_batch is not None:
             return self.recipe.per_rank_batch * self.layout.shares
         return self.recipe.global_batch
+
+    def threads_of(self, processes: int) -> int:
+        """Return the threads of each of so many processes of this machine."""
+        cores = len(os.sched_getaffinity(0))
+        return self.recipe.threads_per_rank or max(1, cores // (self.ranks_on_cores or processes))
 
     @property
     def precision(self) -> str:
@@ -152,6 +161,7 @@ def trial_id(trial: Trial) -> str:
         mode="json",
         exclude={
             **dict.fromkeys(("id", "experiment", "limits", "varied", "twin"), True),
+            "ranks_on_cores": trial.ranks_on_cores is None,
             "measure": {
                 *("repeats", "seeds", "max_remeasure"),
                 *("verify", "accept", "link_seconds", "twin"),

@@ -258,10 +258,10 @@ def test_weights_that_change_outside_of_the_optimizer(
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({}, ("joins no process group", "#from-one-process-to-n-ranks")),
+        ({}, ("joins no process group", "docs/guides/from-one-gpu.md")),
         (
             {"joined": True},
-            ("wraps no model and calls no collective", "#from-one-process-to-n-ranks"),
+            ("wraps no model and calls no collective", "docs/guides/from-one-gpu.md"),
         ),
         (
             {"joined": True, "accelerate_alone": True},

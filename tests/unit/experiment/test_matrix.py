@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -340,6 +341,22 @@ def test_values_of_the_workload_are_checked_in_their_cells(make: Make) -> None:
     assert "test: matrix.workload.model: unknown model 'resnet19'" in said
     tasks = expand(make("matrix.workload.name=[classification, detection]")).trials
     assert {trial.workload.name for trial in tasks} == {"classification", "detection"}
+
+
+def test_all_cells_have_the_threads_of_the_largest_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    matrix = {"strategy": ["single", "ddp"], "world_size": [2, 4]}
+    trials = expand(make(f"matrix={json.dumps(matrix)}", "measure.repeats=1")).trials
+    assert {trial.world_size: trial.threads_of(trial.world_size) for trial in trials} == {
+        1: 2, 2: 2, 4: 2,
+    }  # fmt: skip
+    fixed = expand(make(f"matrix={json.dumps(matrix)}", "recipe.threads_per_rank=3")).trials
+    assert {trial.threads_of(trial.world_size) for trial in fixed} == {3}
+    (alone,) = expand(make("matrix.strategy=[single]", "measure.repeats=1")).trials
+    assert alone.threads_of(1) == 8
+    assert alone.id not in {trial.id for trial in trials}
 
 
 def test_the_baseline_has_a_twin_where_a_quality_is_compared(make: Make) -> None:

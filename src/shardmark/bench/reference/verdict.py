@@ -124,7 +124,7 @@ class ReferenceCache:
     def get(self, trial: Trial, steps: int) -> KnownReference:
         """Return the reference.  Raises `NoReferenceError` if the task or the memory fails."""
         recipe = without_execution_settings(trial.recipe)
-        shares, threads = trial.layout.shares, threads_of_a_rank(trial)
+        shares, threads = trial.layout.shares, trial.threads_of(trial.layout.processes)
         models = [model.model_dump(mode="json") for model in (trial.workload, recipe)]
         numerics = asdict(trial.built_strategy.numerics(recipe))
         key = json.dumps((*models, numerics, shares, steps, threads), sort_keys=True)
@@ -197,12 +197,6 @@ def known_reference(runs: ReferenceRuns) -> KnownReference:
     gc.collect()
     torch.cuda.empty_cache()
     return known_reference(replace(runs, device=CPU, threads=len(os.sched_getaffinity(0))))
-
-
-def threads_of_a_rank(trial: Trial) -> int:
-    """Return the number of threads of each process of the trial, servers included."""
-    cores = len(os.sched_getaffinity(0))
-    return trial.recipe.threads_per_rank or max(1, cores // trial.layout.processes)
 
 
 def compare_cells(folder: Path) -> None:

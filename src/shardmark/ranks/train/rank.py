@@ -149,8 +149,7 @@ def join_group(trial: Trial) -> RankContext:
         int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     )
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    cores = len(os.sched_getaffinity(0))
-    threads = trial.recipe.threads_per_rank or max(1, cores // local_world_size)
+    threads = trial.threads_of(local_world_size)
     torch.set_num_threads(threads)
     strategy = trial.built_strategy
     on_cpu = trial.layout.ranks[rank].on_cpu

@@ -108,7 +108,7 @@ class ScriptSubject(Subject):
 
 def _set_environment(trial: Trial) -> None:
     """Set what libraries read of torchrun, in addition to the variables of every rank."""
-    several = int(os.environ["LOCAL_WORLD_SIZE"]) > 1
+    several = max(trial.ranks_on_cores or 1, int(os.environ["LOCAL_WORLD_SIZE"])) > 1
     threads = trial.recipe.threads_per_rank
     if threads is None and several and "OMP_NUM_THREADS" not in os.environ:
         threads = 1

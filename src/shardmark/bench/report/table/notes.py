@@ -226,6 +226,12 @@ def _labels(rows: Sequence[Row]) -> list[str]:
         notes.append("Synthetic data: speed and memory count, accuracy and loss mean nothing.")
     if any(row.weak_scaling for row in rows):
         notes.append("Weak scaling: each rank keeps its batch, so more ranks train something else.")
+    ranks = [rank for row in rows for trial in row.ok_trials for rank in trial.ranks]
+    threads = sorted({rank.threads for rank in ranks if rank.device == "cpu"})
+    if threads:
+        counts = " to ".join(map(str, dict.fromkeys((threads[0], threads[-1]))))
+        mixed = ": speed-ups mix ranks and threads" if len(threads) > 1 else ""
+        notes.append(f"Threads of a rank: {counts}{mixed}.")
     if batch_norms_differ(rows):
         seen = "Batch norm sees one rank's share of a batch"
         notes.append(f"{seen}: quality depends on the ranks.")
