@@ -97,7 +97,7 @@ def experiment_of(
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
     workload = dict(model.workload)
     if precision == "bf16" and str(workload.get("model")).startswith(PREFIX):
-        workload["model_options"] = {ATTENTION: "flash_attention_2"}
+        workload.setdefault("model_options", {ATTENTION: "flash_attention_2"})
     if adapter is not None:
         workload["adapter"] = adapter_of(adapter, precision).model_dump()
         if workload["name"] not in ADAPTED:

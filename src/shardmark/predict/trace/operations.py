@@ -24,8 +24,6 @@ FLOPS: Mapping[Any, Callable[..., int]] = {
 }
 CONVOLUTIONS = {aten.convolution: 1, aten.convolution_backward: 2}
 """Position of the weight among the arguments, behind the input."""
-WIDE_GROUP = 64
-"""Channels of a group from which on it fills the tiles of tensor cores as a dense convolution."""
 AFTER_WEIGHT = (2, 4, 7)
 """Positions of strides, dilations and groups behind the weight."""
 
@@ -52,7 +50,7 @@ def kind_of(packet: Any, args: Any) -> Kind:
         strides, dilations, groups = (args[at + after] for after in AFTER_WEIGHT)
         if groups == args[at - 1].shape[1] > 1:
             return "depthwise"
-        if groups > 1 and args[at].shape[1] < WIDE_GROUP:
+        if groups > 1:
             return "grouped"
         is_small = (*args[at].shape[2:], *strides, *dilations) == (3, 3, 1, 1, 1, 1)
         return "convolution_3x3" if is_small else "convolution"
