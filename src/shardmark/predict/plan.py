@@ -20,7 +20,7 @@ from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
-from shardmark.predict.intervals import interval
+from shardmark.predict.intervals import MIDDLES, interval
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.model_name import EACH_PASS, reducing
 from shardmark.predict.models import Models
@@ -772,6 +772,7 @@ class _Planner:
         time = planned.time(self.constants, factors)
         kind = None if anchor is None else anchor.kind(row.nodes)
         low, high = interval(time.seconds, kind)
+        time = time.scaled(MIDDLES.get(kind, 1.0))
         return replace(row, time=time, low_seconds=low, high_seconds=high)
 
     def _steps(self, samples: int) -> int | None:

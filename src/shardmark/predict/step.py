@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -77,6 +77,11 @@ class StepTime:
             + self.interference_seconds
             + self.library_seconds
         )
+
+    def scaled(self, factor: float) -> Self:
+        """Return the step with all its seconds multiplied."""
+        names = (field.name for field in fields(self) if field.name.endswith("_seconds"))
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     @property
     def bound(self) -> str:
