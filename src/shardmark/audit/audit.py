@@ -115,6 +115,11 @@ class Runs:
     crash: str = ""
     _on_gpu: bool = False
 
+    @property
+    def place(self) -> str:
+        """Place of errors of the script."""
+        return f"command {self.command.text!r}"
+
     def accepts(self, finding: Finding) -> bool:
         """Note a cause that the user accepts; False for others."""
         if finding.name in self.accept:
@@ -124,7 +129,7 @@ class Runs:
     def record(self, started: Started) -> list[Record]:
         """Wait for the start that records, and return the records of its ranks."""
         records, self.crash = read_records(
-            started, self.recording, ranks=self.ranks, seconds=self.seconds
+            started, self.recording, ranks=self.ranks, seconds=self.seconds, place=self.place
         )
         self._on_gpu = any(record.on_gpu for record in records)
         return records

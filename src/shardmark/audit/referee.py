@@ -46,7 +46,7 @@ class Match:
         try:
             return self.start(runs, name, **facts | changes)
         except InputError as error:
-            self.notes.append(f"with A's batches, {str(error).partition(': ')[2]}")
+            self.notes.append(f"with A's batches, {'; '.join(error.args[1:3])}")
             return None
 
     def start(self, runs: Runs, name: str, **changes: object) -> list[Record]:
@@ -54,7 +54,9 @@ class Match:
         directory = str(Path(self.a.recording.directory).parent / name)
         plan = replace(runs.recording, **changes, directory=directory)  # type: ignore[arg-type]
         started = launch(runs.start, runs.command, runs.ranks, plan)
-        return read_records(started, plan, ranks=runs.ranks, seconds=runs.seconds)[0]
+        return read_records(
+            started, plan, ranks=runs.ranks, seconds=runs.seconds, place=runs.place
+        )[0]
 
 
 def judge_scripts(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:

@@ -11,7 +11,9 @@ import typer
 from shardmark.base.errors import InputError
 from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import TextOrJson
+from shardmark.cli.schema import schema
 
+SCHEMA = "schema"
 KINDS = {
     "strategies": "strategies of distributed training, with their fixed options",
     "workloads": "tasks: classification, detection, language, your own",
@@ -20,6 +22,7 @@ KINDS = {
     "metrics": "metrics with unit and definition",
     "experiments": "presets that `shardmark run NAME` runs",
     "studies": "published studies that `compare` shows beside your run",
+    SCHEMA: "JSON schema of the experiment file, for editors",
 }
 
 
@@ -33,6 +36,9 @@ def list_(
     ] = TextOrJson.TEXT,
 ) -> None:
     """List the names of strategies, models, metrics and other kinds, one a line."""
+    if kind == SCHEMA:
+        schema()
+        return
     lines = listing(kind)
     if form is TextOrJson.JSON:
         from shardmark.base.text import render_json

@@ -98,18 +98,18 @@ def starter(folder: Path, *, writes_are_fine: bool) -> Iterator[Start]:
 
 
 def read_records(
-    started: Started, plan: Plan, *, ranks: int, seconds: float
+    started: Started, plan: Plan, *, ranks: int, seconds: float, place: str = "command"
 ) -> tuple[list[Record], str]:
     """Wait for a start; return the records of its ranks, and how it failed after some steps.
 
-    Raises `InputError` if a rank takes no optimizer step.
+    Raises `InputError` with the place if a rank takes no optimizer step.
     """
     from shardmark.scripts.record import PARTIAL, Record
 
     code = started.wait(seconds)
     if code is None:
         raise InputError(
-            "command",
+            place,
             f"its {counted(ranks, 'rank')} did not take {counted(plan.steps, 'step')} in "
             f"{seconds:g} s",
             "give --timeout SECONDS if they need longer; its output ends with: " + started.error(),
@@ -135,7 +135,7 @@ def read_records(
         ended = f"the script ended with exit code {code}" if code else "the script ended"
         which = f"rank {idle[0]} takes no" if len(idle) < ranks else "no rank takes an"
         raise InputError(
-            "command",
+            place,
             f"{which} optimizer step of torch.optim, and {ended}: {started.error()}",
             _remedy_for_idle_ranks(records, ranks, failed=bool(code)),
         )
