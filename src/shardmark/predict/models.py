@@ -47,7 +47,7 @@ class Models:
         self.reference_model = False
         """Count a frozen copy of a model in 16 bits beside it; an adapter needs none."""
         self.notes: dict[str, None] = {}
-        self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module, int]]] = []
+        self._built: list[tuple[WorkloadOptions, tuple[Workload, nn.Module]]] = []
         self._profiles: list[_Cached] = []
         self._samples: list[tuple[WorkloadOptions, int | None]] = []
         self._checked: set[tuple[int, str, int, int]] = set()
@@ -105,7 +105,7 @@ class Models:
             profile = with_optimizer(others, recipe.optimizer, device_type, recipe.weights)
             self._profiles.append((key, update, profile))
             return profile
-        workload, model, data_bytes = self._model(options, recipe)
+        workload, model = self._model(options, recipe)
         check_parameters("plan", model, "a prediction", "sparse", instead="measure it with run")
         recomputes = ", activation checkpointing" * bool(recipe.activation_checkpointing)
         cast = ", cast parameters" * casts
@@ -139,7 +139,7 @@ class Models:
         tokens = None if options.tokens_per_sample else workload.tokens_in([range(count)])
         profile = replace(
             profile,
-            data_bytes=data_bytes if device_type == "cpu" else 0.0,
+            data_bytes=self._data_bytes(options, recipe) if device_type == "cpu" else 0.0,
             active_parameters=workload.active_parameters(model),
             tokens_per_sample=options.tokens_per_sample if tokens is None else tokens / count,
             host_prepares_samples=not options.loader_workers,
@@ -190,7 +190,7 @@ class Models:
 
     def check(self, cell: Trial, world_size: int, nodes: int) -> None:
         """Raise `StrategyUnavailable` for a model that the cell's strategy cannot train."""
-        workload, model, _ = self._model(cell.workload, cell.recipe)
+        workload, model = self._model(cell.workload, cell.recipe)
         layout = cell.built_strategy.layout(world_size, nodes)
         divides = layout.tensor * layout.pipeline * layout.sequence > 1
         key = (id(model), str(cell.strategy), *((world_size, nodes) if divides else (1, 1)))
@@ -204,7 +204,7 @@ class Models:
         """Return the fields of `ModelSize` about traffic between ranks inside the model."""
         from shardmark.ranks.workloads.model_building import build_on_meta
 
-        workload, *_ = self._model(cell.workload, cell.recipe)
+        workload, _ = self._model(cell.workload, cell.recipe)
         with _named_failures(cell.workload):
             # A new model: counting changes it.
             counted = build_on_meta(workload) or workload.build_model()
@@ -227,9 +227,8 @@ class Models:
         self._samples.append((options, count))
         return count
 
-    def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module, int]:
-        """Return the task, its model, without weights if possible, and the bytes of its data."""
-        from shardmark.ranks.measure.memory.tensors import live_tensor_bytes
+    def _model(self, options: WorkloadOptions, recipe: Recipe) -> tuple[Workload, nn.Module]:
+        """Return the task, and its model, without weights if possible."""
         from shardmark.ranks.workloads import build_workload
         from shardmark.ranks.workloads.model_building import build_on_meta
 
@@ -238,12 +237,21 @@ class Models:
             if cached_options == options:
                 return built
         self.notify("building the model")
-        before = live_tensor_bytes("cpu")
         workload = build_workload(self._with_data(options), recipe.seed)
-        data_bytes = max(0, live_tensor_bytes("cpu") - before)
         model = build_on_meta(workload) or workload.build_model()
-        self._built.append((options, (workload, model, data_bytes)))
-        return workload, model, data_bytes
+        self._built.append((options, (workload, model)))
+        return workload, model
+
+    def _data_bytes(self, options: WorkloadOptions, recipe: Recipe) -> int:
+        """Return the bytes of the tensors of a task's data, which it reads again."""
+        from shardmark.ranks.measure.memory.tensors import live_tensor_bytes
+        from shardmark.ranks.workloads import build_workload
+
+        before = live_tensor_bytes("cpu")
+        workload = build_workload(self._with_data(options.without_weights()), recipe.seed)
+        after = live_tensor_bytes("cpu")
+        del workload
+        return max(0, after - before)
 
     def _with_data(self, options: WorkloadOptions) -> WorkloadOptions:
         """Return the options, or those of random tokens or pictures where these cost the same.

@@ -358,7 +358,7 @@ def test_data_are_counted_as_the_workload_holds_them(samples: int) -> None:
         )
         for count in (samples, 2 * samples)
     )
-    held_by = [Models()._model(options, recipe())[2] for options in (few, more)]
+    held_by = [Models()._data_bytes(options, recipe()) for options in (few, more)]
     assert held_by[1] - held_by[0] == samples * (3 * 32 * 32 + 8)  # bytes, and a label of 64 bits
 
 

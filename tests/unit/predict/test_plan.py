@@ -425,8 +425,8 @@ def test_a_model_that_fails_is_a_row_with_its_error(
         tokens_in=lambda _: None,
         active_parameters=lambda _: None,
     )
-    monkeypatch.setattr("shardmark.predict.trace.trace.trace", trace)
-    monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity(), 0))
+    monkeypatch.setattr("shardmark.predict.trace.trace.traced", trace)
+    monkeypatch.setattr(Models, "_model", lambda *_: (failing, nn.Identity()))
     monkeypatch.setattr(Models, "check", lambda *_: None)
     plan = planned(experiment([strategy]), models=Models())
     (row,) = plan.rows
