@@ -22,6 +22,7 @@ def plan(
     work: float | None = None,
     padding: float | None = None,
     mean_length: float | None = None,
+    reference_model: bool = False,
     **overrides: Any,
 ) -> Plan:
     """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
@@ -34,6 +35,7 @@ def plan(
     layouts of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the
     fastest as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
     the mean number of tokens without it: speed and cost are then those of the other tokens.
+    `reference_model` counts a frozen copy of the model in memory, as DPO has one.
     Experiment and overrides are those of `run`.
 
     Raises `InputError` for unknown hardware; a strategy without a prediction is a row with its
@@ -61,5 +63,6 @@ def plan(
         search=search,
         work=work,
         padding=padding_of(padding, mean_length),
+        reference_model=reference_model,
     )
     return make_plan(request, Models())

@@ -562,8 +562,8 @@ def _faster_notes(
 
 
 def _accumulation_notes(planners: Sequence[_Planner], nodes: Sequence[int]) -> Iterator[str]:
-    """Yield what both ways to reduce accumulated gradients need, for the first FSDP strategy."""
-    for planner in planners:
+    """Yield what both ways to reduce accumulated gradients need, for the last FSDP strategy."""
+    for planner in reversed(planners):
         cells = [reducing(planner.cell, each_pass=each_pass) for each_pass in (True, False)]
         if cells[0].strategy == cells[1].strategy:
             continue
