@@ -459,8 +459,8 @@ def _check_each(cells: Sequence[Trial]) -> None:
         if cell.recipe.channels_last and not cell.workload.on_pictures:
             raise InputError(
                 f"{cell.experiment}: recipe.channels_last",
-                f"true, and {cell.workload.name} has no pictures",
-                "false: it is for convolutions on pictures",
+                f"true, and {cell.workload.name} has no images",
+                "false: it is for convolutions on images",
             )
         if cell.recipe.weights != "fp32" and not cell.workload.casts_parameters:
             raise InputError(

@@ -232,7 +232,7 @@ def _of_pictures(name: str) -> NamedModel:
     return NamedModel(
         workload=workload,
         batch=64,
-        sample=f"picture of {size} x {size}",
+        sample=f"image of {size} x {size}",
         optimizer=ADAMW if by_adamw else SGD,
     )
 
@@ -255,7 +255,7 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
     if CLASS in stored:
         task = {"name": "own", "task": DIFFUSERS_TASK, "options": {"model": model}}
         pixels = LATENT_PIXELS * stored.get("sample_size", LATENT_SIZE)
-        sample = f"picture of {pixels} x {pixels} as stored latents"
+        sample = f"image of {pixels} x {pixels} as stored latents"
         return NamedModel(workload=task, batch=4 if stored.get("sample_size") else 1, sample=sample)
     kind = stored.get("model_type", model.removeprefix(PREFIX))
     if kind in OTHER_TASKS:

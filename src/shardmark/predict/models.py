@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 FEW_SAMPLES = 8
 """Random samples of tokens for a trace: those of its larger step."""
 STAND_INS = {"cifar10": 50_000, "mnist": 60_000}
-"""Training samples of data sets that random pictures of the same shape can replace."""
+"""Training samples of data sets that random images of the same shape can replace."""
 
 Steps = Literal["autocast", "cast", "both"]
 _Cached = tuple[tuple[object, ...], tuple[Optimizer, Weights], Profile | None]
@@ -254,9 +254,9 @@ class Models:
         return max(0, after - before)
 
     def _with_data(self, options: WorkloadOptions) -> WorkloadOptions:
-        """Return the options, or those of random tokens or pictures where these cost the same.
+        """Return the options, or those of random tokens or images where these cost the same.
 
-        Packed samples of tokens differ in content alone.  Missing pictures are replaced by random
+        Packed samples of tokens differ in content alone.  Missing images are replaced by random
         ones of the same size.
         """
         options = without_flash(options)
@@ -279,7 +279,7 @@ class Models:
             ("data_dir", "training_samples", "validation_samples")
         )
         name = getattr(options, "dataset", "")
-        note = f"{name} is not on this machine: random pictures of its size were traced."
+        note = f"{name} is not on this machine: random images of its size were traced."
         self.notes[note] = None
         return options.model_copy(
             update={**changes, "dataset": "random", "download": False, "loader_workers": 0}

@@ -37,7 +37,7 @@ def joined(parts: Sequence[Any], batch_size: int | None = None, *, halves: bool 
 
 
 def _lists_samples(values: Sequence[Any], batch_size: int | None) -> bool:
-    """True for a sequence with an entry for each sample, such as pictures of other sizes."""
+    """True for a sequence with an entry for each sample, such as images of other sizes."""
     if all(isinstance(value, str | int | float) for value in values):
         return True
     return (

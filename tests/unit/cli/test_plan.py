@@ -170,7 +170,7 @@ def test_a_question_about_a_model_is_answered_by_one_table(
     assert [row.split()[1] for row in rows] == [*"888888421"], "fewer cards of the machine, too"
     assert {row.split()[2] for row in rows} == {"yes"}
     assert text.count("bf16,") + text.count(", bf16\n") == 1, "precision is said once"
-    assert "Assumed: 64 pictures of 224 x 224 a GPU and step" in text
+    assert "Assumed: 64 images of 224 x 224 a GPU and step" in text
     assert "activations" not in text
     assert "activations" in printed(capsys, *QUESTION, "--memory")
     assert "naive" in printed(capsys, *QUESTION, "--speed")

@@ -113,7 +113,7 @@ def test_memory_format_and_implementation_are_axes_where_they_make_sense(make: M
     said = _refused(load_experiment("detection-quickstart", ["recipe.weights=bf16"]))
     assert "recipe.weights: bf16, and detection computes parts in fp32 alone; fp32" in said
     said = _refused(load_experiment("language-quickstart", ["recipe.channels_last=true"]))
-    assert "recipe.channels_last: true, and language has no pictures; false" in said
+    assert "recipe.channels_last: true, and language has no images; false" in said
 
 
 def test_the_optimizer_may_be_an_axis_by_name(make: Make) -> None:

@@ -435,7 +435,7 @@ def test_a_model_that_fails_is_a_row_with_its_error(
 
 
 @pytest.mark.parametrize(
-    ("name", "measured_rate"), [("quickstart", 4_900), ("language-quickstart", 141_325)]
+    ("name", "measured_rate"), [("resnet18-digits", 4_900), ("language-quickstart", 141_325)]
 )
 def test_small_models_take_the_time_of_their_host(name: str, measured_rate: float) -> None:
     """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`."""

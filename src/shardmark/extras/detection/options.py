@@ -23,7 +23,7 @@ DETECTORS: dict[str, str] = {
     " (Li et al., 2021)",
     "fasterrcnn_resnet101_fpn": "detector: Faster R-CNN on ResNet-101, 60.8 M parameters",
     "fasterrcnn_mobilenet_v3_large_fpn": "detector: Faster R-CNN on MobileNetV3, 19.4 M parameters",
-    "fasterrcnn_mobilenet_v3_large_320_fpn": "detector: the same for pictures of 320 pixels",
+    "fasterrcnn_mobilenet_v3_large_320_fpn": "detector: the same for images of 320 pixels",
     "fasterrcnn_swin_t_fpn": "detector: Faster R-CNN on a Swin-T transformer with feature pyramid,"
     " 45.2 M parameters (Liu et al., 2021)",
     "maskrcnn_resnet50_fpn": "detector: Mask R-CNN, boxes and masks, 44.5 M parameters"
@@ -35,7 +35,7 @@ DETECTORS: dict[str, str] = {
     "retinanet_resnet50_fpn_v2": "detector: RetinaNet after Zhang et al. (2020), 38.2 M parameters",
     "fcos_resnet50_fpn": "detector: FCOS, one stage, no anchors, 32.3 M parameters"
     " (Tian et al., 2019)",
-    "fcos_resnet18_fpn": "detector: FCOS on a small backbone, for pictures of 128 pixels,"
+    "fcos_resnet18_fpn": "detector: FCOS on a small backbone, for images of 128 pixels,"
     " 11.5 M parameters",
 }
 """Description of each detector in one line, with its parameters for COCO's 91 outputs."""

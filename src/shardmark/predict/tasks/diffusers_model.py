@@ -1,4 +1,4 @@
-"""A task for models of diffusers that predict the noise in latent pictures, on random inputs."""
+"""A task for models of diffusers that predict the noise in latent images, on random inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DiffusersModel:
     """Trains a model from its configuration on random latents and texts, so that only its cost has
     a meaning.
 
-    The encoders of pictures and texts are not part of it, as where their outputs are stored before
+    The encoders of images and texts are not part of it, as where their outputs are stored before
     the training.  `image_size` is in pixels, by default what the model was trained with.
     """
 
@@ -128,7 +128,7 @@ class DiffusersModel:
 
 
 def _places(tokens: int) -> Tensor:
-    """Return row and column of each token of a square picture, after a zero."""
+    """Return row and column of each token of a square image, after a zero."""
     side = round(tokens**0.5)
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
     return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).view(-1, 3).float()

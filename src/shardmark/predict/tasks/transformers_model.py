@@ -60,7 +60,7 @@ class TransformersModel:
         if most is not None and self._target_length > most:
             message = f"found {target_length}, {model} has {most} positions"
             raise InputError("workload.options.target_length", message, f"use at most {most}")
-        if self._family in DECODERS:  # a task of pictures has no such method
+        if self._family in DECODERS:  # a task of images has no such method
             encoded = getattr(self._config, "max_source_positions", sequence_length)
             self.tokens = partial(_positions, encoded + self._target_length)
 

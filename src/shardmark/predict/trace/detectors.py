@@ -47,7 +47,7 @@ def _assigned(
     boxes: Sequence[Tensor],
     labels: Sequence[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Match the first proposals of each picture to its first box."""
+    """Match the first proposals of each image to its first box."""
     indices, assigned = original(proposals, boxes, labels)
     sampler = head.fg_bg_sampler
     most = int(sampler.batch_size_per_image * sampler.positive_fraction)

@@ -22,12 +22,12 @@ NOISE_MODELS = {
     "SD3Transformer2DModel": 77 + 256,
     "FluxTransformer2DModel": 512,
 }
-"""Classes of diffusers that predict the noise in a picture, and the tokens of text beside it, by
+"""Classes of diffusers that predict the noise in an image, and the tokens of text beside it, by
 CLIP, T5 or both."""
 LATENT_PIXELS = 8
-"""Pixels of a picture for each of its latents, along a side."""
+"""Pixels of an image for each of its latents, along a side."""
 LATENT_SIZE = 128
-"""Latents along a side for a model that has no size: pictures of 1024 pixels."""
+"""Latents along a side for a model that has no size: images of 1024 pixels."""
 
 
 @cache

@@ -167,7 +167,7 @@ def construct(
         raise InputError(
             "workload.model_options",
             f"{name} cannot be built with {listed}: {error}",
-            "use arguments that it takes, and pictures of a size that it takes",
+            "use arguments that it takes, and images of a size that it takes",
         ) from error
     if not isinstance(model, nn.Module):
         raise InputError("workload.model", f"{name} made a {type(model).__name__}", "an nn.Module")

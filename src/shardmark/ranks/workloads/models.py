@@ -17,7 +17,7 @@ MODELS: dict[str, str] = {
     "resnet18": "residual network, 11.7 M parameters (He et al., 2016)",
     "resnet50": "residual network with bottlenecks, 25.6 M parameters (He et al., 2016)",
     "mobilenet_v2": "inverted residuals, 3.5 M parameters (Sandler et al., 2018)",
-    "vit_cifar": "small vision transformer for 32 x 32 pictures, 3.2 M parameters",
+    "vit_cifar": "small vision transformer for 32 x 32 images, 3.2 M parameters",
     "vit_b_16": "vision transformer, 86.6 M parameters (Dosovitskiy et al., 2021)",
     "vgg16": "plain convolutions, 138 M parameters (Simonyan and Zisserman, 2015)",
     "efficientnet_v2_s": "EfficientNetV2 small, 21.5 M parameters (Tan and Le, 2021)",

@@ -36,7 +36,7 @@ class NoSync(Intervention):
 
 
 class ChannelsLast(Intervention):
-    """Convolutions of pictures have their channels last, and give them to what follows."""
+    """Convolutions of images have their channels last, and give them to what follows."""
 
     def install(self) -> None:
         def create(original: Any, module: nn.Conv2d, *arguments: Any, **keywords: Any) -> None:

@@ -84,7 +84,7 @@ class PictureFolder:
 
 
 def check(options: ClassificationOptions) -> int:
-    """Raise `DataError` unless both splits have the same classes, and a picture in each."""
+    """Raise `DataError` unless both splits have the same classes, and an image in each."""
     training, validation = _splits(options)
     return options.check_sample_counts(len(training), len(validation))
 
@@ -95,7 +95,7 @@ def paths(options: ClassificationOptions) -> tuple[Path, ...]:
 
 
 def load(options: ClassificationOptions, seed: int) -> LabelledPictures:  # noqa: ARG001
-    """Find the files; pictures are decoded when they are read."""
+    """Find the files; images are decoded when they are read."""
     from shardmark.ranks.workloads.datasets.sources import LabelledPictures
 
     training, validation = _splits(options)

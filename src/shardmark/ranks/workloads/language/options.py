@@ -276,5 +276,5 @@ def _type_of(name: str) -> str:
     configuration = shipped().get(name.removeprefix("hf:"), {}).get("configuration", {})
     other: str = configuration.get(CLASS, name.removeprefix("hf:"))
     family: str = configuration.get("model_type", other)
-    # Text models of families with pictures are defined in the folder of the family.
+    # Text models of families with images are defined in the folder of the family.
     return family.removesuffix("_text")
