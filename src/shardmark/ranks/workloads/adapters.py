@@ -45,6 +45,7 @@ def add_adapter(
         lora_alpha=adapter.alpha,  # type: ignore[arg-type]  # a factor alone
         lora_dropout=adapter.dropout,
         target_modules=names,
+        init_lora_weights=not next(model.parameters()).is_meta,
     )
     with seeded(seed), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fan_in_fan_out")  # peft sets what fits
