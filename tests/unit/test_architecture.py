@@ -23,10 +23,10 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_385),
     "compare": (("cli/compare.py",), 67, 10_860),
-    "plan": (("cli/plan.py",), 122, 21_660),
-    "run": (("cli/run.py",), 148, 26_080),
-    "time": (("cli/time.py",), 155, 27_380),
-    "verify": (("cli/verify.py",), 133, 23_535),
+    "plan": (("cli/plan.py",), 122, 21_770),
+    "run": (("cli/run.py",), 148, 26_120),
+    "time": (("cli/time.py",), 155, 27_450),
+    "verify": (("cli/verify.py",), 133, 23_570),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_910)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 72_680
+SOURCE_LINES = 72_910
 SHORT_HELPERS = 200
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

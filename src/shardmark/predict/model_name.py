@@ -21,12 +21,17 @@ from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
     CLASS,
+    FRAMES,
     LATENT_PIXELS,
     LATENT_SIZE,
     PREFIX,
+    SOUND,
+    SOUND_SECONDS,
     shipped,
+    shipped_name,
     span_corruption_targets,
     stored_configuration,
+    text_sizes,
 )
 from shardmark.ranks.workloads.language.options import (
     ATTENTION,
@@ -44,6 +49,8 @@ from shardmark.ranks.workloads.options import Adapter
 
 DIFFUSERS_TASK = "shardmark.predict.tasks.diffusers_model:DiffusersModel"
 TRANSFORMERS_TASK = "shardmark.predict.tasks.transformers_model:TransformersModel"
+SCANNED = ("falcon_mamba", "mamba")
+"""Model types of transformers whose layers go through a sequence step by step without kernels."""
 LONGEST = 4096
 """Sequence length of a language model that takes longer ones, unless it is given."""
 ADAMW = {"name": "adamw", "lr": 1e-4, "weight_decay": 0.1}
@@ -69,7 +76,7 @@ class NamedModel:
     batch: int
     """Samples of a GPU in a step."""
     sample: str
-    """Name of one sample, as `picture of 224 x 224`."""
+    """Name of one sample, as `image of 224 x 224`."""
     optimizer: Mapping[str, Any] = field(default_factory=lambda: ADAMW)
 
 
@@ -93,6 +100,7 @@ def experiment_of(
     """
     model = named_model(name, sequence_length)
     options = {**model.workload, **model.workload.get("options", {})}
+    sizes = str(options.get("model", "")).removeprefix(PREFIX)
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
     workload = dict(model.workload)
@@ -122,8 +130,9 @@ def experiment_of(
     recipe = experiment.recipe
     count = recipe.per_rank_batch or recipe.global_batch
     sample = model.sample if count == 1 else re.sub(r"^\w+", r"\g<0>s", model.sample)
-    pictures = "picture" in model.sample
+    pictures = "image" in model.sample
     parts = [
+        *([f"the sizes of {sizes}"] if sizes in shipped() and not name.endswith(sizes) else []),
         f"{count} {sample} {'a GPU' if recipe.per_rank_batch else 'on all GPUs'} and step",
         *(["loaders that keep up"] if pictures else []),
         *(["no channels_last"] if pictures and not recipe.channels_last else []),
@@ -200,24 +209,27 @@ def is_experiment(name: str) -> bool:
 
 def named_model(name: str, sequence_length: int | None = None) -> NamedModel:
     """Return the workload of a model by its name.  Raises `InputError` for an unknown one."""
+    name = re.sub(r"^timm/", "timm:", name)
     folder = Path(name.removeprefix(PREFIX)).expanduser()
     has_file = folder.suffix == ".json" or (folder / "config.json").is_file()
-    if name.startswith(PREFIX) or has_file or name in shipped():
-        return _of_transformers(name, sequence_length)
     if is_user_function(name):
         return _of_user(name, sequence_length)
+    if name.startswith(PREFIX) or has_file or "/" in name:
+        return _of_transformers(name, sequence_length)
     detectors = options_class("detection").models
     if name in detectors:
         workload = {"name": "detection", "model": name}
-        return NamedModel(workload=workload, batch=2, sample="picture", optimizer=SGD)
+        return NamedModel(workload=workload, batch=2, sample="image", optimizer=SGD)
     try:
         check_model_name(name)
     except ValueError as error:
+        if shipped_name(name) is not None:
+            return _of_transformers(name, sequence_length)
         names = (*preset_names(), *shipped(), *detectors, *registered_names("torchvision"))
         allowed = (
             "allowed are an experiment's file, a preset, a model of torchvision, timm:NAME,"
-            " hf:NAME, hf:FILE.json, a folder of save_pretrained, module:function and a task's"
-            f" module:Class{nearest(name, names, count=3)}"
+            " hf:OWNER/NAME, hf:FILE.json, a folder of save_pretrained, module:function and a"
+            f" task's module:Class{nearest(name, names, count=3)}"
         )
         is_missing = "not installed" in str(error)
         raise InputError(name, str(error) if is_missing else "no such model", allowed) from None
@@ -238,25 +250,15 @@ def _of_pictures(name: str) -> NamedModel:
 
 
 def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
-    model = name if name.startswith(PREFIX) else f"{PREFIX}{name}"
-    folder = Path(model.removeprefix(PREFIX)).expanduser()
-    if model not in HUGGING_FACE and (folder / "config.json").is_file():
-        model = f"{PREFIX}{folder / 'config.json'}"  # weights do not change the answer
-    try:
-        stored = {} if model in HUGGING_FACE else stored_configuration(model)
-    except (OSError, ValueError) as error:
-        raise InputError(name, str(error), "name a config.json of transformers") from error
-    if stored is None:
-        names = (*HUGGING_FACE, *(f"{PREFIX}{other}" for other in shipped()))
-        allowed = "download its config.json, and name hf:config.json"
-        raise InputError(
-            name, "its sizes are not in the package", allowed + nearest(model, names, count=3)
-        )
+    model, stored = _stored(name)
     if CLASS in stored:
         task = {"name": "own", "task": DIFFUSERS_TASK, "options": {"model": model}}
         pixels = LATENT_PIXELS * stored.get("sample_size", LATENT_SIZE)
-        sample = f"image of {pixels} x {pixels} as stored latents"
-        return NamedModel(workload=task, batch=4 if stored.get("sample_size") else 1, sample=sample)
+        kind, batch = "image", 4 if stored.get("sample_size") else 1
+        if frames := FRAMES.get(stored[CLASS]):
+            kind, batch = f"video of {frames} frames", 1
+        sample = f"{kind} of {pixels} x {pixels} as stored latents"
+        return NamedModel(workload=task, batch=batch, sample=sample)
     kind = stored.get("model_type", model.removeprefix(PREFIX))
     if kind in OTHER_TASKS:
         options: dict[str, Any] = {"model": model}
@@ -268,11 +270,16 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
         if kind == "whisper":
             options["target_length"] = sequence_length or 448
             sample = f"sample of 30 s, 1500 positions, and {options['target_length']} of text"
+        if kind in SOUND:
+            sample = f"sample of {SOUND_SECONDS} s"
         task = {"name": "own", "task": TRANSFORMERS_TASK, "options": options}
         return NamedModel(workload=task, batch=8, sample=sample)
-    longest = LONGEST
+    if kind in SCANNED:
+        allowed = "name a task of your own, file.py:Task, with the kernels, or measure it with run"
+        raise InputError(name, "its scan cannot be traced without the kernels of GPUs", allowed)
+    sizes, longest = text_sizes(stored), LONGEST
     for key in ("max_position_embeddings", "n_positions"):
-        longest = min(longest, stored.get(key) or longest)
+        longest = min(longest, sizes.get(key) or longest)
     if kind in ENCODERS:
         longest = min(longest, 512)
     workload: dict[str, Any] = {
@@ -282,10 +289,41 @@ def _of_transformers(name: str, sequence_length: int | None) -> NamedModel:
         "sequence_length": sequence_length or longest,
         "objective": "masked" if kind in ENCODERS else "causal",
     }
-    if not isinstance(stored.get("vocab_size"), int):
+    if not isinstance(sizes.get("vocab_size"), int):
         workload["vocabulary"] = 32_000  # a family's; its tokenizer decides it
-    sample = f"sequence of {workload['sequence_length']} tokens"
+    alone = " of text alone" if "vision_config" in stored else ""
+    sample = f"sequence of {workload['sequence_length']} tokens{alone}"
     return NamedModel(workload=workload, batch=1, sample=sample)
+
+
+def _stored(name: str) -> tuple[str, Mapping[str, Any]]:
+    """Return the name of a configuration and its content.
+
+    Raises `InputError` for one that is neither in a file nor in the package.
+    """
+    bare = name.removeprefix(PREFIX)
+    model, folder = f"{PREFIX}{bare}", Path(bare).expanduser()
+    if model in HUGGING_FACE:
+        return model, {}
+    if (folder / "config.json").is_file():
+        model = f"{PREFIX}{folder / 'config.json'}"  # weights do not change the answer
+    elif not folder.is_file():
+        model = f"{PREFIX}{shipped_name(bare) or bare}"
+    try:
+        stored = stored_configuration(model)
+    except (OSError, ValueError) as error:
+        raise InputError(name, str(error), "name a config.json of transformers") from error
+    if stored is not None:
+        return model, stored
+    if folder.suffix == ".json":
+        raise InputError(name, "no such file", "name a config.json that is there")
+    names = (*HUGGING_FACE, *(f"{PREFIX}{other}" for other in shipped()))
+    allowed = (
+        f"get its configuration by `hf download {bare} config.json --local-dir {folder.name}` (of a"
+        " diffusion model: transformer/config.json), and name the folder: `shardmark plan"
+        f" hf:{folder.name}`{nearest(model, names, count=3)}"
+    )
+    raise InputError(name, "its sizes are not in the package", allowed)
 
 
 def _of_user(name: str, sequence_length: int | None) -> NamedModel:

@@ -198,13 +198,41 @@ def test_adapters_of_a_question() -> None:
     [
         ("resnet5", "no such model; allowed are .*nearest.*resnet"),
         ("hf:Qwen/Qwen3-9B", "its sizes are not in the package.*nearest.*hf:Qwen/Qwen3-8B"),
+        (
+            "someone/new-7B",
+            "hf download someone/new-7B config.json --local-dir new-7B.*`shardmark plan hf:new-7B`",
+        ),
         ("missing.yaml", "no such file, and no such preset"),
+        ("missing.json", "no such file; name a config.json that is there"),
         ("missing.py:Task", "no file 'missing.py'"),
     ],
 )
 def test_unknown_names_are_refused(name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         about(name)
+
+
+def test_names_of_copies_have_the_sizes_of_the_original() -> None:
+    question = about("unsloth/Qwen3-8B-Instruct-bnb-4bit")
+    workload = question.experiment.workload
+    assert isinstance(workload, LanguageOptions)
+    assert workload.model == "hf:Qwen/Qwen3-8B"
+    assert str(question.assumed).startswith("the sizes of Qwen/Qwen3-8B, 1 sequence of 4096")
+    assert "the sizes of" not in str(about("hf:Qwen/Qwen3-8B").assumed)
+    assert "1 video of 81 frames of 640 x 640" in str(about("Wan2.1-1.3B").assumed)
+    assert "sample of 10 s a GPU" in str(about("facebook/wav2vec2-base", batch=1).assumed)
+
+
+def test_a_model_of_text_and_pictures_has_the_length_of_its_text() -> None:
+    workload = about("qwen2-vl-7b-instruct").experiment.workload
+    assert isinstance(workload, LanguageOptions)
+    assert (workload.model_rows, workload.tokens_per_sample) == (152064, 4096)
+
+
+def test_a_scan_that_is_computed_step_by_step_is_not_traced(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    with pytest.raises(InputError, match=r"its scan cannot be traced.*file\.py:Task"):
+        about(str(tmp_path))
 
 
 def test_a_file_that_is_no_python_is_refused(

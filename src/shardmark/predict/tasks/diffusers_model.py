@@ -13,6 +13,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.system.extras import require
 from shardmark.ranks.workloads.configurations import (
     CLASS,
+    FRAMES,
     LATENT_PIXELS,
     LATENT_SIZE,
     NOISE_MODELS,
@@ -21,6 +22,8 @@ from shardmark.ranks.workloads.configurations import (
 
 STEPS = 1000
 SAMPLES = 16
+ON_TOKENS = ("FluxTransformer2DModel", "Flux2Transformer2DModel", "QwenImageTransformer2DModel")
+"""Classes that take squares of four latents as tokens."""
 
 
 class DiffusersModel:
@@ -28,7 +31,8 @@ class DiffusersModel:
     a meaning.
 
     The encoders of images and texts are not part of it, as where their outputs are stored before
-    the training.  `image_size` is in pixels, by default what the model was trained with.
+    the training.  `image_size` is in pixels, by default what the model was trained with; images
+    and those of a video are square.
     """
 
     synthetic = True
@@ -55,7 +59,8 @@ class DiffusersModel:
         self._size = self._config.pop("sample_size", None) or LATENT_SIZE
 
     def model(self) -> nn.Module:
-        sizes = {} if self._class == "FluxTransformer2DModel" else {"sample_size": self._size}
+        takes_size = "sample_size" in signature(self._model_class.__init__).parameters
+        sizes = {"sample_size": self._size} if takes_size else {}
         model: nn.Module = self._model_class(**self._config, **sizes)
         return model.train()
 
@@ -73,11 +78,15 @@ class DiffusersModel:
         if "time_ids" in inputs:
             added = {name: inputs.pop(name) for name in ("text_embeds", "time_ids")}
             inputs["added_cond_kwargs"] = added  # type: ignore[assignment]
-        if self._class == "FluxTransformer2DModel":
-            texts = inputs["encoder_hidden_states"].shape[1]
-            inputs["img_ids"] = _places(latents.shape[1]).to(latents.device)
-            inputs["txt_ids"] = torch.zeros(texts, 3, device=latents.device)
+        if self._class in ON_TOKENS:
             steps = steps / STEPS
+            side, axes = self._size // 2, len(self._config["axes_dims_rope"])
+            texts = inputs["encoder_hidden_states"].shape[1]
+            if self._class == "QwenImageTransformer2DModel":
+                inputs["img_shapes"] = [[(1, side, side)]] * len(latents)  # type: ignore[assignment]
+            else:
+                inputs["img_ids"] = _places(side, axes).to(latents.device)
+                inputs["txt_ids"] = torch.zeros(texts, axes, device=latents.device)
         if self._class == "PixArtTransformer2DModel":
             inputs["added_cond_kwargs"] = {"resolution": None, "aspect_ratio": None}  # type: ignore[assignment]
         predicted: Tensor = model(mixed, timestep=steps, return_dict=False, **inputs)[0]
@@ -98,8 +107,10 @@ class DiffusersModel:
         """Return latents, noise, its share of 1000, and what the model is told besides."""
         config = self._config
         shape: tuple[int, ...] = (config["in_channels"], self._size, self._size)
-        if self._class == "FluxTransformer2DModel":  # it takes squares of four latents as tokens
+        if self._class in ON_TOKENS:
             shape = ((self._size // 2) ** 2, config["in_channels"])
+        if frames := FRAMES.get(self._class):  # four after the first have one latent
+            shape = (config["in_channels"], frames // 4 + 1, self._size, self._size)
         sample = {
             **{"latents": torch.randn(shape), "noise": torch.randn(shape)},
             "timestep": torch.randint(STEPS, ()),
@@ -109,7 +120,12 @@ class DiffusersModel:
             return sample | {"class_labels": torch.randint(config["num_embeds_ada_norm"], ())}
         width = next(
             config[key]
-            for key in ("joint_attention_dim", "caption_channels", "cross_attention_dim")
+            for key in (
+                "joint_attention_dim",
+                "caption_channels",
+                "cross_attention_dim",
+                "text_dim",
+            )
             if config.get(key)
         )
         sample["encoder_hidden_states"] = torch.randn(tokens, width)
@@ -127,8 +143,10 @@ class DiffusersModel:
         return sample
 
 
-def _places(tokens: int) -> Tensor:
-    """Return row and column of each token of a square image, after a zero."""
-    side = round(tokens**0.5)
+def _places(side: int, axes: int) -> Tensor:
+    """Return row and column of each token of a square image, between zeros."""
     rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
-    return torch.stack([torch.zeros_like(rows), rows, columns], dim=-1).view(-1, 3).float()
+    zeros = [torch.zeros_like(rows)] * (axes - 3)
+    return (
+        torch.stack([torch.zeros_like(rows), rows, columns, *zeros], dim=-1).flatten(0, 1).float()
+    )

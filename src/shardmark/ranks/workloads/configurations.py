@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
@@ -21,13 +22,41 @@ NOISE_MODELS = {
     "PixArtTransformer2DModel": 120,
     "SD3Transformer2DModel": 77 + 256,
     "FluxTransformer2DModel": 512,
+    "Flux2Transformer2DModel": 512,
+    "QwenImageTransformer2DModel": 512,
+    "WanTransformer3DModel": 512,
 }
 """Classes of diffusers that predict the noise in an image, and the tokens of text beside it, by
-CLIP, T5 or both."""
+CLIP, T5 or a language model."""
+FRAMES = {"WanTransformer3DModel": 81}
+"""Images in a sample of the classes that predict the noise in a video."""
+VARIANTS = (
+    (r"^(.*/)?(meta-(?=llama))?", ""),  # the owner
+    (r"[_ :]+", "-"),
+    (r"-(unsloth|bnb|gguf|awq|gptq|mlx|qat|dynamic|dwq|hqq|exl2|ggml|onnx|diffusers)\b", ""),
+    (
+        r"-(nvfp4|mxfp4|fp8|bf16|fp16|int[48]|(quantized\.)?w\d+a\d+|[2-8]-?bit|q\d(-[k01])?(-[sml])?)\b",
+        "",
+    ),
+    (r"-(instruct|it|pt|chat|hf|coder|math|thinking|reasoning|sft|dpo|preview|latest)\b", ""),
+    (r"(?<=\d[bm])-base\b|-base(?=-\d{4}\b|$)|-(\d+k|1m)\b|-v[01](\.\d+)+$|\.en$", ""),
+    (r"-(20\d\d-\d\d-\d\d|\d{6}|\d{4})\b", ""),  # a release's date
+)
+"""Patterns, and their replacements, of what a copy's name in lower case has beside the name of the
+sizes: first another spelling, then what marks quantized, tuned and later copies."""
+SPELLING = 2
+"""Number of the patterns that no two names differ in."""
+JOINED = (r"(?<=[a-z])-(?=\d)", "")
+"""The same of `llama-3` and `llama3`, after all others."""
 LATENT_PIXELS = 8
 """Pixels of an image for each of its latents, along a side."""
 LATENT_SIZE = 128
 """Latents along a side for a model that has no size: images of 1024 pixels."""
+
+SOUND = ("hubert", "wav2vec2")
+"""Model types of transformers that write down what is said."""
+SOUND_SECONDS = 10
+"""Length of their samples."""
 
 
 @cache
@@ -35,11 +64,50 @@ def shipped() -> Mapping[str, Mapping[str, Any]]:
     """Return `source`, `parameters` and `configuration` of each model in `configurations.json`.
 
     `configuration` has sizes only: other keys have the defaults of the library.  `parameters` is
-    the published number of different parameters.
+    the published number of different parameters.  `copies`, where there, are names of other models
+    of the same sizes.
     """
     content = files("shardmark.ranks.workloads").joinpath("configurations.json").read_bytes()
     loaded: dict[str, Mapping[str, Any]] = json.loads(content)
     return loaded
+
+
+def shipped_name(name: str) -> str | None:
+    """Return the shipped model that has the sizes of a name as people write it, or None.
+
+    As few patterns as possible are removed until the name is that of one model.
+    """
+    if name in shipped():
+        return name
+    for count in range(SPELLING, len(VARIANTS) + 1):
+        models = {model for plain, model in _plain_names(count) if plain == _plain(name, count)}
+        if models:
+            return models.pop() if len(models) == 1 else None
+    return None
+
+
+@cache
+def _plain_names(count: int) -> tuple[tuple[str, str], ...]:
+    """Return the plain spelling of each shipped model and of its copies, and the model's name."""
+    return tuple(
+        (_plain(spelling, count), model)
+        for model, entry in shipped().items()
+        for spelling in (model, *entry.get("copies", ()))
+    )
+
+
+def _plain(name: str, count: int) -> str:
+    """Return the name in lower case without what the first patterns find."""
+    name = name.lower()
+    for pattern, replacement in (*VARIANTS[:count], JOINED):
+        name = re.sub(pattern, replacement, name)
+    return name
+
+
+def text_sizes(configuration: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a configuration that describes the text, where it describes images."""
+    sizes: Mapping[str, Any] = configuration.get("text_config", configuration)
+    return sizes
 
 
 def span_corruption_targets(input_tokens: int) -> int:

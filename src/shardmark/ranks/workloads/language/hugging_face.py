@@ -14,6 +14,7 @@ from torch import nn
 from shardmark.base.errors import InputError
 from shardmark.ranks.workloads.base import CannotShard, SequencePlan, TensorPlan
 from shardmark.ranks.workloads.chain import Call, Order, Part, checked_parts
+from shardmark.ranks.workloads.configurations import text_sizes
 from shardmark.ranks.workloads.language.gpt import positions_in, same_document
 from shardmark.ranks.workloads.language.options import ATTENTION
 from shardmark.ranks.workloads.model_building import seeded
@@ -51,10 +52,11 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
     """
     import transformers
 
-    causal = options.objective == "causal"
-    auto_class: Any = (
-        transformers.AutoModelForCausalLM if causal else transformers.AutoModelForMaskedLM
-    )
+    auto_class: Any = transformers.AutoModelForCausalLM
+    if options.objective == "masked":
+        auto_class = transformers.AutoModelForMaskedLM
+    elif "vision_config" in (options.configuration or {}):  # all of it, with the part for images
+        auto_class = transformers.AutoModelForImageTextToText
     name = options.model.removeprefix("hf:")
     place = Path(name).expanduser()
     # By default SDPA, or eager attention where a model lacks it.
@@ -78,7 +80,8 @@ def build_model(options: LanguageOptions, data: LanguageData, seed: int) -> nn.M
             f"{options.model} cannot be built: {error}",
             "use options of its configuration, or a folder that save_pretrained has written",
         ) from error
-    model.config.use_cache = False  # type: ignore[union-attr]
+    for config in (model.config, _text(model.config)):
+        config.use_cache = False  # type: ignore[union-attr]
     model.train()  # a user's method may return nothing
     return model
 
@@ -90,24 +93,33 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
     family = options.model.removeprefix("hf:")
     stored = dict(options.configuration or {})
     family = stored.pop("model_type", None if options.has_file else family)
-    default = AutoConfig.for_model(family)
+    default = _text(AutoConfig.for_model(family))
     chosen = {key: value for key, value in options.model_options.items() if key != ATTENTION}
     unknown = [key for key in chosen if not hasattr(default, key)]
     if unknown:
         raise ValueError(f"its configuration has no {' and no '.join(unknown)}")
     # Pass sizes to the constructor, which derives other sizes from them.
-    sizes = stored | chosen | {"vocab_size": vocabulary}
+    sizes = {**text_sizes(stored), **chosen, "vocab_size": vocabulary}
+    if "text_config" in stored:
+        sizes = stored | {"text_config": sizes}
     config = AutoConfig.for_model(family, **sizes)
-    max_positions = getattr(config, "max_position_embeddings", None)
+    text = _text(config)
+    max_positions = getattr(text, "max_position_embeddings", None)
     if max_positions is not None and max_positions < options.sequence_length:
-        config.max_position_embeddings = options.sequence_length
+        text.max_position_embeddings = options.sequence_length
     # Remove the special tokens of the default tokenizer: this vocabulary has others.
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(config, key, None)
+    for key in ("pad_token_id", "bos_token_id", "eos_token_id") * ("text_config" not in stored):
+        setattr(text, key, None)
     return config
 
 
+def _text(config: Any) -> Any:
+    """Return the part of a model's configuration that describes its text."""
+    return config.get_text_config()
+
+
 def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> None:
+    config = _text(config)
     max_positions = getattr(config, "max_position_embeddings", None) or options.sequence_length
     rows = config.vocab_size
     if rows != data.vocabulary:
@@ -124,20 +136,27 @@ def _check_sizes(options: LanguageOptions, config: Any, data: LanguageData) -> N
         )
 
 
-def layers(model: nn.Module) -> list[nn.Module] | None:
-    """The repeated layers that the model declares; None if it declares none."""
+def layers(model: nn.Module, part: nn.Module | None = None) -> list[nn.Module] | None:
+    """The repeated layers that the model declares, or those of a part; None if it declares none."""
     names = getattr(model, "_no_split_modules", None) or ()
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [one for one in (part or model).modules() if isinstance(one, nn.ModuleList)]
     return [layer for group in lists for layer in group if type(layer).__name__ in names] or None
+
+
+def text_layers(model: Any) -> list[nn.Module] | None:
+    """The repeated layers of the part for text, where the model has one for images as well."""
+    return layers(model, model.get_decoder())
 
 
 def tensor_plan(model: nn.Module) -> TensorPlan | CannotShard:
     """The plan of transformers for this model; the token embedding is always sharded."""
     plan: dict[str, str] = getattr(model, "tp_plan", None) or {}
-    config: Any = model.config
+    config = _text(model.config)
     if not plan:
         name = type(model).__name__
         return CannotShard(f"transformers has no tensor-parallel plan for {name}", "use fsdp")
+    if config.is_heterogeneous:
+        return CannotShard("its layers have different numbers of heads", "use fsdp")
     if (dropout := _dropout(config)) is not None:
         return dropout
     names = [name for name, _ in model.named_modules()]
@@ -165,6 +184,8 @@ def _dropout(config: Any) -> CannotShard | None:
 
 
 def _heads(config: Any) -> dict[str, int]:
+    if config.is_heterogeneous:
+        return {}
     counts = {name: getattr(config, key, None) for key, name in HEADS.items()}
     return {name: count for name, count in counts.items() if count is not None}
 
@@ -173,7 +194,7 @@ def sequence_plan(
     model: nn.Module, part: Callable[[Any, int, int], Any], length: int
 ) -> SequencePlan | CannotShard:
     """A plan for models whose attention can be replaced by transformers' attention interface."""
-    config: Any = model.config
+    config = _text(model.config)
     name, heads = type(model).__name__, _heads(config)
     replaceable = getattr(model, "_supports_attention_backend", False)
     if not (replaceable and heads and "position_ids" in signature(model.forward).parameters):
@@ -223,7 +244,7 @@ def pipeline_parts(model: nn.Module, call: Call) -> list[nn.Module] | CannotShar
 
     `call` returns the logits of a model, or of a chain of parts, for a sample.
     """
-    chosen = layers(model)
+    chosen = text_layers(model)
     if not chosen:
         reason = f"transformers does not declare the layers of {type(model).__name__}"
         return CannotShard(reason, OTHER_STRATEGY)
@@ -258,7 +279,7 @@ class _Part(Part):
 
 def active_parameters(model: nn.Module) -> int | None:
     """Parameters that compute a token, embeddings included; None for a model without experts."""
-    config: Any = model.config
+    config = _text(model.config)
     unused = 0
     for module in model.modules():
         if type(module).__name__.endswith("Experts"):  # its tensors have the experts in front

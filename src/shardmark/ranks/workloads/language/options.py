@@ -16,6 +16,7 @@ from shardmark.ranks.workloads.configurations import (
     NOISE_MODELS,
     shipped,
     stored_configuration,
+    text_sizes,
 )
 from shardmark.ranks.workloads.models import check_model_name, is_user_function
 from shardmark.ranks.workloads.options import Adapter, ModelOptions, modules_of
@@ -36,9 +37,12 @@ LANGUAGE_MODELS: dict[str, str] = {
     " transformers with weights from the seed",
 }
 """Description of each model for `list models`, in one line."""
-ENCODERS = ("bert", "roberta")
+ENCODERS = ("bert", "deberta-v2", "distilbert", "modernbert", "mpnet", "roberta", "xlm-roberta")
 """Model types of transformers that learn masked tokens."""
-OTHER_TASKS = ("clip", "dinov2", "t5", "vit", "whisper")
+OTHER_TASKS = (
+    *("clip", "d_fine", "dinov2", "dinov3_vit", "hubert", "rt_detr", "rt_detr_v2", "siglip"),
+    *("t5", "vit", "wav2vec2", "whisper"),
+)
 """Model types with a shipped configuration that model no language, or have an encoder as well."""
 EMBEDDED = ("stdlib", "torch-source")
 """Data sets that are part of the installation."""
@@ -242,7 +246,7 @@ class LanguageOptions(ModelOptions):
     @property
     def model_rows(self) -> int | None:
         """`vocabulary`, or that of the model's configuration; None if the tokens decide."""
-        rows = self.vocabulary or (self.configuration or {}).get("vocab_size")
+        rows = self.vocabulary or text_sizes(self.configuration or {}).get("vocab_size")
         return rows if isinstance(rows, int) and rows > 0 else None
 
     @property
@@ -256,7 +260,7 @@ class LanguageOptions(ModelOptions):
         libraries = tuple(modules_of(self.adapter))
         if not self.from_transformers or self.has_file:
             return libraries
-        family = _type_of(self.model)
+        family = _type_of(self.model).replace("-", "_")
         return (
             *libraries,
             f"transformers.models.{family}.modeling_{family}",

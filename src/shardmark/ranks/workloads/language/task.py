@@ -219,9 +219,9 @@ class Language(SampledTask[Samples, TokenBatch]):
         if isinstance(model, GPT):
             return list(model.blocks)
         if self._options.from_transformers:
-            from shardmark.ranks.workloads.language.hugging_face import layers
+            from shardmark.ranks.workloads.language.hugging_face import text_layers
 
-            return layers(model)
+            return text_layers(model)
         return None
 
     def tensor_plan(self, model: nn.Module) -> TensorPlan | CannotShard:
