@@ -113,7 +113,7 @@ def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str)
     document = json.loads(answer(capsys, folder, "--format", "json")[1])
     assert set(document) == {"answers", "rows", "warnings"}
     questions = [each["question"] for each in document["answers"]]
-    assert questions[-3:] == ["fastest", "memory", "equivalent"]
+    assert questions[:3] == ["fastest", "memory", "equivalent"]
     assert answer(capsys, folder, "--format", "csv")[1].startswith("experiment,")
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from shardmark.base.masking import shown_command
 from shardmark.base.metrics import METRICS
@@ -44,6 +44,14 @@ class Answer:
     """The winner, or the strategy that deviates; None if there is none, or several."""
     text: str
     """The answer without the question: the strategy first, its rival in brackets."""
+    ranks: int | None = None
+    value: float | None = None
+    unit: str | None = None
+    runner_up: str | None = None
+    ratio: float | None = None
+    """The runner-up's value over the winner's."""
+    same: tuple[str, ...] = ()
+    """Strategies, with their ranks, that are too close to the best to tell."""
 
 
 def answers(comparison: Comparison) -> list[Answer]:
@@ -160,6 +168,7 @@ def _fastest(group: ComparableGroup) -> Answer:
     shown = main_rate(group.rows)
     best, value = ranking.row, _value(ranking.row, shown)
     figure = f"{rate(value)} {METRICS[shown].unit}"
+    ratio = None
     if (rival := rival_of(ranking)) is not None:
         ratio = times_better(rival, best, RATE)
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
@@ -169,7 +178,8 @@ def _fastest(group: ComparableGroup) -> Answer:
     ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
     if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
         remarks.append(f"{ahead.label} {rate(_value(ahead, shown))} trains differently")
-    return _answer(ranking, group, figure, remarks)
+    facts = {"value": value, "unit": METRICS[shown].unit, "ratio": ratio.value if ratio else None}
+    return _answer(ranking, group, figure, remarks, facts)
 
 
 def _memory(group: ComparableGroup) -> Answer:
@@ -178,16 +188,22 @@ def _memory(group: ComparableGroup) -> Answer:
         return Answer(question="memory", decided=False, text="not measured")
     value = mean_of(ranking.row, PEAK)
     figure = f"{size(value)} per rank"
+    facts: dict[str, Any] = {"value": value, "unit": METRICS[PEAK].unit}
     if (rival := rival_of(ranking)) is not None:
         rival_name = name(rival, with_ranks=_several_sizes(group))
         figure += f" ({rival_name} {size(mean_of(rival, PEAK), value, unit=False)})"
+        facts["ratio"] = mean_of(rival, PEAK) / value
     out_of_memory = [name(row) for row in group.out_of_memory]
     remarks = [f"out of memory: {listed(out_of_memory)}"] if out_of_memory else []
-    return _answer(ranking, group, figure, remarks)
+    return _answer(ranking, group, figure, remarks, facts)
 
 
 def _answer(
-    ranking: Ranking[Row], group: ComparableGroup, figure: str, remarks: Sequence[str]
+    ranking: Ranking[Row],
+    group: ComparableGroup,
+    figure: str,
+    remarks: Sequence[str],
+    facts: Mapping[str, Any],
 ) -> Answer:
     best, *close = (
         name(row, with_ranks=_several_sizes(group)) for row in (ranking.row, *ranking.close)
@@ -197,6 +213,10 @@ def _answer(
         decided=ranking.decided,
         strategy=None if close else ranking.row.strategy,
         text="; ".join([ranking.text(best, figure, close), *remarks]),
+        ranks=ranking.row.world_size,
+        runner_up=None if (rival := rival_of(ranking)) is None else name(rival),
+        same=tuple(map(name, ranking.close)),
+        **facts,
     )
 
 

@@ -52,7 +52,8 @@ def overview_json(
     columns: Sequence[str] = (),
 ) -> str:
     """Return `answers`, `rows`, `warnings`, `rounding` if it was measured, and the views by key."""
-    answer_documents = [asdict(answer) for answer in answers(comparison)]
+    cautions_last = sorted(answers(comparison), key=lambda answer: answer.question == "caution")
+    answer_documents = [asdict(answer) for answer in cautions_last]
     twins = [asdict(twin) for twin in comparison.rounding]
     rounding = {"rounding": twins} if twins else {}
     rows = comparison_json(comparison, columns)

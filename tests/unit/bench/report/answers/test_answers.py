@@ -53,8 +53,16 @@ def test_three_short_lines_answer_a_run(tmp_path: Path) -> None:
     assert (same.question, same.decided, same.strategy) == ("equivalent", True, None)
     assert same.text == "yes, 3 of 3 verified"
     assert [line.split()[0] for line in answer_lines(comparison)] == ["Fastest", "Memory", "Same"]
-    for answer in json.loads(overview_json(comparison))["answers"]:
-        assert set(answer) == {"question", "decided", "strategy", "text"}
+    first, second, third = json.loads(overview_json(comparison))["answers"]
+    assert first["value"] == pytest.approx(181, abs=0.5)
+    assert (first["unit"], first["ranks"], first["runner_up"]) == (
+        "samples/s",
+        2,
+        "fsdp on 2 ranks",
+    )
+    assert first["ratio"] == pytest.approx(0.83, abs=0.005)
+    assert (second["value"], second["unit"], second["ratio"]) == (40 * 2**20, "bytes", 2.0)
+    assert (third["value"], third["runner_up"], third["same"]) == (None, None, [])
     assert next_commands(comparison) == []
 
 

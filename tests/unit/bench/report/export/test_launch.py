@@ -202,7 +202,7 @@ def test_torchrun_starts_the_user_s_script_as_it_was_measured(tmp_path: Path) ->
     assert settings["wrapper"] == "torch.nn.parallel.DistributedDataParallel"
     assert settings["arguments"]["bucket_cap_mb"] == 25
     assert (settings["global_batch"], settings["micro_batch"]) == (64, 16)
-    assert settings["optimizer"]["lr"] == 0.05
+    assert settings["optimizer"]["lr"] == 0.001
     script = files["launch.sh"].splitlines()
     assert script[-1] == 'exec torchrun --nproc-per-node 4 --standalone "$@"'
     exports = [shlex.split(line)[1:] for line in script if line.startswith("export ")]
