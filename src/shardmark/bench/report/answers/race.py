@@ -50,6 +50,8 @@ def _text(racer: Racer, race: Race) -> str:
             f"{result.ratio:.3f}x as fast as {race.reference.strategy} ({result.low:.3f} to "
             f"{result.high:.3f}, {pairs})"
         )
+    elif not result.pairs:
+        speed = f"not compared in speed: no undisturbed pair with {race.reference.strategy}"
     row, same = racer.row, racer.row.equivalent
     if not row.ok_trials:
         text = f"it does not run: {row.failed[0].reason if row.failed else 'no trial has ended'}"

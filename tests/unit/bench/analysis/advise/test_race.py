@@ -83,6 +83,7 @@ def test_disturbed_trials_decide_nothing(tmp_path: Path) -> None:
     race = raced(tmp_path, racer("new", 1.3, disturbed=tuple(range(8))))
     assert race_facts(race)[0]["decision"] == "not decided"
     assert race_facts(race)[0]["pairs"] == 0
+    assert "no undisturbed pair with first" in race_facts(race)[0]["text"]
 
 
 @pytest.mark.parametrize(("speed", "over"), [(1.3, {"first", "new"}), (1.012, set())])
