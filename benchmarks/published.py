@@ -1,27 +1,44 @@
-"""Published figures of training speed as cases: the training, the machine, and its step time.
+"""Published figures of training speed as questions to `shardmark plan`, with their step times.
 
-Profiles of picture models are traced (`traced.py`).  Those of others come from formulas:
-multiplications and activations are those of their papers and of timm's tables; stages are shares of
-parameters and of work, first layers first.
+A row becomes the arguments of the command (`question`), these a request, as the command line makes
+it, and the request a step, whose traces are stored (`traced.py`).
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
+import shlex
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-from benchmarks.traced import key_of, load
+import typer
+from benchmarks.traced import MODELS
 
-from shardmark.base.errors import InputError
-from shardmark.base.recipe import Optimizer, Recipe
-from shardmark.base.traffic import ModelSize
-from shardmark.predict.hardware.catalogue import Node, NodeType, load_card, load_node
-from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
-from shardmark.ranks.strategies import build_strategy
+from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.recipe import Recipe
+from shardmark.cli import app
+from shardmark.cli.plan import request_of
+from shardmark.experiment.matrix import cells_of_any_size
+from shardmark.predict.hardware.catalogue import (
+    NodeType,
+    joined_node,
+    load_card,
+    load_node,
+    nodes_of,
+)
+from shardmark.predict.models import Models
+from shardmark.predict.plan import Planner, planners_of
+from shardmark.predict.profile import Profile
+from shardmark.predict.request import PlanRequest
+from shardmark.predict.timing import Stack
 from shardmark.ranks.strategies.base import Strategy
 
 COLUMNS = (
@@ -29,9 +46,10 @@ COLUMNS = (
     *("global_batch", "precision", "strategy", "activation_checkpointing", "gpu", "n_gpus"),
     *("gpus_per_node", "interconnect", "throughput_value", "throughput_unit", "notes"),
 )
+"""Columns of a file.  `stack` and `question`, arguments of the command, are optional."""
 CARDS = (
     (r"a100.*80.*pcie", "a100-pcie-80"), (r"a100.*pcie", "a100-pcie-40"),
-    (r"a100.*80", "a100-80"), (r"a100", "a100-40"), (r"v100.*pcie", "v100-pcie"),
+    (r"a100.*80|a800", "a100-80"), (r"a100", "a100-40"), (r"v100.*pcie", "v100-pcie"),
     (r"v100.*32", "v100-32"), (r"v100", "v100-16"), (r"h100.*pcie", "h100-pcie"),
     (r"h100|h800", "h100"), (r"h200", "h200"), (r"b200", "b200"), (r"a10g", "a10g"),
     (r"a6000", "rtx-a6000"), (r"a5000", "rtx-a5000"), (r"a30\b", "a30"), (r"a40\b", "a40"),
@@ -60,10 +78,13 @@ REFUSED = (
         "it divides layers or experts",
     ),
     (r"lora", "which parameters it trains is not stated"),
+    (r"custom|dinov2|mlp, ", "it is no model that a question names"),
+    (r"detect|segment", "a trace of its detector takes real steps"),
     (r"paged|cumulative: baseline|activation offloading|8-bit", "it pads, pages or offloads"),
     (r"pytorch loader|unpadded|host/io affected", "its source says that its data loader bounds it"),
     (r"lamb.* 512 ", "its batches are of samples of like lengths"),
     (r"under torch\.profiler", "its source times it under a profiler"),
+    (r"is per rank or global", "it does not state whether its speed is that of one GPU"),
     (r"async", "its workers do not wait for each other"),
 )
 STRATEGIES: tuple[tuple[str, str], ...] = (
@@ -77,247 +98,72 @@ STRATEGIES: tuple[tuple[str, str], ...] = (
     (r"ddp|data parallel|distributed|horovod|all-?reduce|replicated|parameter server", "ddp"),
     (r"single|none|baseline", "single"),
 )
-EVEN = ((1 / 8, 1 / 8),) * 8
-RESNET = ((0.01, 0.20), (0.05, 0.25), (0.28, 0.33), (0.58, 0.21), (0.08, 0.01))
-ACCESSES = 6
-"""Reads and writes of an activation in a forward pass: of convolution, norm and nonlinearity."""
 INFINIBAND_RATES = {"fdr": "56 Gb/s", "edr": "100 Gb/s", "hdr": "200 Gb/s", "ndr": "400 Gb/s"}
 INFINIBAND = re.compile(r"(?<!Gb/s )\b(fdr|edr|hdr|ndr)\b", re.IGNORECASE)
 LOADER = re.compile(r"(?<!\S)(\S+) sections are data-loader bound.*section: [^;]*\1\b")
-
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """A convolutional network at its usual resolution."""
-
-    pattern: str
-    million_parameters: float
-    giga_products: float
-    """Multiplications of a forward pass of one image, in 10^9."""
-    million_activations: float
-    """Outputs of convolutions."""
-    stages: tuple[tuple[float, float], ...] = EVEN
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A transformer."""
-
-    pattern: str
-    layers: int
-    width: int
-    million_parameters: float | None = None
-    sequence: int | None = None
-    """Tokens of a sample, if the source does not state them."""
-
-
-TRACED = (
-    (r"resnext-?101.*32x4d", "timm:resnext101_32x4d"),
-    (r"mask|faster|keypoint|retina|ssd|custom", ""),
-    (r"resnet-?(18|34|50|101|152)\b", r"resnet\1"), (r"convnext.?large", "convnext_large"),
-    (r"regnet_?y.?128gf", "regnet_y_128gf"), (r"efficientnet-b(\d)", r"efficientnet_b\1"),
-    (r"vgg(\d\d)$", r"vgg\1"), (r"alexnet", "alexnet"), (r"inception-?v?3", "inception_v3"),
-)  # fmt: skip
-"""Names of traced models by patterns; other models may have the very name of a traced one."""
-SIZES = {"efficientnet_b4": 380, "inception_v3": 299}
-"""Pixels of pictures that a source does not state."""
 PICTURES = (
-    Pictures(r"mask.?r-?cnn|keypoint", 44.4, 134, 330),
-    Pictures(r"faster.?r-?cnn|retinanet|cascade", 41.8, 134, 330),
-    Pictures(r"ssd300", 22.9, 13, 40),
-    Pictures(r"resnext-?101", 44.2, 8.0, 21.2, RESNET),
-    Pictures(r"resnet-?50", 25.6, 4.1, 11.1, RESNET),
-    Pictures(r"vit.?(base|b).*32", 88.2, 4.4, 5.0),
-    Pictures(r"vit.?(large|l).*16", 304.3, 61.6, 63.5),
-)
-TEXT = (
-    Text(r"mpt-?125m", 12, 768), Text(r"mpt-?350m", 24, 1024), Text(r"mpt-?760m", 24, 1536),
-    Text(r"mpt-?1b", 24, 2048), Text(r"mpt-?3b", 32, 2560), Text(r"mpt-?7b", 32, 4096),
-    Text(r"mpt-?13b", 40, 5120), Text(r"mpt-?30b", 48, 7168), Text(r"mpt-?70b", 80, 8192),
-    Text(r"bert.?large|megatron bert", 24, 1024, 336, 512), Text(r"bert.?base", 12, 768, 110, 512),
-    Text(r"transformer-?xl.*large", 18, 1024, 257, 384),
-    Text(r"transformer-?xl", 16, 512, 192, 192), Text(r"transformer.*big", 12, 1024, 213, 32),
-    Text(r"gpt-?2.?xxl", 48, 2240, 2900, 1024),
-    Text(r"gpt-?2.?xl", 48, 1600, 1558, 1024), Text(r"gpt-?2.?large", 36, 1280, 774, 1024),
-    Text(r"gpt-?2.?medium", 24, 1024, 355, 1024), Text(r"gpt-?2|nanogpt", 12, 768, 124, 1024),
-    Text(r"tinyllama", 22, 2048, 1100, 2048), Text(r"llama.*70b", 80, 8192, 70600),
-    Text(r"llama.*13b", 40, 5120, 13016), Text(r"llama.*[78]b", 32, 4096, 6738),
+    (r"resnext-?101.*32x4d", "timm:resnext101_32x4d"),
+    (r"resnet-?(18|34|50|101|152)\b", r"resnet\1"),
+    (r"convnext.?large", "convnext_large"), (r"regnet_?y.?128gf", "regnet_y_128gf"),
+    (r"efficientnet-b(\d)", r"efficientnet_b\1"), (r"vgg(\d\d)$", r"vgg\1"),
+    (r"mobilenetv2", "mobilenet_v2"), (r"alexnet", "alexnet"),
+    (r"inception-?v?3", "inception_v3"),
+    (r"vit.?(base|b).*32", "vit_b_32"), (r"vit.?(large|l).*16", "vit_l_16"),
 )  # fmt: skip
-Work = tuple[Kind, float, float, float, int]
-"""Kind, FLOPs, bytes and fixed bytes of forward operations, and their number."""
-HEAD = 64
-OTHER_FUSED, OTHER_EAGER = 20, 60
-"""Accesses to an activation by a block's operations beside products and attention."""
-SCORE_ACCESSES = 8
-LOSS_BYTES = 22
-"""Bytes moved for each logit by the loss."""
-FUSED = (
-    r"torch\.compile|\+compile|, compile|cumulative: \+(chunked|activation|optimizer)|"
-    r"llm-foundry|megatron|deepspeed kernel|deeplearningexamples"
+"""Names of picture models by patterns of those in the rows."""
+SIZES = {"efficientnet_b4": 380}
+"""Pixels of pictures that a source does not state, if they are not the model's usual ones."""
+TEXTS = (
+    (r"bert.?large|megatron bert", "hf:google-bert/bert-large-uncased"),
+    (r"bert.?base", "hf:google-bert/bert-base-uncased"),
+    (r"tinyllama", "hf:TinyLlama/TinyLlama-1.1B-Chat-v1.0"),
+    (r"llama-3.2-3b", "hf:meta-llama/Llama-3.2-3B"),
+    (r"llama.?3(.1)?.?70b", "hf:meta-llama/Meta-Llama-3-70B"),
+    (r"llama.?3(.1)?.?8b", "hf:meta-llama/Meta-Llama-3-8B"),
+    (r"llama.?2.?70b", "hf:meta-llama/Llama-2-70b-hf"),
+    (r"llama.?2.?13b", "hf:meta-llama/Llama-2-13b-hf"),
+    (r"llama.?2.?7b|granite 7b", "hf:meta-llama/Llama-2-7b-hf"),
+    (r"gpt-?2.?large", "hf:openai-community/gpt2-large"),
+    (r"gpt-?2.?medium", "hf:openai-community/gpt2-medium"),
+    (r"gpt-?2( small| 124m)?$|nanogpt", "hf:openai-community/gpt2"),
+    (r"gpt-2 xl", "hf:openai-community/gpt2-xl"),
 )
-OLD_ATTENTION = r"deeplearningexamples|perf_train_gpu|v100|titan rtx|gpt-2 large"
-"""Sources that store the scores of attention: older than its fused kernels in torch."""
+SHAPES = (
+    (r"mpt-?125m", 12, 768), (r"mpt-?350m", 24, 1024), (r"mpt-?760m", 24, 1536),
+    (r"mpt-?1b", 24, 2048), (r"mpt-?3b", 32, 2560), (r"mpt-?7b", 32, 4096),
+    (r"mpt-?13b", 40, 5120), (r"mpt-?30b", 48, 7168), (r"mpt-?70b", 80, 8192),
+    (r"transformer-?xl.*large", 18, 1024), (r"transformer-?xl", 16, 512),
+    (r"transformer.*big", 12, 1024), (r"gpt-?2.?xxl", 48, 2240), (r"gpt-?2.?xl", 48, 1600),
+)  # fmt: skip
+"""Layers and widths of language models that have no name of their own in the package, which are
+asked as a GPT-2 of these sizes."""
+PARAMETERS = {"transformer-xl base": 192e6, "transformer-xl large": 257e6, "transformer big": 213e6}
+SEQUENCES = {
+    **{"transformer-xl base": 192, "transformer-xl large": 384, "transformer big": 32},
+    **{"gpt2-xl": 1024, "gpt2-xxl": 1024, "tinyllama": 2048},
+}
+"""Tokens of a sample, if a source does not state them."""
+HEAD = 64
 ASPECT = 100
 """Width over layers of a transformer of which only the size is known."""
+FUSED = (
+    r"llm-foundry|torchtitan|torchtune|llm\.c|olmo|modded-nanogpt|oumi|deepspeed-to-fsdp|tinyllama|"
+    r"gpt2-124m|muon|kempner|fms-fsdp|megatron-bridge|pith-train"
+)
+"""Sources of software that does not store the scores of attention, whose stack is `fused`."""
+TF32 = r"deeplearningexamples|lambdal"
+"""Sources whose containers multiply in TF32 by default."""
 
 
-def profile_of(
-    row: dict[str, str], precision: str, sequence: int | None, *, pictures: bool
-) -> tuple[Profile, int]:
-    """The profile of a row's model, and the tokens of a sample (1 for pictures).
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The arguments of `shardmark plan` for a row, and what they leave out."""
 
-    `pictures` is true if an unknown model is a vision model.  Raises `ValueError` if its size or
-    the length of its sequences is not known.
-    """
-    name = row["model"].lower()
-    said_size = re.search(r"([\d.]+)b\b", name)
-    params = _number(row["params_b"]) or (float(said_size[1]) if said_size else None)
-    profile = _traced(row, precision)
-    if profile is not None:
-        return profile, 1
-    width_bytes = 4 if precision == "fp32" else 2
-    for picture in PICTURES:
-        if re.search(picture.pattern, name):
-            return _of_pictures(picture, params and 1e3 * params, width_bytes), 1
-    text = next((each for each in TEXT if re.search(each.pattern, name)), None)
-    millions = 1e3 * params if params else (text.million_parameters if text else None)
-    if millions is None:
-        raise ValueError("the model's size is not stated")
-    if text is None and pictures:
-        scale = millions / 25.6  # work and activations for its parameters as ResNet-50 has
-        usual = Pictures(name, millions, 4.1 * scale, 11.1 * scale)
-        return _of_pictures(usual, millions, width_bytes), 1
-    if text is None:
-        width = round((millions * 1e6 * ASPECT / 12) ** (1 / 3))
-        text = Text(name, max(1, width // ASPECT), width)
-    tokens = sequence or text.sequence
-    if tokens is None:
-        raise ValueError("the length of its sequences is not stated")
-    said = " ".join(row.values()).lower()
-    return (
-        _of_text(
-            text,
-            millions * 1e6,
-            tokens,
-            width_bytes,
-            fused=_is_fused(row),
-            causal=not re.search(r"bert|t5|translation", said),
-            stores_scores="attention not fused" in said or bool(re.search(OLD_ATTENTION, said)),
-        ),
-        tokens,
-    )
-
-
-def _is_fused(row: dict[str, str]) -> bool:
-    said = " ".join(row.values()).lower()
-    return bool(re.search(FUSED, said)) and "without compile" not in said
-
-
-def _traced(row: dict[str, str], precision: str) -> Profile | None:
-    name = row["model"].lower()
-    model, prefix = name, "timm:" if "pytorch-image-models" in row["source"] else ""
-    for pattern, replacement in () if prefix else TRACED:
-        if found := re.search(pattern, name):
-            model = found.expand(replacement)
-            break
-    stated = re.match(r"(\d+)x", row["seq_len_or_image"])
-    size = int(stated[1]) if stated else SIZES.get(model, 224)
-    return load(key_of(prefix + model, size, precision))
-
-
-def _of_pictures(of: Pictures, millions: float | None, width_bytes: int) -> Profile:
-    parameters = 1e6 * (millions or of.million_parameters)
-    activations = 1e6 * of.million_activations * width_bytes
-    return _profile(
-        [
-            (
-                parameters * part,
-                [
-                    ("convolution", 2e9 * of.giga_products * work, 2 * activations * work, 0.0, 30),
-                    ("other", 0.0, (ACCESSES - 2) * activations * work, 0.0, 60),
-                ],
-            )
-            for part, work in of.stages
-        ]
-    )
-
-
-def _of_text(
-    of: Text,
-    parameters: float,
-    tokens: int,
-    width_bytes: int,
-    *,
-    fused: bool,
-    causal: bool,
-    stores_scores: bool,
-) -> Profile:
-    """A transformer whose head is the embedding, its gradient complete after the backward pass.
-
-    Other operations move as many bytes as in traces of GPT-2: a compiler leaves a sixth of them.
-    """
-    width, block = of.width, 12 * of.width**2
-    between = max(0.0, parameters - of.layers * block)
-    one = tokens * width * width_bytes
-    products: list[Work] = [
-        (
-            "product",
-            2.0 * tokens * width**2 * factor,
-            one * moved,
-            width_bytes * factor * width**2,
-            1,
-        )
-        for factor, moved in ((3, 4), (1, 2), (4, 5), (4, 5))
-    ]
-    scores = 4.0 * tokens**2 * width
-    heads = max(1, width // HEAD)
-    attention: list[Work] = [("attention", scores / (2 if causal else 1), 4.0 * one, 0.0, 1)]
-    if stores_scores:
-        stored = SCORE_ACCESSES * tokens**2 * heads * width_bytes
-        attention = [("product", scores, 4.0 * one, 0.0, 2), ("other", 0.0, stored, 0.0, 6)]
-    accesses, calls = (OTHER_FUSED, 4) if fused else (OTHER_EAGER, 20)
-    other: Work = ("other", 0.0, accesses * one, 0.0, calls)
-    vocabulary = between / width
-    head: list[Work] = [
-        (
-            "product",
-            2 * tokens * between,
-            tokens * vocabulary * width_bytes,
-            width_bytes * between,
-            1,
-        ),
-        ("other", 0.0, LOSS_BYTES * tokens * vocabulary, 0.0, 6),
-    ]
-    blocks = [(block, [*products, *attention, other])] * of.layers
-    return _profile([(between, [("other", 0.0, 4.0 * one, 0.0, 4)]), *blocks, (0.0, head)])
-
-
-def _profile(units: list[tuple[float, list[Work]]]) -> Profile:
-    """A profile from parameters and forward operations of each unit."""
-
-    def operations(works: list[Work], times: int) -> tuple[Operation, ...]:
-        return tuple(
-            Operation(
-                kind=kind,
-                flops=Amount(per_sample=times * flops),
-                bytes=Amount(per_sample=times * moved, fixed=times * fixed),
-                calls=times * calls,
-            )
-            for kind, flops, moved, fixed, calls in works
-        )
-
-    made = tuple(
-        Unit(
-            name=str(number),
-            parameters=round(parameters),
-            trained_parameters=round(parameters),
-            forward=operations(works, 1),
-            backward=operations(works, 2),
-        )
-        for number, (parameters, works) in enumerate(units)
-    )
-    total = sum(unit.parameters for unit in made)
-    return Profile(units=made, size=ModelSize(parameters=total, trained_parameters=total))
+    arguments: tuple[str, ...]
+    samples: int
+    """Samples of a rank in a step."""
+    assumed: bool
+    """True if the source states no batch, no length of sequences, or no model that has a name."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -325,146 +171,263 @@ class Case:
     """One published figure."""
 
     row: dict[str, str]
+    question: Question
+    planner: Planner
     profile: Profile
-    strategy: Strategy
-    recipe: Recipe
     ranks: int
     nodes: int
-    node: NodeType
-    card: str
     seconds: float
     """Published time of a step."""
-    is_text: bool
-    fused: bool
-    """True if a compiler or fused kernels compute what is between products."""
-    assumed: bool
-    """True if the source states no batch or no length of sequences, or the model was not traced."""
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.planner.cell.recipe
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.planner.cell.built_strategy
+
+    @property
+    def node(self) -> NodeType:
+        return self.planner.node
+
+    @property
+    def stack(self) -> Stack:
+        return self.planner.stack
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.profile.tokens_per_sample)
+
+    @property
+    def assumed(self) -> bool:
+        return self.question.assumed
 
     @property
     def micro_batch(self) -> int:
-        assert self.recipe.per_rank_batch is not None
-        return self.recipe.per_rank_batch // self.recipe.gradient_accumulation
+        return self.question.samples // self.recipe.gradient_accumulation
 
     @property
     def samples_per_second(self) -> float:
         """Published speed of a rank."""
-        assert self.recipe.per_rank_batch is not None
-        return self.recipe.per_rank_batch / self.seconds
+        return self.question.samples / self.seconds
 
 
-def read(path: Path) -> tuple[list[Case], list[tuple[str, str]]]:
+def read(path: Path, models: Models = MODELS) -> tuple[list[Case], list[tuple[str, str]]]:
     """Cases of a file, and ids of unusable rows with the reason."""
+    cases, refused = [], []
+    for row in rows_of(path):
+        try:
+            cases.append(case_of(row, models))
+        except (ValueError, ShardmarkError) as error:
+            refused.append((row["id"], str(error)))
+    return cases, refused
+
+
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing = [name for name in COLUMNS if rows and name not in rows[0]]
     if missing:
         raise SystemExit(f"{path}: it has no column {', '.join(missing)}")
-    cases, refused = [], []
     for row in rows:
-        try:
-            cases.append(case_of({key: (value or "").strip() for key, value in row.items()}))
-        except (ValueError, InputError) as error:
-            refused.append((row["id"], str(error)))
-    return cases, refused
+        yield {"stack": "", "question": ""} | {k: (v or "").strip() for k, v in row.items()}
 
 
-def case_of(row: dict[str, str]) -> Case:
+def case_of(row: dict[str, str], models: Models) -> Case:
     """The case of a row; raises `ValueError` with the missing fact."""
-    value = _number(row["throughput_value"])
-    if not value:
+    question = question_of(row)
+    ranks, per_node = _sizes(row)
+    request, planners = planner_of(question.arguments, models)
+    (planner,) = planners
+    profile = planner.profile(ranks, ranks // per_node)
+    assert request.stack is not None, "a resolved request"
+    return Case(
+        row=row,
+        question=question,
+        planner=planner,
+        profile=profile,
+        ranks=ranks,
+        nodes=ranks // per_node,
+        seconds=_step_seconds(
+            row,
+            _number(row["throughput_value"]) or 0.0,
+            ranks=ranks,
+            samples=question.samples,
+            tokens=profile.tokens_per_sample or 1,
+            profile=profile,
+        ),
+    )
+
+
+@cache
+def _command() -> Any:
+    group: Any = typer.main.get_command(app)
+    return group.commands["plan"]
+
+
+def planner_of(arguments: Iterable[str], models: Models) -> tuple[PlanRequest, list[Planner]]:
+    """The planners of the arguments of `shardmark plan`, as the command line makes them."""
+    context = _command().make_context("plan", [*arguments])
+    request = request_of(context.params).resolved()
+    name, count = nodes_of(request.machines[0])
+    node, _ = joined_node(name, count or 1)
+    cells, _ = cells_of_any_size(request.experiment)
+    return request, planners_of(request, node, cells, models, request.constants)
+
+
+def question_of(row: dict[str, str]) -> Question:
+    """The question of a row; raises `ValueError` with the missing fact."""
+    if not _number(row["throughput_value"]):
         raise ValueError("no speed is stated")
     if LOADER.search(row["notes"]):
         raise ValueError("its source says that its data loader bounds it")
-    ranks = int(_number(row["n_gpus"]) or 0)
-    if not ranks:
-        raise ValueError("the number of GPUs is not stated")
+    ranks, per_node = _sizes(row)
     said = f"{row['strategy']} {row['task']} {row['model']}".lower()
     whole = f"{said} {row['seq_len_or_image']} {row['notes'].lower()}"
-    for pattern, reason in REFUSED:
+    for pattern, reason in () if row["question"] else REFUSED:
         if re.search(pattern, whole):
             raise ValueError(reason)
     card = _first(CARDS, row["gpu"].lower(), "the card is not stated, or not one of ours")
-    precision = _precision(row["precision"].lower(), card)
-    profile, tokens = profile_of(
-        row,
-        precision["precision"],
-        _sequence(row),
-        pictures=bool(re.search(r"classification \(|imagenet|cifar|detect|segment|image", said)),
-    )
-    micro, passes, assumed = _batch(row, ranks, tokens)
-    offloads = "offload" in said
-    profile = replace(profile, state_values=2 if tokens > 1 else 1)  # Adam's, and momentum's
-    recipe = Recipe(
-        steps=1,
-        cpu_offload=offloads,
-        channels_last="nhwc" in f"{row['precision']} {row['notes']}".lower(),
-        per_rank_batch=micro * passes,
-        gradient_accumulation=passes,
-        activation_checkpointing=row["activation_checkpointing"].lower().startswith("full"),
-        optimizer=Optimizer(name="adamw" if tokens > 1 else "sgd"),
-        **precision,
-    )
-    per_node = int(_number(row["gpus_per_node"]) or min(ranks, USUAL_DEVICES))
-    nodes = -(-ranks // per_node)
-    if nodes * per_node != ranks and nodes > 1:
+    model, tokens, assumed = _model(row)
+    micro, passes, no_batch = _batch(row, ranks, tokens)
+    settings = {
+        "matrix.strategy": json.dumps([_strategy(row, said, ranks, per_node)]),
+        "recipe.gradient_accumulation": str(passes),
+    }
+    if "offload" in said:
+        settings["recipe.cpu_offload"] = "true"
+    if "nhwc" in f"{row['precision']} {row['notes']}".lower():
+        settings["recipe.channels_last"] = "true"
+    if found := re.match(r"full|selective", row["activation_checkpointing"].lower()):
+        settings["recipe.activation_checkpointing"] = "true" if found[0] == "full" else "selective"
+    if re.search(r"torch\.compile|\+compile|, compile|cumulative: \+(chunk|activ|optim)", whole):
+        settings["recipe.compile"] = "model"
+    precision = _precision(row, card, is_text=tokens > 1)
+    settings |= {key: value for key, value in precision.items() if "." in key}
+    machine = _machine(row, card, per_node)
+    nodes = ranks // per_node
+    arguments = [
+        *model,
+        *("--on", machine if nodes == 1 else f"{nodes}x{machine}"),
+        *("--batch", str(micro * passes)),
+        *(word for key, value in precision.items() if "." not in key for word in (key, value)),
+        *(word for key, value in settings.items() for word in ("--set", f"{key}={value}")),
+        *shlex.split(row["question"])[1:],
+    ]
+    return Question(tuple(arguments), micro * passes, assumed or no_batch)
+
+
+def _sizes(row: dict[str, str]) -> tuple[int, int]:
+    """Ranks, and those of a node."""
+    ranks = int(_number(row["n_gpus"]) or 0)
+    if not ranks:
+        raise ValueError("the number of GPUs is not stated")
+    per_node = min(ranks, int(_number(row["gpus_per_node"]) or USUAL_DEVICES))
+    if ranks % per_node:
         raise ValueError("its nodes do not have equally many ranks")
-    name = "single" if ranks == 1 and not offloads else _strategy(row["strategy"].lower())
-    if offloads and not name.startswith(("fsdp", "zero-")):
-        raise ValueError(f"it offloads, which {name} does not")
-    options = {"shard_group": per_node} if name == "fsdp-hybrid" else {}
-    return Case(
-        row=row,
-        profile=profile,
-        strategy=build_strategy(name, options),
-        recipe=recipe,
-        ranks=ranks,
-        nodes=nodes,
-        node=_node(row, card, per_node),
-        card=card,
-        seconds=_step_seconds(
-            row,
-            value,
-            ranks=ranks,
-            samples=micro * passes,
-            tokens=tokens,
-            profile=profile,
-        ),
-        is_text=tokens > 1,
-        fused=_is_fused(row),
-        assumed=assumed
-        or (tokens == 1 and _traced(row, recipe.precision) is None)
-        or (tokens > 1 and not re.search(r"\d", row["seq_len_or_image"])),
-    )
+    return ranks, per_node
 
 
-def _sequence(row: dict[str, str]) -> int | None:
-    """Tokens of a sample; a usual number if the speed is not in tokens."""
+def _model(row: dict[str, str]) -> tuple[list[str], int, bool]:
+    """Arguments that name the model, tokens of a sample (1 for pictures), and whether assumed."""
+    name = row["model"].lower()
+    if row["question"]:
+        sequence = int(_number(row["seq_len_or_image"]) or 1)
+        length = ["--sequence-length", str(sequence)] if sequence > 1 else []
+        asked = [shlex.split(row["question"])[0], *length]
+        return [*asked, *(["--stack", row["stack"]] if row["stack"] else [])], sequence, False
+    prefix = "timm:" if "pytorch-image-models" in row["source"] else ""
+    picture = next((o for p, o in PICTURES if not prefix and re.search(p, name)), None)
+    if picture or prefix or re.search(r"classification( \(|$| i| c)", row["task"].lower()):
+        found = re.search(next((p for p, o in PICTURES if o == picture), "$^"), name)
+        model = found.expand(picture) if found and picture else prefix + name
+        stated = re.match(r"(\d+)x", row["seq_len_or_image"])
+        size = int(stated[1]) if stated else SIZES.get(model)
+        return [model, *(["--set", f"workload.image_size={size}"] if size else [])], 1, False
+    arguments = _text_model(row, name)
+    sequence, stated_length = _sequence(row, name)
+    stack = row["stack"] or ("fused" if re.search(FUSED, row["source"], re.I) else "eager")
+    arguments += ["--sequence-length", str(sequence), "--stack", stack]
+    return arguments, sequence, not stated_length
+
+
+def _text_model(row: dict[str, str], name: str) -> list[str]:
+    """Arguments for a language model: its name, or a GPT-2 of its sizes."""
+    of_shape = next(((layers, width) for p, layers, width in SHAPES if re.search(p, name)), None)
+    shipped = None if of_shape else next((m for p, m in TEXTS if re.search(p, name)), None)
+    if shipped is not None:
+        few = re.search(r"squad|question answering", f"{name} {row['task']}".lower())
+        return [shipped, *(["--set", "workload.vocabulary=256"] if few else [])]
+    said_size = re.search(r"([\d.]+)b\b", name)
+    billions = _number(row["params_b"]) or (float(said_size[1]) if said_size else None)
+    parameters = billions * 1e9 if billions else _known(PARAMETERS, name)
+    if parameters is None:
+        raise ValueError("the model's size is not stated")
+    if of_shape is None:
+        width = HEAD * max(1, round((parameters * ASPECT / 12) ** (1 / 3) / HEAD))
+        of_shape = (max(1, width // ASPECT), width)
+    layers, width = of_shape
+    vocabulary = max(256, round((parameters - 12 * layers * width**2) / width))
+    sizes = {"n_layer": layers, "n_embd": width, "n_head": width // HEAD, "n_positions": 65536}
+    return [
+        "hf:gpt2",
+        *(w for k, v in sizes.items() for w in ("--set", f"workload.model_options.{k}={v}")),
+        *("--set", f"workload.vocabulary={vocabulary}"),
+    ]
+
+
+def _known(values: dict[str, Any], name: str) -> Any:
+    return next((value for key, value in values.items() if re.match(key, name)), None)
+
+
+def _sequence(row: dict[str, str], name: str) -> tuple[int, bool]:
+    """Tokens of a sample, and whether they are stated; a usual number if nothing is in tokens."""
     stated = re.match(r"(\d+)(?!\d|\s*x|\s+\w+/GPU)", row["seq_len_or_image"])
     if stated:
-        return int(stated[1])
-    return None if "token" in row["throughput_unit"] else USUAL_SEQUENCE
+        return int(stated[1]), True
+    known = _known(SEQUENCES, name)
+    if known is None and "token" in row["throughput_unit"]:
+        raise ValueError("the length of its sequences is not stated")
+    return known or USUAL_SEQUENCE, bool(re.search(r"\d", row["seq_len_or_image"]))
 
 
-def _strategy(said: str) -> str:
-    for pattern, name in STRATEGIES:
-        found = re.search(pattern, said)
-        if found:
-            return found.expand(name)
-    raise ValueError("its strategy is not one of ours")
+def _strategy(row: dict[str, str], said: str, ranks: int, per_node: int) -> object:
+    offloads = "offload" in said
+    name = "single" if ranks == 1 and not offloads else None
+    for pattern, replacement in STRATEGIES if name is None else ():
+        if found := re.search(pattern, row["strategy"].lower()):
+            name = found.expand(replacement)
+            break
+    if name is None:
+        raise ValueError("its strategy is not one of ours")
+    if offloads and not name.startswith(("fsdp", "zero-")):
+        raise ValueError(f"it offloads, which {name} does not")
+    return {"name": name, "shard_group": per_node} if name == "fsdp-hybrid" else name
 
 
-def _precision(said: str, card: str) -> dict[str, Any]:
-    """Precision keys of the recipe; fp32 on Ampere and later usually multiplies in TF32."""
+def _precision(row: dict[str, str], card: str, *, is_text: bool) -> dict[str, str]:
+    """Option and keys of the precision; nothing if the source does not state it.
+
+    On Ampere and later, convolutions in fp32 multiply in TF32 by default, and other products do in
+    containers of NVIDIA.
+    """
+    said = row["precision"].lower()
     if "fp8" in said:
         raise ValueError("fp8 is not predicted")
+    if not said or said == "mixed":
+        return {}
+    pure = {"recipe.weights": "bf16"} if "pure" in said and "bf16" in said else {}
     peaks = load_card(card)
     if not re.match(r"[tf]f?p?32", said) and re.search(r"bf16|fp16|amp|mixed|half|16", said):
         wanted = "bf16" if "bf16" in said else "fp16"
         for precision in (wanted, "fp16", "fp32"):
             with suppress(InputError):
                 peaks.peak(precision)
-                return {"precision": precision}
-    return {"precision": "fp32", "tf32": "no tf32" not in said}
+                return {"--precision": precision} | (pure if precision == "bf16" else {})
+    by_default = not is_text or re.search(TF32, row["source"], re.IGNORECASE)
+    tf32 = said.startswith("tf32") or (by_default and "no tf32" not in said)
+    return {"--precision": "fp32", "recipe.tf32": str(bool(tf32)).lower()}
 
 
 def _batch(row: dict[str, str], ranks: int, tokens: int) -> tuple[int, int, bool]:
@@ -484,7 +447,7 @@ def _batch(row: dict[str, str], ranks: int, tokens: int) -> tuple[int, int, bool
 
 
 def _step_seconds(
-    row: dict[str, str], value: float, *, ranks: int, samples: int, tokens: int, profile: Profile
+    row: dict[str, str], value: float, *, ranks: int, samples: int, tokens: float, profile: Profile
 ) -> float:
     """Step time from a time of steps or epochs, from a rate of all ranks or one, or from FLOP/s."""
     unit = row["throughput_unit"].lower()
@@ -509,8 +472,8 @@ def _step_seconds(
     raise ValueError(f"its speed is in {row['throughput_unit'] or 'no unit'}")
 
 
-def _node(row: dict[str, str], card: str, per_node: int) -> NodeType:
-    """Node type with the links and network of the source, or those of the usual node."""
+def _machine(row: dict[str, str], card: str, per_node: int) -> str:
+    """File of a node with the links and network of the source, or those of the usual node."""
     said = row["interconnect"]
     usual = next((name for pattern, name in NODES if re.search(pattern, row["gpu"].lower())), None)
     node = load_node(usual) if usual else load_node(f"{card}x{per_node}")
@@ -530,13 +493,22 @@ def _node(row: dict[str, str], card: str, per_node: int) -> NodeType:
     if re.search(r"pcie|p2p_disable|none", said.lower()) and "nvlink" not in said.lower():
         host = load_card(card).host_bytes_per_second
         kept = {max(2, per_node): host} if host else kept
-    made = Node(
-        card=card,
-        devices=max(per_node, 1),
-        link_bytes_per_second_by_ranks=kept,
-        network_bytes_per_second=network,
-    )
-    return NodeType(card=load_card(card), node=made)
+    content = {
+        "card": card,
+        "devices": per_node,
+        "link_bytes_per_second_by_ranks": kept,
+        "network_bytes_per_second": network,
+    }
+    text = json.dumps(content)
+    file = _folder() / f"{sha256(text.encode()).hexdigest()[:12]}.yaml"
+    if not file.exists():
+        file.write_text(text)
+    return str(file)
+
+
+@cache
+def _folder() -> Path:
+    return Path(mkdtemp(prefix="nodes"))
 
 
 def _first(table: tuple[tuple[str, str], ...], text: str, otherwise: str) -> str:

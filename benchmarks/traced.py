@@ -1,11 +1,10 @@
 """Profiles of published models, traced once and stored in `data`: `profiles.json.gz` for their
 times, `memory.json.gz` for their memory.
 
-    python benchmarks/traced.py
+    python benchmarks/traced.py [--again]
 
-traces them again, which takes minutes, needs torchvision and timm, and is due when the tracer or
-the list changes.  A test traces one of them.  Transformers of timm store the scores of attention,
-as they did when the published runs were made.
+traces what the questions of the rows lack, or all of it, which takes half an hour, needs
+torchvision and timm, and is due when the tracer changes.  A test traces one of them.
 """
 
 from __future__ import annotations
@@ -13,23 +12,32 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections import Counter
+import sys
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from shardmark.base.traffic import ModelSize
-from shardmark.experiment.load import from_mapping
-from shardmark.predict.models import Models
-from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-FILE = Path(__file__).with_name("data") / "profiles.json.gz"
-MEMORY = FILE.with_name("memory.json.gz")
-PROFILE = TypeAdapter(Profile)
+from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.layout import REPLICATED_ACTIVATIONS, ActivationSharding
+from shardmark.base.recipe import Recipe
+from shardmark.experiment.load import from_mapping
+from shardmark.predict.models import Models, Steps
+from shardmark.predict.profile import Amount, Kind, Operation, Profile, Unit
+from shardmark.ranks.trial import Trial
+from shardmark.ranks.workloads.options import WorkloadOptions
+
+DATA = Path(__file__).with_name("data")
+FILE, MEMORY = DATA / "profiles.json.gz", DATA / "memory.json.gz"
+QUESTIONS = tuple(DATA / f"{name}.csv" for name in ("published", "recent", "unseen"))
+PROFILE, UNIT = TypeAdapter(Profile), TypeAdapter(Unit)
 BERT = {"model": "hf:bert", "objective": "masked", "vocabulary": 30522, "sequence_length": 512}
 BERT_LARGE = {
     **{"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16},
@@ -41,93 +49,103 @@ TEXTS: dict[str, dict[str, Any]] = {
     "bert-large eager": BERT | {"model_options": BERT_LARGE},
     "gpt2-xl eager": {"model": "hf:gpt2", "sequence_length": 128, "model_options": GPT2_XL},
 }
-KINDS = get_args(Kind)
-GROUPS = 8
-"""Units of a stored profile: consecutive units with about equal work are one."""
+PARTS = ("fixed", "per_sample", "replicated_fraction")
 DIGITS = 3
 
 
-@cache
-def _stored() -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(gzip.decompress(FILE.read_bytes()))
-    return content
+class StoredModels(Models):
+    """Models whose profiles are stored; with `traces`, a missing one is traced and stored."""
+
+    def __init__(self, stored: dict[str, Any], *, traces: bool = False) -> None:
+        super().__init__()
+        self.stored = stored
+        self._traces = traces
+        self._loaded: dict[str, Profile] = {}
+
+    def profile(
+        self,
+        options: WorkloadOptions,
+        recipe: Recipe,
+        *,
+        device_type: str = "cuda",
+        activations: ActivationSharding = REPLICATED_ACTIVATIONS,
+        steps: Steps = "both",
+    ) -> Profile:
+        key = key_of(options, recipe)
+        if key not in self.stored:
+            if not self._traces:
+                raise InputError(key, "it is not traced", "run benchmarks/traced.py")
+            found = Models().profile(
+                options, recipe, device_type=device_type, activations=activations
+            )
+            self.stored[key] = condensed(found)
+        if key not in self._loaded:
+            self._loaded[key] = expanded(self.stored[key])
+        loaded = self._loaded[key]
+        return (loaded.native if steps == "cast" else None) or loaded
+
+    def check(self, cell: Trial, world_size: int, nodes: int) -> None:
+        """Build no model."""
 
 
-def key_of(model: str, size: int, precision: str) -> str:
-    """Name of a profile; all 16-bit types have the same."""
-    return f"{model} {size} {'fp32' if precision == 'fp32' else '16'}"
+def key_of(options: WorkloadOptions, recipe: Recipe) -> str:
+    """Text of all that a profile depends on; 16-bit types are one, and so is full recomputation."""
+    repeats = recipe.activation_checkpointing
+    settings = {
+        "precision": "fp32" if recipe.precision == "fp32" else "16",
+        "repeats": None if isinstance(repeats, bool) else repeats,
+        "compile": recipe.compile,
+        "weights": recipe.weights,
+        "optimizer": recipe.optimizer.model_dump(exclude_defaults=True, exclude={"lr"}),
+    }
+    task = options.without_weights().model_dump(exclude_defaults=True)
+    return json.dumps(task | settings, sort_keys=True, separators=(",", ":"))
 
 
-@cache
-def load(key: str) -> Profile | None:
-    """The stored profile of a model; None if it was not traced."""
-    if key not in _stored():
-        return None
-    tensors, units = _stored()[key]
-    made = tuple(
-        Unit(
-            name=str(number),
-            parameters=parameters,
-            trained_parameters=parameters,
-            forward=tuple(map(_operation, forward)),
-            backward=tuple(map(_operation, backward)),
-        )
-        for number, (parameters, forward, backward) in enumerate(units)
-    )
-    total = sum(unit.parameters for unit in made)
-    size = ModelSize(
-        parameters=total,
-        trained_parameters=total,
-        trained_matrices=((1, total // tensors, tensors),),
-    )
-    return Profile(units=made, size=size)
-
-
-def _operation(numbers: list[float]) -> Operation:
-    kind, calls, flops, fixed_flops, moved, fixed_moved = numbers
-    return Operation(
-        kind=KINDS[int(kind)],
-        calls=calls,
-        flops=Amount(per_sample=flops, fixed=fixed_flops).times(calls),
-        bytes=Amount(per_sample=moved, fixed=fixed_moved).times(calls),
-    )
-
-
-def condensed(profile: Profile) -> list[Any]:
-    """The numbers of a profile that its step time depends on."""
-    work = [sum(o.flops.per_sample for o in (*u.forward, *u.backward)) for u in profile.units]
-    groups: list[tuple[int, list[Operation], list[Operation]]] = [
-        (0, [], []) for _ in range(GROUPS)
-    ]
-    done = 0.0
-    for unit, flops in zip(profile.units, work, strict=True):
-        at = min(GROUPS - 1, int(GROUPS * (done + flops / 2) / sum(work)))
-        parameters, forward, backward = groups[at]
-        groups[at] = (
-            parameters + unit.parameters,
-            [*forward, *unit.forward],
-            [*backward, *unit.backward],
-        )
-        done += flops
+def condensed(profile: Profile) -> dict[str, Any]:
+    """The numbers of a profile that its step time depends on; alike units are stored once."""
     units = [
-        [parameters, _merged(forward), _merged(backward)]
-        for parameters, forward, backward in groups
-        if forward or backward
+        _rounded(UNIT.dump_python(_merged(u), mode="json", exclude_defaults=True))
+        for u in profile.units
     ]
-    return [profile.size.trained_tensors, units]
+    distinct = [unit for at, unit in enumerate(units) if unit not in units[:at]]
+    rest = replace(profile, units=(), native=None, trained_shapes=())
+    content = _rounded(PROFILE.dump_python(rest, mode="json", exclude_defaults=True))
+    native = {} if profile.native is None else {"native": condensed(profile.native)}
+    return {**content, **native, "units": distinct, "order": [*map(distinct.index, units)]}
 
 
-def _merged(operations: Iterable[Operation]) -> list[list[float]]:
-    """Numbers of the operations, of which those with the same work are one."""
-    calls: Counter[tuple[float, ...]] = Counter()
+def expanded(content: dict[str, Any]) -> Profile:
+    """The profile of its condensed numbers."""
+    distinct = [UNIT.validate_python(unit) for unit in content["units"]]
+    units = tuple(distinct[at] for at in content["order"])
+    left_out = {"units", "order", "native"}
+    rest = {key: value for key, value in content.items() if key not in left_out}
+    native = expanded(content["native"]) if "native" in content else None
+    return replace(PROFILE.validate_python({**rest, "units": []}), units=units, native=native)
+
+
+def _merged(unit: Unit) -> Unit:
+    """The unit without its memory; operations with the same work are one."""
+    numbers: dict[str, Any] = {
+        name: getattr(unit, name)
+        for name in ("parameters", "trained_parameters", "sizes", "block", "frozen_element_bytes")
+    }
+    for name in ("forward", "backward", "repeated"):
+        numbers[name] = tuple(_of_equal_work(getattr(unit, name)))
+    return Unit(name="", **numbers)
+
+
+def _of_equal_work(operations: Iterable[Operation]) -> Iterable[Operation]:
+    calls: dict[tuple[Kind, Amount, Amount], float] = defaultdict(float)
     for each in operations:
-        amounts = (
-            *(each.flops.per_sample, each.flops.fixed),
-            *(each.bytes.per_sample, each.bytes.fixed),
+        flops, moved = (
+            Amount(**_rounded({name: getattr(amount, name) / each.calls for name in PARTS}))
+            for amount in (each.flops, each.bytes)
         )
-        work = (float(f"{amount / each.calls:.{DIGITS}g}") for amount in amounts)
-        calls[KINDS.index(each.kind), *work] += round(each.calls)
-    return [[kind, count, *work] for (kind, *work), count in calls.items()]
+        calls[each.kind, flops, moved] += each.calls
+    for (kind, flops, moved), count in calls.items():
+        yield Operation(kind=kind, flops=flops.times(count), bytes=moved.times(count), calls=count)
 
 
 def traced(model: str, size: int, precision: str) -> Profile:
@@ -165,15 +183,25 @@ def without_operations(profile: Profile) -> Profile:
 
 
 def main() -> None:
+    from benchmarks.published import case_of, rows_of
+
     os.environ["TIMM_FUSED_ATTN"] = "0"
-    for file, stored in ((FILE, condensed), (MEMORY, _dumped)):
-        profiles = {}
-        for key in json.loads(gzip.decompress(file.read_bytes())):
+    again = "--again" in sys.argv[1:]
+    if again:
+        memory = {}
+        for key in json.loads(gzip.decompress(MEMORY.read_bytes())):
             model, size, precision = key.rsplit(" ", 2)
-            found = traced(model, int(size), "fp32" if precision == "fp32" else "fp16")
-            profiles[key] = stored(found)
-            print(key, flush=True)
-        write(profiles, file)
+            memory[key] = _dumped(traced(model, int(size), precision.replace("16", "fp16")))
+        write(memory, MEMORY)
+    models = StoredModels({} if again else stored(), traces=True)
+    rows = [row for file in QUESTIONS for row in rows_of(file)]
+    for row in rows:
+        known = len(models.stored)
+        with suppress(ValueError, ShardmarkError):
+            case_of(row, models)
+        if len(models.stored) > known:
+            print(row["id"], row["model"], flush=True)
+            write(models.stored, FILE)
 
 
 def _dumped(profile: Profile) -> Any:
@@ -192,6 +220,15 @@ def _rounded(content: Any) -> Any:
 def write(profiles: dict[str, Any], file: Path = FILE) -> None:
     content = json.dumps(profiles, separators=(",", ":")).encode()
     file.write_bytes(gzip.compress(content, mtime=0))
+
+
+@cache
+def stored() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress(FILE.read_bytes()))
+    return content
+
+
+MODELS = StoredModels(stored())
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_385),
-    "compare": (("cli/compare.py",), 67, 10_880),
-    "plan": (("cli/plan.py",), 122, 21_770),
+    "compare": (("cli/compare.py",), 67, 10_890),
+    "plan": (("cli/plan.py",), 124, 22_160),
     "run": (("cli/run.py",), 148, 26_140),
-    "time": (("cli/time.py",), 155, 27_470),
+    "time": (("cli/time.py",), 155, 27_480),
     "verify": (("cli/verify.py",), 133, 23_570),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_910)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 72_910
+SOURCE_LINES = 73_330
 SHORT_HELPERS = 200
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

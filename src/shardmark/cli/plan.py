@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from math import inf
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,8 +17,18 @@ from shardmark.base.text import say, say_text
 from shardmark.cli.arguments import Overrides, path_of
 from shardmark.cli.phases import PhaseLines
 
+if TYPE_CHECKING:
+    from shardmark.predict.request import PlanRequest
+
 AMOUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+REQUEST_FIELDS = (
+    *("batch", "sequence_length", "precision", "adapter", "reference_model", "stack"),
+    *("measured", "measured_batch", "measured_model"),
+)
+"""Options that are fields of a request with the same name."""
 
 
 class PlanFormat(StrEnum):
@@ -116,15 +127,40 @@ def plan(
             metavar="COUNTS", help="Numbers of nodes: 4, or 1,2,3, or 1..128, which doubles."
         ),
     ] = "1",
+    stack: Annotated[
+        Literal["eager", "fused"] | None,
+        typer.Option(
+            help="Vintage of the software: eager, of 2018 to 2023, stores the scores of attention;"
+            " fused, the default for language models, has FlashAttention and fused kernels."
+        ),
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
             "--from",
             metavar="RUN",
             parser=path_of,
-            help="Calibrate the prediction by a stored run of this model, which also gives"
-            " intervals.",
+            help="Calibrate the prediction by a stored run of this model, of another one, or of"
+            " your script with `shardmark time`; the interval is narrower.",
         ),
+    ] = None,
+    measured: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEED",
+            help="The same by a number: '3,100 tokens/s on 1xa100-80', '0.42 s/step', '2.1 it/s on"
+            " 8xh100 with fsdp'.",
+        ),
+    ] = None,
+    measured_batch: Annotated[
+        int | None,
+        typer.Option(
+            metavar="SAMPLES", min=1, help="Samples of a GPU in a measured step, if not --batch."
+        ),
+    ] = None,
+    measured_model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="The measured model, if it is another one."),
     ] = None,
     price_per_hour: Annotated[
         list[float] | None,
@@ -176,14 +212,12 @@ def plan(
 
     Exit code 0 if something fits, 1 if nothing does or nothing could be predicted.
     """
-    from shardmark.base.results.store import load_run
+    options = locals()
     from shardmark.base.table.formats import Format
     from shardmark.base.text import terminal_width
     from shardmark.experiment.load import to_yaml
     from shardmark.predict.models import Models
-    from shardmark.predict.padding import padding_of
-    from shardmark.predict.plan import make_plan, parse_nodes
-    from shardmark.predict.request import PlanRequest
+    from shardmark.predict.plan import make_plan
     from shardmark.predict.table import render_plan
 
     if view not in (None, "when"):
@@ -192,33 +226,9 @@ def plan(
         raise InputError(f"--write {write}", "its folder does not exist", "create it first")
     if write is not None and write.exists():
         raise InputError(f"--write {write}", "it exists already", "name another file")
-    kinds = [*(on or ()), *(compare or ()), *(machines or ())]
-    if not kinds:
-        raise InputError("--on", "no machine is given", "name one, such as --on 8xh100")
-    if machines and not compare:
-        raise InputError(machines[0], "one argument too many", "allowed are MODEL --on MACHINE")
     phases = PhaseLines()
     phases("reading the question, and loading torch")
-    if tokens is not None and samples is not None:
-        raise InputError("--tokens and --samples", "both are given", "give one of them")
-    work = samples if tokens is None else tokens
-    request = PlanRequest(
-        subject=model,
-        machines=tuple(kinds),
-        nodes=parse_nodes(nodes),
-        batch=batch,
-        sequence_length=sequence_length,
-        precision=precision,
-        adapter=adapter,
-        reference_model=reference_model,
-        overrides=tuple(overrides or ()),
-        run=None if run is None else load_run(run),
-        prices_per_hour=tuple(price_per_hour or ()),
-        search=search or write is not None,
-        work=None if work is None else parse_amount(work),
-        work_unit="samples" if tokens is None else "tokens",
-        padding=padding_of(padding, mean_length),
-    )
+    request = request_of(options)
     models = Models()
     models.notify = phases
     predicted = make_plan(request, models)
@@ -242,6 +252,41 @@ def plan(
         say(f"written: {write}   measure it: shardmark run {write}", error=form is PlanFormat.JSON)
     if not predicted.answered:
         raise typer.Exit(1)
+
+
+def request_of(options: Mapping[str, Any]) -> PlanRequest:
+    """Return the question that the options of the command ask.  Raises `InputError`."""
+    from shardmark.base.results.store import load_run
+    from shardmark.predict.padding import padding_of
+    from shardmark.predict.plan import parse_nodes
+    from shardmark.predict.request import PlanRequest
+
+    kinds = [word for name in ("on", "compare", "machines") for word in options[name] or ()]
+    if not kinds:
+        raise InputError("--on", "no machine is given", "name one, such as --on 8xh100")
+    if options["machines"] and not options["compare"]:
+        allowed = "allowed are MODEL --on MACHINE"
+        raise InputError(options["machines"][0], "one argument too many", allowed)
+    tokens, samples, run = options["tokens"], options["samples"], options["run"]
+    if tokens is not None and samples is not None:
+        raise InputError("--tokens and --samples", "both are given", "give one of them")
+    measured = ("measured_batch", "measured_model")
+    if options["measured"] is None and any(options[name] is not None for name in measured):
+        raise InputError("--measured", "it is not given", "give it with the speed and machine")
+    work = samples if tokens is None else tokens
+    return PlanRequest(
+        subject=options["model"],
+        machines=tuple(kinds),
+        nodes=parse_nodes(options["nodes"]),
+        overrides=tuple(options["overrides"] or ()),
+        run=None if run is None else load_run(run),
+        prices_per_hour=tuple(options["price_per_hour"] or ()),
+        search=options["search"] or options["write"] is not None,
+        work=None if work is None else parse_amount(work),
+        work_unit="samples" if tokens is None else "tokens",
+        padding=padding_of(options["padding"], options["mean_length"]),
+        **{name: options[name] for name in REQUEST_FIELDS},
+    )
 
 
 def parse_amount(text: str) -> float:

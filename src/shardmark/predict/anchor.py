@@ -1,4 +1,4 @@
-"""Fits predictions to a stored run of the user: its factors, its speed, and its distance."""
+"""Fits predictions to speeds that the user has measured: factors, speed, and distance."""
 
 from __future__ import annotations
 
@@ -7,31 +7,26 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from shardmark.base.errors import InputError
 from shardmark.base.metrics import FEW_STEPS
-from shardmark.base.results.schema import Outcome, TrialResult
-from shardmark.base.results.store import StoredRun
 from shardmark.predict.calibrate import calibrate_communication, calibrate_compute
-from shardmark.predict.hardware.catalogue import NodeType, load_card, load_node, names
-from shardmark.predict.intervals import Kind
+from shardmark.predict.hardware.catalogue import NodeType
+from shardmark.predict.intervals import Basis
+from shardmark.predict.measured import Measured
 from shardmark.predict.step import Factors, Step, plan_step
 from shardmark.predict.timing import Constants
-from shardmark.ranks.costs import costs_of
-from shardmark.ranks.strategies.base import samples_of_share
 from shardmark.ranks.trial import Trial
 
 if TYPE_CHECKING:
     from shardmark.predict.models import Models
 
-ELSEWHERE = frozenset(
-    {
-        *("training_samples", "validation_samples", "loader_workers", "data_dir", "download"),
-        *("on_broken", "augment"),
-    }
-)
-"""Options of a task that do not change the computation of a step."""
+ELSEWHERE = {
+    *("training_samples", "validation_samples", "loader_workers", "data_dir", "download"),
+    *("on_broken", "augment", "loss_chunks"),
+}
+"""Options of a task that hardly change the computation of a step."""
+SHARED = 0.5
+"""Power of a model's factor that another model has: half of its error is of the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,98 +34,70 @@ class Anchor:
     """Measurements that predictions of one cell start from."""
 
     factors: Factors
-    samples_per_second_per_device: float
-    """Measured speed; for another card, multiplied by the ratio of the peaks."""
+    samples_per_second_per_device: float | None
+    """Measured speed; for another card, multiplied by the ratio of the peaks.  None for that of
+    another model."""
     nodes: int
     """Nodes of the largest trial that was used."""
     same_card: bool
 
-    def kind(self, nodes: int) -> Kind:
+    def basis(self, nodes: int) -> Basis:
         """Difference between the measurements and a prediction on so many nodes."""
         if not self.same_card:
             return "another card"
+        if self.samples_per_second_per_device is None:
+            return "another model"
         return "more nodes" if nodes > self.nodes else "more ranks"
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """The repeats of one cell, as one measurement."""
-
-    trial: Trial
-    device: str
-    samples_per_second: float
-    measured_steps: float
-    """Measured steps of the repeat with the fewest."""
-
-    @property
-    def step_seconds(self) -> float:
-        return self.trial.batch_per_step / self.samples_per_second
-
-    @property
-    def micro_batch(self) -> float:
-        recipe = self.trial.recipe
-        return samples_of_share(recipe, self.trial.layout.shares) / recipe.gradient_accumulation
-
-    @property
-    def devices(self) -> int:
-        return self.trial.layout.devices
-
-
 class Anchors:
-    """Selects the trials of a run that predictions of a cell start from."""
+    """Selects the measurements that predictions of a cell start from."""
 
     def __init__(
-        self,
-        run: StoredRun,
-        on: NodeType,
-        cells: Sequence[Trial],
-        models: Models,
-        constants: Constants,
+        self, measured: Sequence[Measured], on: NodeType, models: Models, constants: Constants
     ) -> None:
-        """Read the run's trials.  Raises `InputError` if none has the model of any cell."""
+        self._measured = measured
         self._on = on
         self._models = models
         self._constants = constants
-        self._path = str(run.path)
-        disturbed = [reason for result in run.trials if (reason := result.disturbed) is not None]
-        self._measured = list(_measured(run.trials))
         self._used: dict[str, None] = {}
         self.notes: dict[str, None] = {}
         self.doubts: dict[str, None] = {}
-        """Reasons why predictions from the run may be far off."""
-        if not any(self._like(cell) for cell in cells):
-            message = "it has no measured trial of this model in this precision"
-            if disturbed:
-                message += f" that was not disturbed: {disturbed[0]}"
-            raise InputError(f"--from {run.path}", message, "measure one, or leave --from out")
+        """Reasons why predictions from the measurements may be far off."""
 
     @property
     def description(self) -> str:
-        """Trials that were used, with their times."""
+        """Measurements that were used, with their times."""
         return "; ".join(self._used)
 
     def anchor(self, cell: Trial) -> Anchor | None:
-        """Fit the factors of a cell; None if no trial has its model and precision.
+        """Fit the factors of a cell; None if nothing was measured in its precision.
 
-        The trial on the fewest devices gives the compute factor.  The trial of the same strategy on
-        most devices gives the communication factor; without one it is the median of all trials.
+        The same model counts before others.  The trial on the fewest devices gives the compute
+        factor.  The trial of the same strategy on most devices gives the communication factor;
+        without one it is the median of all trials.
         """
-        same_model = self._like(cell)
         recipe = cell.recipe
-        if not same_model:
-            self.notes[f"No trial of {self._path} is in {recipe.precision}: no interval."] = None
+        comparable = self.matching(cell)
+        if not comparable:
+            note = f"Nothing was measured in {recipe.precision}: its speed is not calibrated."
+            self.notes[note] = None
             return None
-        first = min(same_model, key=lambda trial: (trial.devices, -trial.micro_batch))
-        node, same_card = self._node_of(first)
+        same_model = [m for m in comparable if _task(m.trial) == _task(cell)]
+        comparable = same_model or comparable
+        first = min(comparable, key=lambda trial: (trial.devices, -trial.micro_batch))
+        node, same_card = first.node, first.node.card == self._on.card
         factors = calibrate_compute(
             step_of(first.trial, self._models, node, self._constants),
             first.step_seconds,
-            first.micro_batch,
+            first.micro_batch * (first.trial.workload.tokens_per_sample or 1),
             self._constants,
             Factors(),
         )
+        if not same_model:
+            factors = Factors(compute=factors.compute**SHARED)
         self._note_use(first)
-        larger = [m for m in same_model if same_card and m.devices > first.devices]
+        larger = [m for m in comparable if same_card and m.devices > first.devices]
         same_strategy = [m for m in larger if m.trial.strategy == cell.strategy]
         most = [max(same_strategy, key=lambda m: m.devices)] if same_strategy else larger
         fits = [*self._communication(most, node, factors)]
@@ -139,20 +106,26 @@ class Anchors:
             factors = Factors(compute=factors.compute, communication=communication)
         fewest = min(same_strategy or [first], key=lambda m: m.devices)
         measured, planned = (
-            machine.card.peak(recipe.precision, tf32=recipe.tf32) for machine in (node, self._on)
+            machine.card.peak(trained.precision, tf32=trained.tf32)
+            for machine, trained in ((node, first.trial.recipe), (self._on, recipe))
         )
+        per_device = fewest.samples_per_second / fewest.devices
         return Anchor(
             factors=factors,
-            samples_per_second_per_device=fewest.samples_per_second
-            / fewest.devices
-            * (1.0 if same_card else planned / measured),
+            samples_per_second_per_device=(
+                per_device * (1.0 if same_card else planned / measured) if same_model else None
+            ),
             nodes=max(m.trial.nodes for m in (first, *(m for m, _ in fits))),
             same_card=same_card,
         )
 
+    def matching(self, cell: Trial) -> list[Measured]:
+        """Return what was measured in the cell's precision, of which 16-bit ones are one."""
+        return [m for m in self._measured if _is_16_bit(m.trial) == _is_16_bit(cell)]
+
     def _communication(
-        self, measurements: Iterable[_Measured], node: NodeType, factors: Factors
-    ) -> Iterable[tuple[_Measured, float]]:
+        self, measurements: Iterable[Measured], node: NodeType, factors: Factors
+    ) -> Iterable[tuple[Measured, float]]:
         """Yield each measurement that fits, with its communication factor."""
         for measured in measurements:
             seconds = measured.step_seconds
@@ -168,34 +141,20 @@ class Anchors:
             self._note_use(measured)
             yield measured, fitted.communication
 
-    def _note_use(self, measured: _Measured) -> None:
-        seconds, steps = measured.step_seconds, measured.measured_steps
-        if steps < FEW_STEPS:
-            doubt = f"fewer than {FEW_STEPS} steps were measured of {measured.trial.title}"
-            self.doubts[f"Times are doubtful: {doubt} in {self._path}."] = None
-        self._used[f"{measured.trial.title} of {self._path}, {seconds:.4g} s a step"] = None
+    def _note_use(self, measured: Measured) -> None:
+        if measured.measured_steps < FEW_STEPS:
+            doubt = f"fewer than {FEW_STEPS} steps were measured of {measured.source}"
+            self.doubts[f"Times are doubtful: {doubt}."] = None
+        self._used[measured.description] = None
 
-    def _like(self, cell: Trial) -> list[_Measured]:
-        """Return the trials of the same model in the same precision."""
-        model = cell.workload.model_dump(exclude=set(ELSEWHERE))
-        return [
-            measured
-            for measured in self._measured
-            if measured.trial.recipe.precision == cell.recipe.precision
-            and measured.trial.workload.model_dump(exclude=set(ELSEWHERE)) == model
-        ]
 
-    def _node_of(self, measured: _Measured) -> tuple[NodeType, bool]:
-        """Return the machine of a trial, and whether its card is the planned one."""
-        device = measured.device
-        if self._on.card.device in (None, device):
-            return self._on, True
-        per_node = max(1, measured.trial.world_size // measured.trial.nodes)
-        if (card := known_card(device)) is not None:
-            return load_node(f"{card}x{per_node}"), False
-        message = f"it ran on {device!r}, for which no card ships"
-        allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
-        raise InputError(f"--from {self._path}", message, allowed)
+def _task(trial: Trial) -> dict[str, object]:
+    """Options that decide the computation of a sample."""
+    return trial.workload.model_dump(exclude=ELSEWHERE)
+
+
+def _is_16_bit(trial: Trial) -> bool:
+    return trial.recipe.precision != "fp32"
 
 
 def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) -> Step:
@@ -209,33 +168,3 @@ def step_of(trial: Trial, models: Models, node: NodeType, constants: Constants) 
         nodes=trial.nodes,
         constants=constants,
     )
-
-
-def known_card(device: str) -> str | None:
-    """Name of the card that ships for a device, by the name that the driver reports."""
-    return next((name for name in names("cards") if load_card(name).device == device), None)
-
-
-def _measured(results: Iterable[TrialResult]) -> Iterable[_Measured]:
-    """Yield each cell once, with the median speed of its repeats that were not disturbed."""
-    cells: dict[str, list[tuple[Trial, str, float, float]]] = {}
-    for result in results:
-        rate = result.metrics.get("samples_per_second")
-        if result.outcome is not Outcome.OK or rate is None or not result.ranks:
-            continue
-        if result.disturbed is not None:
-            continue
-        try:
-            trial = Trial.model_validate(result.trial)
-        except ValidationError:  # another version wrote it
-            continue
-        if costs_of(trial.built_strategy) is None:
-            continue
-        key = trial.model_copy(update={"repeat": 0, "id": ""}).model_dump_json()
-        steps = result.metrics.get("measured_steps")
-        counted = FEW_STEPS if steps is None else steps.value
-        cells.setdefault(key, []).append((trial, result.ranks[0].device, rate.value, counted))
-    for repeats in cells.values():
-        trial, device, *_ = repeats[0]
-        middle = median(speed for _, _, speed, _ in repeats)
-        yield _Measured(trial, device, middle, min(counted for *_, counted in repeats))

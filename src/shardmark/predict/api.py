@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from shardmark.experiment.experiment import Experiment
@@ -23,6 +23,10 @@ def plan(
     padding: float | None = None,
     mean_length: float | None = None,
     reference_model: bool = False,
+    stack: Literal["eager", "fused"] | None = None,
+    measured: str | None = None,
+    measured_batch: int | None = None,
+    measured_model: str | None = None,
     **overrides: Any,
 ) -> Plan:
     """Predict memory, speed and cost of each strategy of an experiment, or of a model; run nothing.
@@ -30,10 +34,12 @@ def plan(
     A model is named as on the command line (`"resnet50"`, `"hf:Qwen/Qwen3-8B"`); `work` is the
     number of tokens or samples to price.  `on` is a number of cards (`"8xh100"`, `"2x8xh100"`), a
     node type, or a YAML file; a list compares several machines.  `nodes` is a number, a list, or
-    `"1..128"`; `run` is a stored run of the model that calibrates the prediction; `price_per_hour`
-    is the price of one card, or a list of one price for each machine.  `search` compares all
-    layouts of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the
-    fastest as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
+    `"1..128"`; `run` is a stored run, and `measured` a speed such as `"3,100 tokens/s on
+    1xa100-80"`, that calibrate the prediction; `measured_batch` and `measured_model` are given if
+    they differ.  `stack` is the vintage of the software, `fused` or `eager`.  `price_per_hour` is
+    the price of one card, or a list of one price for each machine.  `search` compares all layouts
+    of the largest number of ranks: `Plan.search` has the best ones, and `Plan.winner` the fastest
+    as an experiment.  `padding` is the fraction of tokens that are padding, `mean_length`
     the mean number of tokens without it: speed and cost are then those of the other tokens.
     `reference_model` counts a frozen copy of the model in memory, as DPO has one.
     Experiment and overrides are those of `run`.
@@ -64,5 +70,9 @@ def plan(
         work=work,
         padding=padding_of(padding, mean_length),
         reference_model=reference_model,
+        stack=stack,
+        measured=measured,
+        measured_batch=measured_batch,
+        measured_model=measured_model,
     )
     return make_plan(request, Models())

@@ -24,12 +24,13 @@ def calibrate_compute(
 ) -> Factors:
     """Return the factors with which the step's computation agrees with the measured time.
 
-    Raises `InputError` for a micro-batch of one sample, whose time is that of starting its
-    operations, and for a step shorter than its communication and its library's code alone.
+    `micro_batch` counts samples, or the tokens of samples that have any.  Raises `InputError` for
+    one alone, whose time is that of starting its operations, and for a step shorter than its
+    communication and its library's code alone.
     """
     if micro_batch < 2:
         allowed = "measure 2 or more: the time of one is that of starting its operations"
-        raise InputError("the run to predict from", "its ranks take 1 sample at a time", allowed)
+        raise InputError("the measured run", "its ranks take 1 sample at a time", allowed)
 
     def seconds(compute: NDArray[np.float64]) -> NDArray[np.float64]:
         return step.seconds(constants, compute, factors.communication)
@@ -62,7 +63,7 @@ def _fitted(
                 f" {predicted[-1]:.3g}"
             )
             allowed = "check the card, the network and the batch of that run"
-            raise InputError("the run to predict from", message, allowed)
+            raise InputError("the measured run", message, allowed)
         at = max(1, int(np.searchsorted(predicted, measured_seconds)))
         low, high = factors[at - 1], factors[at]
     return float((low * high) ** 0.5)

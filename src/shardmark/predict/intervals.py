@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, exp, floor
 from typing import Literal
 
-Kind = Literal["more ranks", "more nodes", "another card"]
-"""Difference between the measured run and the predicted one; the last that applies counts."""
+from shardmark.predict.timing import Stack
+
+Basis = Stack | Literal["images", "more ranks", "more nodes", "another model", "another card"]
+"""Origin of a prediction: the published runs of language models with a stack, those of images, or
+a measurement and its difference from the predicted run, of which the last that applies counts."""
 COVERAGE = 0.90
 
 
@@ -23,21 +26,19 @@ class Residuals:
         return seconds * self.low, seconds * self.high
 
 
-RESIDUALS: dict[Kind | None, Residuals] = {
-    "more ranks": Residuals(0.88, 1.22),
-    "more nodes": Residuals(0.84, 1.12),
-    "another card": Residuals(0.69, 1.44),
-    None: Residuals(0.84, 1.74),
+RESIDUALS: Mapping[Basis, Residuals] = {
+    "eager": Residuals(0.60, 1.73),
+    "fused": Residuals(0.81, 1.32),
+    "images": Residuals(0.78, 1.62),
+    "more ranks": Residuals(0.92, 1.26),
+    "more nodes": Residuals(0.89, 1.29),
+    "another model": Residuals(0.68, 1.65),
+    "another card": Residuals(0.77, 1.28),
 }
-"""Residuals of the published runs by `benchmarks/predict.py`, None without a measurement.
+"""Residuals of the published runs by `benchmarks/predict.py`.
 
 Each source was left out of the choice of the constants, and none has more than a fifth of the runs.
 """
-
-
-MIDDLES: dict[Kind | None, float] = {None: 1.06}
-"""Medians of the same residuals, of which the others are 1.00 or 0.99: a point that is multiplied
-by it has as many published runs above as below."""
 
 
 def residuals_of(logarithms: Iterable[float]) -> Residuals:
@@ -52,6 +53,6 @@ def residuals_of(logarithms: Iterable[float]) -> Residuals:
     return Residuals(exp(ordered[low]), exp(ordered[high]))
 
 
-def interval(seconds: float, kind: Kind | None) -> tuple[float, float]:
-    """Return the bounds of a prediction; `kind` is None if nothing was measured."""
-    return RESIDUALS[kind].around(seconds)
+def interval(seconds: float, basis: Basis) -> tuple[float, float]:
+    """Return the bounds of a prediction."""
+    return RESIDUALS[basis].around(seconds)

@@ -17,6 +17,7 @@ from shardmark.base.recipe import Optimizer
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.load import Override, from_mapping, preset_names
 from shardmark.experiment.messages import nearest
+from shardmark.predict.timing import Stack
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import options_class
 from shardmark.ranks.workloads.configurations import (
@@ -61,6 +62,13 @@ REFERENCE = {
     True: "a frozen reference model in 16 bits, whose pass is not timed",
     False: "no reference model or generation as in DPO or GRPO",
 }
+FUSED_LOSSES = (
+    *("gemma", "gemma3_text", "gpt_oss", "llama", "mistral", "mixtral", "olmo2", "phi3"),
+    *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
+)
+"""Model types whose output layer and loss Liger Kernel, Unsloth or torchtune compute in pieces."""
+LOSS_CHUNKS = 8
+"""Pieces of that loss, as torchtune has them."""
 ADAPTED = ("language", "own")
 """Workloads that take adapters."""
 IMAGE_SIZE = 224
@@ -92,20 +100,21 @@ def experiment_of(
     adapter: str | None = None,
     reference_model: bool = False,
     overrides: Sequence[str | Override] = (),
+    stack: Stack | None = None,
+    divides_layers: bool = False,
 ) -> tuple[Experiment, str]:
     """Return an experiment with a model on so many devices, and what was assumed of it.
 
-    `least_devices` is the size of the smallest of several machines.  Raises `InputError` for an
-    unknown name.
+    `least_devices` is the size of the smallest of several machines.  A loss in pieces is left out
+    if `divides_layers`.  Raises `InputError` for an unknown name.
     """
     model = named_model(name, sequence_length)
     options = {**model.workload, **model.workload.get("options", {})}
     sizes = str(options.get("model", "")).removeprefix(PREFIX)
     if sequence_length is not None and not {"sequence_length", "target_length"} & options.keys():
         raise InputError("--sequence-length", f"{name} has no sequences", "leave it out")
-    workload = dict(model.workload)
-    if precision == "bf16" and str(workload.get("model")).startswith(PREFIX):
-        workload.setdefault("model_options", {ATTENTION: "flash_attention_2"})
+    software = _software(model.workload, stack, precision, divides_layers=divides_layers)
+    workload = {**software, **model.workload}
     if adapter is not None:
         workload["adapter"] = adapter_of(adapter, precision).model_dump()
         if workload["name"] not in ADAPTED:
@@ -139,11 +148,28 @@ def experiment_of(
         _optimizer(recipe.optimizer),
         _recomputation(recipe.activation_checkpointing),
     ]
+    if (pieces := getattr(experiment.workload, "loss_chunks", 1)) > 1:
+        parts.append(f"loss in {pieces} pieces")
     if (adapted := getattr(experiment.workload, "adapter", None)) is not None:
         parts.append(f"LoRA of rank {adapted.rank} beside {adapted.base} weights")
     if model.workload["name"] == "language":
         parts.append(REFERENCE[reference_model and adapted is None])
     return experiment, f"{', '.join(parts)}; --batch and --set KEY=VALUE change it"
+
+
+def _software(
+    workload: Mapping[str, Any], stack: Stack | None, precision: str, *, divides_layers: bool
+) -> Mapping[str, Any]:
+    """Return the options of a model of transformers that depend on the vintage of the software."""
+    name = str(workload.get("model"))
+    if not name.startswith(PREFIX):
+        return {}
+    if stack == "eager":
+        return {"model_options": {ATTENTION: "eager"}}
+    attention = {"model_options": {ATTENTION: "flash_attention_2"}} if precision == "bf16" else {}
+    kind = (stored_configuration(name) or {}).get("model_type", name.removeprefix(PREFIX))
+    in_pieces = kind in FUSED_LOSSES and not divides_layers
+    return {**attention, **({"loss_chunks": LOSS_CHUNKS} if in_pieces else {})}
 
 
 def _optimizer(optimizer: Optimizer) -> str:

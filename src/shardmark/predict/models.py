@@ -147,19 +147,10 @@ class Models:
         self._profiles.append((key, update, profile))
         return profile
 
-    def profile_of(
-        self,
-        cell: Trial,
-        world_size: int,
-        nodes: int,
-        *,
-        device_type: str,
-        memory_alone: bool = False,
-    ) -> Profile:
+    def profile_of(self, cell: Trial, world_size: int, nodes: int, *, device_type: str) -> Profile:
         """Profile a cell, with the activation traffic of a strategy that shards or cuts layers.
 
-        `memory_alone` leaves out what only predictions of time need.  Raises `StrategyUnavailable`
-        for a model that the strategy cannot train.
+        Raises `StrategyUnavailable` for a model that the strategy cannot train.
         """
         strategy = cell.built_strategy
         costs = cost_model(strategy)
@@ -170,7 +161,7 @@ class Models:
             cell.recipe,
             device_type=device_type,
             activations=costs.activation_sharding(),
-            steps="autocast" if not casts else "cast" if memory_alone else "both",
+            steps="cast" if casts else "autocast",
         )
         if self.reference_model and getattr(cell.workload, "adapter", None) is None:
             profile = replace(profile, reference_bytes=2.0 * profile.size.parameters)

@@ -20,12 +20,14 @@ from shardmark.experiment.matrix import cells_of_any_size, unsupported_reason
 from shardmark.predict.anchor import Anchor, Anchors
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.hardware.catalogue import GiB, NodeType, joined_node, nodes_of
-from shardmark.predict.intervals import MIDDLES, interval
+from shardmark.predict.intervals import Basis, interval
+from shardmark.predict.measured import Measured, measured_number, measured_trials
 from shardmark.predict.memory import Fit, RankMemory, fit_of, rank_memory, usable_bytes
 from shardmark.predict.model_name import EACH_PASS, reducing
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding
 from shardmark.predict.profile import Profile
+from shardmark.predict.published import nearest_published
 from shardmark.predict.remedies import (
     CHANNELS_LAST,
     CHECKPOINTING,
@@ -36,8 +38,8 @@ from shardmark.predict.remedies import (
 from shardmark.predict.request import PlanRequest
 from shardmark.predict.search.layouts import searcher_of, winner_of
 from shardmark.predict.search.search import Search
-from shardmark.predict.step import Factors, StepTime, plan_step
-from shardmark.predict.timing import Constants
+from shardmark.predict.step import Factors, Step, StepTime, plan_step
+from shardmark.predict.timing import Constants, Stack
 from shardmark.ranks.strategies.base import Strategy
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads.language.options import LanguageOptions
@@ -212,6 +214,8 @@ class Plan:
     """The fastest layout, as an experiment to run."""
     precision: str | None = None
     """Precision of the recipe; None if it is an axis."""
+    stack: Stack = "eager"
+    """Vintage of the software."""
     requested_work: float | None = None
     requested_samples: float | None = None
     """Samples that the requested tokens are those of; None if tokens or nothing was requested."""
@@ -343,6 +347,7 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
     not known, for a run that says nothing about the experiment's model, and for a search on several
     kinds.
     """
+    number = None if request.measured is None else measured_number(request, models)
     request = request.resolved()
     models.reference_model = request.reference_model
     kinds = [*dict.fromkeys(request.machines)]
@@ -353,7 +358,7 @@ def make_plan(request: PlanRequest, models: Models, constants: Constants | None 
     if request.search and len(kinds) > 1:
         raise InputError("--search", f"found {len(kinds)} kinds of machines", "give one --on")
     plans = [
-        _plan_on(on, price, request, models, constants or Constants())
+        _plan_on(on, price, request, models, constants or request.constants, number=number)
         for on, price in zip(kinds, prices * (len(kinds) // len(prices)), strict=True)
     ]
     if len(plans) == 1:
@@ -382,7 +387,7 @@ def _using_most_devices(rows: Sequence[Prediction]) -> tuple[Prediction, ...]:
     return tuple(row for row in rows if row.devices == most and row.time is not None) or tuple(rows)
 
 
-def _best_on_fewer(planners: Sequence[_Planner], devices: int) -> Iterator[Prediction]:
+def _best_on_fewer(planners: Sequence[Planner], devices: int) -> Iterator[Prediction]:
     """Yield the fastest row that fits on each half of the devices, and that of one device."""
     while (devices := devices // 2) >= 1:
         cells = planners
@@ -403,8 +408,11 @@ def _plan_on(
     request: PlanRequest,
     models: Models,
     constants: Constants,
+    *,
+    number: Measured | None,
 ) -> Plan:
-    experiment, run, nodes, fp8 = request.experiment, request.run, request.nodes, request.fp8
+    """Predict the experiment on machines of one kind; `number` is a measured speed."""
+    experiment, nodes, fp8 = request.experiment, request.nodes, request.fp8
     _check(price_per_hour, request)
     name, count = nodes_of(on)
     nodes = nodes if count is None else (count,)
@@ -418,22 +426,17 @@ def _plan_on(
             " `shardmark doctor --network --write FILE` measures."
         )
     cells, left_out = cells_of_any_size(experiment)
-    if request.assumed:
-        cells = [cell if EACH_PASS in cell.strategy.options else reducing(cell) for cell in cells]
-    anchors = None if run is None else Anchors(run, node, cells, models, constants)
-    planners = [
-        _Planner(
-            cell=cell,
-            node=node,
-            models=models,
-            anchor=None if anchors is None else anchors.anchor(cell),
-            price_per_hour=price_per_hour,
-            constants=constants,
-            padding=request.padding,
-            fp8=fp8,
-        )
-        for cell in cells
-    ]
+    anchors = _anchors(request, node, cells, models, constants, number=number)
+    planners = planners_of(
+        request,
+        node,
+        cells,
+        models,
+        constants,
+        anchors=anchors,
+        price_per_hour=price_per_hour,
+    )
+    cells = [planner.cell for planner in planners]
     assumed, may_recompute = request.assumed, _may_recompute(request)
     large = may_recompute and planners[0].state_exceeds(node.node.devices * nodes[-1])
     rows = [] if large else [row for planner in planners for row in planner.rows(nodes)]
@@ -467,6 +470,7 @@ def _plan_on(
         raise InputError("--padding or --mean-length", message, "leave it out")
     notes += [f"left out: {reason}" for reason in left_out]
     notes += _host_notes(rows)
+    notes += _published_notes(rows if anchors is None else (), node, cells)
     waiting = {row.label: None for row in rows if row.time is not None and row.time.host_bound}
     if waiting:
         notes.append(
@@ -485,6 +489,7 @@ def _plan_on(
         search=best,
         winner=winner,
         precision=FP8 if fp8 else precisions[0] if len(precisions) == 1 else None,
+        stack=request.stack or "eager",
         **_requested(request, rows),
         assumed=assumed,
         **_sizes_that_fit(rows, cells, node, nodes[-1], models),
@@ -516,8 +521,8 @@ def _may_recompute(request: PlanRequest) -> bool:
 
 
 def _recomputing(
-    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int]
-) -> tuple[list[_Planner], list[Prediction], list[str]]:
+    planners: Sequence[Planner], rows: Sequence[Prediction], nodes: Sequence[int]
+) -> tuple[list[Planner], list[Prediction], list[str]]:
     """Return planners with activation checkpointing, their rows, and what `rows` need instead."""
     changed = [replace(planner, cell=CHECKPOINTING.applied(planner.cell)) for planner in planners]
     changed_rows = [row for planner in changed for row in planner.rows(nodes)]
@@ -531,6 +536,60 @@ def _recomputing(
     return changed, changed_rows, texts
 
 
+def planners_of(
+    request: PlanRequest,
+    node: NodeType,
+    cells: Iterable[Trial],
+    models: Models,
+    constants: Constants,
+    *,
+    anchors: Anchors | None = None,
+    price_per_hour: float | None = None,
+) -> list[Planner]:
+    """Return what predicts each cell of a resolved request on machines of one kind."""
+    if request.assumed:
+        cells = [cell if EACH_PASS in cell.strategy.options else reducing(cell) for cell in cells]
+    return [
+        Planner(
+            cell=cell,
+            node=node,
+            models=models,
+            anchor=None if anchors is None else anchors.anchor(cell),
+            stack=request.stack or "eager",
+            price_per_hour=price_per_hour,
+            constants=constants,
+            padding=request.padding,
+            fp8=request.fp8,
+        )
+        for cell in cells
+    ]
+
+
+def _anchors(
+    request: PlanRequest,
+    node: NodeType,
+    cells: Sequence[Trial],
+    models: Models,
+    constants: Constants,
+    *,
+    number: Measured | None,
+) -> Anchors | None:
+    """Return what the user has measured; None for nothing.
+
+    Raises `InputError` for a run that has nothing in the precision of any cell.
+    """
+    if request.run is None and number is None:
+        return None
+    measured = [] if request.run is None else measured_trials(request.run, node, cells)
+    anchors = Anchors([*measured, *filter(None, [number])], node, models, constants)
+    if request.run is not None and not any(map(anchors.matching, cells)):
+        reasons = (trial.disturbed for trial in request.run.trials)
+        disturbed = next((f" that was not disturbed: {text}" for text in reasons if text), "")
+        message = f"it has no measured trial in this precision{disturbed}"
+        raise InputError(f"--from {request.run.path}", message, "measure one, or leave --from out")
+    return anchors
+
+
 def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, Any]:
     """Return the work to price in the unit of the rows.  Raises `InputError` for another unit."""
     work, lengths = request.work, [row.tokens_per_sample for row in rows if row.tokens_per_sample]
@@ -542,7 +601,7 @@ def _requested(request: PlanRequest, rows: Sequence[Prediction]) -> dict[str, An
 
 
 def _faster_notes(
-    planners: Sequence[_Planner], rows: Sequence[Prediction], nodes: Sequence[int], on: str
+    planners: Sequence[Planner], rows: Sequence[Prediction], nodes: Sequence[int], on: str
 ) -> Iterator[str]:
     """Yield what a change of the memory's layout gives the fastest strategy."""
     fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
@@ -561,7 +620,7 @@ def _faster_notes(
         return
 
 
-def _accumulation_notes(planners: Sequence[_Planner], nodes: Sequence[int]) -> Iterator[str]:
+def _accumulation_notes(planners: Sequence[Planner], nodes: Sequence[int]) -> Iterator[str]:
     """Yield what both ways to reduce accumulated gradients need, for the last FSDP strategy."""
     for planner in reversed(planners):
         cells = [reducing(planner.cell, each_pass=each_pass) for each_pass in (True, False)]
@@ -581,6 +640,26 @@ def _accumulation_notes(planners: Sequence[_Planner], nodes: Sequence[int]) -> I
 def _needs(row: Prediction) -> str:
     """Return, for example, `37.2 GiB for 9,000 tokens/s`."""
     return f"{(row.device_bytes or 0.0) / GiB:.3g} GiB for {row.work_per_second:,.0f} {row.unit}/s"
+
+
+def _published_notes(
+    rows: Sequence[Prediction], node: NodeType, cells: Sequence[Trial]
+) -> Iterator[str]:
+    """Yield the published speed that is nearest to the fastest row that fits."""
+    fitting = [row for row in rows if row.time is not None and row.fit == "yes"]
+    if not fitting:
+        return
+    fastest = _ranking("fastest", fitting).row
+    published = nearest_published(
+        node.node.card,
+        fastest.unit,
+        cells[0].recipe.precision,
+        parameters=fastest.parameters or 1,
+        length=fastest.tokens_per_sample or 1,
+        devices=fastest.devices,
+    )
+    if published is not None:
+        yield f"Published: {published}."
 
 
 def _host_notes(rows: Iterable[Prediction]) -> Iterator[str]:
@@ -618,13 +697,14 @@ def _sizes_that_fit(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Planner:
-    """Predicts one cell of the matrix on machines of one kind."""
+class Planner:
+    """Predicts one cell of the matrix on machines of one kind, in one stack of software."""
 
     cell: Trial
     node: NodeType
     models: Models
     anchor: Anchor | None
+    stack: Stack
     price_per_hour: float | None
     constants: Constants
     padding: Padding
@@ -688,7 +768,7 @@ class _Planner:
             return row
         host_gib = self.node.node.host_memory_gib
         try:
-            profile = self._profile(row)
+            profile = self.profile(ranks, nodes)
             memory = self._memory(profile, cell.recipe, ranks, nodes)
             tokens = cell.workload.tokens_per_sample or profile.tokens_per_sample
             useful = None if tokens is None else self.padding.useful_tokens(tokens)
@@ -726,15 +806,15 @@ class _Planner:
             return f"{batch} samples cannot be divided equally over {targets}; {keep}"
         return f"{batch} samples cannot be divided equally over {shares} ranks; {keep}"
 
-    def _profile(self, row: Prediction) -> Profile:
+    def profile(self, ranks: int, nodes: int) -> Profile:
         """Trace the model.  Raises `ShardmarkError` if the strategy or the trace fails."""
         cell, strategy = self.cell, self._strategy
-        cards = self.node.node.devices * row.nodes
+        cards = self.node.node.devices * nodes
         machine = Machine(
             device_type=self._device_type, device_count=cards, cores=cards, is_predicted=True
         )
-        strategy.check(row.ranks, machine, cell.recipe)
-        return self.models.profile_of(cell, row.ranks, row.nodes, device_type=self._device_type)
+        strategy.check(ranks, machine, cell.recipe)
+        return self.models.profile_of(cell, ranks, nodes, device_type=self._device_type)
 
     def _memory(self, profile: Profile, recipe: Recipe, ranks: int, nodes: int) -> RankMemory:
         return rank_memory(
@@ -756,23 +836,26 @@ class _Planner:
 
         return largest(needed_bytes, room)
 
-    def _timed(self, row: Prediction, profile: Profile) -> Prediction:
-        recipe, anchor = self.cell.recipe, self.anchor
-        planned = plan_step(
+    def step(self, profile: Profile, ranks: int, nodes: int) -> Step:
+        """Predict the step of so many ranks before calibration."""
+        return plan_step(
             profile,
             self._strategy,
-            recipe,
-            row.ranks,
+            self.cell.recipe,
+            ranks,
             self.node,
-            nodes=row.nodes,
+            nodes=nodes,
             constants=self.constants,
             fp8=self.fp8,
         )
+
+    def _timed(self, row: Prediction, profile: Profile) -> Prediction:
+        anchor = self.anchor
         factors = Factors() if anchor is None else anchor.factors
-        time = planned.time(self.constants, factors)
-        kind = None if anchor is None else anchor.kind(row.nodes)
-        low, high = interval(time.seconds, kind)
-        time = time.scaled(MIDDLES.get(kind, 1.0))
+        time = self.step(profile, row.ranks, row.nodes).time(self.constants, factors)
+        alone: Basis = self.stack if profile.tokens_per_sample else "images"
+        basis = alone if anchor is None else anchor.basis(row.nodes)
+        low, high = interval(time.seconds, basis)
         return replace(row, time=time, low_seconds=low, high_seconds=high)
 
     def _steps(self, samples: int) -> int | None:

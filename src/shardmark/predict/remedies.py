@@ -184,9 +184,7 @@ class _Sizes:
             return None
         try:
             strategy.check(ranks, machine, recipe)
-            profile = self.models.profile_of(
-                cell, ranks, nodes, device_type=device_type, memory_alone=True
-            )
+            profile = self.models.profile_of(cell, ranks, nodes, device_type=device_type)
             memory = rank_memory(
                 profile, strategy, recipe, ranks, nodes=nodes, device_type=device_type
             )

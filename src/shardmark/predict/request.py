@@ -13,6 +13,8 @@ from shardmark.experiment.load import Override, load_experiment
 from shardmark.predict.hardware.catalogue import Card, load_node, nodes_of
 from shardmark.predict.model_name import adapter_of, experiment_of, is_experiment
 from shardmark.predict.padding import NO_PADDING, Padding
+from shardmark.predict.timing import CONSTANTS, Constants, Stack
+from shardmark.ranks.workloads.language.options import LanguageOptions
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 FP8 = "fp8"
@@ -36,8 +38,16 @@ class PlanRequest:
     reference_model: bool = False
     """Count a frozen copy of the model in memory, as DPO needs one."""
     overrides: tuple[str | Override, ...] = ()
+    stack: Stack | None = None
+    """Vintage of the software; None for `fused` of language models, and `eager` of others."""
     run: StoredRun | None = None
-    """A stored run of the model that the predictions start from."""
+    """A stored run of the model, or of a script, that the predictions start from."""
+    measured: str | None = None
+    """A measured speed that the predictions start from, as `3,100 tokens/s on 1xa100-80`."""
+    measured_batch: int | None = None
+    """Samples of a device in a measured step; None for `batch`."""
+    measured_model: str | None = None
+    """The model that was measured; None for the planned one."""
     prices_per_hour: tuple[float, ...] = ()
     """Dollars for a card's hour: one price for all kinds of machines, or one for each."""
     search: bool = False
@@ -57,6 +67,12 @@ class PlanRequest:
         return self.subject
 
     @property
+    def constants(self) -> Constants:
+        """Constants of a resolved request's stack."""
+        assert self.stack is not None, "a resolved request"
+        return CONSTANTS[self.stack]
+
+    @property
     def fp8(self) -> bool:
         return self.precision == FP8
 
@@ -67,7 +83,8 @@ class PlanRequest:
         Raises `InputError` for an unknown name.
         """
         if isinstance(self.subject, Experiment):
-            return self
+            language = isinstance(self.subject.workload, LanguageOptions)
+            return replace(self, stack=self.stack or ("fused" if language else "eager"))
         precision = "bf16" if self.fp8 else self.precision
         if is_experiment(self.subject):
             chosen = {
@@ -81,7 +98,7 @@ class PlanRequest:
                 adapter = adapter_of(self.adapter, experiment.recipe.precision)
                 options.append(f"workload.adapter={adapter.model_dump_json()}")
                 experiment = load_experiment(self.subject, [*options, *self.overrides])
-            return replace(self, subject=experiment)
+            return replace(self, subject=experiment).resolved()
         named = map(nodes_of, self.machines)
         loaded = [(load_node(node), count or self.nodes[-1]) for node, count in named]
         experiment, assumed = experiment_of(
@@ -95,8 +112,10 @@ class PlanRequest:
             adapter=self.adapter,
             reference_model=self.reference_model,
             overrides=self.overrides,
+            stack=self.stack,
+            divides_layers=self.search,
         )
-        return replace(self, subject=experiment, assumed=assumed)
+        return replace(self, subject=experiment, assumed=assumed).resolved()
 
 
 def _precision(cards: Sequence[Card]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -16,6 +16,7 @@ from shardmark.base.traffic import Traffic
 from shardmark.predict.fp8 import in_fp8
 from shardmark.predict.hardware.catalogue import NodeType
 from shardmark.predict.library import library_seconds
+from shardmark.predict.memory import computed
 from shardmark.predict.profile import Operation, Profile
 from shardmark.predict.timing import (
     Constants,
@@ -77,11 +78,6 @@ class StepTime:
             + self.interference_seconds
             + self.library_seconds
         )
-
-    def scaled(self, factor: float) -> Self:
-        """Return the step with all its seconds multiplied."""
-        names = (field.name for field in fields(self) if field.name.endswith("_seconds"))
-        return replace(self, **{name: factor * getattr(self, name) for name in names})
 
     @property
     def bound(self) -> str:
@@ -183,8 +179,11 @@ class Step:
                 [(unit.block, unit.backward) for unit in profile.units],
             )
         )
-        forward = seconds_of(forward_operations)
-        backward = seconds_of(repeated_operations) + seconds_of(backward_operations)
+        # Chains of compiled code are counted as they are fused.
+        is_eager = recipe.compile == "none" and node.card.device_type == "cuda"
+        factor = constants.language if is_eager and profile.tokens_per_sample else 1.0
+        forward = factor * seconds_of(forward_operations)
+        backward = factor * (seconds_of(repeated_operations) + seconds_of(backward_operations))
         # Threads of one process take turns in the forward pass; in the backward pass, each device
         # has a thread of torch's own.
         driven, samples = table.driven_devices, table.samples * table.repeats
@@ -311,7 +310,8 @@ def plan_step(
         host=costs.step_state(cell).host if recipe.cpu_offload else None,
         workers_per_server=len(layout.training_ranks) / servers if servers else 1.0,
     )
-    return Step.of_columns([column], profile, recipe, node, constants, fp8=fp8)
+    traced = replace(profile, units=computed(profile, strategy, recipe).units)
+    return Step.of_columns([column], traced, recipe, node, constants, fp8=fp8)
 
 
 def layout_column(

@@ -33,8 +33,13 @@ from shardmark.predict.memory import RankMemory
 from shardmark.predict.plan import HOUR_SECONDS, MINIMISED, Plan, Prediction
 from shardmark.predict.remedies import Remedy
 from shardmark.predict.search.search import Candidate, Search
+from shardmark.predict.timing import Stack
 from shardmark.predict.when.view import planned_tables
 
+SOFTWARE: Mapping[Stack, str] = {
+    "eager": "without FlashAttention (--stack fused: with it)",
+    "fused": "with FlashAttention (--stack eager: without)",
+}
 MOST_ROWS = 12
 """Largest number of cells that are all shown."""
 
@@ -112,6 +117,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     return {
         "experiment": plan.experiment,
         "on": plan.on,
+        "stack": plan.stack,
         "measured": plan.anchored,
         "answers": answers,
         "rows": rows,
@@ -159,8 +165,8 @@ def _speed_text(row: Prediction) -> str:
 def _memory_text(row: Prediction) -> str:
     assert row.device_bytes is not None
     needed, card = (size / 2**30 for size in (row.device_bytes, row.card_bytes))
-    size_text = number(needed) if needed >= 1 else f"{number(1024 * needed)} MiB"
-    return f"{size_text} of {number(card)} GiB of each card"
+    size_text = _gib(needed) if needed >= 1 else f"{number(1024 * needed, digits=3)} MiB"
+    return f"{size_text} of {_gib(card)} GiB of each card"
 
 
 def _cost_text(row: Prediction, plan: Plan) -> str:
@@ -169,10 +175,14 @@ def _cost_text(row: Prediction, plan: Plan) -> str:
     if dollars is not None and hours is not None:
         took = duration(hours * HOUR_SECONDS)
         subject = "the recipe" if work is None else work_text(plan)
-        return f"{number(dollars, decimals=2)} dollars and {took} for {subject}"
+        return f"{number(dollars, digits=2)} dollars and {took} for {subject}"
     million = 1e6 * (row.tokens_per_sample or 1)
     hours = row.devices * (row.hours_for(million) or 0.0)
-    return f"{number(hours)} GPU-hours for a million samples"
+    return f"{number(hours, digits=2)} GPU-hours for a million samples"
+
+
+def _gib(gibibytes: float) -> str:
+    return number(gibibytes, digits=3)
 
 
 def work_text(plan: Plan) -> str:
@@ -196,7 +206,7 @@ def _answers(plan: Plan) -> Iterator[str]:
     if plan.search is not None and plan.search.front:
         yield f"Best layout that was searched: {_layout_text(plan.search.front[0], plan.rows[0])}."
     if plan.fewest is not None:
-        needed = number(plan.fewest.device_bytes / 2**30)
+        needed = _gib(plan.fewest.device_bytes / 2**30)
         yield f"Fewest: {plan.fewest.change}, with {plan.fewest.strategy} in {needed} GiB."
 
 
@@ -237,7 +247,7 @@ def _layout_text(layout: Candidate, row: Prediction) -> str:
     parts_text = [f"{layout.strategy} ({parts})" if parts else layout.strategy]
     parts_text += ["recomputing activations"] if layout.activation_checkpointing else []
     parts_text += ["offloading"] if layout.cpu_offload else []
-    needed = number(layout.device_bytes / 2**30)
+    needed = _gib(layout.device_bytes / 2**30)
     parts_text += [
         f"{abbreviated(layout.samples_per_second * (row.tokens_per_sample or 1))} {row.unit}/s"
     ]
@@ -249,9 +259,10 @@ def _layout_text(layout: Candidate, row: Prediction) -> str:
 def _range_note(plan: Plan) -> str:
     if plan.anchored is not None:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
+    software = SOFTWARE[plan.stack] if plan.unit == "tokens" else "on other machines"
     return (
-        "In brackets: 90 % interval without a measurement, from published runs of other machines;"
-        " --from RUN gives a narrower one."
+        f"In brackets: 90 % interval without a measurement, of published runs {software};"
+        " --measured SPEED narrows it."
     )
 
 
@@ -281,7 +292,7 @@ def answer_table(plan: Plan, *, best_of_each: bool = False) -> Table:
     work = "the recipe" if plan.work is None else work_text(plan)
     if plan.requested_work is None and plan.work is not None and not plan.assumed_steps:
         work += f", since the recipe's steps train unequal numbers of {plan.unit}"
-    sizes = [*dict.fromkeys(number(row.card_bytes / 2**30) for row in rows)] or [""]
+    sizes = [*dict.fromkeys(_gib(row.card_bytes / 2**30) for row in rows)] or [""]
     notes = [f"hours, dollars: for {work}.  GiB: of the card's {listed(sizes)}."]
     if any(row.fit == "tight" for row in rows):
         notes[0] += "  tight: fits only if less than usual is lost to fragmentation."
@@ -348,6 +359,8 @@ def _chosen(rows: Sequence[Prediction]) -> list[Prediction]:
 
 
 def _answer_columns(plan: Plan) -> Columns[Prediction]:
+    work = plan.work
+
     def rate(row: Prediction) -> Value:
         if row.time is None or row.low_seconds is None or row.high_seconds is None:
             return Missing(row.reason or "")
@@ -356,10 +369,10 @@ def _answer_columns(plan: Plan) -> Columns[Prediction]:
 
     return [
         (Column("fits", "fits", numeric=False), _attribute("fit")),
-        (Column("device_bytes", "GiB", scale=1 / 2**30), _attribute("device_bytes")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), _attribute("device_bytes")),
         (Column("rate", f"{plan.unit}/s (range)"), rate),
-        (Column("hours", "hours"), lambda row: row.hours_for(plan.work or row.work)),
-        (Column("dollars", "dollars"), lambda row: row.dollars_for(plan.work or row.work)),
+        (Column("hours", "hours", digits=2), lambda row: row.hours_for(work or row.work)),
+        (Column("dollars", "dollars", digits=2), lambda row: row.dollars_for(work or row.work)),
         (Column("bound", "bound by", numeric=False), lambda row: row.time and row.time.bound),
     ]
 
@@ -379,7 +392,7 @@ def remedies_table(plan: Plan) -> Table:
     columns: Columns[Remedy] = [
         (Column("change", "change", numeric=False, names_row=True), attrgetter("change")),
         (Column("strategy", "strategy", numeric=False), attrgetter("strategy")),
-        (Column("device_bytes", "GiB", scale=1 / 2**30), attrgetter("device_bytes")),
+        (Column("device_bytes", "GiB", scale=1 / 2**30, digits=3), attrgetter("device_bytes")),
         (Column("fits", "fits", numeric=False), attrgetter("fit")),
     ]
     settings = dict.fromkeys(remedy.setting for remedy in plan.remedies if remedy.setting)
@@ -563,7 +576,7 @@ def _speed(plan: Plan) -> Columns[Prediction]:
             time_taken,
         ),
         (
-            Column("cost", "dollars", decimals=2, shown_to="people"),
+            Column("cost", "dollars", digits=2, shown_to="people"),
             lambda row: priced(row, row.dollars_for(work or row.work)),
         ),
         (

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, log2
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -80,6 +80,19 @@ class Constants:
     """Extra computing time of each of several ranks, for hooks, buckets and shared hosts."""
     spread: float = 0.01
     """Standard deviation of a rank's relative computing time: all wait for the slowest."""
+    language: float = 1.0
+    """Factor on the computing time of language models on GPUs, unless a compiler fuses their
+    operations: it depends on the software."""
+
+
+Stack = Literal["eager", "fused"]
+"""Vintage of the software: `eager`, of 2018 to 2023, stores the scores of attention; `fused`, of
+2023 or later, has FlashAttention or like kernels, and often fused norms, losses and updates."""
+CONSTANTS: Mapping[Stack, Constants] = {
+    "eager": Constants(language=0.97),
+    "fused": Constants(language=0.84),
+}
+"""Constants of each stack, fitted to published runs with it."""
 
 
 def operation_seconds(

@@ -341,6 +341,8 @@ def test_changes_that_are_not_enough_are_called_so(
         (["{file}", "--on", "abacus"], "there is no node 'abacus'"),
         (["{file}", "--on", "h100x8", "--nodes", "none"], "--nodes: found 'none'"),
         (["{file}", "--on", "h100x8", "--from", "nowhere"], "nowhere"),
+        (["resnet50", "--on", "8xh100", "--measured", "quick"], "--measured: found 'quick'"),
+        (["resnet50", "--on", "8xh100", "--measured-batch", "8"], "--measured: it is not given"),
         (["{file}", "--on", "h100x8", "--set", "recipe.stepz=3"], "stepz"),
         (["{file}", "--on", "{node}"], "/node.yaml: card: there is no card 'abacus'"),
         (["{file}", "--on", "nowhere.yaml"], "there is no file"),
@@ -380,13 +382,36 @@ def test_many_cells_are_answered_by_the_best_of_each_strategy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     text = printed(capsys, "llama-1b", "--on", "8xh100")
-    assert len(text.splitlines()) <= 25
+    assert len(text.splitlines()) <= 28
     assert max(map(len, text.splitlines())) <= 80
     note = " ".join(text.partition("The best of each strategy in 24 rows")[2].split())
     assert "Here: sequence_length 2048 and activation_checkpointing" in note
     assert sum(line.startswith("zero-1 ") for line in text.splitlines()) == 1
     speed = printed(capsys, "llama-1b", "--on", "8xh100", "--speed")
     assert sum(line.startswith("zero-1 ") for line in speed.splitlines()) > 4
+
+
+def test_the_software_of_an_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """Software of 2024 is the default of language models, and pictures have none to choose."""
+    answers = [("hf:Qwen/Qwen3-8B", "runs with FlashAttention (--stack eager: without)"),
+               ("hf:Qwen/Qwen3-8B --stack eager", "runs without FlashAttention"),
+               ("resnet50", "published runs on other machines")]  # fmt: skip
+    speeds = []
+    for question, said in answers:
+        text = printed(capsys, *question.split(), "--on", "1xh200")
+        assert said in " ".join(text.split())
+        document = printed(capsys, *question.split(), "--on", "1xh200", "--format", "json")
+        speeds.append(json.loads(document))
+    assert [answer["stack"] for answer in speeds] == ["fused", "eager", "eager"]
+
+
+def test_a_measured_speed_narrows_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("hf:Qwen/Qwen3-8B", "--on", "1xa100-80", "--batch", "4")
+    text = printed(capsys, *question, "--measured", "9,000 tokens/s")
+    assert "9k tokens/s" in text
+    assert "Predicted from measured 9,000 tokens/s" in " ".join(text.split())
+    assert "Published:" not in text
+    assert "Published:" in printed(capsys, *question)
 
 
 def test_a_model_from_python() -> None:

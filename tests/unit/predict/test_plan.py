@@ -21,7 +21,7 @@ from shardmark.experiment.matrix import cells_of_any_size
 from shardmark.predict.batch.predicted import largest
 from shardmark.predict.fp8 import PRODUCT_SHARE, in_fp8
 from shardmark.predict.hardware.catalogue import joined_node, load_card
-from shardmark.predict.intervals import MIDDLES, RESIDUALS
+from shardmark.predict.intervals import RESIDUALS
 from shardmark.predict.memory import rank_memory, usable_bytes
 from shardmark.predict.models import Models
 from shardmark.predict.padding import NO_PADDING, Padding, padding_of
@@ -103,9 +103,7 @@ def test_the_naive_rule_starts_from_the_fewest_ranks() -> None:
 def test_without_a_measurement_the_interval_is_that_of_unmeasured_runs() -> None:
     (row,) = planned(experiment(["ddp"])).rows
     bounds = (row.low_seconds, row.high_seconds)
-    assert bounds == pytest.approx(
-        RESIDUALS[None].around(present(row.step_seconds) / MIDDLES[None])
-    )
+    assert bounds == RESIDUALS["images"].around(present(row.step_seconds))
 
 
 @pytest.mark.parametrize(
@@ -315,9 +313,9 @@ def test_a_run_fixes_the_factors_of_a_slower_machine(tmp_path: Path) -> None:
 
 def test_runs_that_say_nothing_are_refused(tmp_path: Path) -> None:
     of = experiment(["single", "ddp"])
-    other = experiment(["single", "ddp"], precision="fp16")
+    other = experiment(["single", "ddp"], precision="fp32")
     run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, other),))
-    with pytest.raises(InputError, match="no measured trial of this model"):
+    with pytest.raises(InputError, match="no measured trial in this precision"):
         planned(of, run=run)
     alone = experiment(["single", "ddp"], per_rank_batch=1)
     run = StoredRun(path=tmp_path / "run", trials=(measured("single", 1, 1.0, alone),))
@@ -438,13 +436,14 @@ def test_a_model_that_fails_is_a_row_with_its_error(
     ("name", "measured_rate"), [("resnet18-digits", 4_900), ("language-quickstart", 141_325)]
 )
 def test_small_models_take_the_time_of_their_host(name: str, measured_rate: float) -> None:
-    """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`."""
+    """The rates are those of an H100, in `benchmarks/results/2026-11-22-first-gpu.md`.
+
+    Hosts differ by a factor of three, which the interval of a card does not hold.
+    """
     of = load_experiment(name, ["matrix.strategy=[single]"])
     (row,) = planned(of, "h100x1", models=Models()).rows
     assert present(row.time).bound == "the host"
-    assert row.low_seconds is not None
-    assert row.high_seconds is not None
-    assert row.step_work / row.high_seconds < measured_rate < row.step_work / row.low_seconds
+    assert 1 / 1.5 < measured_rate / row.work_per_second < 1.5
 
 
 def test_padding_is_no_useful_work() -> None:

@@ -44,7 +44,9 @@ class Column:
     scale: float = 1.0
     """Factor from the base unit to the shown unit."""
     decimals: int | None = None
-    """Number of decimals; None for about four significant digits."""
+    """Number of decimals; None for significant digits."""
+    digits: int | None = None
+    """Number of significant digits; None for about four."""
     interval: Literal["", "±", "to"] = ""
     """Form of an estimate's interval: none, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
     numeric: bool = True
@@ -68,8 +70,8 @@ class Column:
             return self._estimate(value)
         if isinstance(value, int | float):
             scaled = value * self.scale
-            is_whole = self.decimals is None and float(scaled).is_integer()
-            return number(scaled, decimals=0 if is_whole else self.decimals)
+            is_whole = self.decimals is self.digits is None and float(scaled).is_integer()
+            return number(scaled, decimals=0 if is_whole else self.decimals, digits=self.digits)
         return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
 
     def _estimate(self, estimate: Estimate) -> str:
@@ -171,17 +173,22 @@ HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
 """Values from which a table shows a power of ten."""
 
 
-def number(value: float, *, decimals: int | None = None) -> str:
-    """Format with fixed decimals or about four significant digits; huge numbers have exponents."""
+def number(value: float, *, decimals: int | None = None, digits: int | None = None) -> str:
+    """Format with fixed decimals, with significant digits, or with about four of these.
+
+    Huge numbers have exponents.
+    """
     if abs(value) >= (
         HUGE_WITH_DECIMALS if decimals else HUGE
     ):  # a diverging loss would be wider than its column
         return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
-    for limit, digits in ((1000, 0), (100, 1), (10, 2), (1, 3)):
+    if digits is not None:
+        return f"{float(f'{value:.{digits}g}'):.12g}"
+    for limit, places in ((1000, 0), (100, 1), (10, 2), (1, 3)):
         if abs(value) >= limit:
-            return f"{value:.{digits}f}"
+            return f"{value:.{places}f}"
     return f"{value:.4g}"
 
 

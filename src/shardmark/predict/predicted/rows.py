@@ -10,9 +10,10 @@ from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.results.network import read_network
 from shardmark.base.results.store import StoredRun
 from shardmark.bench.analysis.compare.rows import Row
-from shardmark.predict.anchor import Anchors, known_card, step_of
+from shardmark.predict.anchor import Anchors, step_of
 from shardmark.predict.hardware.catalogue import NodeType, load_node
 from shardmark.predict.hardware.written import node_of
+from shardmark.predict.measured import known_card, measured_trials
 from shardmark.predict.memory import rank_memory
 from shardmark.predict.models import Models
 from shardmark.predict.timing import Constants
@@ -67,8 +68,10 @@ class Predictions:
         node = _node_of(first, max(1, trial.world_size // trial.nodes))
         run = StoredRun(path=first.folder, trials=tuple(first.ok_trials))
         constants = Constants()
-        anchor = Anchors(run, node, [trial], self._models, constants).anchor(trial)
-        assert anchor is not None, "a run without such a trial is rejected"
+        measured = measured_trials(run, node, [trial])
+        anchor = Anchors(measured, node, self._models, constants).anchor(trial)
+        if anchor is None:
+            raise _unpredictable(f"no trial on fewer devices is in {trial.recipe.precision}")
         step = step_of(trial, self._models, node, constants)
         return trial.batch_per_step / step.time(constants, anchor.factors).seconds
 

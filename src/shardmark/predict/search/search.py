@@ -156,10 +156,11 @@ class Searcher:
         for (checkpointed, casts), rows in groups.items():
             choices, columns, memories = zip(*rows, strict=True)
             profile, recipe = self.profiles[checkpointed], self._recipe(choices[0])
-            step = Step.of_columns(columns, profile, recipe, self.node, self.constants)
+            native = (profile.native if casts else None) or profile
+            traced = replace(profile, units=native.units)
+            step = Step.of_columns(columns, traced, recipe, self.node, self.constants)
             seconds = step.seconds(self.constants, self.factors.compute, self.factors.communication)
-            native = profile.native if casts else None
-            peaks = peak_bytes(largest_moments(native or profile, memories))
+            peaks = peak_bytes(largest_moments(native, memories))
             for choice, step_seconds, peak in zip(choices, seconds, peaks, strict=True):
                 name, options = choice.strategy
                 mesh = choice.mesh

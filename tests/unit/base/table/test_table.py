@@ -175,6 +175,13 @@ def test_huge_numbers_are_powers_of_ten(value: float, decimals: int | None, show
     assert number(value, decimals=decimals) == shown
 
 
+def test_predictions_have_few_digits() -> None:
+    shown = [number(value, digits=2) for value in (0.1814, 18.14, 1126.45, 2_345_678.0)]
+    assert shown == ["0.18", "18", "1100", "2300000"]
+    assert Column("hours", "hours", digits=3).show(67.4713) == "67.5"
+    assert Column("hours", "hours", digits=3).show(8.0) == "8"
+
+
 def test_huge_intervals_are_powers_of_ten() -> None:
     huge = Estimate(value=2e30, low=1e30, high=3e30, n=3)
     assert metric_column("validation_loss", interval="±").show(huge) == "2.00e+30 ±1.00e+30"

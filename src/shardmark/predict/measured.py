@@ -1,0 +1,221 @@
+"""Speeds that a user has measured: a number with its machine, a stored run, a script's run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+
+from pydantic import ValidationError
+
+from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.metrics import FEW_STEPS
+from shardmark.base.results.schema import Outcome, TrialResult
+from shardmark.base.results.store import StoredRun
+from shardmark.experiment.matrix import cells_of_any_size
+from shardmark.predict.hardware.catalogue import (
+    NodeType,
+    joined_node,
+    load_card,
+    load_node,
+    names,
+    nodes_of,
+)
+from shardmark.predict.memory import fit_of, rank_memory
+from shardmark.predict.models import Models
+from shardmark.predict.request import PlanRequest
+from shardmark.ranks.costs import costs_of
+from shardmark.ranks.strategies.base import samples_of_share
+from shardmark.ranks.trial import StrategySpec, Trial
+
+SPEED = re.compile(
+    r"(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>[a-z]+)\s*/\s*(?P<per>[a-z]+)(?P<each>\s*/\s*gpu)?"
+    r"(?:\s+on\s+(?P<machine>\S+))?(?:\s+with\s+(?P<strategy>\S+))?",
+    re.IGNORECASE,
+)
+STEPS = {"step", "steps", "it", "iter", "iterations"}
+SAMPLES = {"samples", "sequences", "seq", "images", "img"}
+TOKENS = {"tokens", "tok"}
+SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3}
+ALLOWED = (
+    "allowed is a speed and its machine, such as '3,100 tokens/s on 1xa100-80', '12 samples/s',"
+    " '0.42 s/step' or '2.1 it/s on 8xh100 with fsdp'"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measured speed, and the trial whose step is predicted to compare it."""
+
+    trial: Trial
+    node: NodeType
+    samples_per_second: float
+    source: str
+    """Origin of the speed, as `ddp on 8 ranks of runs/one`."""
+    measured_steps: float = FEW_STEPS
+    """Measured steps of the repeat with the fewest."""
+
+    @property
+    def step_seconds(self) -> float:
+        return self.trial.batch_per_step / self.samples_per_second
+
+    @property
+    def micro_batch(self) -> float:
+        recipe = self.trial.recipe
+        return samples_of_share(recipe, self.trial.layout.shares) / recipe.gradient_accumulation
+
+    @property
+    def devices(self) -> int:
+        return self.trial.layout.devices
+
+    @property
+    def description(self) -> str:
+        return f"{self.source}, {self.step_seconds:.3g} s a step"
+
+
+def measured_number(request: PlanRequest, models: Models) -> Measured:
+    """Return the speed that the request states as a number.
+
+    Raises `InputError` for text that is no speed, and without a machine or a batch that fits.
+    """
+    text = request.measured or ""
+    match = SPEED.fullmatch(text.strip())
+    value = float(match["value"].replace(",", "")) if match else 0.0
+    if match is None or not value:
+        raise InputError("--measured", f"found {text!r}", ALLOWED)
+    machine = match["machine"]
+    if machine is None and len(request.machines) > 1:
+        message = f"{text!r} does not say on which of {len(request.machines)} machines"
+        raise InputError("--measured", message, f"add one, as in '{text} on {request.machines[0]}'")
+    trial, node = _measured_trial(request, machine or request.machines[0], models)
+    if match["strategy"]:
+        trial = trial.changed(strategy=StrategySpec(name=match["strategy"]))
+    unit, divisor = match["unit"].lower(), match["per"].lower()
+    value *= trial.layout.devices if match["each"] else 1
+    samples = {
+        **dict.fromkeys(STEPS, float(trial.batch_per_step)),
+        **dict.fromkeys(SAMPLES, 1.0),
+        **dict.fromkeys(TOKENS, 1 / (trial.workload.tokens_per_sample or inf)),
+    }
+    if unit in SECONDS and divisor in STEPS:
+        rate = samples[divisor] / (value * SECONDS[unit])
+    elif divisor in SECONDS and samples.get(unit):
+        rate = samples[unit] * value / SECONDS[divisor]
+    else:
+        message = f"{unit}/{divisor} is not a speed of this model"
+        raise InputError("--measured", message, ALLOWED)
+    return Measured(trial=trial, node=node, samples_per_second=rate, source=f"measured {text}")
+
+
+def _measured_trial(request: PlanRequest, machine: str, models: Models) -> tuple[Trial, NodeType]:
+    """Return the training that was measured on a machine, and that machine.
+
+    On several devices it is by the first usual strategy whose memory suffices.
+    """
+    name, count = nodes_of(machine)
+    nodes = count or 1
+    node, _ = joined_node(name, nodes)
+    ranks = nodes * node.node.devices
+    asked = replace(
+        request,
+        subject=request.measured_model or request.subject,
+        machines=(machine,),
+        nodes=(nodes,),
+        batch=request.measured_batch or request.batch,
+        measured=None,
+    ).resolved()
+    cells, _ = cells_of_any_size(asked.experiment)
+    if request.measured_batch:
+        batch = {"global_batch": None, "per_rank_batch": request.measured_batch}
+        cells = [cell.changed(recipe=cell.recipe.model_copy(update=batch)) for cell in cells]
+    if ranks == 1:
+        return cells[0].changed(strategy=StrategySpec(name="single"), world_size=1), node
+    sized = [cell.changed(world_size=ranks, nodes=nodes) for cell in cells]
+    return next((cell for cell in sized if _fits(cell, node, models)), sized[-1]), node
+
+
+def _fits(cell: Trial, node: NodeType, models: Models) -> bool:
+    try:
+        profile = models.profile_of(
+            cell, cell.world_size, cell.nodes, device_type=node.card.device_type
+        )
+    except ShardmarkError:
+        return False
+    memory = rank_memory(
+        profile,
+        cell.built_strategy,
+        cell.recipe,
+        cell.world_size,
+        nodes=cell.nodes,
+        device_type=node.card.device_type,
+    )
+    return fit_of(memory.peak_bytes, node.card) == "yes"
+
+
+def measured_trials(run: StoredRun, on: NodeType, cells: Sequence[Trial]) -> list[Measured]:
+    """Return each cell of a run once, with the median speed of its repeats.
+
+    Runs of a script, whose model only the user knows, are those of the first of `cells` with the
+    script's batch.  Raises `InputError` for a card that is neither the planned one nor known.
+    """
+    repeats: dict[str, list[tuple[Trial, str, float, float]]] = {}
+    for result in run.trials:
+        rate = result.metrics.get("samples_per_second")
+        if result.outcome is not Outcome.OK or rate is None or not result.ranks:
+            continue
+        if result.disturbed is not None or (trial := _trial_of(result, cells[0])) is None:
+            continue
+        key = trial.model_copy(update={"repeat": 0, "id": ""}).model_dump_json()
+        steps = result.metrics.get("measured_steps")
+        counted = FEW_STEPS if steps is None else steps.value
+        repeats.setdefault(key, []).append((trial, result.ranks[0].device, rate.value, counted))
+    return [
+        Measured(
+            trial=trial,
+            node=_node_of(trial, device, on, run),
+            samples_per_second=median(speed for _, _, speed, _ in same),
+            measured_steps=min(counted for *_, counted in same),
+            source=f"{trial.title} of {run.path}",
+        )
+        for same in repeats.values()
+        for trial, device, *_ in same[:1]
+    ]
+
+
+def _trial_of(result: TrialResult, cell: Trial) -> Trial | None:
+    """Return the trial of a result, or the cell with a script's batch; None if neither is known."""
+    try:
+        trial = Trial.model_validate(result.trial)
+    except ValidationError:  # another version wrote it
+        return None
+    if trial.script is None:
+        return None if costs_of(trial.built_strategy) is None else trial
+    steps, samples = result.metrics.get("measured_steps"), sum(r.samples for r in result.ranks)
+    if steps is None or samples < steps.value:
+        return None
+    batch = round(samples / steps.value / trial.world_size)
+    sizes = {"global_batch": None, "per_rank_batch": batch, "gradient_accumulation": 1}
+    strategy = cell.strategy if trial.world_size > 1 else StrategySpec(name="single")
+    return cell.changed(
+        recipe=cell.recipe.model_copy(update=sizes),
+        strategy=strategy,
+        world_size=trial.world_size,
+        nodes=trial.nodes,
+    )
+
+
+def _node_of(trial: Trial, device: str, on: NodeType, run: StoredRun) -> NodeType:
+    if on.card.device in (None, device):
+        return on
+    if (card := known_card(device)) is not None:
+        return load_node(f"{card}x{max(1, trial.world_size // trial.nodes)}")
+    message = f"it ran on {device!r}, for which no card ships"
+    allowed = "start from a card that ships; or plan on it, with its YAML file as --on"
+    raise InputError(f"--from {run.path}", message, allowed)
+
+
+def known_card(device: str) -> str | None:
+    """Name of the card that ships for a device, by the name that the driver reports."""
+    return next((name for name in names("cards") if load_card(name).device == device), None)
