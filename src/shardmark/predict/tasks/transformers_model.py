@@ -69,6 +69,7 @@ class TransformersModel:
         if self._family in SOUND:
             stored["layerdrop"] = 0.0  # a step in which each layer computes
         self._config: Any = AutoConfig.for_model(self._family, **stored)
+        self._config.use_cache = False  # a checkpointed layer would compute less the second time
         self._tied = stored.get("tie_word_embeddings", True)
         self._length = sequence_length
         most = getattr(self._config, "max_target_positions", None)
