@@ -24,7 +24,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_385),
     "compare": (("cli/compare.py",), 67, 10_890),
     "plan": (("cli/plan.py",), 124, 22_160),
-    "run": (("cli/run.py",), 148, 26_140),
+    "run": (("cli/run.py",), 148, 26_150),
     "time": (("cli/time.py",), 155, 27_480),
     "verify": (("cli/verify.py",), 133, 23_570),
 }
