@@ -23,19 +23,19 @@ SOURCE = ROOT / "src" / "shardmark"
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_385),
     "compare": (("cli/compare.py",), 67, 10_890),
-    "plan": (("cli/plan.py",), 124, 22_160),
-    "run": (("cli/run.py",), 148, 26_150),
-    "time": (("cli/time.py",), 155, 27_480),
-    "verify": (("cli/verify.py",), 133, 23_570),
+    "plan": (("cli/plan.py",), 124, 22_210),
+    "run": (("cli/run.py",), 148, 26_160),
+    "time": (("cli/time.py",), 155, 27_490),
+    "verify": (("cli/verify.py",), 133, 23_580),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (58, 8_910)
+RANK_OF_DDP = (58, 8_920)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 73_340
+SOURCE_LINES = 73_390
 SHORT_HELPERS = 200
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -701,6 +701,21 @@ def test_flash_attention_computes_a_window(model: str, sizes: dict[str, Any]) ->
     assert saved[0] < saved[1], "no mask, and no scores"
 
 
+def test_linear_attention_is_traced_as_products_of_chunks() -> None:
+    """Transformers goes through 64 places and each chunk one by one: 600 calls."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64}
+    heads = {"linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 16}
+    chosen = {**sizes, **heads, "linear_value_head_dim": 8, "layer_types": ["linear_attention"]}
+    model = "hf:Qwen/Qwen3.5-0.8B"
+    options = LanguageOptions(model=model, sequence_length=130, model_options=chosen)
+    (layer,) = (unit for unit in Models().profile(options, recipe()).units if unit.block)
+    assert sum(one.calls for one in layer.forward) < 150
+    in_a_chunk = 2 * 64 * 64 * (3 * 16 + 2 * 8) + 3 * 2 * 64 * 16 * 8
+    projected = 2 * 130 * 32 * (2 * 16 + 3 * 16 + 2 * 2) + 2 * 3 * 130 * 32 * 64
+    found = sum(one.flops.per_sample for one in layer.forward)
+    assert found == pytest.approx(2 * 3 * in_a_chunk + projected, rel=0.05)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_attention_of_transformers_is_causal_as_in_a_real_step(family: str) -> None:
     """64 tokens in 4 heads of 8 channels: two products forward, five backward, half of each."""

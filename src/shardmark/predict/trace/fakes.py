@@ -20,6 +20,9 @@ from shardmark.predict.trace.operations import WINDOW
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+DELTA_CHUNK = 64
+"""Tokens that the kernels of linear attention take at once."""
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
@@ -52,6 +55,41 @@ def unpacked() -> Iterator[None]:
     finally:
         if original is not None:
             setattr(module, name, original)
+
+
+@contextmanager
+def delta_rules(model: nn.Module) -> Iterator[None]:
+    """Trace linear attention by products of chunks, as its kernels compute it on GPUs.
+
+    Without them transformers goes through the chunks one by one.
+    """
+    name = "torch_chunk_gated_delta_rule"
+    modules = {sys.modules[type(module).__module__] for module in model.modules()}
+    originals = {module: getattr(module, name) for module in modules if hasattr(module, name)}
+    for module in originals:
+        setattr(module, name, _chunk_products)
+    try:
+        yield
+    finally:
+        for module, original in originals.items():
+            setattr(module, name, original)
+
+
+def _chunk_products(
+    query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, **_: Any
+) -> tuple[Tensor, None]:
+    """Return an output of as many products as the gated delta rule has, and no state."""
+    heads, length = value.shape[2], value.shape[1]
+    inputs = (query, key, value * (beta * g.to(value.dtype))[..., None])
+    padded = (functional.pad(one, (0, 0, 0, 0, 0, -length % DELTA_CHUNK)) for one in inputs)
+    of_heads = (one.repeat_interleave(heads // one.shape[2], dim=2) for one in padded)
+    query, key, value = (
+        torch.unflatten(one.transpose(1, 2), 2, (-1, DELTA_CHUNK)) for one in of_heads
+    )
+    within, states = key @ key.mT, key.mT @ value
+    changed = within @ value - (within @ key) @ states
+    output = query @ states + (query @ key.mT) @ changed
+    return output.flatten(2, 3).transpose(1, 2)[:, :length], None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from shardmark.base.traffic import ELEMENT_BYTES, stored_element_bytes
 from shardmark.predict.profile import Profile
 from shardmark.predict.trace.detectors import at_their_limits, limited_heads
 from shardmark.predict.trace.fakes import (
+    delta_rules,
     flash_attention,
     gpu_kernels,
     make_fake,
@@ -215,7 +216,8 @@ def _steps(
         seed_generators(recipe.seed)  # a model that skips layers by chance skips the same ones
         limits = unpacked() if fake else at_their_limits(model)
         attention = flash_attention() if flash else nullcontext()
-        with fake or nullcontext(), kernels, attention, limits, step:
+        rules = delta_rules(model) if fake else nullcontext()
+        with fake or nullcontext(), kernels, attention, rules, limits, step:
             with nullcontext() if casts else autocast(recipe, CPU):
                 loss = workload.loss(model, batch)
                 share = share_of_step(loss, batch.step_weight, 1)

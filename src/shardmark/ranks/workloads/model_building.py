@@ -120,8 +120,15 @@ def build_on_meta(workload: Workload) -> nn.Module | None:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Replace every parameter by one on the meta device when a module registers it."""
-    register = nn.Module.register_parameter
+    """Replace every parameter by one on the meta device when a module registers it.
+
+    Tensors of more than 1 GiB, such as those of all experts of a layer, begin there.
+    """
+    register, empty = nn.Module.register_parameter, torch.empty
+
+    def empty_or_on_meta(*size: Any, **options: Any) -> torch.Tensor:
+        on_meta = empty(*size, **(options | {"device": "meta"}))
+        return on_meta if on_meta.nbytes > 2**30 else empty(*size, **options)
 
     def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
@@ -130,10 +137,12 @@ def _parameters_on_meta() -> Iterator[None]:
         register(module, name, parameter)
 
     nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign, assignment]
+    torch.empty = empty_or_on_meta
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+        torch.empty = empty
 
 
 def nonzero_parameters(model: nn.Module) -> dict[int, nn.Parameter]:

@@ -89,6 +89,16 @@ def test_another_model_and_a_short_file_are_refused(tmp_path: Path) -> None:
             weights.fill(meta_model)
 
 
+def test_a_parameter_larger_than_the_memory_is_built_on_meta() -> None:
+    """The experts of a layer of DeepSeek-V3 have 30 GB together."""
+    empty = torch.empty
+    workload: Any = Workload(lambda: nn.Linear(2**20, 2**24, bias=False))
+    model = build_on_meta(workload)
+    assert model is not None
+    assert sum(p.numel() for p in model.parameters()) == 2**44
+    assert torch.empty is empty
+
+
 def test_a_constructor_that_reads_its_weights_is_built_whole() -> None:
     def reads() -> nn.Module:
         model = nn.Linear(2, 2)

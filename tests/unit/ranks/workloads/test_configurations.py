@@ -207,6 +207,19 @@ def test_models_of_other_tasks_are_refused_by_language() -> None:
         options({"name": "language", "model": "hf:FacebookAI/roberta-base"})
 
 
+@pytest.mark.parametrize("kind", ENCODERS)
+def test_encoders_with_the_vocabulary_of_their_configuration_compute(
+    kind: str, tmp_path: Path
+) -> None:
+    """RoBERTa counts positions from the padding, which was removed from every configuration."""
+    sizes = {**LLAMA, "model_type": kind, "max_position_embeddings": 40, "pad_token_id": 1}
+    data = {"dataset": "random", "objective": "masked", "sequence_length": 8}
+    chosen = options({"name": "language", "model": file_of(sizes, tmp_path), **data})
+    model = build_workload(chosen, 0).build_model()
+    logits = model(torch.arange(2, 10)[None]).logits
+    assert logits.shape == (1, 8, 300)
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_models_of_other_tasks_train_on_random_inputs(kind: str, tmp_path: Path) -> None:
     content = {"model_type": kind, **SMALL[kind]}
@@ -265,13 +278,14 @@ def test_samples_have_the_tokens_of_encoder_and_decoder(tmp_path: Path) -> None:
         ("Qwen/Qwen3-235B-A22B", 22),
         ("allenai/OLMoE-1B-7B-0924", 1.3),
         ("deepseek-ai/DeepSeek-V3", 37),
+        ("moonshotai/Kimi-K2-Instruct", 32.6),
+        ("openai/gpt-oss-120b", 5.7),
+        ("google/gemma-4-26B-A4B", 3.8 + 0.57),  # and the part for images
     ],
 )
 def test_the_parameters_of_a_token_are_the_published_ones(name: str, active: float) -> None:
     """The numbers are in billions, as the authors round them."""
-    transformers = pytest.importorskip("transformers")
-    sizes = dict(shipped()[name]["configuration"])
-    config = transformers.AutoConfig.for_model(sizes.pop("model_type"), **sizes)
+    workload = build_workload(options(named_model(f"hf:{name}").workload), 0)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
+        model = workload.build_model()
     assert active_parameters(model) == pytest.approx(1e9 * active, rel=0.02)

@@ -107,9 +107,10 @@ def _configuration(options: LanguageOptions, vocabulary: int) -> Any:
     max_positions = getattr(text, "max_position_embeddings", None)
     if max_positions is not None and max_positions < options.sequence_length:
         text.max_position_embeddings = options.sequence_length
-    # Remove the special tokens of the default tokenizer: this vocabulary has others.
-    for key in ("pad_token_id", "bos_token_id", "eos_token_id") * ("text_config" not in stored):
-        setattr(text, key, None)
+    if vocabulary != text_sizes(stored).get("vocab_size"):
+        # Remove the special tokens of the default tokenizer: this vocabulary has others.
+        for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            setattr(text, key, None)
     return config
 
 
@@ -280,11 +281,12 @@ class _Part(Part):
 def active_parameters(model: nn.Module) -> int | None:
     """Parameters that compute a token, embeddings included; None for a model without experts."""
     config = _text(model.config)
+    chosen = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None)
     unused = 0
     for module in model.modules():
         if type(module).__name__.endswith("Experts"):  # its tensors have the experts in front
             matrices = sum(p.numel() for p in module.parameters(recurse=False))
-            used = int(config.num_experts_per_tok) / int(module.num_experts)  # type: ignore[arg-type]
+            used = int(chosen) / int(module.num_experts)  # type: ignore[arg-type]
             unused += round((1 - used) * matrices)
     return sum(p.numel() for p in model.parameters()) - unused if unused else None
 
