@@ -48,6 +48,7 @@ TYPED = {
     "microsoft/Phi-3.5-mini-instruct": 3.82,
     "microsoft/Phi-3-mini-128k-instruct": 3.82,
     "phi-3-mini": 3.82,
+    "pythia-1.4b": 1.41,
     "HuggingFaceTB/SmolLM2-1.7B-Instruct": 1.71,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 7.62,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": 8.03,
