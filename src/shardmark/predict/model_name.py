@@ -67,8 +67,8 @@ FUSED_LOSSES = (
     *("qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "smollm3"),
 )
 """Model types whose output layer and loss Liger Kernel, Unsloth or torchtune compute in pieces."""
-LOSS_CHUNKS = 8
-"""Pieces of that loss, as torchtune has them."""
+LOSS_CHUNKS = 2
+"""Pieces of that loss: programs that fuse it need less memory, and others of the stack more."""
 ADAPTED = ("language", "own")
 """Workloads that take adapters."""
 IMAGE_SIZE = 224
