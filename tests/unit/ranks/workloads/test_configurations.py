@@ -135,6 +135,7 @@ def file_of(content: dict[str, Any], tmp_path: Path) -> str:
     return f"hf:{path}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", shipped())
 def test_the_sizes_give_the_published_number_of_parameters(name: str) -> None:
     """`plan` builds them, within 2 %; a classifier that is not published does not count."""
