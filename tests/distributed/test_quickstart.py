@@ -32,4 +32,4 @@ def test_all_strategies_end_with_one_quality(kept_engine: KeptEngine, tmp_path: 
     for qualities in by_seed.values():
         assert qualities.keys() == {"single", "ddp", "fsdp", "zero-1"}
         assert max(qualities.values()) - min(qualities.values()) <= POINT
-        assert min(qualities.values()) > 0.85
+        assert min(qualities.values()) > 0.8

@@ -84,7 +84,8 @@ class PlanRequest:
         """
         if isinstance(self.subject, Experiment):
             language = isinstance(self.subject.workload, LanguageOptions)
-            return replace(self, stack=self.stack or ("fused" if language else "eager"))
+            fused = language and self.subject.recipe.precision != "fp32"  # as FlashAttention asks
+            return replace(self, stack=self.stack or ("fused" if fused else "eager"))
         precision = "bf16" if self.fp8 else self.precision
         if is_experiment(self.subject):
             chosen = {

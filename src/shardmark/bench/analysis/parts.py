@@ -31,6 +31,8 @@ NAMES = {
 }
 NOTEWORTHY = 0.03
 """Share of a step from which a part is named."""
+LATE = 0.05
+"""The same for a late rank: ranks that share cores differ by chance."""
 WATCHED = 0.08
 """The same for the script's own code, which cannot be taken away."""
 THIN = 0.25
@@ -224,7 +226,12 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     parts += [*_lateness(samples), *_code(samples)]
     parts.sort(key=lambda part: -part.seconds.value)
     undecided = [part for part in parts if _is_open(part.seconds, noteworthy)]
-    parts = [p for p in parts if p.seconds.value >= noteworthy and _is_shown(p.seconds)]
+    least = {"late_rank": LATE * step.value}
+    parts = [
+        part
+        for part in parts
+        if part.seconds.value >= least.get(part.kind, noteworthy) and _is_shown(part.seconds)
+    ]
     if needed is not None and needed.seconds.value < noteworthy:
         needed = None
     gone = _gone(samples, [*parts, *([needed] if needed else [])])
