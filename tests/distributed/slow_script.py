@@ -21,7 +21,7 @@ LATE_SECONDS = 0.2
 parser = argparse.ArgumentParser()
 for name in ("loads", "updates", "evaluates"):
     parser.add_argument(f"--{name}-at-most", type=int, default=10**6)
-for name in ("functions", "validates", "saves", "prints", "pin", "alone", "fsdp"):
+for name in ("functions", "validates", "saves", "prints", "shows", "pin", "alone", "fsdp"):
     parser.add_argument(f"--{name}", action="store_true")
 options = parser.parse_args()
 dist.init_process_group("gloo")
@@ -96,6 +96,8 @@ for step, batch in enumerate(batches()):
     if options.saves:
         torch.save(model.state_dict(), f"checkpoint-{rank}-{step}.pt")
         assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110
+    if options.shows:
+        texts = [repr(torch.randn(64, 64)) for _ in range(40)]
     if options.prints:
         assert print("x" * 2) is None
     if options.alone:

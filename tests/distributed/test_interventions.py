@@ -35,6 +35,7 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     variants = {
         "look": "%look --functions",
         "validated": "%look --validates",
+        "shown": "%look --shows",
         "same": f"%same_batch --loads-at-most {WARMUP_STEPS + 1}",
         "functions": f"%same_batch=get_batch --functions --loads-at-most {WARMUP_STEPS + 1}",
         "rows": f"%rows_of=next --loads-at-most {WARMUP_STEPS + 1}",
@@ -58,6 +59,8 @@ def test_each_intervention_takes_its_thing_away(kept_engine: KeptEngine, tmp_pat
     validated = seen(trials["validated"], "Look")
     assert validated["rows"] == [32] * (STEPS - WARMUP_STEPS), "batches that train"
     assert validated["loader"]["batch"] == 4
+    shares = seen(trials["shown"], "Look")["shares"]
+    assert max(shares, key=shares.get) == "logging", "tensors become text"
     assert seen(trials["places"], "SwapPlaces") == {"swapped": True}
     assert trials["peers"].ranks[0].samples == 4 * (STEPS - WARMUP_STEPS)
 

@@ -44,7 +44,7 @@ KINDS = (
     (r"torch/optim/|torch/nn/utils/clip_grad\.py|torch/amp/", r".*", "update"),
     (r"torch/serialization\.py|safetensors|torch/distributed/checkpoint", r".*", "checkpoint"),
     (r"torch/distributed/|torch/nn/parallel/", r".*", "communication"),
-    (r"/logging/|tensorboard|wandb|mlflow|/tqdm/|/rich/", r".*", "logging"),
+    (r"/logging/|tensorboard|wandb|mlflow|/tqdm/|/rich/|torch/_tensor_str\.py", r".*", "logging"),
     (r"torch/nn/functional\.py", r".*", "forward"),
 )
 """File and function of a frame, from the outermost one inwards, and what the thread does there."""
@@ -160,6 +160,8 @@ class Look(Intervention):
             frame = sys._current_frames().get(self.main or 0)
             if frame is not None:
                 self.looks[self._kind_of(frame), line_of(frame)] += 1
+            # A frame that is kept beyond its end keeps its tensors, and torch then cannot print.
+            del frame
 
     def _kind_of(self, frame: FrameType | None) -> str:
         frames = []
