@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shardmark.base.errors import InputError, ShardmarkError
+from shardmark.base.errors import ShardmarkError
 from shardmark.base.files.storage import REMEDIES
 from shardmark.base.text import say
 from shardmark.base.version import __version__
@@ -120,30 +120,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 OTHER_VERBS = {"run": "time", "verify": "audit", "audit": "verify", "time": "run", "why": "run"}
-"""Verbs that answer the same question for an experiment or for a script."""
+"""For a verb that takes an experiment, the one that takes a script, and the other way round."""
 
 
-def _check_kind(verb: str = "", *words: str) -> None:
-    """Raise `InputError` if a verb of experiments gets a script, or the other way round."""
-    if verb not in OTHER_VERBS:
-        return
-    from shardmark.scripts.command import LAUNCHERS, VARIABLE
+def _say_other_verb(verb: str = "", *words: str) -> None:
+    """After a failure, name the verb that takes what this one was given, if it looks like that."""
+    from shardmark.scripts.command import LAUNCHERS
 
-    firsts = [word.split()[0] for word in words if word.strip() and not VARIABLE.match(word)]
-    scripts = [word for word in firsts if word.endswith(".py") or word in LAUNCHERS]
+    firsts = [word.split()[0] for word in words if word.strip()]
     presets = {path.name for path in files("shardmark.experiment").joinpath("presets").iterdir()}
+    scripts = [w for w in firsts if "=" not in w and (w.endswith(".py") or w in LAUNCHERS)]
     experiments = [w for w in firsts if w.endswith((".yaml", ".yml")) or f"{w}.yaml" in presets]
     takes_scripts = verb in QUESTIONS["Your script"]
-    wrong, right = (experiments, scripts) if takes_scripts else (scripts, experiments)
-    if wrong and not right:
+    unfit, fit = (experiments, scripts) if takes_scripts else (scripts, experiments)
+    if verb in OTHER_VERBS and unfit and not fit:
         kind = "an experiment" if takes_scripts else "a script"
-        remedy = f"shardmark {OTHER_VERBS[verb]} does the same for {kind}"
-        raise InputError(f"shardmark {verb}", f"{wrong[0]!r} is {kind}", remedy)
+        say(f"{unfit[0]} is {kind}: shardmark {OTHER_VERBS[verb]} takes {kind}", error=True)
 
 
 def _run_command(arguments: list[str] | None) -> int:
+    code = _exit_code_of(arguments)
+    if code == BAD_INPUT:
+        _say_other_verb(*(sys.argv[1:] if arguments is None else arguments))
+    return code
+
+
+def _exit_code_of(arguments: list[str] | None) -> int:
     try:
-        _check_kind(*(sys.argv[1:] if arguments is None else arguments))
         app(arguments, prog_name="shardmark")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

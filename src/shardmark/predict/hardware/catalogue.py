@@ -237,10 +237,12 @@ def joined_node(name: str, nodes: int) -> tuple[NodeType, list[str]]:
     as many of them, or else for each card, and of the maker's own before those of clouds.
     """
     loaded = load_node(name)
+    if nodes == 1 or loaded.node.network_bytes_per_second is not None:
+        return loaded, []
     card, devices = loaded.node.card, loaded.node.devices
     shipped = {other: load_node(other) for other in names("nodes")}
     others = {other: node for other, node in shipped.items() if node.node.card == card}
-    if nodes == 1 or loaded.node.network_bytes_per_second is not None or not others:
+    if not others:
         return loaded, []
     chosen = min(others, key=lambda one: (others[one].node.devices != devices, "dgx" not in one))
     share = devices / others[chosen].node.devices

@@ -170,7 +170,7 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
     assert (facts["communication_seconds"] is None) == lost
     if not lost:
         assert answer_of(explanation) == (
-            "Nothing is shown to be lost of 100 ms a step, 15 are communication without a fault."
+            "Nothing is shown to be lost of 100 ms a step; 15 are communication without a fault."
         )
         assert "2 collectives, 0.004 MB, for which the link alone would take 4 ms" in "\n".join(
             lines_of(explanation)

@@ -49,7 +49,7 @@ def answer_of(explanation: Explanation) -> str:
     if explanation.unknown:
         open_ += f"  Not known: {', '.join(NAMES[kind] for kind in explanation.unknown)}."
     if needed := explanation.needed:
-        open_ = f", {_milliseconds(needed.seconds.value)} are communication without a fault.{open_}"
+        open_ = f"; {_milliseconds(needed.seconds.value)} are communication without a fault.{open_}"
     else:
         open_ = f".{open_}"
     if not parts:

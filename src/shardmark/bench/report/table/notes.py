@@ -231,7 +231,7 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     if threads:
         counts = " to ".join(map(str, dict.fromkeys((threads[0], threads[-1]))))
         mixed = ": speed-ups mix ranks and threads" if len(threads) > 1 else ""
-        notes.append(f"Threads of a rank: {counts}{mixed}.")
+        notes.append(f"Threads per rank: {counts}{mixed}.")
     if batch_norms_differ(rows):
         seen = "Batch norm sees one rank's share of a batch"
         notes.append(f"{seen}: quality depends on the ranks.")
