@@ -120,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 OTHER_VERBS = {"run": "time", "verify": "audit", "audit": "verify", "time": "run", "why": "run"}
-"""For a verb that takes an experiment, the one that takes a script, and the other way round."""
+"""The verb of scripts for each verb of experiments, and the other way round."""
 
 
 def _say_other_verb(verb: str = "", *words: str) -> None:
