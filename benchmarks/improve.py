@@ -35,9 +35,12 @@ SCRIPTS = {
     "slow decoding": "loop.py --fault slow_input --way item --amount-ms 1",
     "decoding in two workers": "loop.py --workers 2 --fault slow_input --way item --amount-ms 4",
     ".item()": "loop.py --fault host_bound --way item",
+    "images": "images.py",
     "accumulation": "loop.py --batch 2 --accumulate 4 --sync all",
     "Accelerate": "accelerated.py",
     "Trainer": "trainer.py",
+    "Lightning": "lightning_loop.py",
+    "DeepSpeed": "deepspeed_loop.py",
 }
 
 

@@ -79,6 +79,7 @@ def improve(
     if len(faster) > 1:
         together = {key: value for name in faster for key, value in fitting[name].items()}
         fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
+    if len(faster) > 1 or any(verdict_on(racer) == "not decided" for racer in result.racers):
         result = race(1.0)
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)

@@ -26,6 +26,7 @@ from shardmark.bench.analysis.parts import (
     Samples,
     explanation_of,
     rows_differ,
+    rows_vary,
     sample_of,
 )
 from shardmark.bench.launch.listener import ProgressListener
@@ -78,6 +79,9 @@ def explain(
             rounds.run(name, interventions, 0)
         working = {name: value for name, value in chosen.items() if name not in samples.failures}
         samples.stripped = ALL if len(working) > 1 else next(iter(working), PLAIN)
+        if "same_batch" in working and rows_vary(seen):  # a rank is not late by few long rows
+            samples.stripped = EQUAL_ROWS if len(working) == 1 else ALL
+            working["rows_of"] = _rows_of("0", working.pop("same_batch"))
         variants.setdefault(samples.stripped, working)
         if max(rank["shares"].get("update", 0.0) for rank in seen) >= LARGE_UPDATE:
             variants[UPDATE] = {"no_update": ""}
@@ -124,17 +128,21 @@ def _second_variants(samples: Samples, chosen: Interventions) -> dict[str, Inter
     if (late := samples.late()) is None:
         return {}
     functions = chosen.get("same_batch", "")
-    suffix = functions and f"+{functions}"
     variants: dict[str, Interventions] = {}
     if any(len(set(rank["rows"])) > 1 for rank in samples.seen):
+        _, _, functions = chosen.get("rows_of", f"+{functions}").partition("+")
         variants[OWN_ROWS] = {"same_batch": functions}
-        variants[EQUAL_ROWS] = {"rows_of": f"0{suffix}"}
+        variants[EQUAL_ROWS] = {"rows_of": _rows_of("0", functions)}
     if late[1].value > NOTEWORTHY * samples.step.value:
         variants["places"] = {**chosen, "swap_places": ""}
         if "same_batch" in chosen:
             rest = {name: value for name, value in chosen.items() if name != "same_batch"}
-            variants["rows"] = {**rest, "rows_of": f"next{suffix}"}
+            variants["rows"] = {**rest, "rows_of": _rows_of("next", functions)}
     return variants
+
+
+def _rows_of(rank: str, functions: str) -> str:
+    return f"{rank}+{functions}" if functions else rank
 
 
 @dataclass(slots=True)

@@ -854,7 +854,7 @@ class Planner:
         factors = Factors() if anchor is None else anchor.factors
         time = self.step(profile, row.ranks, row.nodes).time(self.constants, factors)
         # Of the published fused runs, none updates on the host: those of `eager` vary as much.
-        stack: Stack = "eager" if self.cell.recipe.cpu_offload else self.stack
+        stack = "eager" if self.cell.recipe.cpu_offload else self.stack
         alone: Basis = stack if profile.tokens_per_sample else "images"
         basis = alone if anchor is None else anchor.basis(row.nodes)
         low, high = interval(time.seconds, basis)

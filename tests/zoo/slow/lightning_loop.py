@@ -24,6 +24,8 @@ class Task(L.LightningModule):
         loss: Tensor
         loss, self.predicted = self.net(tokens)
         self.tokens = tokens
+        if batch_idx % 100 == 99 and self.global_rank == 0:
+            print(f"step {batch_idx + 1} loss {loss.item():.3f}", flush=True)
         return loss
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:

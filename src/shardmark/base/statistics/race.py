@@ -20,6 +20,7 @@ ERROR_RATE = 0.05
 """Largest chance that a race of two equal candidates ever names a faster one."""
 EFFECT = 1.0
 """Standard deviation of the prior of the effect, in standard deviations of a pair."""
+MOST_PAIRS = 1000
 LARGEST_LOG = 50.0
 """Half width of an interval that tells nothing, as a natural logarithm."""
 
@@ -51,14 +52,18 @@ class Standing:
         return Decision.SLOWER if self.high < 1 else Decision.UNDECIDED
 
     def pairs_to_decide(self, margin: float) -> int | None:
-        """Estimate the pairs that would decide if the ratio is what it seems; None if unknown."""
+        """Estimate the pairs that would decide if ratio and scatter are what they seem.
+
+        `MOST_PAIRS` stands for that many or more; None if it is unknown.
+        """
         if self.pairs < 3 or self.high >= math.exp(LARGEST_LOG):
             return None
         half = math.log(self.high / self.low) / 2
         offset = abs(math.log(self.ratio))
         wanted = max(offset, math.log1p(margin) - offset)
-        # The half width falls with the square root of the pairs, up to a slow logarithm.
-        return math.ceil(self.pairs * (half / wanted) ** 2) if wanted else None
+        deviation = half / half_width(self.pairs, 1.0, ERROR_RATE)
+        counts = range(self.pairs + 1, MOST_PAIRS)
+        return next((n for n in counts if half_width(n, deviation, ERROR_RATE) <= wanted), MOST_PAIRS)
 
 
 def standing(

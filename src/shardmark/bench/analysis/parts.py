@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import fmean, median, stdev
 from typing import Any
 
 from shardmark.base.results.schema import RankRecord, TrialResult
@@ -37,6 +37,8 @@ WATCHED = 0.08
 """The same for the script's own code, which cannot be taken away."""
 THIN = 0.25
 """Share of the rest of a step, for its messages alone, from which the link is thin."""
+BY_CHANCE = 3.0
+"""Standard errors between means of ranks' sizes of batches up to which they are alike."""
 PRECISE = 0.02
 """Half of an interval's width, in shares of a step, that is narrow enough."""
 FEW_ROUNDS = 2
@@ -159,6 +161,18 @@ class Samples:
 def rows_differ(seen: Iterable[Mapping[str, Any]]) -> bool:
     """True if ranks or steps had batches of other sizes."""
     return len({size for rank in seen for size in rank["rows"]}) > 1
+
+
+def rows_vary(seen: Sequence[Mapping[str, Any]]) -> bool:
+    """True if sizes of batches vary by chance: they differ, and no rank has larger ones than others.
+
+    By Welch's statistic of the ranks with the largest and smallest means.
+    """
+    sizes = sorted((rank["rows"] for rank in seen if len(rank["rows"]) > 1), key=fmean)
+    if len(sizes) < 2 or not rows_differ(seen):
+        return False
+    errors = math.hypot(*(stdev(rows) / math.sqrt(len(rows)) for rows in (sizes[0], sizes[-1])))
+    return fmean(sizes[-1]) - fmean(sizes[0]) <= BY_CHANCE * errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +312,7 @@ def _lateness(samples: Samples) -> Iterable[Part]:
     rank, excess = late
     before = (rank - 1) % samples.world_size
     are_equal = all(seen["rows"] for seen in samples.seen) and not rows_differ(samples.seen)
+    are_equal |= rows_vary(samples.seen)  # then all ranks had those of rank 0
     tried = samples.trials("places") and (samples.trials("rows") or are_equal)
     lateness = "own work" if tried else None
     for variant, cause in (("rows", "rows"), ("places", "place")):

@@ -42,6 +42,7 @@ class Lines:
         self._pace = Pace(budget_seconds)
         self._title = ""
         self._printed_at = 0.0
+        self._noted: set[str] = set()
 
     def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         if self._folder is not None:
@@ -53,7 +54,9 @@ class Lines:
         self._pace.planned(total - finished)
 
     def note(self, text: str) -> None:
-        self._print(text)
+        if text not in self._noted:  # a command may open several runs
+            self._noted.add(text)
+            self._print(text)
 
     def doing(self, text: str) -> None:
         self._print(text)

@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from shardmark.base.statistics import race
 from shardmark.base.statistics.race import ERROR_RATE, Decision, half_width, standing
 
 NOISE = 0.02
@@ -94,4 +95,6 @@ def test_the_pairs_that_would_decide_are_estimated() -> None:
     assert result.decision(0.01) is Decision.UNDECIDED
     pairs = result.pairs_to_decide(0.01)
     assert pairs is not None
-    assert pairs > 8
+    assert standing((speeds * 100)[:pairs], [1.0] * pairs).decision(0.01) is Decision.FASTER
+    assert standing((speeds * 100)[: pairs // 2], [1.0] * (pairs // 2)).low < 1
+    assert standing([1.5, 0.7, 1.0] * 3, [1.0] * 9).pairs_to_decide(0.01) == race.MOST_PAIRS

@@ -18,6 +18,7 @@ from shardmark.bench.analysis.parts import (
     Sample,
     Samples,
     explanation_of,
+    rows_vary,
     sample_of,
 )
 from shardmark.bench.report.answers.parts import answer_of, facts_of, lines_of, scaling_lines
@@ -125,6 +126,32 @@ def test_own_work_is_not_named_where_rows_are_unknown_and_not_exchanged() -> Non
     for seen, lateness in ((QUIET, "own work"), (unknown, None)):
         (part,) = explanation_of(samples(variants, seen, seen), ["no_peers"]).parts
         assert part.lateness == lateness
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "vary"),
+    [
+        ([32, 128, 32, 32, 128], [128, 32, 128, 128, 32], True),  # both long and short ones
+        ([64, 64, 64], [64, 64, 64], False),
+        ([64, 64, 64], [96, 96, 96], False),  # one rank has larger batches
+        ([60, 62, 61, 60, 63], [90, 95, 92, 91, 94], False),
+        ([64], [96], False),  # too few to tell
+        ([], [], False),
+    ],
+)
+def test_sizes_of_batches_vary_by_chance_or_by_rank(
+    one: list[int], other: list[int], vary: bool
+) -> None:
+    assert rows_vary([{"rows": one}, {"rows": other}]) is vary
+
+
+def test_a_rank_that_stays_late_with_equal_rows_does_work_of_its_own() -> None:
+    """Sizes vary by chance, so that the ranks had those of rank 0 all the time."""
+    late = (0.1, 0.07, 0.1)
+    variants = {PLAIN: (0.1,), ALL: late, "places": late}
+    seen = {**QUIET, "rows": [32, 128, 32, 128]}
+    (part,) = explanation_of(samples(variants, seen, seen), ["no_peers"]).parts
+    assert (part.rank, part.lateness) == (1, "own work")
 
 
 def test_a_late_ranks_own_code_is_lost_once() -> None:

@@ -26,8 +26,8 @@ def answer_of(improvement: Improvement) -> str:
     more = f"  Not decided: {', '.join(open_)}." if open_ else ""
     if not improvement.best:
         shown = [name for name in racers if name not in open_]
-        text = f"tried: {', '.join(shown)}" if shown else "no trial counts"
-        return f"Nothing is shown to be faster and to train the same ({text}).{more}"
+        text = f" (tried: {', '.join(shown)})" if shown else ""
+        return f"Nothing is shown to be faster and to train the same{text}.{more}"
     names = improvement.interventions if improvement.best == TOGETHER else (improvement.best,)
     singles = [
         f"{racer.row.strategy} {racer.standing.ratio:.2f}x"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardmark.base.statistics.race import Decision
+from shardmark.base.statistics.race import MOST_PAIRS, Decision
 from shardmark.base.text import counted
 from shardmark.bench.analysis.compare.race import Race, Racer, verdict_on
 
@@ -62,7 +62,8 @@ def _text(racer: Racer, race: Race) -> str:
         text = f"whether it trains the same cannot be told ({cause}); {speed}"
     elif verdict == NOT_DECIDED:
         more = result.pairs_to_decide(race.margin)
-        text = speed + ("" if more is None else f"; about {counted(more, 'pair')} would decide")
+        about = "at least" if more == MOST_PAIRS else "about"
+        text = speed + ("" if more is None else f"; {about} {counted(more, 'pair')} would decide")
     elif racer.decision is Decision.SLOWER:
         text = f"slower: {speed}"
     elif racer.decision is Decision.FASTER:
