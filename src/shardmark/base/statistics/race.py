@@ -62,8 +62,10 @@ class Standing:
         offset = abs(math.log(self.ratio))
         wanted = max(offset, math.log1p(margin) - offset)
         deviation = half / half_width(self.pairs, 1.0, ERROR_RATE)
-        counts = range(self.pairs + 1, MOST_PAIRS)
-        return next((n for n in counts if half_width(n, deviation, ERROR_RATE) <= wanted), MOST_PAIRS)
+        for count in range(self.pairs + 1, MOST_PAIRS):
+            if half_width(count, deviation, ERROR_RATE) <= wanted:
+                return count
+        return MOST_PAIRS
 
 
 def standing(

@@ -164,7 +164,7 @@ def rows_differ(seen: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def rows_vary(seen: Sequence[Mapping[str, Any]]) -> bool:
-    """True if sizes of batches vary by chance: they differ, and no rank has larger ones than others.
+    """True if sizes of batches vary by chance: they differ, and no rank has larger ones.
 
     By Welch's statistic of the ranks with the largest and smallest means.
     """
