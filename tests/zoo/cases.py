@@ -33,6 +33,8 @@ CASES = tuple(
             "accumulation_not_synchronised": "accumulation_not_synchronised",
             "no_sampler": "same_data",
             "same_seed_sampling": "same_data",
+            "stream_not_split": "same_data",
+            "equal_noise": "equal_draws",
             "no_set_epoch": "same_order_every_epoch",
             "dropped_data": "data_divided_twice",
             "different_start": "different_start",

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+import torch
 
 from shardmark.audit.comparison import (
     EQUAL,
@@ -30,6 +32,9 @@ from shardmark.base.text import counted
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
 from shardmark.scripts.record import Loader, Micro, Record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_NAMES = 3
 GUIDE = "docs/guides/from-one-gpu.md"
@@ -154,8 +159,8 @@ def of_data(records: Records) -> Finding | None:
             f"the samples of rank 0 and rank 1 are equal in {len(shares)} of {len(shares)} steps",
             **_of_sampler(
                 [rank.loaders[0] for rank in records.ranks if rank.loaders],
-                "give the DataLoader a DistributedSampler, or draw each rank's samples by a seed "
-                "that depends on the rank",
+                "give the DataLoader a DistributedSampler, give each rank its own part of a "
+                "stream, or draw each rank's samples by a seed that depends on the rank",
             ),
         )
     return _of_epoch(records) or _of_order(records)
@@ -259,6 +264,48 @@ def _of_order(records: Records) -> Finding | None:
                 "the sampler shuffles, and its orders of the first and the second epoch are equal",
             )
     return None
+
+
+def of_draws(records: Records) -> Finding | None:
+    """Ranks that draw the same noise for different samples."""
+    noise = [_noise(rank) for rank in records.ranks]
+    for a, b in combinations(range(records.count), 2):
+        loaders = zip(records.ranks[a].loaders, records.ranks[b].loaders, strict=False)
+        sums = [zip(one.sums, other.sums, strict=False) for one, other in loaders if one.sums]
+        if not any(all(abs(x - y) > 0 for x, y in of_loader) for of_loader in sums):
+            continue  # ranks that share samples draw alike
+        for place, draws in noise[a].items():
+            others = noise[b].get(place, [])
+            if 1 < len(draws) == len(others) and all(map(torch.equal, draws, others)):
+                return finding(
+                    "equal_draws",
+                    "the ranks draw the same random numbers for different samples",
+                    f"{len(draws)} draws of shape {tuple(draws[0].shape)} at {place} are equal on "
+                    f"rank {a} and rank {b}, whose loaders gave them different batches",
+                )
+    return None
+
+
+def _noise(record: Record) -> dict[str, list[Tensor]]:
+    """Numbers that a rank draws for each row of its batches, by place, without dropout."""
+    places: dict[str, list[Tensor]] = {}
+    for draw in record.draws:
+        following = record.forwards[draw.forward : draw.forward + 1] if draw.forward else []
+        if any(draw.value.dim() and len(draw.value) == forward.rows for forward in following):
+            places.setdefault(draw.place.partition(" < ")[0], []).append(draw.value)
+    for number, forward in enumerate(record.forwards):
+        shapes = [(forward.rows, *shape) for shape in forward.shapes]
+        for index, value in enumerate(record.forward_draws.get(number, [])):
+            if tuple(value.shape) in shapes:  # noise for its inputs
+                places.setdefault(f"draw {index + 1} of {forward.module}", []).append(value)
+    return {place: values for place, values in places.items() if all(map(_is_noise, values))}
+
+
+def _is_noise(value: Tensor) -> bool:
+    """True for floating-point numbers with more than two values: a mask has no others."""
+    if not value.is_floating_point() or not value.numel():
+        return False
+    return bool(((value > value.min()) & (value < value.max())).any())
 
 
 def of_optimizer(records: Records) -> Finding | None:
@@ -1080,6 +1127,13 @@ CAUSES: dict[str, Cause] = {
         reason="set_epoch of the DistributedSampler is not called",
         remedy="call sampler.set_epoch(epoch) before each epoch",
         find=of_data,
+        stage="ranks",
+    ),
+    "equal_draws": Cause(
+        meaning="ranks draw the same random numbers for different samples",
+        reason="their generators have the same seed",
+        remedy="seed these draws by rank, after the model is made",
+        find=of_draws,
         stage="ranks",
     ),
     "optimizer_of_other_parameters": Cause(

@@ -16,17 +16,15 @@ from shardmark.scripts.full_tensors import is_distributed_tensor
 PACKAGE = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
 DATA = str(Path(TORCH) / "utils" / "data")
-FROM_A_MODEL = ("multinomial",)
-"""Operators that sample from a model's outputs, as generation does."""
 
 
 class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes the result of every operator that draws random numbers to a function.
 
-    `watch(place, result, samples_outputs)` returns the tensor to use, or None to use the result.
+    `watch(place, result)` returns the tensor to use, or None to use the result.
     """
 
-    def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None]) -> None:
+    def __init__(self, watch: Callable[[str, Tensor], Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
@@ -44,10 +42,10 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._dropout(place, args, result)
         if "scaled_dot_product" in name or not isinstance(result, Tensor):
             return result  # attention without dropout draws nothing
-        return self._replaced(place, name, result, in_place=name.endswith("_"))
+        return self._replaced(place, result, in_place=name.endswith("_"))
 
-    def _replaced(self, place: str, name: str, result: Tensor, *, in_place: bool) -> Tensor:
-        value = self._watch(place, result, name in FROM_A_MODEL)
+    def _replaced(self, place: str, result: Tensor, *, in_place: bool) -> Tensor:
+        value = self._watch(place, result)
         if value is None:
             return result
         if value.shape == result.shape:
@@ -57,7 +55,7 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dropout(self, place: str, args: Any, result: Any) -> Any:
         """Dropout of a GPU, whose operator returns the mask too."""
         mask = result[1]
-        value = self._watch(place, mask, False)
+        value = self._watch(place, mask)
         if value is None or value.shape != mask.shape:
             return result
         mask.copy_(value)

@@ -26,7 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from shardmark.scripts import hooks
-from shardmark.scripts.batches import checksum, leaves, row_checksums
+from shardmark.scripts.batches import checksum, first_row_checksum, leaves, row_checksums
 from shardmark.scripts.draws import user_place
 from shardmark.scripts.full_tensors import (
     frameworks_of,
@@ -586,6 +586,7 @@ class Observer:
             self._micro.loaders.append(number)
             stored.append(_copied(batch))
             described.batches += 1
+            described.sums.append(first_row_checksum(batch))
             yield batch
 
     def length_of(self, _number: int, length: int) -> int:
@@ -593,23 +594,19 @@ class Observer:
         self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
         return length
 
-    def draw(self, place: str, value: Tensor, samples_outputs: bool) -> Tensor | None:
+    def draw(self, place: str, value: Tensor) -> Tensor | None:
         """Record a draw.  A replay returns the ranks' draws in its place."""
         if self._busy or self.in_backward:
             return None
-        if samples_outputs and self._roots and not self._stack:
-            self.record.refusal = (
-                "the script samples from its model (multinomial), as generation does: ranks then "
-                "train on data that depends on their own weights"
-            )
         self._drawn_bytes += value.numel() * value.element_size()
         if self._drawn_bytes > MOST_DRAWN_BYTES:
             return None
+        drawn = value.detach().to("cpu", copy=True)
+        forward = len(self.record.forwards) if torch.is_grad_enabled() else 0
         if self._stack and torch.is_grad_enabled():
-            draws = self.record.forward_draws.setdefault(len(self.record.forwards), [])
-            draws.append(value.detach().to("cpu", copy=True))
+            self.record.forward_draws.setdefault(forward, []).append(drawn)
         else:
-            self.record.draws.append(Draw(place=place, value=value.detach().to("cpu", copy=True)))
+            self.record.draws.append(Draw(place=place, value=drawn, forward=forward))
         return None
 
     # End

@@ -166,6 +166,8 @@ class Loader:
     """Number of the loader in the order of creation."""
     batches: int = 0
     """Number of batches that the script took."""
+    sums: list[float] = field(default_factory=list)
+    """A checksum of the first rows of each of these batches."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -174,6 +176,8 @@ class Draw:
 
     place: str
     value: Tensor
+    forward: int = 0
+    """Number of recorded forward passes before the draw; 0 for a draw without gradients."""
 
 
 @dataclass(slots=True, kw_only=True)

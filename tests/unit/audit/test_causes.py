@@ -18,7 +18,7 @@ from shardmark.audit.comparison import (
     reproduces,
     tensors_differ,
 )
-from shardmark.scripts.record import Clip, Forward, Loader, LossCall, Micro, Record, Step
+from shardmark.scripts.record import Clip, Draw, Forward, Loader, LossCall, Micro, Record, Step
 from tests import present
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -357,3 +357,54 @@ def test_tensors_of_the_ranks_agree_in_shape_and_in_values(second: Tensor, found
     check = agreement_check("weights", [[torch.ones(2, 3)], [second]], ["weight"])
     assert check.found == found
     assert check.holds == (found == "equal on all ranks")
+
+
+def drawing(
+    *,
+    seeds: tuple[int, int] = (0, 0),
+    sums: tuple[float, float] = (1.0, 2.0),
+    first: int = 1,
+    shape: tuple[int, ...] = (4, 3),
+    dropout: bool = False,
+    inside: bool = False,
+) -> Records:
+    """Records of two ranks that draw random numbers for their batches of four rows."""
+    ranks = []
+    for rank, (seed, checksum) in enumerate(zip(seeds, sums, strict=True)):
+        generator = torch.Generator().manual_seed(seed)
+        values = [torch.rand(shape, generator=generator) for _ in range(3)]
+        values = [(value < 0.5).float() for value in values] if dropout else values
+        forward = Forward(
+            module="Denoiser", inputs=[torch.rand(4)], outputs=[], rows=4, step=0, shapes=[(3,)]
+        )
+        draws = [
+            Draw(place="train.py:7", value=value, forward=number if first else 0)
+            for number, value in enumerate(values, first)
+        ]
+        ranks.append(
+            Record(
+                rank=rank, ranks=2, forwards=[forward] * 4, draws=[] if inside else draws,
+                forward_draws={n: [v] for n, v in enumerate(values)} if inside else {},
+                loaders=[Loader(batch_size=4, batches=3, sums=[checksum] * 3)],
+            )
+        )  # fmt: skip
+    return Records(ranks=ranks)
+
+
+@pytest.mark.parametrize(
+    ("facts", "named"),
+    [
+        ({}, True),
+        ({"inside": True}, True),
+        ({"seeds": (0, 1)}, False),
+        ({"sums": (1.0, 1.0)}, False),  # the ranks share their samples
+        ({"first": 0}, False),  # before training, or in an evaluation
+        ({"first": 3}, False),  # once
+        ({"shape": (8, 3)}, False),  # rows of all ranks together
+        ({"shape": (4, 5), "inside": True}, False),  # inside of the model
+        ({"dropout": True}, False),
+    ],
+)
+def test_equal_draws_are_noise_for_different_samples(facts: dict[str, Any], named: bool) -> None:
+    found = causes.of_draws(drawing(**facts))
+    assert (found is not None and found.name == "equal_draws") is named

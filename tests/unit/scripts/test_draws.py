@@ -14,7 +14,7 @@ from shardmark.scripts.draws import WatchDraws
 def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
     seen: list[tuple[int, ...]] = []
 
-    def watch(_place: str, value: Tensor, _samples: bool) -> None:
+    def watch(_place: str, value: Tensor) -> None:
         seen.append(tuple(value.shape))
 
     with WatchDraws(watch):
@@ -27,7 +27,7 @@ def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
 
 
 def test_a_replayed_draw_replaces_the_result() -> None:
-    def watch(_place: str, value: Tensor, _samples: bool) -> Tensor:
+    def watch(_place: str, value: Tensor) -> Tensor:
         return torch.arange(2 * len(value))
 
     with WatchDraws(watch):
@@ -37,7 +37,7 @@ def test_a_replayed_draw_replaces_the_result() -> None:
 def test_a_place_ends_at_the_script_whatever_starts_it(tmp_path: Path) -> None:
     places: list[str] = []
 
-    def watch(place: str, _value: Tensor, _samples: bool) -> None:
+    def watch(place: str, _value: Tensor) -> None:
         places.append(place)
 
     script = tmp_path / "train.py"

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 AcceptableCause = Literal[
     "batch_norm_of_share",
     "buffers_differ",
+    "equal_draws",
     "local_steps",
     "precision",
     "uneven_weights",
