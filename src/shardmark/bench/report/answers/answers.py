@@ -21,6 +21,7 @@ from shardmark.bench.analysis.advise.selection import mean_of, rival_of, select,
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rounding import Rounding
 from shardmark.bench.analysis.compare.rows import Row, batch_norms_differ, main_rate, plain
+from shardmark.bench.analysis.compare.scaling import ranks_vary, scaling_points
 from shardmark.bench.analysis.compare.verdicts import common_repeats
 from shardmark.bench.report.answers.wording import name, rate, rounding_text, size
 
@@ -104,6 +105,9 @@ def next_commands(comparison: Comparison) -> list[str]:
         repeats = max(len(row.trials) for row in measured)
         more = 3 if repeats < 3 else 2 * repeats
         commands.append(f"For narrower intervals:  {again} --set measure.repeats={more}")
+    if ranks_vary(scaling_points(measured)):
+        view = f"shardmark compare {shlex.quote(folder)} --view scaling"
+        commands.append(f"Speed-up and efficiency (eff.), over the fewest ranks:  {view}")
     if any(not answer.decided for answer in all_answers if answer.question == "equivalent"):
         commands.append(f"Proof:  shardmark verify {experiment}")
     return commands

@@ -12,7 +12,16 @@ from shardmark.base.errors import InputError, ShardmarkError
 from shardmark.base.metrics import METRICS
 from shardmark.base.system.plugins import by_name
 from shardmark.base.table.formats import json_value
-from shardmark.base.table.table import BYTES, Column, Missing, Table, Value, metric, table_of
+from shardmark.base.table.table import (
+    BYTES,
+    Column,
+    Missing,
+    Table,
+    Value,
+    metric,
+    metric_column,
+    table_of,
+)
 from shardmark.base.text import listed
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import (
@@ -23,6 +32,7 @@ from shardmark.bench.analysis.compare.rows import (
     rate_of,
     task_of,
 )
+from shardmark.bench.analysis.compare.scaling import ranks_vary, scaling_points
 from shardmark.bench.analysis.compare.verdicts import METRIC, quality_of
 from shardmark.bench.analysis.diagnose.stability import warnings_of
 from shardmark.bench.report.table.notes import brief_notes, notes_of
@@ -30,8 +40,10 @@ from shardmark.bench.report.table.row_columns import identity_of, row_columns
 
 PREDICTED = "predicted"
 """Column that asks for predictions: the models are traced, which takes seconds."""
-BRIEF = ("marks", "rate", "speedup", "peak_memory_bytes", "quality", "outcome")
+BRIEF = ("marks", "rate", "ratios", "peak_memory_bytes", "quality", "outcome")
 """Columns that fit 80 characters."""
+SPEEDUP = metric_column("speedup", key="speedup_over_fewest")
+EFFICIENCY = metric_column("scaling_efficiency", key="efficiency_over_fewest")
 WIDE = ("marks", "rate", "step_seconds", "speedup", "verdict", "scaling_efficiency",
         "peak_memory_bytes", "memory_ratio", "state_bytes", "worker_state_bytes", "staleness_mean",
         "server_wait_seconds", "quality", "quality_verdict", "map_50", "validation_loss",
@@ -45,7 +57,8 @@ def comparison_table(
 
     Rows with a non-finite loss come last.  Programs get every metric.
     `columns` are metrics, or `marks`, `verdict`, `state_bytes`, `worker_state_bytes`, `outcome`,
-    `rate` and `quality` (the main ones), `recorded` (the user's own) and `predicted`; raises
+    `rate` and `quality` (the main ones), `ratios` (speed-up over the baseline, or over the fewest
+    ranks if a strategy has several numbers), `recorded` (the user's own) and `predicted`; raises
     `InputError` for others.  Columns without any content are not shown.  With `brief_width`, the
     width of a screen, only the most important notes are shown.
     """
@@ -59,8 +72,6 @@ def comparison_table(
         for name in columns
         for column, value_of in _columns(name, rows)
     }
-    if tuple(columns) == BRIEF:  # only the rate has an interval
-        shown["speedup"] = metric("speedup", interval="")
     names = dict.fromkeys((*METRICS, *(name for row in rows for name in row.metrics)))
     others = [metric(name, shown_to="programs") for name in names if name not in shown]
     titles = dict.fromkeys(f"{row.experiment}: {row.workload}" for row in rows)
@@ -153,6 +164,8 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
         return [_EXTRA[name]]
     if name == PREDICTED:
         return _predicted(rows)
+    if name == "ratios":
+        return _ratios(rows)
     if name in groups:
         return [metric(key) for key in groups[name]]
     if name in METRICS or name in recorded:
@@ -162,6 +175,17 @@ def _columns(name: str, rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row
     raise InputError(
         "--columns", f"no column {name!r}", f"{hint}`shardmark list metrics` has the names"
     )
+
+
+def _ratios(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:
+    points = {id(point.row): point for point in scaling_points(rows)}
+    if not ranks_vary([*points.values()]):
+        return [metric("speedup", interval="")]  # only the rate has an interval
+
+    def value_of(name: str, row: Row) -> Value:
+        return getattr(points[id(row)], name) if id(row) in points else None
+
+    return [(SPEEDUP, partial(value_of, "speedup")), (EFFICIENCY, partial(value_of, "efficiency"))]
 
 
 def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]]]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import NamedTuple
 
-from shardmark.base.cells import NODES
-from shardmark.base.statistics.intervals import Estimate
 from shardmark.base.table.table import Table, for_items, metric, metric_column
-from shardmark.bench.analysis.compare.comparison import Comparison, ratio_between, single_baseline
-from shardmark.bench.analysis.compare.rows import Row, main_rate, plain
-from shardmark.bench.analysis.compare.verdicts import METRIC
+from shardmark.bench.analysis.compare.comparison import Comparison
+from shardmark.bench.analysis.compare.rows import main_rate
+from shardmark.bench.analysis.compare.scaling import ScalingPoint, scaling_points
+from shardmark.bench.report.table.comparison import EFFICIENCY, SPEEDUP
 from shardmark.bench.report.table.notes import left_out
 from shardmark.bench.report.table.row_columns import table_by_row
 
@@ -21,21 +19,9 @@ _TITLES = {
 }
 
 
-class ScalingPoint(NamedTuple):
-    """A strategy on one number of ranks under fixed conditions."""
-
-    row: Row
-    reference: Row
-    """The strategy on its fewest ranks, or `single` if that has fewer ranks."""
-    speedup: Estimate | None
-    """Ratio of samples per second to the reference's, repeat by repeat."""
-    efficiency: Estimate | None
-    """The speed-up divided by the growth in devices; 1 is ideal.  Servers do not count."""
-
-
 def scaling_tables(comparison: Comparison) -> list[Table]:
     """Return the tables of strong and weak scaling."""
-    points = _points(comparison.rows)
+    points = scaling_points(comparison.rows)
     tables = [
         _table(comparison, part, weak=weak)
         for weak in (False, True)
@@ -45,56 +31,8 @@ def scaling_tables(comparison: Comparison) -> list[Table]:
     return tables or [Table(title="Scaling", notes=notes)]
 
 
-def _points(rows: Sequence[Row]) -> list[ScalingPoint]:
-    """Return the points in the order of the rows, without rows that have no throughput.
-
-    A group never mixes runs, workloads, precisions, options or varied keys.  It mixes numbers of
-    nodes if each number of ranks has one row.
-    """
-    measured = [row for row in rows if row.values.get(METRIC)]
-    points: list[ScalingPoint] = []
-    for group in _grouped(measured, NODES):
-        several_rows_a_size = len({row.world_size for row in group}) < len(group)
-        for part in _grouped(group) if several_rows_a_size else [group]:
-            points += _scaling(part, measured)
-    return points
-
-
-def _grouped(rows: Sequence[Row], without: str = "") -> list[list[Row]]:
-    """Group the rows by their conditions, except for the varied key `without`."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        varied = plain({key: value for key, value in row.varied.items() if key != without})
-        conditions = (row.experiment, row.workload, row.precision, row.label, varied)
-        groups.setdefault((*conditions, row.weak_scaling), []).append(row)
-    return list(groups.values())
-
-
-def _scaling(group: Sequence[Row], measured: Sequence[Row]) -> list[ScalingPoint]:
-    ordered = sorted(group, key=attrgetter("devices"))
-    single = single_baseline(ordered[0], measured)
-    starts_later = single is not None and single.devices < ordered[0].devices
-    reference = single if single is not None and starts_later else ordered[0]
-    unity = Estimate(value=1.0, low=None, high=None, n=len(reference.values[METRIC]))
-
-    def over_reference(row: Row, *, per_device: bool) -> Estimate | None:
-        if row is reference:
-            return unity
-        return ratio_between(row, reference, METRIC, per_device=per_device)
-
-    return [
-        ScalingPoint(
-            row,
-            reference,
-            *(over_reference(row, per_device=by_device) for by_device in (False, True)),
-        )
-        for row in ordered
-    ]
-
-
 def _table(comparison: Comparison, points: Sequence[ScalingPoint], *, weak: bool) -> Table:
     fewest = metric_column("fewest_ranks", title="from", unit="ranks", estimated=False)
-    efficiency = metric_column("scaling_efficiency", key="efficiency_over_fewest")
     other_columns = [metric("epoch_seconds", interval="±"), metric("peak_memory_bytes")]
     return table_by_row(
         _TITLES[weak],
@@ -102,8 +40,8 @@ def _table(comparison: Comparison, points: Sequence[ScalingPoint], *, weak: bool
         [
             *for_items([metric(main_rate([point.row for point in points]))], attrgetter("row")),
             (fewest, lambda point: point.reference.world_size),
-            (metric_column("speedup", key="speedup_over_fewest"), attrgetter("speedup")),
-            (efficiency, attrgetter("efficiency")),
+            (SPEEDUP, attrgetter("speedup")),
+            (EFFICIENCY, attrgetter("efficiency")),
             *for_items(other_columns, attrgetter("row")),
         ],
         [*_notes(points), *left_out([r for r in comparison.rows if r.weak_scaling is weak])],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,9 @@ import pytest
 from shardmark.base.results.schema import Failure, Outcome, TrialResult
 from shardmark.base.table.formats import records
 from shardmark.base.table.table import Table
+from shardmark.bench.analysis.compare.comparison import Comparison
+from shardmark.bench.report.answers.answers import next_commands
+from shardmark.bench.report.table.comparison import comparison_table
 from shardmark.bench.report.views.scaling import scaling_tables
 from tests.golden.invented import compare_trials, invented_trial
 
@@ -51,6 +56,23 @@ def test_speed_up_counts_from_the_fewest_ranks_that_exist() -> None:
     alone = (failed, *trials()[2:])
     assert gains(*alone) == [("ddp", 2, 2, 1.0), ("ddp", 4, 2, 1.6)]
     assert "ddp on 1 rank (1 x out_of_memory)" in " ".join(viewed(*alone).notes)
+
+
+def test_the_brief_comparison_has_speed_up_over_ranks_where_they_vary() -> None:
+    """Otherwise it has that over the baseline, so that one column never mixes both."""
+    comparison = compare_trials(*trials())
+    table = comparison_table(comparison)
+    assert table.cells("speedup_over_fewest") == ("2.40", "1.50", "1.00")
+    assert table.cells("efficiency_over_fewest") == ("60", "75", "100")
+    assert any("--view scaling" in line for line in next_commands(stored(comparison)))
+    same_ranks = compare_trials(trial("single", 1), trial("ddp", 2, 150.0), trial("fsdp", 2, 50.0))
+    assert comparison_table(same_ranks).cells("speedup") == ("1.50", "1.00", "0.50")
+    assert not any("--view scaling" in line for line in next_commands(stored(same_ranks)))
+
+
+def stored(comparison: Comparison) -> Comparison:
+    rows = tuple(replace(row, folder=Path("runs/invented")) for row in comparison.rows)
+    return replace(comparison, rows=rows)
 
 
 def test_noise_shared_by_a_repeat_cancels() -> None:
