@@ -237,9 +237,6 @@ class Runs:
 
 def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
     replay, disturbed = runs.in_two_orders("replay")
-    micros = len(recorded[0].steps[0].micros)
-    if replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks:
-        replay, disturbed = runs.in_two_orders("interleaved", interleaved=True)
     records = Records(
         ranks=recorded,
         replay=replay,
@@ -247,6 +244,11 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         with_shares=lambda: runs.with_shares,
         alone=runs.alone,
     )
+    micros = len(recorded[0].steps[0].micros)
+    times = replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks
+    if times and not records.matched:  # one process takes as many micro-batches as all ranks
+        replay, disturbed = runs.in_two_orders("interleaved", interleaved=True)
+        records = replace(records, replay=replay, disturbed=disturbed)
     if replay is not None and records.matched and _order_matters(records, replay):
         halves, disturbed = runs.in_two_orders("halves", halves=True)
         pairs = replace(records, replay=halves, disturbed=disturbed)
@@ -291,12 +293,15 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
     replay = records.replay
     assert replay is not None, "baselines with a replay have one"
 
-    def off_from(other: Record) -> float:
-        return relative(*aligned(records.gradients(), records.replayed(other)))
-
     gradient = first_gradient_check(records, replay)
     rate = _rate_check(records, replay)
     by_updates = records.reduces_in_step
+    wrong_before = records.off_before_clipping(replay) > records.reduction_tolerance
+    seen = replace(records, before_clipping=wrong_before and not by_updates)
+
+    def off_from(other: Record) -> float:
+        return relative(*aligned(seen.gradients(), seen.replayed(other)))
+
     checks = [*_rank_checks(records)]
     checks += [] if by_updates else [*clipping_checks(records, replay), gradient]
     checks += [rate]
@@ -308,16 +313,17 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             checks += [update_check(records, replay, steps=records.steps)]
         else:
             checks += later_checks(records, replay)
-    findings = _findings_without_replay(runs, records)
+    findings = _unaccepted(runs, records, "ranks")
     explained = by_updates or any(finding.explains_gradient for finding in findings)
-    if not explained and (not gradient.holds or _order_matters(records, replay)):
-        finding = causes.of_gradient(records)
+    deviates = not gradient.holds or seen.before_clipping
+    if not explained and (deviates or _order_matters(records, replay)):
+        finding = causes.of_gradient(seen)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
         unclear = buffers or _order_matters(records, replay)
         if unclear and finding is not None and finding.name == "whole_batch_loss":
             finding = None  # the ranks' models differ, or one process has several gradients
-        if not gradient.holds and (finding is None or _vanishes(records, replay)):
-            spread = runs.effect_of_rounding(records, replay)
+        if deviates and (finding is None or _vanishes(records, replay)):
+            spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
                 return runs.untold(
                     "the gradient of step 1 is a rounding error, as one that "
@@ -346,6 +352,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
     findings += causes.causes_found("rates", records)
+    findings += _unaccepted(runs, records, "accumulation")
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
@@ -391,7 +398,7 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     """Compare with the ranks' own gradients: the script feeds one process other data."""
     plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
     expected = causes.estimate(records, plain_mean=plain_mean)
-    findings = _findings_without_replay(runs, records)
+    findings = _unaccepted(runs, records, "ranks")
     checks = list(_rank_checks(records))
     if records.reduces_in_step and not findings:
         return runs.untold(
@@ -428,6 +435,7 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     else:
         checks.append(_rate_check(records, records.replay))
         findings += [rates] if (rates := causes.of_rates(records)) is not None else []
+    findings += _unaccepted(runs, records, "accumulation")
     if unknown and not findings and all(check.holds for check in checks):
         return runs.untold(unknown, records.ranks, checks=checks, method=OWN_GRADIENTS)
     notes = runs.failures[:1]
@@ -436,8 +444,8 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)
 
 
-def _findings_without_replay(runs: Runs, records: Records) -> list[Finding]:
-    return [cause for cause in causes.causes_found("ranks", records) if not runs.accepts(cause)]
+def _unaccepted(runs: Runs, records: Records, stage: causes.Stage) -> list[Finding]:
+    return [cause for cause in causes.causes_found(stage, records) if not runs.accepts(cause)]
 
 
 def _reported(
@@ -453,10 +461,10 @@ def _reported(
     ranks = f"{runs.ranks} ranks"
     if findings:
         first = findings[0]
-        answer = (
-            f"{ranks} do not train what one process trains: {first.deviation}, because "
-            f"{first.reason}; {first.remedy}"
-        )
+        clause = "do not train what one process trains"
+        if not failing and causes.CAUSES[first.name].stage == "accumulation":
+            clause = "and one process do not train what one pass over the micro-batches trains"
+        answer = f"{ranks} {clause}: {first.deviation}, because {first.reason}; {first.remedy}"
     elif failing:
         check = failing[0]
         size = f"off by {size_of(check)}" if check.in_tolerances is not None else size_of(check)

@@ -39,6 +39,11 @@ if TYPE_CHECKING:
 MOST_NAMES = 3
 GUIDE = "docs/guides/from-one-gpu.md"
 
+EXACT = 1e-5
+"""Relative difference of numbers of a script that are equal by its definition of the loss."""
+OF_CLASSES = ("cross_entropy", "nll_loss")
+REDUCTIONS = ("mean", "sum", "none")
+
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""
 
@@ -61,6 +66,9 @@ class Finding:
         return CAUSES[self.name].explains_gradient
 
 
+Stage = Literal["ranks", "gradient", "rates", "accumulation"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """A cause: all that the audit knows of it.  Texts have fields for the facts of a finding."""
@@ -71,9 +79,10 @@ class Cause:
     remedy: str
     find: Callable[[Records], Finding | None]
     """Looks at records; several causes share a look that tells them apart."""
-    stage: Literal["ranks", "gradient", "rates"]
-    """Place of the fault: in the ranks' records alone, or in a gradient or learning rates that
-    differ from those of one process.  A stage tries its causes in the order of the table."""
+    stage: Stage
+    """Place of the fault: in the ranks' records alone, in a gradient or learning rates that
+    differ from those of one process, or in a step's micro-batches, in one process too.  A stage
+    tries its causes in the order of the table."""
     explains_gradient: bool = False
     """True if a deviating gradient needs no other cause."""
 
@@ -90,7 +99,7 @@ def finding(name: str, deviation: str, evidence: str, **facts: object) -> Findin
     )
 
 
-def causes_found(stage: str, records: Records) -> Iterator[Finding]:
+def causes_found(stage: Stage, records: Records) -> Iterator[Finding]:
     """Yield the findings of a stage, in the order of the table."""
     looks = dict.fromkeys(row.find for row in CAUSES.values() if row.stage == stage)
     return (cause for look in looks if (cause := look(records)) is not None)
@@ -400,14 +409,20 @@ def _accumulates(record: Record) -> bool:
     return len(places) < len(micros) or len(loaders) == len(micros)
 
 
-def loss_factors(micros: Sequence[Micro]) -> list[float]:
-    """Loss of each micro-batch in units of the mean over its targets; empty where unknown."""
+def loss_factors(micros: Sequence[Micro], *, by_hand: bool = False) -> list[float]:
+    """Loss of each micro-batch in units of the mean over its targets; empty where unknown.
+
+    `by_hand` counts a script that adds up the losses of the targets itself: it may leave some out.
+    """
     factors = []
     for micro in micros:
         call = micro.losses[0] if len(micro.losses) == 1 else None
-        if call is None or micro.loss is None or not call.value or call.reduction == "none":
+        if call is None or micro.loss is None or not call.value:
             return []
-        factors.append(micro.loss / call.value * (call.weight if call.reduction == "sum" else 1.0))
+        if call.reduction == "none" and not by_hand:
+            return []
+        of_sum = call.reduction in {"sum", "none"}
+        factors.append(micro.loss / call.value * (call.weight if of_sum else 1.0))
     return factors if all(factors) else []
 
 
@@ -417,8 +432,8 @@ def _loss_factor(micros: Sequence[Micro]) -> float | None:
     return factors[0] if factors and _constant(factors) else None
 
 
-def _constant(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= 1e-3 * max(map(abs, values))
+def _constant(values: Sequence[float], tolerance: float = 1e-3) -> bool:
+    return max(values) - min(values) <= tolerance * max(map(abs, values))
 
 
 def _gradient_factor(records: Records) -> float | None:
@@ -646,9 +661,8 @@ def of_clipping(records: Records) -> Finding | None:
         by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
         limit = records.ranks[0].steps[0].clips[0].limit
         clipped = {**single, **_clipped_by_rank(records)}
-        before = records.reduced([rank.steps[0].clips[0].gradients for rank in records.ranks])
-        right_before = relative(*aligned(before, records.clipped_of(replay) or before))
-        if (max(numbers) > limit and right_before <= records.reduction_tolerance) and reproduces(
+        wrong_before = records.off_before_clipping(replay) > records.reduction_tolerance
+        if (max(numbers) > limit and not wrong_before) and reproduces(
             records.gradients(), clipped, single, records.floor
         ):
             evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
@@ -1075,6 +1089,94 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")
 
 
+# Causes that one process has, too: a step against one pass over all of its micro-batches
+
+
+def _accumulating(records: Records) -> Records:
+    """Records of one process that trains on the ranks' samples, or of the ranks without one."""
+    return Records(ranks=[records.one_process]) if records.matched else records
+
+
+def of_other_steps(records: Records) -> Finding | None:
+    """A loss that is divided by the targets of several steps, while each step takes its own."""
+    records = _accumulating(records)
+    steps, reduction = records.ranks[0].steps, _gradient_factor(records)
+    for number in range(2, records.steps + 1) if reduction else ():
+        micros = [micro for step in steps[:number] for micro in step.micros]
+        factors, counts = loss_factors(micros, by_hand=True), counted_targets(micros)
+        by_step = [
+            sum(sum(counted_targets(rank.steps[step].micros)) for rank in records.ranks)
+            for step in range(number)
+        ]
+        if not factors or not all(counts) or _constant(counts):
+            continue  # equal counts may be a number of the script
+        divisors = [
+            records.count * count / factor / (reduction or 1)
+            for count, factor in zip(counts, factors, strict=True)
+        ]
+        if _constant([*divisors, sum(by_step)], EXACT):
+            return finding(
+                "divided_by_other_steps",
+                f"the gradient is {by_step[0] / sum(by_step):.3g} times that of the mean over its "
+                "targets",
+                f"steps 1 to {number} have {', '.join(f'{n:g}' for n in by_step)} targets, and the "
+                f"loss of each is divided by {sum(by_step):g}",
+                steps=number,
+            )
+    return None
+
+
+def of_micro_batches(records: Records) -> Finding | None:
+    """Micro-batches that weigh alike, or as their samples, and have other numbers of targets.
+
+    One pass over all of them is put together from their own gradients, which is exact where the
+    loss of a target depends on its own sample alone.
+    """
+    tolerance, records = records.reduction_tolerance, _accumulating(records)
+    first = records.ranks[0]
+    micros = [rank.steps[0].micros for rank in records.ranks]
+    factors = [loss_factors(of_rank, by_hand=True) for of_rank in micros]
+    counts = [counted_targets(of_rank) for of_rank in micros]
+    calls = [call for of_rank in micros for micro in of_rank for call in micro.losses]
+    dependent = first.batch_norm or any(call.couples for call in calls)
+    unknown = not all(factors) or any(call.reduction not in REDUCTIONS for call in calls)
+    if dependent or unknown or not all(map(all, counts)) or not _accumulates(first):
+        return None
+    rows = [
+        sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number)) or 1
+        for number in range(len(micros[0]))
+    ]
+    weights = [factor / sum(factors[0]) for factor in factors[0]]
+    of_samples = [weight / count for weight, count in zip(weights, rows, strict=True)]
+    targets_of_samples = [count / n for count, n in zip(counts[0], rows, strict=True)]
+    equal = _constant(weights, EXACT)
+    if not (equal or _constant(of_samples, EXACT)) or _gradient_factor(records) is None:
+        return None
+    if calls[0].function not in OF_CLASSES and not _constant(targets_of_samples):
+        return None  # a sample may count once, however many elements it has
+    one_pass: Vectors = {}
+    for of_rank, factor_of_micros, targets in zip(
+        records.local_gradients(), factors, counts, strict=True
+    ):
+        for gradient, factor, count in zip(of_rank, factor_of_micros, targets, strict=True):
+            weight = sum(factor_of_micros) * count / sum(targets) / factor / records.count
+            one_pass = _summed([[one_pass, _scaled(weight, gradient)]])
+    off = relative(*aligned(mean_of_ranks(records), one_pass))
+    if off <= tolerance:
+        return None
+    fewest, most = (
+        f"{counts[0][n]:g} targets weighs {weights[n]:.3g} in place of "
+        f"{counts[0][n] / sum(counts[0]):.3g}"
+        for n in (counts[0].index(min(counts[0])), counts[0].index(max(counts[0])))
+    )
+    return finding(
+        "uneven_micro_batches",
+        f"the gradient is off by {percent(off)} from that of one pass",
+        f"a micro-batch with {fewest}, and one with {most}",
+        weight="counts alike" if equal else "counts as its samples",
+    )
+
+
 CAUSES: dict[str, Cause] = {
     "not_distributed": Cause(
         meaning="the ranks exchange nothing: a script for one process",
@@ -1205,14 +1307,32 @@ CAUSES: dict[str, Cause] = {
         reason="the gradients of the micro-batches are added and not averaged",
         remedy="divide the loss by {count} before backward",
         find=of_accumulation,
-        stage="ranks",
+        stage="accumulation",
     ),
     "accumulation_divided_twice": Cause(
         meaning="micro-batches are divided by their number twice",
         reason="it is divided by the number of micro-batches twice",
         remedy="divide once: the library may do it already",
         find=of_accumulation,
-        stage="ranks",
+        stage="accumulation",
+    ),
+    "divided_by_other_steps": Cause(
+        meaning="the loss is divided by the tokens of several steps",
+        reason="the losses of {steps} steps are divided by the targets of all {steps}, and each "
+        "step takes its own alone",
+        remedy="divide by the targets of the micro-batches that the step accumulates",
+        find=of_other_steps,
+        stage="accumulation",
+    ),
+    "uneven_micro_batches": Cause(
+        meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
+        "too",
+        reason="each micro-batch is a mean over its own targets and {weight}, and the numbers of "
+        "targets differ",
+        remedy="divide the sum of each micro-batch by the number of targets of all micro-batches "
+        "of the step",
+        find=of_micro_batches,
+        stage="accumulation",
     ),
     "buffers_differ": Cause(
         meaning="buffers of the ranks drift apart",

@@ -73,6 +73,8 @@ class Records:
     """Relative rounding of the reduction that the user accepts."""
     local_steps: bool = False
     """True if the user accepts steps with each rank's own gradient: their mean is compared."""
+    before_clipping: bool = False
+    """True if the first gradients are those before the script clips them."""
     with_shares: Callable[[], Record | None] = lambda: None
     """Starts a replay whose batch norm takes the statistics of each rank's rows."""
     alone: Callable[[int], Record | None] = lambda _: None
@@ -133,6 +135,8 @@ class Records:
 
     def gradients(self, step: int = 0) -> Vectors:
         """Gradients that the ranks' optimizers use."""
+        if self.before_clipping and step == 0:
+            return self.clipped()
         return self._joined([rank.steps[step].gradients for rank in self.ranks])
 
     def gradients_by_rank(self) -> list[Vectors]:
@@ -189,6 +193,8 @@ class Records:
 
     def replayed(self, record: Record | None, step: int = 0) -> Vectors:
         """Gradients of a replay; empty without one."""
+        if self.before_clipping and step == 0:
+            return self.clipped_of(record)
         return {} if record is None else self._named(record.steps[step].gradients)
 
     def clipped(self) -> Vectors:
@@ -200,6 +206,12 @@ class Records:
         """Gradients of a replay before the first call that clips them; empty without one."""
         calls = [] if record is None else record.steps[0].clips[:1]
         return self._named(calls[0].gradients) if calls else {}
+
+    def off_before_clipping(self, record: Record) -> float:
+        """Deviation of the ranks' mean gradient before the first clip from that of a replay."""
+        calls = [rank.steps[0].clips[:1] for rank in self.ranks]
+        before = self.reduced([call[0].gradients for call in calls]) if all(calls) else {}
+        return relative(*aligned(before, self.clipped_of(record)))
 
     def loss(self, record: Record) -> float | None:
         """Mean of the numbers that `backward` was called on in the first step."""

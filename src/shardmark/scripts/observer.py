@@ -284,13 +284,12 @@ class Observer:
         if isinstance(target, Tensor):
             counts = target.is_floating_point() or target.dtype == torch.bool
             weight = float(target.numel() if counts else (target != ignored).sum())
-        number = float(value.detach()) if value.numel() == 1 else None
         self._micro.losses.append(
             LossCall(
                 function=name,
                 reduction=str(options.get("reduction", "mean")),
                 weight=weight,
-                value=number,
+                value=float(value.detach().sum()),
                 options=options,
                 couples=not self.record.steps and self._couples(of_row, target, ignored),
             )

@@ -32,8 +32,8 @@ class LossCall:
     reduction: str
     weight: float
     """Number of targets that count: ignored ones are left out."""
-    value: float | None
-    """The result, if it is one number."""
+    value: float
+    """The result; the sum of its elements with `reduction="none"`."""
     options: dict[str, float | str] = field(default_factory=dict)
     """Other arguments of the call, such as `label_smoothing`."""
     couples: bool = False

@@ -33,13 +33,14 @@ def micro(
     factor: float = 1.0,
     count: float = 4.0,
     reduction: str = "mean",
+    function: str = "mse_loss",
     couples: bool = False,
     gathers: tuple[str, ...] = (),
 ) -> Micro:
     """A micro-batch whose loss is `factor` times the mean 0.5 of its targets."""
-    value = 0.5 * (count if reduction == "sum" else 1.0)
+    value = 0.5 * (1.0 if reduction == "mean" else count)
     call = LossCall(
-        function="mse_loss", reduction=reduction, weight=count, value=value, couples=couples
+        function=function, reduction=reduction, weight=count, value=value, couples=couples
     )
     gradients = {} if gradient is None else {0: gradient}
     return Micro(loss=factor * 0.5, losses=[call], gradients=gradients, gathers=list(gathers))
@@ -408,3 +409,98 @@ def drawing(
 def test_equal_draws_are_noise_for_different_samples(facts: dict[str, Any], named: bool) -> None:
     found = causes.of_draws(drawing(**facts))
     assert (found is not None and found.name == "equal_draws") is named
+
+
+def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **options: Any) -> Records:
+    """Records of one process whose micro-batches have a count of targets and a factor each."""
+    options = {"function": "cross_entropy", **options}
+    facts = {name: options.pop(name) for name in ("batch_norm",) if name in options}
+    by_step = [
+        [
+            micro(factor * own, factor=factor, count=count, **options)
+            for (count, factor), own in zip(step, OWN, strict=True)
+        ]
+        for step in steps
+    ]
+    used = sum((factor * own for (_, factor), own in zip(steps[0], OWN, strict=True)), 0 * MEAN)
+    one = record(0, used, *by_step[0], **facts)
+    one.steps += [Step(gradients=[used], micros=micros) for micros in by_step[1:]]
+    one.forwards = [
+        Forward(module="Linear", inputs=[10.0 * number + torch.arange(count)], outputs=[],
+                rows=count, step=0, micro=number)
+        for number, count in enumerate(rows)
+    ]  # fmt: skip
+    return Records(ranks=[one])
+
+
+@pytest.mark.parametrize(
+    ("window", "rows", "options", "uneven"),
+    [
+        (((4, 0.5), (12, 0.5)), (2, 2), {}, True),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"reduction": "none"}, True),
+        (((4, 0.75), (12, 0.25)), (3, 1), {}, True),
+        (((8, 0.5), (8, 0.5)), (2, 2), {}, False),
+        (((8, 0.75), (8, 0.25)), (2, 2), {}, False),
+        (((4, 0.25), (12, 0.75)), (2, 2), {"reduction": "sum"}, False),
+        (((4, 0.5), (12, 0.6)), (2, 2), {}, False),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"couples": True}, False),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"batch_norm": True}, False),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"reduction": "batchmean"}, False),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"function": "mse_loss"}, False),
+        (((4, 0.5), (12, 0.5)), (1, 3), {"function": "mse_loss"}, True),
+    ],
+    ids=[
+        "mean of means", "mean by hand", "weighted by samples", "equal counts", "weights by intent",
+        "all targets divide", "another part of the loss", "contrastive", "batch norm",
+        "mean of samples", "elements of samples", "samples",
+    ],
+)  # fmt: skip
+def test_micro_batches_are_uneven_if_targets_and_weights_are_known(
+    window: Sequence[tuple[float, float]], rows: Sequence[int], options: Any, uneven: bool
+) -> None:
+    finding = causes.of_micro_batches(windows(window, rows=rows, **options))
+    assert (finding is not None) == uneven
+
+
+def test_the_amount_is_that_of_one_pass_over_all_micro_batches() -> None:
+    few, many = OWN
+    used, one_pass = (few + many) / 2, (few + 3 * many) / 4
+    off = float((used - one_pass).norm() / max(used.norm(), one_pass.norm()))
+    finding = present(causes.of_micro_batches(windows(((4, 0.5), (12, 0.5)), rows=(2, 2))))
+    assert causes.percent(off) in finding.deviation
+    assert "4 targets weighs 0.5 in place of 0.25" in finding.evidence
+
+
+def test_a_gradient_that_is_no_sum_of_the_micro_batches_shows_no_weights() -> None:
+    records = windows(((4, 0.5), (12, 0.5)), rows=(2, 2))
+    records.ranks[0].steps[0].gradients = [OWN[0]]
+    assert causes.of_micro_batches(records) is None
+
+
+@pytest.mark.parametrize(
+    ("divisor", "second", "named"),
+    [(24, (6, 2), True), (16, (6, 2), False), (25, (6, 2), False), (32, (6, 2), False)],
+)
+def test_a_divisor_is_of_other_steps_if_it_is_their_number_of_targets(
+    divisor: float, second: Sequence[float], named: bool
+) -> None:
+    steps = [[(count, count / divisor) for count in counts] for counts in ((4.0, 12.0), second)]
+    finding = causes.of_other_steps(windows(*steps, rows=(2, 2), reduction="sum"))
+    assert (finding is not None) == named
+    assert finding is None or "0.667 times" in finding.deviation
+
+
+def test_equal_counts_may_be_a_number_of_the_script() -> None:
+    steps = [[(8.0, 8 / 32)] * 2] * 2
+    assert causes.of_other_steps(windows(*steps, rows=(2, 2), reduction="sum")) is None
+
+
+def test_a_fault_before_clipping_is_looked_for_before_clipping() -> None:
+    half, clipped = MEAN / 2, MEAN / 100
+    records = matched(clipped, clipped)
+    for one, gradient in (*((rank, half) for rank in records.ranks), (records.replay, MEAN)):
+        present(one).steps[0].clips = [Clip(norm=1.0, limit=0.1, scaled=False, scale=1.0)]
+        present(one).steps[0].clips[0].gradients = [gradient]
+    assert records.off_before_clipping(present(records.replay)) == pytest.approx(0.5)
+    finding = causes.of_gradient(replace(records, before_clipping=True))
+    assert present(finding).name == "averaged_twice"
