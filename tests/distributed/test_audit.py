@@ -70,9 +70,9 @@ def test_a_script_that_does_not_train_is_refused(tmp_path: Path, script: str, pr
     ("training", "reason"),
     [
         (
-            "nets = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]\n"
-            "optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]\n"
-            "for net, optimizer in zip(nets, optimizers):\n"
+            "net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))\n"
+            "optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (net[0], net)]\n"
+            "for optimizer in optimizers:\n"
             "    net(torch.ones(4, 2)).sum().backward()\n"
             "    optimizer.step()\n",
             "two optimizers",

@@ -46,6 +46,7 @@ CASES = tuple(
             "dropped_data": "data_divided_twice",
             "different_start": "different_start",
             "unreduced_parameter": "not_reduced",
+            "gan_local_critic": "not_reduced",
             "average_on_one_rank": "weights_changed_by_rank",
             "local_steps": "local_steps",
             "local_clip": "clipped_locally",

@@ -166,6 +166,34 @@ def step(inputs, targets):
     optimizer.step()
     second.step()
 """,
+    "an actor and a critic, which steps twice as often": """
+actor = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2)))
+critic = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 2)))
+optimizer = torch.optim.Adam(actor.parameters(), lr=0.01)
+second = torch.optim.Adam(critic.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    for _ in range(2):
+        second.zero_grad()
+        nn.functional.mse_loss(critic(inputs), targets).backward()
+        second.step()
+    optimizer.zero_grad()
+    with torch.no_grad():
+        values = critic(inputs)
+    (actor(inputs) * values).mean().backward()
+    optimizer.step()
+""",
+    "two models with one name, whose losses have a backward pass each before both step": """
+models = [nn.parallel.DistributedDataParallel(nn.Linear(8, 2)) for _ in range(2)]
+optimizer, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)
+
+def step(inputs, targets):
+    second.zero_grad()
+    nn.functional.mse_loss(models[0](inputs), targets).backward()
+    nn.functional.l1_loss(models[1](inputs), targets).backward()
+    optimizer.step()
+    second.step()
+""",
 }
 LOOP = """
 import torch

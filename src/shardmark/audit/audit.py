@@ -31,7 +31,7 @@ from shardmark.base.evidence.checks import Check
 from shardmark.base.text import counted
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, read_records
-from shardmark.scripts.record import Record
+from shardmark.scripts.record import Record, part_of
 from shardmark.scripts.recording import Plan, rank_file
 from shardmark.scripts.start import NO_OUTPUT, Started, described_writes, filled_disk
 
@@ -84,7 +84,32 @@ def judge_script(runs: Runs, recording: Started) -> AuditReport:
     refusal = refusal_of(recorded)
     if refusal:
         return runs.untold(refusal, recorded, method=NO_REPLAY)
-    return _judged(runs, recorded)
+    parts = 1 + max(recorded[0].parts, default=0)
+    reports: list[AuditReport] = []
+    while len(reports) < parts and not any(report.same is False for report in reports):
+        part = len(reports)
+        of_part = [part_of(record, part) for record in recorded]
+        reports.append(_judged(replace(runs, part=part), of_part))
+    return _of_all_parts(reports, parts)
+
+
+def _of_all_parts(reports: Sequence[AuditReport], parts: int) -> AuditReport:
+    """Join the reports on the optimizers that step after backward passes of their own."""
+    first = min(reports, key=lambda report: [False, None, True].index(report.same))
+    if parts == 1:
+        return first
+    if first.same is not True:
+        which = f"the steps are those of optimizer {reports.index(first) + 1} of {parts}"
+        return replace(first, notes=(which, *first.notes))
+    checks = [
+        check.model_copy(update={"name": f"{check.name} (optimizer {number})"})
+        for number, report in enumerate(reports, 1)
+        for check in report.checks
+    ]
+    steps = ", ".join(str(report.steps) for report in reports)
+    answer = f"{first.answer} ({steps} steps of its {parts} optimizers)"
+    notes = dict.fromkeys(note for report in reports for note in report.notes)
+    return replace(first, answer=answer, checks=tuple(checks), notes=tuple(notes))
 
 
 def refusal_of(records: Sequence[Record]) -> str:
@@ -113,6 +138,10 @@ class Runs:
     accepted: dict[str, Finding] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     crash: str = ""
+    part: int = 0
+    """Part of the script's optimizers whose steps are compared."""
+    replayed: dict[str, Record | None] = field(default_factory=dict)
+    """Replays by folder: one serves all parts."""
     _on_gpu: bool = False
 
     @property
@@ -135,7 +164,18 @@ class Runs:
         return records
 
     def replays(self, plans: Sequence[Plan]) -> list[Record | None]:
-        """Replay in one process for each plan: side by side, or one by one on a GPU's memory."""
+        """Replay in one process for each plan that was not replayed yet."""
+        new = [plan for plan in plans if plan.directory not in self.replayed]
+        if new:
+            self.replayed.update(zip([p.directory for p in new], self._replay(new), strict=True))
+        records = [self.replayed[plan.directory] for plan in plans]
+        views = [None if record is None else part_of(record, self.part) for record in records]
+        if any(view is not None and not view.steps for view in views):
+            self.failures.append("takes steps with fewer optimizers")
+        return [view if view is not None and view.steps else None for view in views]
+
+    def _replay(self, plans: Sequence[Plan]) -> list[Record | None]:
+        """Replay for each plan: side by side, or one by one on a GPU's memory."""
         names = ", ".join(Path(plan.directory).name.replace("-", " ") for plan in plans)
         self.progress(f"one process repeats the steps ({names})")
         records: list[Record | None] = []
@@ -170,7 +210,7 @@ class Runs:
                 run.end()
         for number in again:
             alone = replace(plans[number], directory=f"{plans[number].directory}-alone")
-            (records[number],) = self.replays([alone])
+            (records[number],) = self._replay([alone])
         return records
 
     def in_two_orders(self, name: str, **changes: Any) -> list[Record | None]:
@@ -243,6 +283,7 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         disturbed=disturbed,
         with_shares=lambda: runs.with_shares,
         alone=runs.alone,
+        after_updates=runs.part > 0,
     )
     micros = len(recorded[0].steps[0].micros)
     times = replay is not None and micros and len(replay.steps[0].micros) == micros * runs.ranks

@@ -75,6 +75,8 @@ class Records:
     """True if the user accepts steps with each rank's own gradient: their mean is compared."""
     before_clipping: bool = False
     """True if the first gradients are those before the script clips them."""
+    after_updates: bool = False
+    """True if the first step follows steps of other optimizers, which rounding has changed."""
     with_shares: Callable[[], Record | None] = lambda: None
     """Starts a replay whose batch norm takes the statistics of each rank's rows."""
     alone: Callable[[int], Record | None] = lambda _: None
@@ -114,7 +116,7 @@ class Records:
     @property
     def floor(self) -> float:
         """Relative difference of a gradient that the rounding of its parts causes."""
-        rounding = max(self.epsilon, self.accepted_rounding)
+        rounding = max(self.epsilon, self.accepted_rounding, self.after_updates * LATER / 8)
         if rounding > FLOAT32_EPSILON:
             return 2 * rounding  # sums are rounded to 16 bits once on each rank
         rows = self._difference_of_rows if self.matched else 0.0

@@ -67,6 +67,8 @@ def judge_scripts(a: Runs, b: Runs, started: Sequence[Started]) -> AuditReport:
         refusal = refusal_of(records)
         if not refusal and any(record.flat_slices for record in records):
             refusal = "FSDP1 joins parameters to flat ones, which have no counterpart"
+        if not refusal and any(records[0].parts):
+            refusal = "its optimizers step after backward passes of their own, as those of a GAN"
         if refusal:
             return b.untold(f"{which}: {refusal}", of_b, method=METHOD)
     match = Match(a=a, b=b)

@@ -12,6 +12,7 @@ import shutil
 import sys
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -65,6 +66,9 @@ MOST_INDICES = 10**6
 DENSE = {Tensor, nn.Parameter}
 TOTALS = ("total_iters", "T_max", "total_steps")
 """Attributes of torch's schedules that hold the number of steps after which they end."""
+MOST_STEPS = 5
+"""Steps that are recorded of all optimizers, in units of those that are asked for: one optimizer of
+several may step less often than another."""
 LONGEST_WAIT_SECONDS = 30.0
 """Time that a rank waits for the others before it ends."""
 
@@ -95,7 +99,11 @@ class Observer:
         self._step = Step()
         self._in_step: Any = None
         self._stepping: list[weakref.ref[Any]] = []
-        """Optimizers that together take a step."""
+        """Optimizers that take steps."""
+        self._parts: list[set[int]] = []
+        """Optimizers that step after the same backward passes."""
+        self._last_steps: dict[int, Step] = {}
+        """Last step of each optimizer."""
         self._slices: list[slice] = []
         """Each optimizer's part of the parameters."""
         self._stepped: set[int] = set()
@@ -368,16 +376,16 @@ class Observer:
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:
                 step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0)]
-            step.evaluations += again or not number
+            step.evaluations += again or not self._stepped
             inner = optimizer.optimizer if deepspeed else optimizer
             step.state_is_new |= number in self._with_state and not _unwrapped(inner).state
             self._settings[number] = [_settings(inner, group) for group in inner.param_groups]
             step.settings = [group for n in sorted(self._settings) for group in self._settings[n]]
-            if self.record.steps and not again:
+            if number in self._last_steps and not again:
                 every = self.record.every
                 values = full_parameters(parameters, deepspeed=deepspeed, every=every)
                 for n, value in enumerate(values, chosen.start):
-                    if not torch.equal(value, self.record.steps[-1].after[n]):
+                    if not torch.equal(value, self._last_steps[number].after[n]):
                         step.moved[n] = checksum(value)
             numbers = {id(parameter): n for n, parameter in enumerate(self._parameters)}
             for micro, gradients in zip(step.micros, self._locals_of_micros, strict=True):
@@ -414,11 +422,11 @@ class Observer:
                 step.reduced[chosen] = gradients
         inner = optimizer.optimizer if deepspeed else optimizer
         self._with_state |= {number} if _unwrapped(inner).state else set()
-        if not self.record.steps:
+        if number not in self._last_steps:
             self.record.optimizer_facts[number].state_types = _state_types(inner)
         self._stepped.add(number)
-        alone = bool(self.record.steps) or sum(ref() is not None for ref in self.optimizers) <= 1
-        if alone and len(self._stepped) == len(self._stepping):
+        alone = not self._parts and sum(ref() is not None for ref in self.optimizers) <= 1
+        if alone or self._stepped in self._parts:
             self._end_step()
 
     def begin_step(self) -> None:
@@ -432,8 +440,23 @@ class Observer:
     def _end_step(self) -> None:
         """End the step of all optimizers that have stepped since the last backward pass."""
         self._close_step()
-        if len(self.record.steps) >= self.plan.steps or self.record.refusal:
+        if self._took_all_steps() or self.record.refusal:
             self.finish()
+
+    def _took_all_steps(self) -> bool:
+        """True if every part has taken its steps, or if one of them steps too seldom."""
+        if len(self.record.steps) < self.plan.steps:
+            return False
+        numbered = set(map(id, self._parameters))
+        of_models = {id(parameter) for root in self._roots for parameter in root.parameters()}
+        created = filter(None, (reference() for reference in self.optimizers))
+        updated = [set(map(id, trained_parameters(optimizer))) for optimizer in created]
+        if any(ids and ids <= of_models - numbered for ids in updated):
+            least = 0  # an optimizer of these models has taken no step yet
+        else:
+            counts = Counter(step.part for step in self.record.steps)
+            least = min(counts.values())
+        return least >= self.plan.steps or len(self.record.steps) >= MOST_STEPS * self.plan.steps
 
     def _close_step(self) -> None:
         if not self._stepped:
@@ -444,8 +467,14 @@ class Observer:
             self.record.orphans = [
                 name for key, name in self._with_gradient.items() if key not in numbered
             ]
-        elif len(self._stepped) < len(self._stepping):
-            self.record.refusal = "of several optimizers, one takes a step less often than another"
+        if self._stepped not in self._parts:
+            if any(self._stepped & part for part in self._parts):
+                self.record.refusal = (
+                    "optimizers that took a step together take one apart from each other"
+                )
+            self._parts.append(self._stepped)
+        self._step.part = self._parts.index(self._stepped)
+        self._last_steps |= dict.fromkeys(self._stepped, self._step)
         self.record.steps.append(self._step)
         self._stepped = set()
         self.begin_step()
@@ -485,12 +514,6 @@ class Observer:
             return True
         if updated & numbered:
             self.record.refusal = "two optimizers take steps with the same parameters"
-        elif self.record.steps:
-            self.record.refusal = (
-                "two optimizers take steps, each after its own backward pass, as those of a GAN "
-                "do: their updates depend on each other"
-            )
-        if self.record.refusal:
             self.finish()
         return False
 
@@ -507,15 +530,15 @@ class Observer:
         return inside or ("DeepSpeed" in self.record.frameworks and not engine)
 
     def _add(self, optimizer: Any, *, deepspeed: bool) -> int:
-        """Add an optimizer to those that take the first step together; returns its number."""
+        """Add an optimizer to those that take steps; returns its number."""
         parameters = trained_parameters(optimizer)
         first = len(self._parameters)
         self._stepping.append(weakref.ref(optimizer))
         self._slices.append(slice(first, first + len(parameters)))
         self._parameters += parameters
         names = {
-            id(parameter): plain_name(name)
-            for root in reversed(self._roots)
+            id(parameter): (number, plain_name(name))
+            for number, root in reversed([*enumerate(self._roots, 1)])
             for name, parameter in root.named_parameters()
         }
         living = [created for ref in self.optimizers if (created := ref()) is not None]
@@ -524,10 +547,11 @@ class Observer:
         self.record.optimizer_facts.append(_facts(inner, parameters))
         first_group = sum(map(len, self._settings.values()))
         self.record.groups += [first_group + n for n in _groups(inner, parameters)]
-        self.record.names += [
-            names.get(id(p), f"parameter {n} of the optimizer")
-            for n, p in enumerate(parameters, first)
-        ]
+        for n, parameter in enumerate(parameters, first):
+            model, name = names.get(id(parameter), (0, f"parameter {n} of the optimizer"))
+            again = name in self.record.names
+            self.record.names.append(f"model {model}: {name}" if again else name)
+        self.record.parts += [len(self._parts)] * len(parameters)
         self.record.flat_slices = "FSDP1" in self.record.frameworks
         self.record.strangers += sum(id(p) not in names for p in parameters)
         for parameter in parameters:
@@ -645,7 +669,8 @@ class Observer:
             self.record.frozen = self._frozen()
             # Sharded parameters leave tensors without memory behind, which must not be read.
             replicated = not {"FSDP1", "FSDP2", "DeepSpeed"} & {*self.record.frameworks}
-            self.record.average = self._average() if replicated and not self.plan.replays else []
+            averages = replicated and not self.plan.replays and len(self._parts) == 1
+            self.record.average = self._average() if averages else []
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)

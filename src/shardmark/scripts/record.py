@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,8 +102,10 @@ class Clip:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """An optimizer step."""
+    """A step of the optimizers that step after the same backward passes."""
 
+    part: int = 0
+    """Number of these optimizers' part, as in `Record.parts`."""
     gradients: list[Tensor | None] = field(default_factory=list)
     """Gradients that the optimizer uses, by parameter."""
     reduced: list[Tensor | None] = field(default_factory=list)
@@ -192,6 +194,9 @@ class Record:
     """Shapes of the full parameters."""
     groups: list[int] = field(default_factory=list)
     """Position of each parameter's group in the settings of a step."""
+    parts: list[int] = field(default_factory=list)
+    """Part of each parameter: optimizers that step after backward passes of their own, as those of
+    a GAN, are several parts."""
     optimizers: list[int] = field(default_factory=list)
     """Optimizers of a step in the order of their steps: numbers among the living ones."""
     optimizer_facts: list[OptimizerFacts] = field(default_factory=list)
@@ -272,6 +277,46 @@ class Record:
     def load(cls, path: Path) -> Record:
         record: Record = torch.load(path, map_location="cpu", weights_only=False)
         return record
+
+
+def part_of(record: Record, part: int) -> Record:
+    """The parameters and steps of one part, as if the script had no other optimizers."""
+    if part == 0 and not any(record.parts):
+        return record
+    places = [place for place, of_part in enumerate(record.parts) if of_part == part]
+    numbers = {place: number for number, place in enumerate(places)}
+
+    def chosen(values: Sequence[Any]) -> list[Any]:
+        return [values[place] for place in places if place < len(values)]
+
+    def of_place(values: Mapping[int, Any]) -> dict[int, Any]:
+        return {numbers[place]: value for place, value in values.items() if place in numbers}
+
+    def of_step(step: Step) -> Step:
+        return replace(
+            step,
+            gradients=chosen(step.gradients),
+            reduced=chosen(step.reduced),
+            after=chosen(step.after),
+            moved=of_place(step.moved),
+            micros=[replace(m, gradients=of_place(m.gradients)) for m in step.micros],
+            clips=[replace(clip, gradients=chosen(clip.gradients)) for clip in step.clips],
+        )
+
+    steps = {number: step for number, step in enumerate(record.steps) if step.part == part}
+    order = {number: position for position, number in enumerate(steps)}
+    names = chosen(record.names)
+    return replace(
+        record,
+        names=names,
+        shapes=chosen(record.shapes),
+        groups=chosen(record.groups),
+        before=chosen(record.before),
+        start=chosen(record.start),
+        steps=list(map(of_step, steps.values())),
+        forwards=[replace(f, step=order[f.step]) for f in record.forwards if f.step in order],
+        twins=[pair for pair in record.twins if {*pair} <= {*names}],
+    )
 
 
 def joined_tensors(

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 
 from shardmark.scripts import full_tensors, hooks
 from shardmark.scripts.observer import Observer
-from shardmark.scripts.record import START, Record
+from shardmark.scripts.record import START, Record, part_of
 from shardmark.scripts.recording import Plan, rank_file
 from tests import present
 
@@ -148,20 +148,53 @@ def test_optimizers_that_step_together_take_one_step(observer: Observer) -> None
     assert observer.record.refusal == ""
 
 
-def test_optimizers_with_a_backward_pass_each_are_refused(
+def test_optimizers_with_a_backward_pass_each_are_parts_of_their_own(observer: Observer) -> None:
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
+    for number in (0, 1, 0, 0, 1):
+        trainer.backward(trainer.layers[number])
+        trainer.update(number)
+    record = observer.record
+    assert record.refusal == ""
+    assert record.parts == [0, 0, 1, 1]
+    assert record.names == ["weight", "bias", "model 2: weight", "model 2: bias"]
+    assert [step.part for step in record.steps] == [0, 1, 0, 0, 1]
+    first, second = (part_of(record, part) for part in range(2))
+    assert [len(part.steps) for part in (first, second)] == [3, 2]
+    assert [f.step for f in first.forwards] == [0, 1, 2]
+    assert second.names == ["model 2: weight", "model 2: bias"]
+    assert [t.shape for t in second.steps[0].after] == [(1, 3), (1,)]
+    assert all(g is not None for step in second.steps for g in step.gradients)
+    assert [sorted(micro.gradients) for step in second.steps for micro in step.micros] == [
+        [0, 1]
+    ] * 2
+    assert not any(step.moved for part in (first, second) for step in part.steps)
+
+
+def test_optimizers_that_stepped_together_and_step_apart_are_refused(
     observer: Observer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def end() -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(observer, "finish", end)
+    monkeypatch.setattr(observer, "finish", lambda: None)
     trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
-    trainer.backward(trainer.layers[0])
-    trainer.update(0)
+    for numbers in ((0, 1), (0,), (0,)):
+        for number in numbers:
+            trainer.backward(trainer.layers[number])
+        for number in numbers:
+            trainer.update(number)
+    assert "apart from each other" in observer.record.refusal
+
+
+@pytest.mark.parametrize(("steps", "ends"), [((0,) * 9, False), ((0,) * 9 + (1,) * 9, True)])
+def test_an_optimizer_that_has_not_stepped_yet_is_waited_for(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch, steps: tuple[int, ...], ends: bool
+) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(observer, "finish", lambda: ended.append(True))
+    trainer = Trainer(observer, nn.Linear(3, 2), nn.Linear(3, 1))
     trainer.backward(trainer.layers[1])
-    with pytest.raises(SystemExit):
-        trainer.update(1)
-    assert "each after its own backward pass" in observer.record.refusal
+    for number in steps:
+        trainer.backward(trainer.layers[number])
+        trainer.update(number)
+    assert bool(ended) is ends
 
 
 def test_weights_that_change_between_two_steps_are_recorded(observer: Observer) -> None:
