@@ -381,11 +381,14 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
             return _against_own_gradients, records
-        if finding is None and (replay.unmatched or _order_matters(records, replay)):
+        unmatched = replay.unmatched[:1]
+        if records.divides_rows and any(records.ranks[0].forward_draws.values()):
+            unmatched = ["for parts of rows, which one process computes whole"]
+        if finding is None and (unmatched or _order_matters(records, replay)):
             reason = (
-                f"the script draws random numbers ({replay.unmatched[0]}) that one process cannot "
+                f"the script draws random numbers ({unmatched[0]}) that one process cannot "
                 "repeat for all ranks"
-                if replay.unmatched
+                if unmatched
                 else "in one process the gradient depends on the order of the samples: the script "
                 "pairs samples, branches on one, or draws random numbers not by torch"
             )
@@ -555,18 +558,15 @@ def size_of(check: Check) -> str:
 def _rank_checks(records: Records) -> Iterator[Check]:
     """Checks among the ranks."""
     yield records.samples_check(causes.of_data(records) is None)
-    if records.ranks[0].flat_slices:
-        return
-    names = records.ranks[0].names
-    yield agreement_check("weights at the start", [rank.before for rank in records.ranks], names)
-    if records.local_steps:
-        return
-    last = records.steps - 1
-    yield agreement_check(
-        f"weights after {counted(records.steps, 'step')}",
-        [rank.steps[last].after for rank in records.ranks],
-        names,
-    )
+    names = [records.ranks[0].names[number] for number in records.whole]
+    last = counted(records.steps, "step")
+    for name, values in (
+        ("weights at the start", [rank.before for rank in records.ranks]),
+        (f"weights after {last}", [rank.steps[records.steps - 1].after for rank in records.ranks]),
+    ):
+        if names and not (records.local_steps and last in name):
+            whole = [[tensors[number] for number in records.whole] for tensors in values]
+            yield agreement_check(name, whole, names)
 
 
 def _rate_check(records: Records, replay: Record) -> Check:

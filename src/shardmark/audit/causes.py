@@ -139,15 +139,14 @@ def of_distribution(records: Records) -> Finding | None:
 def of_start(records: Records) -> Finding | None:
     """Ranks that begin with other weights."""
     first = records.ranks[0]
-    if first.flat_slices:
-        return None
     for rank in records.ranks[1:]:
-        pairs = zip(first.names, first.before, rank.before, strict=False)
-        other = [name for name, a, b in pairs if a.shape != b.shape or not bool((a == b).all())]
-        sums = zip(first.names, first.start, rank.start, strict=False)
-        other = other or [name for name, a, b in sums if a != b]  # sums of all elements
-        if other:
-            a, b = joined_flat(first.before), joined_flat(rank.before)
+        pairs = [(first.before[n], rank.before[n]) for n in records.whole]
+        differ = [a.shape != b.shape or not bool((a == b).all()) for a, b in pairs]
+        if not any(differ):
+            differ = [first.start[n] != rank.start[n] for n in records.whole]  # of all elements
+        if any(differ):
+            other = [first.names[n] for n, d in zip(records.whole, differ, strict=True) if d]
+            a, b = (joined_flat(tensors) for tensors in zip(*pairs, strict=True))
             size = relative(a, b) if a.shape == b.shape else 1.0
             return finding(
                 "different_start",
@@ -160,7 +159,8 @@ def of_start(records: Records) -> Finding | None:
 def of_data(records: Records) -> Finding | None:
     """Ranks that train on the same samples, or on too few or too many of them."""
     shares = _rows_of_steps(records)
-    if records.count > 1 and shares and all(_equal_rows(rows) for rows in shares):
+    same = records.count > 1 and shares and all(_equal_rows(rows) for rows in shares)
+    if same and not records.divides_rows:
         count = len(shares[0][0])
         return finding(
             "same_data",
@@ -219,12 +219,14 @@ def _equal_rows(ranks: list[list[float]]) -> bool:
 
 def _of_epoch(records: Records) -> Finding | None:
     """Samples of an epoch that no rank or that several ranks train on."""
+    rows = next(iter(_rows_of_steps(records)), [])
     for loaders in zip(*(rank.loaders for rank in records.ranks), strict=False):
         samples, size = loaders[0].samples, loaders[0].batch_size
         indices_of_ranks = [loader.indices for loader in loaders if loader.indices is not None]
         if len(indices_of_ranks) < records.count or records.count < 2 or not samples or not size:
             continue
-        if len({loader.first_sample for loader in loaders}) > 1:
+        replicas = loaders[0].sampler_settings.get("num_replicas", records.count)
+        if len({loader.first_sample for loader in loaders}) > 1 and replicas == records.count:
             part = samples // records.count
             return finding(
                 "data_divided_twice",
@@ -246,7 +248,11 @@ def _of_epoch(records: Records) -> Finding | None:
                 f"the ranks read {len(counts)} different samples in an epoch",
                 **facts,
             )
-        if again >= records.count * size:
+        rows_by_indices: dict[tuple[int, ...], set[tuple[float, ...]]] = {}
+        for indices, of_rank in zip(indices_of_ranks, rows, strict=False):
+            rows_by_indices.setdefault((*indices,), set()).add((*sorted(of_rank),))
+        parts = records.divides_rows or any(len(other) > 1 for other in rows_by_indices.values())
+        if again >= records.count * size and not parts:
             return finding(
                 "data_repeated",
                 f"{again} samples are on several ranks",
@@ -513,8 +519,17 @@ def of_disagreement(records: Records) -> Finding | None:
         return finding(
             "accumulation_not_synchronised", "the ranks use different gradients", evidence
         )
+    everything = len(different) == len(gradients[0])
+    for library, size in records.ranks[0].small_groups.items() if everything else ():
+        return finding(
+            "group_too_small",
+            "the ranks use different gradients",
+            f"the process group of {library} has {counted(size, 'rank')}, and the script runs on "
+            f"{records.count}; {evidence}",
+            group=f"{library} reduces them over a process group of {counted(size, 'rank')}"
+            + (", which changes nothing" if size == 1 else f" of {records.count}"),
+        )
     if unreduced:
-        everything = len(different) == len(gradients[0])
         which = "no gradient is" if everything else f"{some(different)} is not"
         return finding(
             "not_reduced",
@@ -530,13 +545,11 @@ def of_disagreement(records: Records) -> Finding | None:
 def of_weights(records: Records) -> Finding | None:
     """Weights that change outside of the optimizer: to be equal, or on some ranks only."""
     names = records.ranks[0].names
-    if records.ranks[0].flat_slices:
-        return None
     for step in range(1, records.steps):
         moved = [rank.steps[step].moved for rank in records.ranks]
         converging: list[str] = []
         diverging: list[str] = []
-        for number in sorted(set().union(*moved)):
+        for number in sorted({*records.whole}.intersection(set().union(*moved))):
             left = [checksum(rank.steps[step - 1].after[number]) for rank in records.ranks]
             now = [by_number.get(number, old) for by_number, old in zip(moved, left, strict=True)]
             if _equal(left) != _equal(now):
@@ -1275,6 +1288,15 @@ CAUSES: dict[str, Cause] = {
         reason="{which} reduced over the ranks",
         remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
         "or reduce their gradients before the step",
+        find=of_disagreement,
+        stage="ranks",
+        explains_gradient=True,
+    ),
+    "group_too_small": Cause(
+        meaning="a wrapper reduces over a process group of one rank, or of some ranks only",
+        reason="{group}",
+        remedy="give the wrapper a process group, or axes of the mesh, with all ranks that train "
+        "the same parameters",
         find=of_disagreement,
         stage="ranks",
         explains_gradient=True,

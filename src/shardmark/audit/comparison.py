@@ -135,11 +135,38 @@ class Records:
     def _difference_of_rows(self) -> float:
         return inf if self.replay is None else difference_of_rows(self.ranks, self.replay)
 
+    @cached_property
+    def divides_rows(self) -> bool:
+        """True if ranks compute parts of the same rows, such as parts of their sequences.
+
+        The replay computes each row as often as ranks have a part of it.
+        """
+        if self.replay is None:  # the same rows and other results: parts, or random numbers
+            return any(
+                f.inputs and tensors_differ(a, b, SAME_ROWS)
+                for rank in self.ranks[1:]
+                for f, of_rank in zip(self.ranks[0].forwards, rank.forwards, strict=False)
+                for a, b in zip(f.outputs, of_rank.outputs, strict=False)
+            )
+        of_ranks = [rank.calls for rank in self.ranks]
+        times = (
+            elements / together
+            for name, (*_, elements) in self.replay.calls.items()
+            if (together := sum(calls[name][2] for calls in of_ranks if name in calls))
+        )
+        return self.matched and any(n > 1 and self.count % n == 0 for n in times)
+
     def gradients(self, step: int = 0) -> Vectors:
         """Gradients that the ranks' optimizers use."""
         if self.before_clipping and step == 0:
             return self.clipped()
         return self._joined([rank.steps[step].gradients for rank in self.ranks])
+
+    @property
+    def whole(self) -> list[int]:
+        """Numbers of the parameters that are recorded in full on each rank."""
+        first = self.ranks[0]
+        return [number for number in range(len(first.names)) if number not in first.flat_slices]
 
     def gradients_by_rank(self) -> list[Vectors]:
         return [self._named(rank.steps[0].gradients) for rank in self.ranks]
@@ -147,12 +174,10 @@ class Records:
     @cached_property
     def different_gradients(self) -> list[str]:
         """Names of the gradients that differ among the ranks."""
-        if self.ranks[0].flat_slices:
-            return []
         first, *others = self.gradients_by_rank()
         return [
             name
-            for name in self.ranks[0].names
+            for name in (self.ranks[0].names[number] for number in self.whole)
             if any(
                 (name in g) != (name in first)
                 or (name in g and relative(g[name], first[name]) > 1e-5)
@@ -258,13 +283,13 @@ class Records:
 
     def reduced(self, by_rank: Sequence[Sequence[Tensor | None]]) -> Vectors:
         """Mean of the ranks' tensors, or their slices behind each other (FSDP1)."""
-        if self.ranks[0].flat_slices:
-            return self._joined(by_rank)
         vectors = [self._named(tensors) for tensors in by_rank]
-        return {
+        means = {
             name: sum((v[name] for v in vectors if name in v), np.zeros(1)) / self.count
-            for name in vectors[0]
+            for name in (self.ranks[0].names[number] for number in self.whole)
+            if name in vectors[0]
         }
+        return self._joined(by_rank) | means
 
     def _named(self, tensors: Sequence[Tensor | None]) -> Vectors:
         names = self.ranks[0].names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ MOST_ELEMENTS = 2**21
 STRIDES = (1, *(5, 11, 23, 47, 97, 197, 397, 797, 1597, 3203, 6421, 12853, 25717, 51437))
 """Distances of sampled elements: primes, so that they meet all columns of a matrix."""
 
+REPLICA = "DistributedDataParallel"
 NAMES_OF_WRAPPERS = frozenset(
     {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
 )
@@ -115,10 +116,37 @@ def is_a(module: nn.Module | type, name: str) -> bool:
     return any(base.__name__ == name for base in kind.__mro__)
 
 
+def flat_slices(modules: Iterable[nn.Module]) -> dict[int, list[int]]:
+    """Ranks that hold the slices of each parameter that FSDP1 divides, by its id."""
+    slices: dict[int, list[int]] = {}
+    for module in modules:
+        handle = (
+            getattr(module, "_handle", None) if is_a(module, "FullyShardedDataParallel") else None
+        )
+        if handle is not None and handle.uses_sharded_strategy:
+            flat = handle.flat_param
+            group: Any = module.process_group
+            ranks = torch.distributed.get_process_group_ranks(group)
+            slices |= dict.fromkeys(map(id, (flat, *(flat._params or ()))), ranks)
+    return slices
+
+
+def reducing_ranks(module: Any) -> int | None:
+    """Number of ranks that a wrapper reduces gradients over; None for other modules."""
+    group = getattr(module, "process_group", None)
+    if is_a(module, "FullyShardedDataParallel"):
+        hybrid = module.sharding_strategy.name in {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}
+        return int(group.size() * (module._inter_node_pg.size() if hybrid else 1))
+    if is_a(module, "FSDPModule"):
+        meshes = [p.device_mesh for p in module.parameters() if is_distributed_tensor(p)]
+        return min((int(mesh.size()) for mesh in meshes), default=None)
+    return int(group.size()) if group is not None and is_a(module, REPLICA) else None
+
+
 def frameworks_of(root: nn.Module) -> list[str]:
     """Libraries that wrap the model or a part of it."""
     wrappers = {
-        "DistributedDataParallel": "DDP",
+        REPLICA: "DDP",
         "FSDPModule": "FSDP2",
         "FullyShardedDataParallel": "FSDP1",
         "DeepSpeedEngine": "DeepSpeed",

@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,8 @@ from shardmark.scripts import hooks
 from shardmark.scripts.batches import checksum, first_row_checksum, leaves, row_checksums
 from shardmark.scripts.draws import user_place
 from shardmark.scripts.full_tensors import (
+    REPLICA,
+    flat_slices,
     frameworks_of,
     full_copy,
     full_gradients,
@@ -37,6 +39,7 @@ from shardmark.scripts.full_tensors import (
     is_a,
     is_distributed_tensor,
     plain_name,
+    reducing_ranks,
     sampled,
     sampling_of,
 )
@@ -56,7 +59,6 @@ from shardmark.scripts.record import (
 )
 from shardmark.scripts.recording import Plan, rank_file
 
-REPLICA = "DistributedDataParallel"
 MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
 LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
@@ -224,10 +226,11 @@ class Observer:
             self.after_root(module, inputs, outputs)
 
     def _sum_squares(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        sums = self.record.calls.setdefault(self._module_names.get(id(module), ""), [0.0, 0.0])
+        sums = self.record.calls.setdefault(self._module_names.get(id(module), ""), [0.0, 0.0, 0.0])
         for number, values in enumerate((inputs, outputs)):
             with self._recording(), suppress(RuntimeError):
                 for tensor in leaves(values)[:1]:
+                    sums[2] += tensor.numel() * (number == 0)
                     if 8 * tensor.numel() <= MOST_DRAWN_BYTES:
                         sums[number] += float(tensor.double().square().sum())
 
@@ -536,9 +539,15 @@ class Observer:
         self._stepping.append(weakref.ref(optimizer))
         self._slices.append(slice(first, first + len(parameters)))
         self._parameters += parameters
+        living_modules = (v for v in gc.get_objects() if issubclass(type(v), nn.Module))
+        uncalled = [m for m in living_modules if is_a(m, REPLICA) and m not in self._roots]
+        roots = [*enumerate((*self._roots, *uncalled), 1)]
+        roots.sort(key=lambda pair: -len([*pair[1].parameters()]))  # names of the largest module
+        modules = {id(module): module for _, root in roots for module in root.modules()}.values()
+        self._find_groups(modules)
         names = {
             id(parameter): (number, plain_name(name))
-            for number, root in reversed([*enumerate(self._roots, 1)])
+            for number, root in reversed(roots)
             for name, parameter in root.named_parameters()
         }
         living = [created for ref in self.optimizers if (created := ref()) is not None]
@@ -552,7 +561,9 @@ class Observer:
             again = name in self.record.names
             self.record.names.append(f"model {model}: {name}" if again else name)
         self.record.parts += [len(self._parts)] * len(parameters)
-        self.record.flat_slices = "FSDP1" in self.record.frameworks
+        slices = flat_slices(modules)
+        numbered = [*enumerate(parameters, first)]
+        self.record.flat_slices |= {n: slices[id(p)] for n, p in numbered if id(p) in slices}
         self.record.strangers += sum(id(p) not in names for p in parameters)
         for parameter in parameters:
             (value,) = full_parameters([parameter], deepspeed=deepspeed)
@@ -572,6 +583,14 @@ class Observer:
                 if parameter.grad is not None
             }
         return len(self._stepping) - 1
+
+    def _find_groups(self, modules: Iterable[nn.Module]) -> None:
+        """Find the libraries that wrap the model, and those that reduce over some ranks only."""
+        sizes = [(frameworks_of(m)[0], n) for m in modules if (n := reducing_ranks(m)) is not None]
+        self.record.frameworks = list(dict.fromkeys((*self.record.frameworks, *dict(sizes))))
+        self.record.small_groups |= {
+            library: size for library, size in sorted(sizes, reverse=True) if size < _ranks()
+        }
 
     def _find_twins(self) -> None:
         """Find equal matrices of modules of different classes, as those of tied weights are."""

@@ -207,8 +207,10 @@ class Record:
     """Classes of the script's schedules of learning rates."""
     schedule_settings: dict[str, float] = field(default_factory=dict)
     """Numbers that configure these schedules, as `StepLR.step_size`."""
-    flat_slices: bool = False
-    """True if a rank has a slice of each flat parameter (FSDP1): slices are joined by rank."""
+    flat_slices: dict[int, list[int]] = field(default_factory=dict)
+    """Ranks that hold the slices of a parameter, in their order, by its number (FSDP1)."""
+    small_groups: dict[str, int] = field(default_factory=dict)
+    """Size of the process group that a library reduces over, where it lacks some ranks."""
     every: int = 1
     """Distance of the recorded elements of parameters and gradients: all of small models."""
     before: list[Tensor] = field(default_factory=list)
@@ -218,8 +220,9 @@ class Record:
     steps: list[Step] = field(default_factory=list)
     forwards: list[Forward] = field(default_factory=list)
     calls: dict[str, list[float]] = field(default_factory=dict)
-    """Sums of squares of the input and the output of each module with parameters, by name, in the
-    order of their first calls.  Of the first step; they do not depend on the order of samples."""
+    """Sums of squares of the input and the output of each module with parameters, and the number of
+    elements of its inputs, by name, in the order of their first calls.  Of the first step; they do
+    not depend on the order of samples."""
     loaders: list[Loader] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     """Draws outside of forward passes."""
@@ -313,6 +316,7 @@ def part_of(record: Record, part: int) -> Record:
         groups=chosen(record.groups),
         before=chosen(record.before),
         start=chosen(record.start),
+        flat_slices=of_place(record.flat_slices),
         steps=list(map(of_step, steps.values())),
         forwards=[replace(f, step=order[f.step]) for f in record.forwards if f.step in order],
         twins=[pair for pair in record.twins if {*pair} <= {*names}],
@@ -323,10 +327,9 @@ def joined_tensors(
     ranks: Sequence[Record], by_rank: Sequence[Sequence[Tensor | None]]
 ) -> list[Tensor | None]:
     """Tensors of rank 0, or the ranks' slices behind each other where each has a slice (FSDP1)."""
-    if not ranks[0].flat_slices or len(ranks) == 1:
-        return list(by_rank[0])
-    joined: list[Tensor | None] = []
-    for slices in zip(*by_rank, strict=True):
+    joined = list(by_rank[0])
+    for number, holders in ranks[0].flat_slices.items():
+        slices = [by_rank[rank][number] for rank in holders]
         present = [tensor.flatten() for tensor in slices if tensor is not None]
-        joined.append(torch.cat(present) if present else None)
+        joined[number] = torch.cat(present) if present else None
     return joined
