@@ -46,6 +46,10 @@ CASES = tuple(
             "dropped_data": "data_divided_twice",
             "different_start": "different_start",
             "unreduced_parameter": "not_reduced",
+            "inner_module": "not_reduced",
+            "sequence_group_of_one": "group_too_small",
+            "sequence_divided_twice": "multiplied_by_ranks",
+            "sequence_part_means": "uneven_weights",
             "gan_local_critic": "not_reduced",
             "average_on_one_rank": "weights_changed_by_rank",
             "local_steps": "local_steps",
@@ -61,10 +65,14 @@ CASES = tuple(
         "fsdp2": {
             "fsdp2_summed": "summed",
             "fsdp2_local_clip": "clipped_locally",
+            "late_adapter": "not_reduced",
             "optimizer_before_wrap": "optimizer_of_other_parameters",
             "untied_weights": "untied_weights",
         },
-        "fsdp1": {"fsdp1_local_clip": "clipped_locally"},
+        "fsdp1": {
+            "fsdp1_local_clip": "clipped_locally",
+            "fsdp1_group_of_one": "group_too_small",
+        },
         "deepspeed": {
             "deepspeed_accumulation": "accumulation_divided_twice",
             "deepspeed_token_means": "uneven_weights",

@@ -40,7 +40,9 @@ model = DDP(Tagger(), process_group=None if "--right" in sys.argv else data.get_
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 ids = torch.randint(50, (64, 12))
 dataset = TensorDataset(ids, (ids + torch.arange(12)) % 7)
-sampler = DistributedSampler(dataset, num_replicas=data.size(), rank=data.get_local_rank())
+sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(
+    dataset, num_replicas=data.size(), rank=data.get_local_rank()
+)
 for step, (batch, tags) in enumerate(DataLoader(dataset, batch_size=8, sampler=sampler)):
     optimizer.zero_grad()
     loss = model(batch, tags)

@@ -381,17 +381,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
             return _against_own_gradients, records
-        unmatched = replay.unmatched[:1]
-        if records.divides_rows and any(records.ranks[0].forward_draws.values()):
-            unmatched = ["for parts of rows, which one process computes whole"]
-        if finding is None and (unmatched or _order_matters(records, replay)):
-            reason = (
-                f"the script draws random numbers ({unmatched[0]}) that one process cannot "
-                "repeat for all ranks"
-                if unmatched
-                else "in one process the gradient depends on the order of the samples: the script "
-                "pairs samples, branches on one, or draws random numbers not by torch"
-            )
+        if finding is None and (reason := _cannot_repeat(records, replay)):
             reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
@@ -409,6 +399,24 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             notes=notes,
         )
     return _reported(runs, records, checks, findings, method=REPLAY, notes=notes)
+
+
+def _cannot_repeat(records: Records, replay: Record) -> str:
+    """Reason why one process may have another gradient without a fault; empty if none is seen."""
+    unmatched = replay.unmatched[:1]
+    if records.divides_rows and any(records.ranks[0].forward_draws.values()):
+        unmatched = ["for parts of rows, which one process computes whole"]
+    if unmatched:
+        return (
+            f"the script draws random numbers ({unmatched[0]}) that one process cannot repeat for "
+            "all ranks"
+        )
+    if _order_matters(records, replay):
+        return (
+            "in one process the gradient depends on the order of the samples: the script pairs "
+            "samples, branches on one, or draws random numbers not by torch"
+        )
+    return ""
 
 
 def _without_accepted(runs: Runs, records: Records, finding: Finding) -> tuple[Baseline, Records]:
@@ -558,15 +566,15 @@ def size_of(check: Check) -> str:
 def _rank_checks(records: Records) -> Iterator[Check]:
     """Checks among the ranks."""
     yield records.samples_check(causes.of_data(records) is None)
-    names = [records.ranks[0].names[number] for number in records.whole]
+    names = [records.ranks[0].names[number] for number in records.unsliced]
     last = counted(records.steps, "step")
     for name, values in (
         ("weights at the start", [rank.before for rank in records.ranks]),
         (f"weights after {last}", [rank.steps[records.steps - 1].after for rank in records.ranks]),
     ):
         if names and not (records.local_steps and last in name):
-            whole = [[tensors[number] for number in records.whole] for tensors in values]
-            yield agreement_check(name, whole, names)
+            by_rank = [[tensors[number] for number in records.unsliced] for tensors in values]
+            yield agreement_check(name, by_rank, names)
 
 
 def _rate_check(records: Records, replay: Record) -> Check:

@@ -140,12 +140,12 @@ def of_start(records: Records) -> Finding | None:
     """Ranks that begin with other weights."""
     first = records.ranks[0]
     for rank in records.ranks[1:]:
-        pairs = [(first.before[n], rank.before[n]) for n in records.whole]
+        pairs = [(first.before[n], rank.before[n]) for n in records.unsliced]
         differ = [a.shape != b.shape or not bool((a == b).all()) for a, b in pairs]
         if not any(differ):
-            differ = [first.start[n] != rank.start[n] for n in records.whole]  # of all elements
+            differ = [first.start[n] != rank.start[n] for n in records.unsliced]
         if any(differ):
-            other = [first.names[n] for n, d in zip(records.whole, differ, strict=True) if d]
+            other = [first.names[n] for n, d in zip(records.unsliced, differ, strict=True) if d]
             a, b = (joined_flat(tensors) for tensors in zip(*pairs, strict=True))
             size = relative(a, b) if a.shape == b.shape else 1.0
             return finding(
@@ -549,7 +549,7 @@ def of_weights(records: Records) -> Finding | None:
         moved = [rank.steps[step].moved for rank in records.ranks]
         converging: list[str] = []
         diverging: list[str] = []
-        for number in sorted({*records.whole}.intersection(set().union(*moved))):
+        for number in sorted({*records.unsliced}.intersection(set().union(*moved))):
             left = [checksum(rank.steps[step - 1].after[number]) for rank in records.ranks]
             now = [by_number.get(number, old) for by_number, old in zip(moved, left, strict=True)]
             if _equal(left) != _equal(now):

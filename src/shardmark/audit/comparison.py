@@ -163,7 +163,7 @@ class Records:
         return self._joined([rank.steps[step].gradients for rank in self.ranks])
 
     @property
-    def whole(self) -> list[int]:
+    def unsliced(self) -> list[int]:
         """Numbers of the parameters that are recorded in full on each rank."""
         first = self.ranks[0]
         return [number for number in range(len(first.names)) if number not in first.flat_slices]
@@ -177,7 +177,7 @@ class Records:
         first, *others = self.gradients_by_rank()
         return [
             name
-            for name in (self.ranks[0].names[number] for number in self.whole)
+            for name in (self.ranks[0].names[number] for number in self.unsliced)
             if any(
                 (name in g) != (name in first)
                 or (name in g and relative(g[name], first[name]) > 1e-5)
@@ -286,7 +286,7 @@ class Records:
         vectors = [self._named(tensors) for tensors in by_rank]
         means = {
             name: sum((v[name] for v in vectors if name in v), np.zeros(1)) / self.count
-            for name in (self.ranks[0].names[number] for number in self.whole)
+            for name in (self.ranks[0].names[number] for number in self.unsliced)
             if name in vectors[0]
         }
         return self._joined(by_rank) | means

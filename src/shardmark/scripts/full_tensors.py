@@ -133,7 +133,7 @@ def flat_slices(modules: Iterable[nn.Module]) -> dict[int, list[int]]:
 
 def reducing_ranks(module: Any) -> int | None:
     """Number of ranks that a wrapper reduces gradients over; None for other modules."""
-    group = getattr(module, "process_group", None)
+    group: Any = getattr(module, "process_group", None)
     if is_a(module, "FullyShardedDataParallel"):
         hybrid = module.sharding_strategy.name in {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}
         return int(group.size() * (module._inter_node_pg.size() if hybrid else 1))

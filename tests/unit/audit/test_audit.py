@@ -208,7 +208,7 @@ def updated(*, gradients: Sequence[float], after: Sequence[float], **more: Any) 
 def started(*steps: Step) -> Records:
     both = records(*steps, replay=Step(gradients=[torch.full((2,), 2.0)]))
     for rank in both.ranks:
-        rank.before = [torch.ones(2)]
+        rank.before, rank.start = [torch.ones(2)], [2.0]
     return both
 
 

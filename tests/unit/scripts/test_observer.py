@@ -84,7 +84,7 @@ def test_inputs_and_outputs_of_modules_are_summed_in_the_first_step(observer: Ob
     observer.before_module(model[0])
     observer.after_module(model[0], ((inputs,), {}), model[0](inputs))
     observer.after_module(model, ((inputs,), {}), model(inputs))
-    assert observer.record.calls == {"0": [30.0, 58.0]}
+    assert observer.record.calls == {"0": [30.0, 58.0, 4.0]}
 
 
 class Augmented(torch.utils.data.Dataset[torch.Tensor]):
