@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -46,7 +47,7 @@ class Column:
     decimals: int | None = None
     """Number of decimals; None for significant digits."""
     digits: int | None = None
-    """Number of significant digits; None for about four."""
+    """Number of significant digits; None for three."""
     interval: Literal["", "±", "to"] = ""
     """Form of an estimate's interval: none, `5.1 ±0.2`, or `1.62 (1.35 to 1.94)`."""
     numeric: bool = True
@@ -59,6 +60,11 @@ class Column:
     """Unit of the column's estimates in JSON."""
     shown_to: Literal["all", "people", "programs"] = "all"
     """Readers of the column; `programs` read CSV and JSON."""
+
+    @property
+    def difference_unit(self) -> str:
+        """Unit of a difference of two values: percentages differ by points."""
+        return "points" if self.unit == "%" else self.unit
 
     def show(self, value: Value) -> str:
         """Format the value for people, on one line and without control characters."""
@@ -75,7 +81,8 @@ class Column:
         return one_line(value if isinstance(value, str) else json.dumps(value, default=str))
 
     def _estimate(self, estimate: Estimate) -> str:
-        text = number(estimate.value * self.scale, decimals=self.decimals)
+        value = estimate.value * self.scale
+        text = number(value, decimals=self.decimals)
         if self.interval and estimate.too_noisy:
             return f"{text} (too noisy)"
         if not self.interval or estimate.low is None or estimate.high is None:
@@ -87,6 +94,8 @@ class Column:
             huge = "e" in text or abs(scaled) >= HUGE
             return f"{scaled:.2e}" if huge else f"{scaled:.{places}f}"
 
+        if self.interval == "±" and self.decimals is None and abs(value) < HUGE:
+            return with_half_width(value, (estimate.half_width or 0.0) * self.scale)
         if self.interval == "±":
             return f"{text} ±{bound(estimate.half_width or 0.0)}"
         if estimate.low == estimate.high:
@@ -169,12 +178,12 @@ def byte_unit(largest_bytes: float) -> tuple[str, float]:
     return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
-HUGE, HUGE_WITH_DECIMALS = 1e9, 1e6
+MILLION, HUGE, HUGE_WITH_DECIMALS = 1e6, 1e9, 1e6
 """Values from which a table shows a power of ten."""
 
 
 def number(value: float, *, decimals: int | None = None, digits: int | None = None) -> str:
-    """Format with fixed decimals, with significant digits, or with about four of these.
+    """Format with fixed decimals, with significant digits, or with three of these.
 
     Huge numbers have exponents.
     """
@@ -184,12 +193,27 @@ def number(value: float, *, decimals: int | None = None, digits: int | None = No
         return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
-    if digits is not None:
-        return f"{float(f'{value:.{digits}g}'):.12g}"
-    for limit, places in ((1000, 0), (100, 1), (10, 2), (1, 3)):
-        if abs(value) >= limit:
-            return f"{value:.{places}f}"
-    return f"{value:.4g}"
+    rounded = float(f"{value:.{digits or 3}g}")
+    if digits is not None or abs(rounded) < 1:
+        return f"{rounded:.12g}"
+    if abs(rounded) >= MILLION:
+        return f"{rounded / MILLION:.3g}M"
+    return f"{rounded:.{max(0, 2 - _place(rounded))}f}"
+
+
+def _place(value: float) -> int:
+    """Return the place of the first digit: 2 for hundreds, -1 for tenths; 0 for zero."""
+    return math.floor(math.log10(abs(value))) if value else 0
+
+
+def with_half_width(value: float, half: float) -> str:
+    """Format the half width with two digits, and the value to its place, with three at most."""
+    size, letter = (MILLION, "M") if abs(value) >= MILLION else (1.0, "")
+    value, half = value / size, half / size
+    last = max(_place(value) - 2, _place(half) - 1) if half else _place(value) - 2
+    value_text, half_text = (f"{round(v, -last):.{max(0, -last)}f}" for v in (value, half))
+    half_text = half_text if float(half_text) else number(half, digits=1)
+    return f"{value_text}{letter} ±{half_text}{letter}"
 
 
 def abbreviated(value: float, *, gap: str = "") -> str:

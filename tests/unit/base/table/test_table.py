@@ -53,9 +53,14 @@ def estimate(value: float, low: float | None = None, high: float | None = None) 
         ({}, Missing("why"), "-"),
         ({}, True, "yes"),
         ({}, 3, "3"),
-        ({"scale": 1000.0}, estimate(0.159), "159.0"),
-        ({"interval": "±"}, estimate(734.5, 642.1, 826.9), "734.5 ±92.4"),
-        ({"interval": "±"}, estimate(734.5), "734.5"),
+        ({"scale": 1000.0}, estimate(0.159), "159"),
+        ({"interval": "±"}, estimate(734.7, 642.1, 826.9), "735 ±93"),
+        ({"interval": "±"}, estimate(8318.2, 6882, 9754), "8300 ±1400"),
+        ({"interval": "±"}, estimate(366019985, 341201029, 390838941), "366M ±25M"),
+        ({"interval": "±"}, estimate(4.5678, 4.5557, 4.5799), "4.57 ±0.01"),
+        ({"interval": "±"}, estimate(8318.2, 8317, 8319.4), "8320 ±1"),
+        ({"interval": "±"}, estimate(0.0, 0.0, 0.0), "0.00 ±0"),
+        ({"interval": "±"}, estimate(734.7), "735"),
         ({"interval": "to", "decimals": 2}, estimate(1.8, 1.72, 1.95), "1.80 (1.72 to 1.95)"),
         ({"interval": "to", "decimals": 2}, estimate(1.0, 1.0, 1.0), "1.00"),
         ({}, {"a": 1}, '{"a": 1}'),
@@ -79,18 +84,18 @@ def test_a_wide_text_table_continues_below_with_the_names() -> None:
     )
     shown = render_tables([wide], headings=False)
     assert shown.splitlines() == [
-        "strategy  ranks  samples/s   peak",
-        "                              MiB",
-        "--------  -----  ---------  -----",
-        "ddp           2      1.500  22.50",
-        "fsdp          4      1.500  22.50",
+        "strategy  ranks  samples/s  peak",
+        "                             MiB",
+        "--------  -----  ---------  ----",
+        "ddp           2       1.50  22.5",
+        "fsdp          4       1.50  22.5",
         "",
         "A note.",
     ]
-    assert render_tables([wide], width=33, headings=False) == shown
-    divided = render_tables([wide], width=32, headings=False)
+    assert render_tables([wide], width=32, headings=False) == shown
+    divided = render_tables([wide], width=31, headings=False)
     assert divided.count("strategy  ranks") == 2
-    assert max(map(len, divided.splitlines())) <= 32
+    assert max(map(len, divided.splitlines())) <= 31
     notes = Table(title="", columns=(), rows=(), notes=("many words " * 30,))
     for width, most in ((5, 40), (None, 98)):
         assert max(map(len, render_tables([notes], width=width).splitlines())) <= most
@@ -167,7 +172,7 @@ def test_programs_get_base_units_and_reasons() -> None:
         (-2.5e12, 1, "-2.50e+12"),
         (1_309_273.0, 0, "1309273"),
         (123_456_789.0, 4, "1.23e+08"),
-        (0.04631, None, "0.04631"),
+        (0.04631, None, "0.0463"),
     ],
 )
 def test_huge_numbers_are_powers_of_ten(value: float, decimals: int | None, shown: str) -> None:

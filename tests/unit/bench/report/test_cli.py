@@ -106,7 +106,7 @@ def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str)
     first = answer_lines(compare_trials(*trials()))[0][:20]
     text = answer(capsys, folder)[1]
     assert text.startswith(first)
-    (line,) = [line for line in text.splitlines() if "single" in line and "402.0" in line]
+    (line,) = [line for line in text.splitlines() if "single " in line and " 402 " in line]
     assert len(line) <= 80
     assert answer(capsys, folder, "--format", "markdown")[1].startswith(f"- {first}")
     assert r"\begin{tabular}" in answer(capsys, folder, "--format", "latex")[1]

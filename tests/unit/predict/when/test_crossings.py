@@ -118,7 +118,7 @@ def test_the_view_and_the_figure_have_the_crossing() -> None:
     table, *_ = view.tables(comparison, value)
     assert table.title == "Throughput over global_batch"
     assert table.cells("best_at") == ("4", "16 to 64", "nowhere")
-    assert table.cells("begins")[1].startswith("8 (7.575 to ")
+    assert table.cells("begins")[1].startswith("8 (7.58 to ")
     assert records(table)[1]["begins_value"] == pytest.approx(8.0)
     (figure,) = [f for f in figures_of(comparison) if f.name == "best-by-axis"]
     names = [series.name for series in figure.panels[0].series]

@@ -24,13 +24,15 @@ def name(row: Row, *, with_ranks: bool = True) -> str:
 
 
 def rounding_text(rounding: Rounding) -> str:
-    """Return `rounding alone changes top-1 by 1.2 %; single, ddp and fsdp are within that`."""
+    """Return `rounding alone changes top-1 by 1.2 points; single and ddp are within that`."""
     column = metric_column(rounding.metric)
-    amount = " ".join(filter(None, (short(rounding.distance * column.scale), column.unit)))
-    text = f"rounding alone changes {column.title} by {amount}"
+    words = (short(rounding.distance * column.scale), column.difference_unit)
+    verb = f"changes {column.title} by {' '.join(filter(None, words))}"
+    text = f"rounding alone {verb if rounding.distance else f'does not change {column.title}'}"
     if not rounding.same:
         return text
-    return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} are within that"
+    within = "are within that" if rounding.distance else "end alike"
+    return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} {within}"
 
 
 def rate(value: float) -> str:

@@ -144,7 +144,7 @@ def seeds_note(rows: Sequence[Row]) -> list[str]:
         name, difference = quality_of(row), row.quality_difference
         if name is not None and difference is not None:
             column = metric_column(name, interval="±")
-            unit = f" {column.unit}" if column.unit else ""
+            unit = f" {column.difference_unit}" if column.unit else ""
             sign = "+" if difference.estimate.value > 0 else ""
             text = f"{row.place} {sign}{column.show(difference.estimate)}{unit}"
             key = (column.title, row.baseline or "")

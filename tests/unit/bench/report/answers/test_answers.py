@@ -21,6 +21,7 @@ from shardmark.bench.report.answers.answers import (
     next_commands,
 )
 from shardmark.bench.report.answers.overview import overview, overview_json
+from shardmark.bench.report.answers.wording import rounding_text
 from shardmark.bench.report.table.comparison import comparison_json
 from tests import present
 from tests.unit.bench.report.answers.invented_rows import MIB, OTHERS, Cell, compared
@@ -278,8 +279,10 @@ def test_what_rounding_alone_does_makes_verified_rows_the_same(tmp_path: Path) -
     assert rounding.distance == pytest.approx(0.02)
     assert rounding.same == ("ddp",)
     assert one_of(comparison, "equivalent").text.endswith(
-        "rounding alone changes top-1 by 2 %; single and ddp are within that"
+        "rounding alone changes top-1 by 2 points; single and ddp are within that"
     )
+    unchanged = rounding_text(replace(rounding, distance=0.0))
+    assert unchanged == "rounding alone does not change top-1; single and ddp end alike"
     shown = json.loads(overview_json(comparison))
     assert shown["rounding"][0]["same"] == ["ddp"]
     assert [row["outcomes"] for row in shown["rows"]] == [{"ok": 3}] * 4  # the twin is no repeat

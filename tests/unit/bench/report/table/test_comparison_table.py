@@ -49,8 +49,8 @@ def test_table_has_few_columns_and_the_fastest_row_first() -> None:
         *("label", "ranks", "samples_per_second", "speedup", "peak_memory_bytes", "accuracy_top1")
     ]
     assert rows == [
-        ["ddp", "2", "734.5 ±98.5", "1.83", "290.9", "95.3"],
-        ["single", "1", "402.0 ±26.2", "1.00", "410.1", "95.3"],
+        ["ddp", "2", "735 ±98", "1.83", "291", "95.3"],
+        ["single", "1", "402 ±26", "1.00", "410", "95.3"],
     ]
     table = render_tables([few], headings=False).partition("\n\n")[0]
     assert max(map(len, table.splitlines())) <= 80
@@ -81,11 +81,11 @@ def test_a_run_with_one_model_names_it_beside_a_run_with_several(tmp_path: Path)
 
 def test_more_columns_have_human_units() -> None:
     cells = shown(*single_and_ddp())
-    assert cells["step ms"] == ("87.14", "159.2")
+    assert cells["step ms"] == ("87.1", "159")
     assert cells["verdict"] == ("faster", "baseline")
     assert cells["speed-up"] == ("1.83 (1.72 to 1.95)", "1.00")
     assert cells["eff. %"] == ("91", "100")
-    assert cells["state MiB"] == ("170.5", "170.5")
+    assert cells["state MiB"] == ("171", "171")
     assert "outcomes" not in cells
 
 

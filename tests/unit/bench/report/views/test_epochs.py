@@ -87,8 +87,8 @@ def test_table_has_a_row_for_each_epoch() -> None:
         *("label", "ranks", "epoch", "train_loss", "epoch_seconds", "elapsed_seconds"),
         *("evaluation_seconds", "map"),
     ]
-    assert rows[0] == ["ddp", "2", "1", "0.7500", "11.00", "11.00", "3.000", "0.1250"]
-    assert rows[1] == ["ddp", "2", "2", "0.5000", "11.00", "22.00", "3.000", "0.2500"]
+    assert rows[0] == ["ddp", "2", "1", "0.7500", "11.0", "11.0", "3.00", "0.1250"]
+    assert rows[1] == ["ddp", "2", "2", "0.5000", "11.0", "22.0", "3.00", "0.2500"]
 
 
 def untimed() -> TrialResult:
@@ -173,8 +173,8 @@ def test_the_table_marks_lower_bounds() -> None:
     titles = ["strategy", "ranks", "time to", "after", "reached", "best"]
     assert [column.title for column in columns] == titles
     assert rows == [
-        ["ddp", "2", "22.00 ±0.00", "2", "2 of 2", "0.7500"],
-        ["fsdp", "2", "> 22.00", "2", "1 of 2", "0.6000"],
+        ["ddp", "2", "22.0 ±0", "2", "2 of 2", "0.7500"],
+        ["fsdp", "2", "> 22.0", "2", "1 of 2", "0.6000"],
         ["zero-1", "2", "-", "-", "-", "-"],
     ]
     assert any(note.startswith("> : a repeat") for note in table.notes)
