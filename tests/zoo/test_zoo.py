@@ -11,7 +11,7 @@ import pytest
 from shardmark.audit.script import audit_script
 from shardmark.base.evidence.accepted import ACCEPTABLE
 from shardmark.scripts.command import parse_command
-from tests.zoo.cases import CASES, Case
+from tests.zoo.cases import CASES, UNDECIDED, Case
 from tests.zoo.forked import start_forked
 from tests.zoo.generated import write_right_scripts
 
@@ -57,8 +57,19 @@ def test_a_right_script_is_not_blamed(case: Case) -> None:
     assert report.same is True, report.answer
 
 
+@pytest.mark.parametrize("script", UNDECIDED)
+def test_a_gradient_that_depends_on_the_order_of_samples_is_no_reference(script: str) -> None:
+    path = Path(__file__).with_name(f"{script}.py")
+    report = audited(str(path))
+    assert report.same is None
+    assert "order of the samples" in report.answer
+    assert audited(str(path), "--right").same is True
+
+
 ACCEPTED = [
-    parameter for parameter, case in zip(PARAMETERS, CASES, strict=True) if case.cause in ACCEPTABLE
+    parameter
+    for parameter, case in zip(PARAMETERS, CASES, strict=True)
+    if case.cause in ACCEPTABLE and case.script != "grpo_token_means"  # its loss is written by hand
 ]
 
 
