@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shardmark import __version__
 
 project = "Shardmark"
@@ -24,3 +26,36 @@ html_show_sphinx = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = ["copy.js"]
+
+# Pages below others in the menu, which is folded there: the first screen has what a newcomer needs.
+BELOW = {
+    "guides/install": ("guides/docker", "guides/first-gpu-run"),
+    "guides/is-my-script-right": ("reference/causes", "guides/found-faults"),
+    "guides/own-model": (
+        "guides/own-task", "guides/own-data", "guides/language", "guides/detection",
+        "guides/reinforcement-learning",
+    ),
+    "guides/strategies": ("guides/model-parallel", "guides/parameter-servers"),
+    "guides/compare": ("guides/numbers", "guides/repeats", "guides/regression", "guides/trackers"),
+    "guides/own-study": (
+        "guides/against-a-paper", "studies/lamsal-2025", "studies/asu-fsdp-2024",
+        "studies/ovi-2025", "studies/fsdp-vs-deepspeed-poster",
+    ),
+    "guides/several-machines": ("guides/slurm", "guides/ray", "guides/security"),
+    "guides/add-a-strategy": ("guides/add-a-workload", "guides/plug-ins", "architecture"),
+    "method/measurement": (
+        "method/network", "method/statistics", "method/race", "method/recommendation",
+        "method/detection-quickstart",
+    ),
+}  # fmt: skip
+
+
+def add_menu(_app: object, page: str, source: list[str]) -> None:
+    """Append the menu of the pages below a page, which other readers of the file do not see."""
+    if page in BELOW:
+        entries = "\n".join(f"/{entry}" for entry in BELOW[page])
+        source[0] += f"\n```{{toctree}}\n:hidden:\n\n{entries}\n```\n"
+
+
+def setup(app: Any) -> None:
+    app.connect("source-read", add_menu)

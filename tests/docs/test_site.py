@@ -65,6 +65,12 @@ def test_every_page_is_there_and_in_the_menu(site: Path) -> None:
         assert in_menu == (made.parent.name != "decisions" or made.name == "index.html"), made
 
 
+def test_the_open_menu_is_short(site: Path) -> None:
+    start = (site / "index.html").read_text(encoding="utf-8")
+    assert len(re.findall(r'class="toctree-l1', start)) <= 35
+    assert len(re.findall(r'class="caption"', start)) == 5
+
+
 def test_public_names_are_described(site: Path) -> None:
     page = (site / "reference" / "python.html").read_text(encoding="utf-8")
     names = [name for name in shardmark.__all__ if not name.startswith("_")]
