@@ -41,6 +41,8 @@ VANISHING = 1e-4
 
 REPLAYS = "shardmark.audit.replay:ReplayObserver"
 """Observer that the hooks call in a replay."""
+PLAIN_MEANS = {"uneven_micro_batches", "uneven_weights", "whole_batch_loss"}
+"""Causes that are accepted by comparing with the plain mean of the ranks' own gradients."""
 NO_REPLAY = "no replay in one process"
 REPLAY = "replay: one process trained on the batches of all ranks together"
 OWN_GRADIENTS = "own gradients: the ranks' own gradients, weighted by their targets"
@@ -355,14 +357,16 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         else:
             checks += later_checks(records, replay)
     findings = _unaccepted(runs, records, "ranks")
+    accumulated = [*causes.causes_found("accumulation", records)]
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     deviates = not gradient.holds or seen.before_clipping
     if not explained and (deviates or _order_matters(records, replay)):
         finding = causes.of_gradient(seen)
         buffers = {"buffers_differ"} & {*runs.accepted, *(other.name for other in findings)}
         unclear = buffers or _order_matters(records, replay)
-        if unclear and finding is not None and finding.name == "whole_batch_loss":
-            finding = None  # the ranks' models differ, or one process has several gradients
+        if unclear and (finding is None or finding.name == "whole_batch_loss"):
+            # The ranks' models differ, or one process has several gradients or other micro-batches.
+            finding = next(iter(accumulated), None)
         if deviates and (finding is None or _vanishes(records, replay)):
             spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
@@ -386,7 +390,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
     findings += causes.causes_found("rates", records)
-    findings += _unaccepted(runs, records, "accumulation")
+    named = {other.name for other in findings}
+    findings += [c for c in accumulated if c.name not in named and not runs.accepts(c)]
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):
@@ -448,7 +453,7 @@ def _order_matters(records: Records, replay: Record) -> bool:
 
 def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[Baseline, Records]:
     """Compare with the ranks' own gradients: the script feeds one process other data."""
-    plain_mean = bool(runs.accepted.keys() & {"uneven_weights", "whole_batch_loss"})
+    plain_mean = bool(runs.accepted.keys() & PLAIN_MEANS)
     expected = causes.estimate(records, plain_mean=plain_mean)
     findings = _unaccepted(runs, records, "ranks")
     checks = list(_rank_checks(records))

@@ -36,12 +36,14 @@ from shardmark.scripts.record import Loader, Micro, Record
 if TYPE_CHECKING:
     from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MOST_NAMES = 3
 GUIDE = "docs/guides/from-one-gpu.md"
 
 EXACT = 1e-5
 """Relative difference of numbers of a script that are equal by its definition of the loss."""
-OF_CLASSES = ("cross_entropy", "nll_loss")
 REDUCTIONS = ("mean", "sum", "none")
 
 _BITS = {"bf16": 8, "fp16": 11}
@@ -763,6 +765,14 @@ def of_weighting(records: Records) -> Finding | None:
     equal_share = 1 / records.count
     if max(abs(float(weight) - equal_share) for weight in weights) < 1e-3:
         return None
+    if micros > 1 and _constant(shares):
+        of_micros = ", ".join(f"{weight:.4f}" for weight in weights)
+        return finding(
+            "uneven_micro_batches",
+            _off(records),
+            f"weighted by {of_micros} the micro-batches' gradients give that of one process, which "
+            f"has other micro-batches; a step uses {equal_share:.4f} each",
+        )
     counted = ", ".join(f"{count:g}" for count in counts)
     seen = f"; targets that count by rank: {counted}" if all(counts) else ""
     return finding(
@@ -1155,18 +1165,22 @@ def of_micro_batches(records: Records) -> Finding | None:
     unknown = not all(factors) or any(call.reduction not in REDUCTIONS for call in calls)
     if dependent or unknown or not all(map(all, counts)) or not _accumulates(first):
         return None
-    rows = [
-        sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number)) or 1
+    samples = [
+        sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number))
         for number in range(len(micros[0]))
     ]
     weights = [factor / sum(factors[0]) for factor in factors[0]]
-    of_samples = [weight / count for weight, count in zip(weights, rows, strict=True)]
-    targets_of_samples = [count / n for count, n in zip(counts[0], rows, strict=True)]
-    equal = _constant(weights, EXACT)
-    if not (equal or _constant(of_samples, EXACT)) or _gradient_factor(records) is None:
+    equal, by_samples = (
+        _constant([w / (n or 1) for w, n in zip(weights, numbers, strict=True)], EXACT)
+        for numbers in ([1] * len(weights), samples)
+    )
+    by_targets = any(
+        call.counted is not None and number and _uneven(call.counted, number)
+        for call, number in zip(calls, samples, strict=False)
+    )
+    shown = by_targets if by_samples else equal  # else a sample may count once, by intent
+    if not shown or _gradient_factor(records) is None:
         return None
-    if calls[0].function not in OF_CLASSES and not _constant(targets_of_samples):
-        return None  # a sample may count once, however many elements it has
     one_pass: Vectors = {}
     for of_rank, factor_of_micros, targets in zip(
         records.local_gradients(), factors, counts, strict=True
@@ -1186,8 +1200,13 @@ def of_micro_batches(records: Records) -> Finding | None:
         "uneven_micro_batches",
         f"the gradient is off by {percent(off)} from that of one pass",
         f"a micro-batch with {fewest}, and one with {most}",
-        weight="counts alike" if equal else "counts as its samples",
     )
+
+
+def _uneven(counted: Tensor, samples: int) -> bool:
+    """True if samples of one micro-batch have other numbers of targets: each target counts."""
+    of_samples = counted.reshape(samples, -1).sum(1) if not len(counted) % samples else counted[:1]
+    return bool((of_samples != of_samples[0]).any())
 
 
 CAUSES: dict[str, Cause] = {
@@ -1349,8 +1368,7 @@ CAUSES: dict[str, Cause] = {
     "uneven_micro_batches": Cause(
         meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
         "too",
-        reason="each micro-batch is a mean over its own targets and {weight}, and the numbers of "
-        "targets differ",
+        reason="each micro-batch averages over its own samples or tokens, and their numbers differ",
         remedy="divide the sum of each micro-batch by the number of targets of all micro-batches "
         "of the step",
         find=of_micro_batches,

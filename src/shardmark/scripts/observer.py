@@ -292,15 +292,19 @@ class Observer:
     ) -> None:
         """Note a call of a loss function; `of_row` computes the loss of one row of targets."""
         weight, ignored = 0.0, int(options.get("ignore_index", -100))
+        counted = None
         if isinstance(target, Tensor):
-            counts = target.is_floating_point() or target.dtype == torch.bool
-            weight = float(target.numel() if counts else (target != ignored).sum())
+            weight = float(target.numel())
+            if not target.is_floating_point() and target.dtype != torch.bool:
+                counted = (target.detach() != ignored).flatten().cpu()
+                weight = float(counted.sum())
         self._micro.losses.append(
             LossCall(
                 function=name,
                 reduction=str(options.get("reduction", "mean")),
                 weight=weight,
                 value=float(value.detach().sum()),
+                counted=None if self.record.steps else counted,
                 options=options,
                 couples=not self.record.steps and self._couples(of_row, target, ignored),
             )

@@ -34,6 +34,8 @@ class LossCall:
     """Number of targets that count: ignored ones are left out."""
     value: float
     """The result; the sum of its elements with `reduction="none"`."""
+    counted: Tensor | None = None
+    """Which targets count, where some may be ignored; of the first step."""
     options: dict[str, float | str] = field(default_factory=dict)
     """Other arguments of the call, such as `label_smoothing`."""
     couples: bool = False

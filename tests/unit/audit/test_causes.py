@@ -33,15 +33,16 @@ def micro(
     factor: float = 1.0,
     count: float = 4.0,
     reduction: str = "mean",
-    function: str = "mse_loss",
     couples: bool = False,
+    counted: Sequence[bool] | None = None,
     gathers: tuple[str, ...] = (),
 ) -> Micro:
     """A micro-batch whose loss is `factor` times the mean 0.5 of its targets."""
     value = 0.5 * (1.0 if reduction == "mean" else count)
     call = LossCall(
-        function=function, reduction=reduction, weight=count, value=value, couples=couples
-    )
+        function="mse_loss", reduction=reduction, weight=count, value=value, couples=couples,
+        counted=None if counted is None else torch.tensor(counted),
+    )  # fmt: skip
     gradients = {} if gradient is None else {0: gradient}
     return Micro(loss=factor * 0.5, losses=[call], gradients=gradients, gathers=list(gathers))
 
@@ -413,7 +414,7 @@ def test_equal_draws_are_noise_for_different_samples(facts: dict[str, Any], name
 
 def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **options: Any) -> Records:
     """Records of one process whose micro-batches have a count of targets and a factor each."""
-    options = {"function": "cross_entropy", **options}
+    options = {"counted": [True] * 5 + [False], **options}
     facts = {name: options.pop(name) for name in ("batch_norm",) if name in options}
     by_step = [
         [
@@ -446,13 +447,15 @@ def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **option
         (((4, 0.5), (12, 0.5)), (2, 2), {"couples": True}, False),
         (((4, 0.5), (12, 0.5)), (2, 2), {"batch_norm": True}, False),
         (((4, 0.5), (12, 0.5)), (2, 2), {"reduction": "batchmean"}, False),
-        (((4, 0.5), (12, 0.5)), (2, 2), {"function": "mse_loss"}, False),
-        (((4, 0.5), (12, 0.5)), (1, 3), {"function": "mse_loss"}, True),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"counted": [True] * 6}, False),
+        (((4, 0.5), (12, 0.5)), (2, 2), {"counted": None}, False),
+        (((4, 0.5), (12, 0.5)), (1, 3), {"counted": None}, True),
+        (((4, 0.25), (12, 0.75)), (1, 3), {"counted": None}, False),
     ],
     ids=[
         "mean of means", "mean by hand", "weighted by samples", "equal counts", "weights by intent",
         "all targets divide", "another part of the loss", "contrastive", "batch norm",
-        "mean of samples", "elements of samples", "samples",
+        "mean of samples", "each sample a mean", "elements", "other samples", "samples",
     ],
 )  # fmt: skip
 def test_micro_batches_are_uneven_if_targets_and_weights_are_known(
