@@ -21,12 +21,12 @@ PAGE = ROOT / "docs" / "architecture.md"
 SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
-    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_800),
+    "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 35, 8_830),
     "compare": (("cli/compare.py",), 68, 10_960),
     "plan": (("cli/plan.py",), 124, 22_240),
-    "run": (("cli/run.py",), 149, 26_680),
-    "time": (("cli/time.py",), 156, 28_050),
-    "verify": (("cli/verify.py",), 133, 24_000),
+    "run": (("cli/run.py",), 149, 26_710),
+    "time": (("cli/time.py",), 156, 28_070),
+    "verify": (("cli/verify.py",), 133, 24_020),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
 
@@ -35,8 +35,8 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_920)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 73_930
-SHORT_HELPERS = 200
+SOURCE_LINES = 73_960
+SHORT_HELPERS = 210
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""
