@@ -36,9 +36,6 @@ from shardmark.scripts.record import Loader, Micro, Record
 if TYPE_CHECKING:
     from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 MOST_NAMES = 3
 GUIDE = "docs/guides/from-one-gpu.md"
 
@@ -1175,8 +1172,9 @@ def of_micro_batches(records: Records) -> Finding | None:
         for numbers in ([1] * len(weights), samples)
     )
     by_targets = any(
-        call.counted is not None and number and _uneven(call.counted, number)
-        for call, number in zip(calls, samples, strict=False)
+        len({*call.counted.reshape(count, -1).sum(1).tolist()}) > 1
+        for call, count in zip(calls, samples, strict=False)
+        if call.counted is not None and count and len(call.counted) % count == 0
     )
     shown = by_targets if by_samples else equal  # else a sample may count once, by intent
     if not shown or _gradient_factor(records) is None:
@@ -1201,12 +1199,6 @@ def of_micro_batches(records: Records) -> Finding | None:
         f"the gradient is off by {percent(off)} from that of one pass",
         f"a micro-batch with {fewest}, and one with {most}",
     )
-
-
-def _uneven(counted: Tensor, samples: int) -> bool:
-    """True if samples of one micro-batch have other numbers of targets: each target counts."""
-    of_samples = counted.reshape(samples, -1).sum(1) if not len(counted) % samples else counted[:1]
-    return bool((of_samples != of_samples[0]).any())
 
 
 CAUSES: dict[str, Cause] = {

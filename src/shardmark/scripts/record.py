@@ -35,7 +35,7 @@ class LossCall:
     value: float
     """The result; the sum of its elements with `reduction="none"`."""
     counted: Tensor | None = None
-    """Which targets count, where some may be ignored; of the first step."""
+    """A flag for each target of the first step that tells whether it counts; None if all do."""
     options: dict[str, float | str] = field(default_factory=dict)
     """Other arguments of the call, such as `label_smoothing`."""
     couples: bool = False
