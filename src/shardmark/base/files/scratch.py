@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import platform
@@ -35,6 +34,8 @@ def lock_folder(folder: Path) -> int:
     The protection lasts while this process or one forked from it keeps the descriptor open.
     Raises `OSError` if the file system has no locks; no other process removes the folder then.
     """
+    import fcntl  # Windows has none
+
     lock = folder / lock_file()
     part = lock.with_suffix(".part")
     descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
@@ -114,6 +115,8 @@ def remove_abandoned_scratch() -> None:
 
 def remove_if_abandoned(folder: Path) -> None:
     """Remove this user's folder if its owner on this machine is dead and its time has passed."""
+    import fcntl  # Windows has none
+
     with suppress(OSError), ExitStack() as stack:  # used, already removed, or without a lock
         # Every access uses this descriptor, so a new folder of the same name is never touched.
         inside = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -138,6 +137,8 @@ class RunFolder:
         Raises `InputError` if another command holds the lock.  If the file system has no locks,
         `notify` gets a warning.  At the end, the folder is emptied again if no run began in it.
         """
+        import fcntl  # Windows has none
+
         lock = self.path / LOCK_FILE
         if lock.exists() and not lock.is_file():
             raise InputError(str(lock), "is no regular file", "remove it")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import resource
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -69,6 +68,8 @@ def room_bytes(device: torch.device, processes: int) -> int:
     `processes` share the host's available memory, or the container's limit, equally; RLIMIT_DATA
     limits each.
     """
+    import resource  # Windows has none
+
     host = psutil.virtual_memory().available
     limit = cgroup_limits().memory_bytes
     room = [min(host, limit or host) // processes]

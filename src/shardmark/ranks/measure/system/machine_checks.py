@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import re
-import resource
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -170,6 +169,8 @@ def _driver_check(gpus: CudaDevices) -> Check:
 
 def host_checks(machine: Machine) -> list[Check]:
     """Check operating system, cores, memory, shared memory and the limit of open files."""
+    import resource  # Windows has none
+
     total = psutil.virtual_memory().total
     memory = min(total, cgroup_limits().memory_bytes or total)
     shared = shared_memory_bytes() or 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +94,8 @@ class TorchvisionSet:
 @contextmanager
 def _one_process_at_a_time(folder: Path) -> Iterator[None]:
     """Lock the folder: the ranks of a machine start together, and one download is enough."""
+    import fcntl  # Windows has none
+
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".shardmark-download.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import platform
@@ -198,6 +197,8 @@ def _tokenizer_file(options: LanguageOptions) -> bytes:
 @contextmanager
 def _locked(cache: Path, remedy: str) -> Iterator[None]:
     """Lock the cache for one process of all machines; remove the files of killed processes."""
+    import fcntl  # Windows has none
+
     try:
         cache.mkdir(parents=True, exist_ok=True)
         lock = (cache / ".tokens.lock").open("w")
