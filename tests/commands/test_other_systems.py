@@ -1,4 +1,4 @@
-"""Plans, lists and comparisons import no module and call no function that only Linux or Unix has."""
+"""Plans, lists and comparisons use no module or function that only Linux or Unix has."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (58, 8_920)
+RANK_OF_DDP = (58, 8_930)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
 SOURCE_LINES = 73_960
 SHORT_HELPERS = 200
