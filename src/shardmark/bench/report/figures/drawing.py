@@ -327,7 +327,11 @@ def _bar_layers(panel: Panel) -> list[Spec]:
         looks = {"color": _field("colour"), "fillOpacity": _OPACITY}
         return [_layer(stacked, bar, y=category, x=value, order=order_by, **looks)]
     ends = [
-        {**record, "end": max(record["y"], record.get("high", 0)), "text": _number(record["y"])}
+        {
+            **record,
+            "end": max(record["y"], record.get("high", 0)),
+            "text": _number(float(f"{record['y']:.3g}")),
+        }
         for record in drawn
     ]
     shared = panel.y_bounds[1:] if panel.y_bounds else ()
