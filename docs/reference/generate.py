@@ -107,7 +107,7 @@ STAGES = {
     "ranks": "the ranks' records",
     "gradient": "a gradient that differs from one process's",
     "rates": "learning rates that differ from one process's",
-    "accumulation": "a step's micro-batches, in one process too",
+    "accumulation": "the weights of a step's micro-batches, in one process too",
 }
 
 

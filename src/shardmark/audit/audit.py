@@ -519,7 +519,7 @@ def _reported(
     if findings:
         first = findings[0]
         clause = "do not train what one process trains"
-        if not failing and causes.CAUSES[first.name].stage == "accumulation":
+        if not failing and causes.CAUSES[first.name].in_one_process:
             clause = "and one process do not train what one pass over the micro-batches trains"
         answer = f"{ranks} {clause}: {first.deviation}, because {first.reason}; {first.remedy}"
     elif failing:

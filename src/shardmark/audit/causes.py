@@ -80,10 +80,12 @@ class Cause:
     """Looks at records; several causes share a look that tells them apart."""
     stage: Stage
     """Place of the fault: in the ranks' records alone, in a gradient or learning rates that
-    differ from those of one process, or in a step's micro-batches, in one process too.  A stage
-    tries its causes in the order of the table."""
+    differ from those of one process, or in the weights of a step's micro-batches.  A stage tries
+    its causes in the order of the table."""
     explains_gradient: bool = False
     """True if a deviating gradient needs no other cause."""
+    in_one_process: bool = False
+    """True if one process has the fault, too."""
 
 
 def finding(name: str, deviation: str, evidence: str, **facts: object) -> Finding:
@@ -367,6 +369,7 @@ def of_scaler(records: Records) -> Finding | None:
 
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
+    records = _accumulating(records)
     count = len(records.ranks[0].steps[0].micros)
     loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
     gradient_factor = _gradient_factor(records)
@@ -1340,14 +1343,16 @@ CAUSES: dict[str, Cause] = {
         reason="the gradients of the micro-batches are added and not averaged",
         remedy="divide the loss by {count} before backward",
         find=of_accumulation,
-        stage="accumulation",
+        stage="ranks",
+        in_one_process=True,
     ),
     "accumulation_divided_twice": Cause(
         meaning="micro-batches are divided by their number twice",
         reason="it is divided by the number of micro-batches twice",
         remedy="divide once: the library may do it already",
         find=of_accumulation,
-        stage="accumulation",
+        stage="ranks",
+        in_one_process=True,
     ),
     "divided_by_other_steps": Cause(
         meaning="the loss is divided by the tokens of several steps",
@@ -1355,7 +1360,8 @@ CAUSES: dict[str, Cause] = {
         "step takes its own alone",
         remedy="divide by the targets of the micro-batches that the step accumulates",
         find=of_other_steps,
-        stage="accumulation",
+        stage="ranks",
+        in_one_process=True,
     ),
     "uneven_micro_batches": Cause(
         meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
@@ -1365,6 +1371,7 @@ CAUSES: dict[str, Cause] = {
         "of the step",
         find=of_micro_batches,
         stage="accumulation",
+        in_one_process=True,
     ),
     "buffers_differ": Cause(
         meaning="buffers of the ranks drift apart",
@@ -1412,7 +1419,8 @@ CAUSES: dict[str, Cause] = {
     ),
     "averaged_sum": Cause(
         meaning="the gradient is N times too small: a sum is averaged",
-        reason="the loss is a sum over samples, and the wrapper averages it over the ranks",
+        reason="a rank's loss is a sum over its samples, maybe divided by one number for all, "
+        "and the wrapper averages it over the ranks",
         remedy="multiply the loss by {ranks}, or use a mean over all ranks' samples",
         find=of_factor,
         stage="gradient",
