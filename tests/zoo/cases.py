@@ -15,6 +15,11 @@ class Case:
     framework: str
 
     @property
+    def until_epoch(self) -> bool:
+        """True for a fault at the end of an epoch."""
+        return self.cause == "short_window"
+
+    @property
     def path(self) -> Path:
         return Path(__file__).with_name(f"{self.script}.py")
 
@@ -43,6 +48,7 @@ CASES = tuple(
             "same_seed_sampling": "same_data",
             "stream_not_split": "same_data",
             "equal_noise": "equal_draws",
+            "short_window": "short_window",
             "no_set_epoch": "same_order_every_epoch",
             "dropped_data": "data_divided_twice",
             "different_start": "different_start",

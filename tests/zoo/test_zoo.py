@@ -33,11 +33,12 @@ PARAMETERS = [
 ]
 
 
-def audited(*words: str, accept: Sequence[str] = ()) -> AuditReport:
+def audited(*words: str, accept: Sequence[str] = (), until_epoch: bool = False) -> AuditReport:
     """Audit with batch norm of each rank's samples as a fault, unless it is accepted."""
     return audit_script(
         parse_command(words),
         ranks=2,
+        until_epoch=until_epoch,
         accept=accept,
         longest_seconds=LONGEST_SECONDS,
         start=start_forked,
@@ -46,14 +47,14 @@ def audited(*words: str, accept: Sequence[str] = ()) -> AuditReport:
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_the_cause_of_a_wrong_script_is_named(case: Case) -> None:
-    report = audited(str(case.path))
+    report = audited(str(case.path), until_epoch=case.until_epoch)
     assert report.same is False
     assert report.findings[0].name == case.cause, report.answer
 
 
 @pytest.mark.parametrize("case", PARAMETERS)
 def test_a_right_script_is_not_blamed(case: Case) -> None:
-    report = audited(str(case.path), "--right")
+    report = audited(str(case.path), "--right", until_epoch=case.until_epoch)
     assert report.same is True, report.answer
 
 
@@ -75,7 +76,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("case", ACCEPTED)
 def test_a_cause_that_is_accepted_is_no_deviation(case: Case) -> None:
-    report = audited(str(case.path), accept=[case.cause])
+    report = audited(str(case.path), accept=[case.cause], until_epoch=case.until_epoch)
     assert report.same is True, report.answer
     assert [finding.name for finding in report.accepted] == [case.cause]
     assert report.findings == ()

@@ -623,6 +623,11 @@ def _notes(records: Records, replay: Record) -> list[str]:
             f"of large tensors, one element in {records.ranks[0].every} is compared, and all "
             "weights at the start"
         )
+    if (skipped := records.ranks[0].skipped) is not None:
+        notes.append(
+            f"the steps are those from the end of the first epoch on: {counted(skipped, 'step')} "
+            "before it loaded their batches and computed nothing"
+        )
     if any(record.ended_early for record in records.ranks):
         notes.append(f"the script ended after {counted(records.steps, 'step')}")
     if records.reduces_in_step:

@@ -369,17 +369,31 @@ def of_scaler(records: Records) -> Finding | None:
 
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
+<<<<<<< HEAD
     records = _accumulating(records)
     count = len(records.ranks[0].steps[0].micros)
+=======
+    count, window = len(records.ranks[0].steps[0].micros), records.ranks[0].window
+>>>>>>> fedd4a18 (audit --until-epoch compares the last window of an epoch, and skips the steps before at the price of loading)
     loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
     gradient_factor = _gradient_factor(records)
-    if loss_factor is None or gradient_factor is None or not _accumulates(records.ranks[0]):
+    if loss_factor is None or gradient_factor is None:
         return None
     times = loss_factor * gradient_factor * count  # 1 if a step uses the mean of its micro-batches
     evidence = (
         f"the loss is multiplied by {loss_factor:.4g} and the sum of gradients by "
         f"{gradient_factor:.4g}"
     )
+    if count < window and abs(times * window / count - 1) < EXPLAINED:
+        return finding(
+            "short_window",
+            f"the last gradient of an epoch is {count}/{window} of that of its micro-batches",
+            evidence,
+            count=count,
+            window=window,
+        )
+    if not _accumulates(records.ranks[0]):
+        return None
     if abs(times / count - 1) < EXPLAINED:
         return finding(
             "accumulation_not_divided",
@@ -1353,6 +1367,16 @@ CAUSES: dict[str, Cause] = {
         find=of_accumulation,
         stage="ranks",
         in_one_process=True,
+    ),
+    "short_window": Cause(
+        meaning="the last step of an epoch has fewer micro-batches, and is divided by as many as "
+        "the others (`--until-epoch`)",
+        reason="the last step of an epoch has {count} micro-batches, and their losses are divided "
+        "by {window}, as in the other steps",
+        remedy="divide by the number of micro-batches that the step has, or drop the rest of an "
+        "epoch",
+        find=of_accumulation,
+        stage="accumulation",
     ),
     "divided_by_other_steps": Cause(
         meaning="the loss is divided by the tokens of several steps",

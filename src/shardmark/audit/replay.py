@@ -58,6 +58,7 @@ class ReplayObserver(Observer):
         count = len(list(Path(plan.recorded).glob("rank-*.pt")))
         ranks = [Record.load(rank_file(plan.recorded, rank)) for rank in range(count)]
         self._first = ranks[0]
+        self.skipped_by_ranks = ranks[0].skipped
         files = [rank_file(plan.recorded, rank).with_suffix(START) for rank in range(count)]
         starts = [torch.load(path, mmap=True) for path in files if path.is_file()]
         self._first_weights = [t for t in joined_tensors(ranks, starts) if t is not None]

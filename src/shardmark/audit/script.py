@@ -30,6 +30,7 @@ def audit_script(
     *,
     ranks: int,
     steps: int = STEPS,
+    until_epoch: bool = False,
     deterministic: bool = False,
     accept: Collection[str] = USUAL,
     longest_seconds: float = LONGEST_SECONDS,
@@ -42,6 +43,7 @@ def audit_script(
 ) -> AuditReport:
     """Record the script's first steps on a number of ranks, replay them, and compare.
 
+    `until_epoch` skips the steps before the last window of the first epoch.
     `accept` names causes of `ACCEPTABLE` that are no fault here.  With `writes_are_fine`, the
     script writes to the user's files.  With `against`, the script takes the steps of another one,
     and is compared with it.  `revision` is a commit of the repository, in which the script runs,
@@ -55,6 +57,8 @@ def audit_script(
         raise InputError("--accept", f"found {unknown[0]!r}", allowed)
     if ranks < 2 and against is None:
         raise InputError("--ranks", str(ranks), "at least 2 ranks, to compare with one process")
+    if against is not None and until_epoch:
+        raise InputError("--until-epoch", "--against", "one of both")
     if against is not None and against.revision and writes_are_fine:
         allowed = "leave --writes-are-fine out: the revision is checked out in a private copy"
         raise InputError("--against-revision", against.revision, allowed)
@@ -62,6 +66,7 @@ def audit_script(
         plan = Plan(
             directory=str(folder / "record"),
             steps=steps,
+            until_epoch=until_epoch,
             deterministic=deterministic,
             revision=revision,
             interventions=interventions,

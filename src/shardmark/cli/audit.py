@@ -65,6 +65,13 @@ def audit(
     steps: Annotated[
         int, typer.Option(min=1, metavar="N", help="Optimizer steps that are compared.")
     ] = STEPS,
+    until_epoch: Annotated[
+        bool,
+        typer.Option(
+            "--until-epoch",
+            help="Compare the steps from the end of the first epoch on; skip those before.",
+        ),
+    ] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Seed all ranks, and switch dropout off.")
     ] = False,
@@ -97,6 +104,7 @@ def audit(
                 parsed,
                 ranks=count,
                 steps=steps,
+                until_epoch=until_epoch,
                 deterministic=deterministic,
                 accept=causes_of(accept, strict=strict),
                 longest_seconds=timeout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -74,6 +75,14 @@ def _concatenated(parts: Sequence[Tensor], *, halves: bool) -> Tensor:
         chunks = zip(*(part.chunk(2) for part in padded), strict=True)
         return torch.cat([half for same in chunks for half in same])
     return torch.cat(padded)
+
+
+def copied(batch: Any) -> Any:
+    """A copy of a batch, which the script may change; the batch itself if it cannot be copied."""
+    try:
+        return copy.deepcopy(batch)
+    except Exception:  # classes of the script may raise anything
+        return batch
 
 
 def leaves(batch: Any) -> list[Tensor]:

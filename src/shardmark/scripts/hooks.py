@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
+from shardmark.scripts.epoch import EpochSkip
 from shardmark.scripts.interventions import built, named_in
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
@@ -76,7 +77,13 @@ def install() -> None:
     _set_devices_of_lightning()
     _refuse_spawn(observer)
     watch_exit(observer)
-    WatchDraws(observer.draw).__enter__()  # type: ignore[no-untyped-call]
+    if plan.until_epoch:
+        EpochSkip(observer).install()
+
+    def draw(place: str, value: Tensor) -> Tensor | None:
+        return observer.draw(place, value)  # `EpochSkip` replaces it
+
+    WatchDraws(draw).__enter__()  # type: ignore[no-untyped-call]
     if not plan.replays and os.environ.get("RANK") == "0":
         _describe_process(Path(plan.directory) / PROCESS_FILE)
 

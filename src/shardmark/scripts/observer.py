@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import gc
 import math
 import os
@@ -27,7 +26,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from shardmark.scripts import hooks
-from shardmark.scripts.batches import checksum, first_row_checksum, leaves, row_checksums
+from shardmark.scripts.batches import (
+    checksum,
+    copied,
+    first_row_checksum,
+    leaves,
+    row_checksums,
+)
 from shardmark.scripts.draws import user_place
 from shardmark.scripts.full_tensors import (
     REPLICA,
@@ -77,6 +82,11 @@ LONGEST_WAIT_SECONDS = 30.0
 
 class Observer:
     """Records what the hooks see, and ends the process after the last step."""
+
+    skips = False
+    """True while the steps of an epoch are skipped: they are not recorded."""
+    skipped_by_ranks: int | None = None
+    """Number of windows that a replay skips."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -630,7 +640,7 @@ class Observer:
         described.number = number
         for batch in iterate():
             self._micro.loaders.append(number)
-            stored.append(_copied(batch))
+            stored.append(stored[0] if self.skips and stored else copied(batch))
             described.batches += 1
             described.sums.append(first_row_checksum(batch))
             yield batch
@@ -967,14 +977,6 @@ def _indices(sampler: Any, dataset: Any) -> list[int] | None:
         indices = [int(dataset.indices[index]) for index in indices]
         dataset = dataset.dataset
     return indices
-
-
-def _copied(batch: Any) -> Any:
-    """A copy of a batch, which the script may change; the batch itself if it cannot be copied."""
-    try:
-        return copy.deepcopy(batch)
-    except Exception:  # classes of the script may raise anything
-        return batch
 
 
 def _inside_autograd_function() -> bool:

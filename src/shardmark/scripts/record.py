@@ -263,6 +263,10 @@ class Record:
     """True if Accelerate (or the Trainer, which uses it) knows one process alone, without a GPU."""
     collectives: int = 0
     """Number of calls of torch.distributed's functions that exchange tensors."""
+    skipped: int | None = None
+    """Number of windows of the first epoch that were skipped; None if none was to be."""
+    window: int = 0
+    """Number of micro-batches in each of them; 0 where several optimizers have their own."""
     resumed_at: int = 0
     """Number of steps in the optimizer's state before the first recorded one."""
     backward_passes: int = 0
@@ -313,6 +317,7 @@ def part_of(record: Record, part: int) -> Record:
     names = chosen(record.names)
     return replace(
         record,
+        window=0,
         names=names,
         shapes=chosen(record.shapes),
         groups=chosen(record.groups),

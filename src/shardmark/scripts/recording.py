@@ -25,6 +25,8 @@ class Plan:
     """Folder of the records of this start."""
     steps: int
     """Number of optimizer steps after which the script is ended."""
+    until_epoch: bool = False
+    """Skip the steps before the last window of the first epoch."""
     deterministic: bool = False
     """Seed all generators, and switch dropout off."""
     recorded: str | None = None

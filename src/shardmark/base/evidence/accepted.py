@@ -10,6 +10,7 @@ AcceptableCause = Literal[
     "equal_draws",
     "local_steps",
     "precision",
+    "short_window",
     "uneven_micro_batches",
     "uneven_weights",
     "whole_batch_loss",
