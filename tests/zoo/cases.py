@@ -72,6 +72,8 @@ CASES = tuple(
         "fsdp2": {
             "fsdp2_summed": "summed",
             "fsdp2_local_clip": "clipped_locally",
+            "fsdp2_mean_norm": "clip_norm_averaged",
+            "fsdp2_norm_counted_again": "clip_norm_counted_again",
             "late_adapter": "not_reduced",
             "optimizer_before_wrap": "optimizer_of_other_parameters",
             "untied_weights": "untied_weights",

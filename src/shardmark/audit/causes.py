@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import hypot
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -41,6 +43,8 @@ GUIDE = "docs/guides/from-one-gpu.md"
 
 EXACT = 1e-5
 """Relative difference of numbers of a script that are equal by its definition of the loss."""
+NORMS = 1e-3
+"""Relative difference of norms that counts as equal: scripts add a small number to a norm."""
 REDUCTIONS = ("mean", "sum", "none")
 
 _BITS = {"bf16": 8, "fp16": 11}
@@ -553,7 +557,7 @@ def of_disagreement(records: Records) -> Finding | None:
             f"each rank uses the gradient of its own samples; {evidence}",
             which=which,
         )
-    return finding(
+    return of_norm(records) or finding(
         "ranks_disagree", f"the ranks use different gradients of {some(different)}", evidence
     )
 
@@ -696,21 +700,68 @@ def of_clipping(records: Records) -> Finding | None:
         ):
             evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
             return finding("clipped_locally", off, evidence)
-    if "FSDP2" not in records.ranks[0].frameworks:
+    return of_norm(records)
+
+
+def of_norm(records: Records) -> Finding | None:
+    """Clipping by another norm than that of the full gradient: it is at the limit in its place.
+
+    The script may compute it itself.  The limit is the norm that one process leaves.
+    """
+    replay = records.replay
+    steps = [] if replay is None else replay.steps
+    limit, *later = [hypot(*step.local_norms) for step in steps] or [0.0]
+    factors = _factors_by_rank(records) if limit and not records.before_clipping else []
+    if replay is None or not factors or min(factors) <= 0:
         return None
-    shards = _factors_of_shards(records, replay)
-    factors, norms_of_shards = [f for f, _ in shards], [norm for _, norm in shards]
-    if not factors or max(factors) <= (1 + 1e-3) * min(factors):
-        return None
-    limit = float(np.linalg.norm(stacked(single)))  # one process clips by its full norm
-    by_own_norm = [abs(norm / limit - 1) < 1e-3 for norm in norms_of_shards]
-    left_alone = [factor > (1 - 1e-3) * max(factors) for factor in factors]
-    clips = any(by_own_norm) and all(a or b for a, b in zip(by_own_norm, left_alone, strict=True))
-    text = ", ".join(f"{factor:.4g}" for factor in factors)
-    evidence = f"the gradients of the ranks' shards are {text} times those of one process"
-    if clips:
-        evidence += f", and each shard is clipped to the norm {limit:.4g}"
-    return finding("clipped_locally" if clips else "shards_scaled", off, evidence)
+    shared = {records.ranks[0].names.index(name) for name in records.different_gradients}
+    off = "the ranks use different gradients" if shared else _off(records)
+    clips = replay.steps[0].clips
+    means = aligned(mean_of_ranks(records), records.expected)
+    right = clips[0].norm if clips else limit * (factor_of(*means, EXPLAINED) or 0.0)
+    used = ", ".join(dict.fromkeys(f"{(right or 1.0) / factor:.4g}" for factor in factors))
+    of_full = f"that of the full gradient is {right:.4g}" if right else "1 is the right one"
+    evidence = f"the norm that is used is {used}, and {of_full}"
+    norms = [rank.steps[0].local_norms for rank in records.ranks]
+    if max(factors) > (1 + NORMS) * min(factors):
+        size = _clipping_group(norms, shared, limit)
+        if size and min(factors) > 1 - NORMS:  # no part is longer than the whole
+            cause = "clip_norm_of_group" if size > 1 else "clipped_locally"
+            return finding(cause, off, evidence, size=size)
+        text = ", ".join(f"{factor:.4g}" for factor in factors)
+        evidence = f"the gradients of the ranks' shards are {text} times those of one process"
+        return None if shared else finding("shards_scaled", off, evidence)
+    of_ranks = [hypot(*of_rank) for of_rank in norms]
+    candidates = {
+        "clip_norm_counted_again": hypot(*of_ranks),
+        "clip_norm_averaged": fmean(of_ranks),
+    }
+    clips_always = clips or any(abs(norm / limit - 1) < NORMS for norm in later)
+    for cause, norm in candidates.items() if clips_always else ():
+        if abs(norm / limit - 1) < NORMS < abs(factors[0] - 1):
+            before = [of_rank / norm * (right or 1.0) / factors[0] for of_rank in of_ranks]
+            evidence += f"; the ranks' parts have {', '.join(f'{part:.4g}' for part in before)}"
+            return finding(cause, off, evidence)
+    return None
+
+
+def _clipping_group(norms: Sequence[Sequence[float]], shared: set[int], limit: float) -> int | None:
+    """Size of the groups of ranks that leave norms at the limit, or below it; None without any.
+
+    Gradients that each rank of a group has count once.
+    """
+    count = len(norms)
+    for size in (size for size in range(1, count) if count % size == 0):
+        of_groups = []
+        for first in range(0, count, size):
+            once = [norm for n, norm in enumerate(norms[first]) if n in shared]
+            group = norms[first : first + size]
+            parts = [norm for rank in group for n, norm in enumerate(rank) if n not in shared]
+            of_groups.append(hypot(*once, *parts) / limit)
+        near = [abs(norm - 1) < NORMS for norm in of_groups]
+        if any(near) and all(a or norm < 1 for a, norm in zip(near, of_groups, strict=True)):
+            return size
+    return None
 
 
 def _clipped_by_rank(records: Records) -> Vectors:
@@ -723,25 +774,33 @@ def _clipped_by_rank(records: Records) -> Vectors:
     return records.reduced(by_rank)
 
 
-def _factors_of_shards(records: Records, replay: Record) -> list[tuple[float, float]]:
-    """Factor and norm of each rank's shard (rows in order) of the gradient; empty if no factors."""
+def _factors_by_rank(records: Records) -> list[float]:
+    """Factor between each rank's part of the gradient and that of one process; empty if none."""
+    single, different = records.expected, records.different_gradients
+    if different:
+        chosen = {name: single[name] for name in different if name in single}
+        pairs = [aligned(gradients, chosen) for gradients in records.gradients_by_rank()]
+    elif "FSDP2" in records.ranks[0].frameworks:
+        pairs = _shards(records)
+    else:
+        pairs = [aligned(records.gradients(), single)]
+    factors = [factor_of(*pair, max(1e-4, 4 * records.floor)) for pair in pairs]
+    return [] if None in factors else [factor for factor in factors if factor]
+
+
+def _shards(records: Records) -> list[tuple[Array, Array]]:
+    """Each rank's shard (rows in order) of the gradient, and the same rows in one process."""
     shards: list[tuple[list[Array], list[Array]]] = [([], []) for _ in range(records.count)]
-    pairs = zip(records.ranks[0].steps[0].gradients, replay.steps[0].gradients, strict=False)
-    for joined, single in pairs:
+    steps = records.ranks[0].steps[0], records.one_process.steps[0]
+    for joined, single in zip(*(step.gradients for step in steps), strict=False):
         if joined is None or single is None or not joined.dim() or joined.shape != single.shape:
             continue
         rows = -(-len(joined) // records.count)
         for rank, (values, expected) in enumerate(shards):
             values.append(joined[rank * rows : (rank + 1) * rows].double().flatten().numpy())
             expected.append(single[rank * rows : (rank + 1) * rows].double().flatten().numpy())
-    factors = []
-    for values, expected in shards:
-        a, b = np.concatenate(values or [np.zeros(0)]), np.concatenate(expected or [np.zeros(0)])
-        factor = factor_of(a, b, max(1e-4, 4 * records.floor))
-        if factor is None:
-            return []
-        factors.append((factor, float(np.linalg.norm(a))))
-    return factors
+    none = [np.zeros(0)]
+    return [(np.concatenate(a or none), np.concatenate(b or none)) for a, b in shards]
 
 
 def of_weighting(records: Records) -> Finding | None:
@@ -1455,6 +1514,31 @@ CAUSES: dict[str, Cause] = {
         remedy="clip by the norm over all ranks: after the gradients are reduced, by "
         "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ "
         "(FSDP1)",
+        find=of_clipping,
+        stage="gradient",
+        explains_gradient=True,
+    ),
+    "clip_norm_of_group": Cause(
+        meaning="clipping uses the norm of one group of ranks alone",
+        reason="each group of {size} ranks clips by the norm of its own part of the gradient",
+        remedy="add up the squared norms of all ranks that have parts of the gradient",
+        find=of_clipping,
+        stage="gradient",
+        explains_gradient=True,
+    ),
+    "clip_norm_counted_again": Cause(
+        meaning="the norm for clipping counts a gradient once for every rank that has it",
+        reason="it is clipped by a sum over the ranks of squared norms that include replicated "
+        "gradients, which are counted again for each rank",
+        remedy="add up the squared norms of shards over the ranks, and count those of "
+        "replicated parameters once",
+        find=of_clipping,
+        stage="gradient",
+    ),
+    "clip_norm_averaged": Cause(
+        meaning="clipping uses the mean of the ranks' norms",
+        reason="it is clipped by the mean of the norms of the ranks' parts",
+        remedy="add up the squared norms of the ranks' parts, and take the root of the sum",
         find=of_clipping,
         stage="gradient",
     ),

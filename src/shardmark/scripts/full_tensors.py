@@ -62,6 +62,13 @@ def full_gradients(
     return [None if gradient is None else full_copy(gradient, every) for gradient in gradients]
 
 
+def local_norms(parameters: Sequence[Tensor]) -> list[float]:
+    """Norm of what this process holds of each gradient: its shard, or the gradient itself."""
+    gradients: list[Any] = [parameter.grad for parameter in parameters]
+    parts = (g.to_local() if is_distributed_tensor(g) else g for g in gradients)
+    return [0.0 if gradient is None else float(gradient.norm()) for gradient in parts]
+
+
 def full_parameters(
     parameters: Sequence[Tensor], *, deepspeed: bool, every: int = 1
 ) -> list[Tensor]:

@@ -43,6 +43,7 @@ from shardmark.scripts.full_tensors import (
     full_parameters,
     is_a,
     is_distributed_tensor,
+    local_norms,
     plain_name,
     reducing_ranks,
     sampled,
@@ -390,6 +391,8 @@ class Observer:
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
             gradients_of = partial(full_gradients, deepspeed=deepspeed, every=self.record.every)
             step.gradients[chosen] = gradients_of(parameters)
+            step.local_norms += [0.0] * (len(self._parameters) - len(step.local_norms))
+            step.local_norms[chosen] = local_norms(parameters)
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:
                 step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0)]

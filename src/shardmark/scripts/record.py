@@ -110,6 +110,8 @@ class Step:
     """Number of these optimizers' part, as in `Record.parts`."""
     gradients: list[Tensor | None] = field(default_factory=list)
     """Gradients that the optimizer uses, by parameter."""
+    local_norms: list[float] = field(default_factory=list)
+    """Norm of what this process holds of each of these gradients: its shard, or the gradient."""
     reduced: list[Tensor | None] = field(default_factory=list)
     """Gradients after the step, if the optimizer changed them, as one does that reduces them."""
     after: list[Tensor] = field(default_factory=list)

@@ -57,6 +57,7 @@ def record(
     rows = torch.arange(4.0) + first_row
     forward = Forward(module="Linear", inputs=[rows], outputs=[rows], rows=4, step=0)
     step = Step(gradients=[used], after=[used], micros=list(micros), settings=[{"lr": 0.1}])
+    step.local_norms = [float(used.norm())]
     return Record(
         rank=rank, ranks=2, names=["weight"], steps=[step], forwards=[forward], before=[used],
         **facts,
@@ -228,8 +229,94 @@ def test_shards_are_clipped_if_their_norms_are_the_limit(
     full = MEAN * 0.1 / MEAN.norm()
     shards = list(full.chunk(2))
     scales = factors or [0.1 / float(shard.norm()) for shard in shards]
-    used = torch.cat([scale * shard for scale, shard in zip(scales, shards, strict=True)])
-    assert named(matched(used, full, frameworks=["FSDP2"])) == cause
+    assert named(sharded(full, scales)) == cause
+
+
+def sharded(single: Tensor, scales: Sequence[float], *, steps: int = 1) -> Records:
+    """Records of ranks that each multiply their shard of one process's gradient by a number."""
+    shards = [s * shard for s, shard in zip(scales, single.chunk(len(scales)), strict=True)]
+    ranks = [
+        record(n, torch.cat(shards), micro(OWN[n % 2]), frameworks=["FSDP2"])
+        for n in range(len(scales))
+    ]
+    for rank, shard in zip(ranks, shards, strict=True):
+        rank.steps[0].local_norms = [float(shard.norm())]
+    replay = record(0, single, micro())
+    replay.steps *= steps
+    return Records(ranks=ranks, replay=replay)
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_norm_that_is_averaged_is_the_limit(steps: int) -> None:
+    single = MEAN * 0.1 / MEAN.norm()
+    factor = 0.1 / (sum(float(shard.norm()) for shard in single.chunk(2)) / 2)
+    records = sharded(single, [factor] * 2, steps=steps)
+    finding = causes.of_gradient(records)
+    if steps == 1:  # one step does not show that one process clips
+        assert finding is None
+        return
+    assert present(finding).name == "clip_norm_averaged"
+    right, evidence = float(MEAN.norm()), present(finding).evidence
+    assert f"used is {right / factor:.4g}, and that of the full gradient is {right:.4g}" in evidence
+
+
+@pytest.mark.parametrize(("times", "cause"), [(2.0, "clip_norm_counted_again"), (1.9, "")])
+def test_a_norm_that_counts_gradients_again_is_the_limit(times: float, cause: str) -> None:
+    records = matched(MEAN / times**0.5, MEAN)
+    present(records.replay).steps *= 2
+    assert named(records) == cause
+
+
+@pytest.mark.parametrize(("size", "cause"), [(1, "clipped_locally"), (2, "clip_norm_of_group")])
+def test_the_norm_of_each_group_of_ranks_is_the_limit(size: int, cause: str) -> None:
+    single = MEAN * 0.1 / MEAN.norm()
+    groups = single.chunk(4 // size)
+    scales = [0.1 / float(group.norm()) for group in groups for _ in range(size)]
+    assert named(sharded(single, scales)) == cause
+
+
+@pytest.mark.parametrize(("scales", "cause"), [((1.4, 1.2), "clipped_locally"), ((1.0, 0.5), "")])
+def test_ranks_that_clip_what_they_share_disagree_by_their_norms(
+    scales: tuple[float, float], cause: str
+) -> None:
+    records = matched(MEAN, MEAN)
+    size = float(MEAN.norm())
+    for rank, scale in zip(records.ranks, scales, strict=True):
+        rank.steps[0].gradients = [scale * MEAN]
+        rank.steps[0].local_norms = [size if cause else scale * size]
+    assert present(causes.of_disagreement(records)).name == (cause or "ranks_disagree")
+
+
+@pytest.mark.parametrize(("size", "which"), [(1, "1 rank, which changes nothing"), (2, "")])
+def test_a_group_that_lacks_ranks_is_named_where_all_gradients_differ(
+    size: int, which: str
+) -> None:
+    records = matched(MEAN, MEAN, small_groups={"DDP": 1} if size == 1 else {})
+    assert causes.of_disagreement(records) is None
+    for rank, own in zip(records.ranks, OWN, strict=True):
+        rank.steps[0].gradients = [own]
+    finding = present(causes.of_disagreement(replace(records)))
+    assert finding.name == ("group_too_small" if which else "not_reduced")
+    assert which in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("elements", "same"), [((8.0, 8.0, 16.0), True), ((4.0, 4.0, 16.0), False), (None, False)]
+)
+def test_parts_of_the_same_rows_are_not_the_same_data(
+    elements: tuple[float, ...] | None, same: bool
+) -> None:
+    records = matched(MEAN, MEAN)
+    both = [*records.ranks, present(records.replay)]
+    rows = [torch.arange(4.0), torch.arange(4.0), torch.arange(4.0).repeat(2)]
+    for one, inputs, count in zip(both, rows, elements or (0.0,) * 3, strict=True):
+        one.forwards[0].inputs = [inputs]
+        one.calls = {"head": [1.0, 1.0, count]}
+    if elements is None:  # the script fails in one process, and the ranks' outputs differ
+        records = replace(records, replay=None)
+        records.ranks[1].forwards[0].outputs = [torch.arange(4.0) + 1]
+    finding = causes.of_data(records)
+    assert (finding is not None and finding.name == "same_data") == same
 
 
 def test_a_cause_gives_every_tensor() -> None:
@@ -304,6 +391,7 @@ def test_a_total_of_optimizer_steps_is_told_from_epochs() -> None:
 def test_ranks_that_change_gradients_after_reduction_disagree() -> None:
     records = matched(MEAN, MEAN)
     records.ranks[1].steps[0].gradients = [1.5 * MEAN]
+    records.ranks[1].steps[0].local_norms = [1.5 * float(MEAN.norm())]
     finding = present(causes.of_disagreement(records))
     assert finding.name == "ranks_disagree"
     for rank, own in zip(records.ranks, OWN, strict=True):
