@@ -373,12 +373,8 @@ def of_scaler(records: Records) -> Finding | None:
 
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
-<<<<<<< HEAD
     records = _accumulating(records)
-    count = len(records.ranks[0].steps[0].micros)
-=======
     count, window = len(records.ranks[0].steps[0].micros), records.ranks[0].window
->>>>>>> fedd4a18 (audit --until-epoch compares the last window of an epoch, and skips the steps before at the price of loading)
     loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
     gradient_factor = _gradient_factor(records)
     if loss_factor is None or gradient_factor is None:
