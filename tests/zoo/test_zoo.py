@@ -231,6 +231,37 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     assert report.same is True, report.answer
 
 
+SERVED = """
+import sys
+import types
+
+import numpy
+import torch
+from torch import nn
+
+sys.modules["vllm"] = types.ModuleType("vllm")
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+server = numpy.random.default_rng(torch.distributed.get_rank())
+for _ in range(4):
+    tokens = torch.from_numpy(server.integers(0, 9, (4, 6)))
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_server_of_generation_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(SERVED)
+    report = audited(str(path))
+    assert report.same is True, report.answer
+    assert any("vllm generates them" in note for note in report.notes)
+
+
 @pytest.mark.zoo
 @pytest.mark.timeout(1800)
 def test_no_generated_right_script_is_blamed(tmp_path: Path) -> None:

@@ -108,8 +108,7 @@ def _of_all_parts(reports: Sequence[AuditReport], parts: int) -> AuditReport:
         for number, report in enumerate(reports, 1)
         for check in report.checks
     ]
-    steps = ", ".join(str(report.steps) for report in reports)
-    answer = f"{first.answer} ({steps} steps of its {parts} optimizers)"
+    answer = f"{first.answer} (its {parts} optimizers, one by one)"
     notes = dict.fromkeys(note for report in reports for note in report.notes)
     return replace(first, answer=answer, checks=tuple(checks), notes=tuple(notes))
 
@@ -486,7 +485,8 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
             unknown = "the loss of one process is unknown, and with it the size of the gradient"
     else:
         unknown = "the ranks' own gradients are not seen"
-    unknown = unknown and f"one process does not get the ranks' samples, and {unknown}"
+    servers = "".join(f" ({name} generates them)" for name in records.ranks[0].servers)
+    unknown = unknown and f"one process does not get the ranks' samples{servers}, and {unknown}"
     if records.replay is None:
         unknown = f"in one process the script {runs.failures[0]}"
     else:
@@ -497,7 +497,8 @@ def _against_own_gradients(runs: Runs, records: Records) -> AuditReport | tuple[
         return runs.untold(unknown, records.ranks, checks=checks, method=OWN_GRADIENTS)
     notes = runs.failures[:1]
     if not notes and not records.matched:
-        notes = ["one process gets other samples than the ranks, so that it is no reference"]
+        reason = f"one process gets other samples than the ranks{servers}"
+        notes = [f"{reason}, so that it is no reference"]
     return _reported(runs, records, checks, findings, method=OWN_GRADIENTS, notes=notes)
 
 

@@ -288,6 +288,8 @@ def _of_order(records: Records) -> Finding | None:
 
 def of_draws(records: Records) -> Finding | None:
     """Ranks that draw the same noise for different samples."""
+    if records.divides_rows:
+        return None
     noise = [_noise(rank) for rank in records.ranks]
     for a, b in combinations(range(records.count), 2):
         loaders = zip(records.ranks[a].loaders, records.ranks[b].loaders, strict=False)

@@ -77,6 +77,8 @@ TOTALS = ("total_iters", "T_max", "total_steps")
 MOST_STEPS = 5
 """Steps that are recorded of all optimizers, in units of those that are asked for: one optimizer of
 several may step less often than another."""
+SERVERS = {"sglang", "vllm"}
+"""Packages that generate samples where no hook sees it."""
 LONGEST_WAIT_SECONDS = 30.0
 """Time that a rank waits for the others before it ends."""
 
@@ -694,6 +696,7 @@ class Observer:
         alone = state.get("num_processes", state.get("_num_processes", 0)) == 1
         seed = torch.initial_seed()
         self.record.seed = None if seed == self._seed_at_start else seed
+        self.record.servers = sorted(SERVERS & sys.modules.keys())
         self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
         for schedule in filter(_is_schedule, gc.get_objects()):

@@ -259,6 +259,8 @@ class Record:
     """Number of parameters of the optimizer that the model does not have."""
     joined: bool = False
     """True if the process was in a process group when it took a step."""
+    servers: list[str] = field(default_factory=list)
+    """Packages of the script that generate samples outside of torch's operators here."""
     on_gpu: bool = False
     """True if the process has used a GPU."""
     accelerate_alone: bool = False
