@@ -376,17 +376,20 @@ def of_scaler(records: Records) -> Finding | None:
 def of_accumulation(records: Records) -> Finding | None:
     """Gradients of micro-batches that are added instead of averaged, or divided twice."""
     records = _accumulating(records)
-    count, window = len(records.ranks[0].steps[0].micros), records.ranks[0].window
-    loss_factor = _loss_factor(records.ranks[0].steps[0].micros)
-    gradient_factor = _gradient_factor(records)
-    if loss_factor is None or gradient_factor is None:
+    micros, window = records.ranks[0].steps[0].micros, records.ranks[0].window
+    factors, gradient_factor = loss_factors(micros), _gradient_factor(records)
+    if not factors or gradient_factor is None:
         return None
-    times = loss_factor * gradient_factor * count  # 1 if a step uses the mean of its micro-batches
+    count = len(factors)
+    sums = [gradient_factor * sum(factors[: n + 1]) for n in range(count)]  # the last is to be 1
+    close = EXPLAINED if _constant(factors) else EXACT
+    means = sum(abs(value / max(1, round(value)) - 1) < close for value in sums)
+    several = f"the {count} micro-batches together"
+    texts = some(list(dict.fromkeys(f"{factor:.4g}" for factor in factors)))
     evidence = (
-        f"the loss is multiplied by {loss_factor:.4g} and the sum of gradients by "
-        f"{gradient_factor:.4g}"
+        f"the loss is multiplied by {texts} and the sum of gradients by {gradient_factor:.4g}"
     )
-    if count < window and abs(times * window / count - 1) < EXPLAINED:
+    if count < window and abs(sums[-1] * window / count - 1) < close:
         return finding(
             "short_window",
             f"the last gradient of an epoch is {count}/{window} of that of its micro-batches",
@@ -396,19 +399,12 @@ def of_accumulation(records: Records) -> Finding | None:
         )
     if not _accumulates(records.ranks[0]):
         return None
-    if abs(times / count - 1) < EXPLAINED:
-        return finding(
-            "accumulation_not_divided",
-            f"the gradient is {count} times that of the {count} micro-batches together",
-            evidence,
-            count=count,
-        )
-    if abs(times * count - 1) < EXPLAINED:
-        return finding(
-            "accumulation_divided_twice",
-            f"the gradient is 1/{count} of that of the {count} micro-batches together",
-            evidence,
-        )
+    if means > 1 and abs(sums[-1] / means - 1) < close:
+        off = f"the gradient is {means} times that of {several}"
+        return finding("accumulation_not_divided", off, evidence, count=means)
+    if abs(sums[-1] * count - 1) < close:
+        off = f"the gradient is 1/{count} of that of {several}"
+        return finding("accumulation_divided_twice", off, evidence)
     return None
 
 
@@ -448,12 +444,6 @@ def loss_factors(micros: Sequence[Micro], *, by_hand: bool = False) -> list[floa
         of_sum = call.reduction in {"sum", "none"}
         factors.append(micro.loss / call.value * (call.weight if of_sum else 1.0))
     return factors if all(factors) else []
-
-
-def _loss_factor(micros: Sequence[Micro]) -> float | None:
-    """Factor between a mean loss and the number that `backward` gets; None if it changes."""
-    factors = loss_factors(micros)
-    return factors[0] if factors and _constant(factors) else None
 
 
 def _constant(values: Sequence[float], tolerance: float = 1e-3) -> bool:
@@ -1228,45 +1218,39 @@ def of_micro_batches(records: Records) -> Finding | None:
     """
     tolerance, records = records.reduction_tolerance, _accumulating(records)
     first = records.ranks[0]
-    micros = [rank.steps[0].micros for rank in records.ranks]
-    factors = [loss_factors(of_rank, by_hand=True) for of_rank in micros]
-    counts = [counted_targets(of_rank) for of_rank in micros]
-    calls = [call for of_rank in micros for micro in of_rank for call in micro.losses]
-    dependent = first.batch_norm or any(call.couples for call in calls)
-    unknown = not all(factors) or any(call.reduction not in REDUCTIONS for call in calls)
-    if dependent or unknown or not all(map(all, counts)) or not _accumulates(first):
+    micros = first.steps[0].micros
+    factors, counts = loss_factors(micros, by_hand=True), counted_targets(micros)
+    calls = [call for micro in micros for call in micro.losses]
+    unknown = any(call.couples or call.reduction not in REDUCTIONS for call in calls)
+    if not factors or not all(counts) or unknown or first.batch_norm or not _accumulates(first):
         return None
     samples = [
         sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number))
-        for number in range(len(micros[0]))
+        for number in range(len(micros))
     ]
-    weights = [factor / sum(factors[0]) for factor in factors[0]]
     equal, by_samples = (
-        _constant([w / (n or 1) for w, n in zip(weights, numbers, strict=True)], EXACT)
-        for numbers in ([1] * len(weights), samples)
+        _constant([f / (n or 1) for f, n in zip(factors, numbers, strict=True)], EXACT)
+        for numbers in ([1] * len(factors), samples)
     )
     by_targets = any(
         len({*call.counted.reshape(count, -1).sum(1).tolist()}) > 1
-        for call, count in zip(calls, samples, strict=False)
+        for call, count in zip(calls, samples, strict=True)
         if call.counted is not None and count and len(call.counted) % count == 0
     )
     shown = by_targets if by_samples else equal  # else a sample may count once, by intent
     if not shown or _gradient_factor(records) is None:
         return None
-    one_pass: Vectors = {}
-    for of_rank, factor_of_micros, targets in zip(
-        records.local_gradients(), factors, counts, strict=True
-    ):
-        for gradient, factor, count in zip(of_rank, factor_of_micros, targets, strict=True):
-            weight = sum(factor_of_micros) * count / sum(targets) / factor / records.count
-            one_pass = _summed([[one_pass, _scaled(weight, gradient)]])
-    off = relative(*aligned(mean_of_ranks(records), one_pass))
+    gradients = records.local_gradients()[0]
+    weights = [factor / sum(factors) for factor in factors]
+    expected = [count / sum(counts) for count in counts]
+    together = zip(gradients, weights, expected, strict=True)
+    one_pass = _summed([[_scaled(right / weight, g) for g, weight, right in together]])
+    off = relative(*aligned(_summed([gradients]), one_pass))
     if off <= tolerance:
         return None
     fewest, most = (
-        f"{counts[0][n]:g} targets weighs {weights[n]:.3g} in place of "
-        f"{counts[0][n] / sum(counts[0]):.3g}"
-        for n in (counts[0].index(min(counts[0])), counts[0].index(max(counts[0])))
+        f"{counts[n]:g} targets weighs {weights[n]:.3g} in place of {expected[n]:.3g}"
+        for n in (counts.index(min(counts)), counts.index(max(counts)))
     )
     return finding(
         "uneven_micro_batches",

@@ -507,11 +507,12 @@ def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **option
     by_step = [
         [
             micro(factor * own, factor=factor, count=count, **options)
-            for (count, factor), own in zip(step, OWN, strict=True)
+            for (count, factor), own in zip(step, OWN * 2, strict=False)
         ]
         for step in steps
     ]
-    used = sum((factor * own for (_, factor), own in zip(steps[0], OWN, strict=True)), 0 * MEAN)
+    weighted = (factor * own for (_, factor), own in zip(steps[0], OWN * 2, strict=False))
+    used = sum(weighted, 0 * MEAN)
     one = record(0, used, *by_step[0], **facts)
     one.steps += [Step(gradients=[used], micros=micros) for micros in by_step[1:]]
     one.forwards = [
@@ -551,6 +552,25 @@ def test_micro_batches_are_uneven_if_targets_and_weights_are_known(
 ) -> None:
     finding = causes.of_micro_batches(windows(window, rows=rows, **options))
     assert (finding is not None) == uneven
+
+
+@pytest.mark.parametrize(
+    ("factors", "name", "times"),
+    [
+        ((1, 1, 1, 1), "accumulation_not_divided", "4 times"),
+        ((0.4, 0.6, 0.3, 0.7), "accumulation_not_divided", "2 times"),  # means of two
+        ((0.4, 0.6, 0.2, 0.7), None, ""),
+        ((0.1, 0.2, 0.3, 0.4), None, ""),
+        ((0.0625,) * 4, "accumulation_divided_twice", "1/4"),
+    ],
+)
+def test_the_size_of_an_accumulated_gradient(
+    factors: Sequence[float], name: str | None, times: str
+) -> None:
+    window = [(4.0, factor) for factor in factors]
+    finding = causes.of_accumulation(windows(window, rows=(2, 2, 2, 2)))
+    assert (finding and finding.name) == name
+    assert finding is None or times in finding.deviation
 
 
 def test_the_amount_is_that_of_one_pass_over_all_micro_batches() -> None:
