@@ -1,6 +1,6 @@
-"""The ranks seed their generators alike, so they draw the same noise for different samples.
+"""The noise is seeded by replica, so ranks of one replica draw the same for different samples.
 
-The right script adds the rank to the seed of the noise, after the model is made.
+The right script adds the rank to the seed.
 Source: mlcommons/training#844.
 """
 
@@ -19,8 +19,8 @@ loader = DataLoader(latents, batch_size=8, sampler=DistributedSampler(latents))
 denoiser = DDP(nn.Sequential(nn.Linear(17, 64), nn.SiLU(), nn.Dropout(0.1), nn.Linear(64, 16)))
 criterion = nn.MSELoss()
 optimizer = torch.optim.AdamW(denoiser.parameters(), lr=1e-3)
-if "--right" in sys.argv:
-    torch.manual_seed(7 + dist.get_rank())
+replica = 0  # both ranks shard one replica
+torch.manual_seed(7 + (dist.get_rank() if "--right" in sys.argv else replica))
 
 for step, (clean,) in enumerate(loader):
     noise = torch.randn_like(clean)

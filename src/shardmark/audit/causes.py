@@ -286,11 +286,15 @@ def _of_order(records: Records) -> Finding | None:
     return None
 
 
-def of_draws(records: Records) -> Finding | None:
-    """Ranks that draw the same noise for different samples."""
+def of_draws(records: Records, *, any_seed: bool = False) -> Finding | None:
+    """Ranks that draw the same noise for different samples, with a seed of its own.
+
+    One seed for all, which the initial weights have too, is the usual way to give all ranks the
+    same model: `any_seed` finds noise that goes on after it.
+    """
     if records.divides_rows:
         return None
-    noise = [_noise(rank) for rank in records.ranks]
+    noise = [_noise(rank, any_seed=any_seed) for rank in records.ranks]
     for a, b in combinations(range(records.count), 2):
         loaders = zip(records.ranks[a].loaders, records.ranks[b].loaders, strict=False)
         sums = [zip(one.sums, other.sums, strict=False) for one, other in loaders if one.sums]
@@ -308,14 +312,15 @@ def of_draws(records: Records) -> Finding | None:
     return None
 
 
-def _noise(record: Record) -> dict[str, list[Tensor]]:
+def _noise(record: Record, *, any_seed: bool) -> dict[str, list[Tensor]]:
     """Numbers that a rank draws for each row of its batches, by place, without dropout."""
     places: dict[str, list[Tensor]] = {}
     for draw in record.draws:
         following = record.forwards[draw.forward : draw.forward + 1] if draw.forward else []
-        if any(draw.value.dim() and len(draw.value) == forward.rows for forward in following):
+        of_rows = any(draw.value.dim() and len(draw.value) == f.rows for f in following)
+        if of_rows and (any_seed or draw.own_seed):
             places.setdefault(draw.place.partition(" < ")[0], []).append(draw.value)
-    for number, forward in enumerate(record.forwards):
+    for number, forward in enumerate(record.forwards if any_seed or record.own_seed else []):
         shapes = [(forward.rows, *shape) for shape in forward.shapes]
         for index, value in enumerate(record.forward_draws.get(number, [])):
             if tuple(value.shape) in shapes:  # noise for its inputs

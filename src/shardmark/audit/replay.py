@@ -152,7 +152,7 @@ class ReplayObserver(Observer):
         recorded = of_rank[0] if of_rank and of_rank[0] is not None else length
         return recorded * (len(self._ranks) if self.plan.interleaved else 1)
 
-    def draw(self, place: str, value: Tensor) -> Tensor | None:
+    def draw(self, place: str, value: Tensor, own_seed: bool) -> Tensor | None:  # noqa: ARG002
         if self._busy:
             return None
         if self.in_backward:

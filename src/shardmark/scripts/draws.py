@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode  # documented, but has no public name
 
 from shardmark.scripts.full_tensors import is_distributed_tensor
+from shardmark.scripts.interventions.base import is_users
 
 PACKAGE = str(Path(__file__).parents[1])
 TORCH = str(Path(torch.__file__).parent)
@@ -21,18 +22,26 @@ DATA = str(Path(TORCH) / "utils" / "data")
 class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Passes the result of every operator that draws random numbers to a function.
 
-    `watch(place, result)` returns the tensor to use, or None to use the result.
+    `watch(place, result, own_seed)` returns the tensor to use, or None to use the result.
+    `own_seed` is True if the script seeded these numbers after the initial weights.
     """
 
-    def __init__(self, watch: Callable[[str, Tensor], Tensor | None]) -> None:
+    def __init__(self, watch: Callable[[str, Tensor, bool], Tensor | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
+        self._own_seed = False
+
+    def seeded(self, original: Callable[[int], torch.Generator], seed: int) -> torch.Generator:
+        """Stand in the place of `torch.manual_seed`; libraries seed for whole programs."""
+        self._own_seed = is_users(sys._getframe(2))  # the caller of what stands in the place
+        return original(seed)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return result
         if any(_is_no_draw(value) for value in (*args[:1], result)):
+            self._own_seed = False
             return result
         place = user_place()
         if place is None:
@@ -42,24 +51,25 @@ class WatchDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._dropout(place, args, result)
         if "scaled_dot_product" in name or not isinstance(result, Tensor):
             return result  # attention without dropout draws nothing
-        return self._replaced(place, result, in_place=name.endswith("_"))
-
-    def _replaced(self, place: str, result: Tensor, *, in_place: bool) -> Tensor:
-        value = self._watch(place, result)
-        if value is None:
-            return result
-        if value.shape == result.shape:
-            return result.copy_(value)
-        return result if in_place else value.to(result.device, result.dtype)
+        generator = (kwargs or {}).get("generator") or torch.default_generator
+        own_seed = self._own_seed or generator is not torch.default_generator
+        value = self._watch(place, result, own_seed)
+        return result if value is None else _replaced(result, value, in_place=name.endswith("_"))
 
     def _dropout(self, place: str, args: Any, result: Any) -> Any:
         """Dropout of a GPU, whose operator returns the mask too."""
         mask = result[1]
-        value = self._watch(place, mask)
+        value = self._watch(place, mask, self._own_seed)
         if value is None or value.shape != mask.shape:
             return result
         mask.copy_(value)
         return args[0] * mask / (1 - args[1]), mask
+
+
+def _replaced(result: Tensor, value: Tensor, *, in_place: bool) -> Tensor:
+    if value.shape == result.shape:
+        return result.copy_(value)
+    return result if in_place else value.to(result.device, result.dtype)
 
 
 def _is_no_draw(value: Any) -> bool:

@@ -25,6 +25,7 @@ from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
 from shardmark.scripts.epoch import EpochSkip
 from shardmark.scripts.interventions import built, named_in
+from shardmark.scripts.interventions.base import replace
 from shardmark.scripts.recording import PROCESS_FILE, Plan
 
 if TYPE_CHECKING:
@@ -80,10 +81,12 @@ def install() -> None:
     if plan.until_epoch:
         EpochSkip(observer).install()
 
-    def draw(place: str, value: Tensor) -> Tensor | None:
-        return observer.draw(place, value)  # `EpochSkip` replaces it
+    def draw(place: str, value: Tensor, own_seed: bool) -> Tensor | None:
+        return observer.draw(place, value, own_seed)  # `EpochSkip` replaces it
 
-    WatchDraws(draw).__enter__()  # type: ignore[no-untyped-call]
+    draws = WatchDraws(draw)
+    draws.__enter__()  # type: ignore[no-untyped-call]
+    replace(torch, "manual_seed", draws.seeded)
     if not plan.replays and os.environ.get("RANK") == "0":
         _describe_process(Path(plan.directory) / PROCESS_FILE)
 

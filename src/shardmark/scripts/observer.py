@@ -655,7 +655,7 @@ class Observer:
         self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
         return length
 
-    def draw(self, place: str, value: Tensor) -> Tensor | None:
+    def draw(self, place: str, value: Tensor, own_seed: bool) -> Tensor | None:
         """Record a draw.  A replay returns the ranks' draws in its place."""
         if self._busy or self.in_backward:
             return None
@@ -667,7 +667,9 @@ class Observer:
         if self._stack and torch.is_grad_enabled():
             self.record.forward_draws.setdefault(forward, []).append(drawn)
         else:
-            self.record.draws.append(Draw(place=place, value=drawn, forward=forward))
+            draw = Draw(place=place, value=drawn, forward=forward, own_seed=own_seed)
+            self.record.draws.append(draw)
+        self.record.own_seed |= own_seed
         return None
 
     # End

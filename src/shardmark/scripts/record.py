@@ -184,6 +184,8 @@ class Draw:
     value: Tensor
     forward: int = 0
     """Number of recorded forward passes before the draw; 0 for a draw without gradients."""
+    own_seed: bool = False
+    """True if the script seeded it after the initial weights."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -230,6 +232,8 @@ class Record:
     loaders: list[Loader] = field(default_factory=list)
     draws: list[Draw] = field(default_factory=list)
     """Draws outside of forward passes."""
+    own_seed: bool = False
+    """True if the script seeded any draw after the initial weights."""
     forward_draws: dict[int, list[Tensor]] = field(default_factory=dict)
     """Draws in each forward pass."""
     unmatched: list[str] = field(default_factory=list)

@@ -457,6 +457,7 @@ def drawing(
     shape: tuple[int, ...] = (4, 3),
     dropout: bool = False,
     inside: bool = False,
+    own_seed: bool = True,
 ) -> Records:
     """Records of two ranks that draw random numbers for their batches of four rows."""
     ranks = []
@@ -468,13 +469,14 @@ def drawing(
             module="Denoiser", inputs=[torch.rand(4)], outputs=[], rows=4, step=0, shapes=[(3,)]
         )
         draws = [
-            Draw(place="train.py:7", value=value, forward=number if first else 0)
+            Draw(place="train.py:7", value=value, forward=number if first else 0, own_seed=own_seed)
             for number, value in enumerate(values, first)
         ]
         ranks.append(
             Record(
                 rank=rank, ranks=2, forwards=[forward] * 4, draws=[] if inside else draws,
                 forward_draws={n: [v] for n, v in enumerate(values)} if inside else {},
+                own_seed=own_seed,
                 loaders=[Loader(batch_size=4, batches=3, sums=[checksum] * 3)],
             )
         )  # fmt: skip
@@ -493,11 +495,15 @@ def drawing(
         ({"shape": (8, 3)}, False),  # rows of all ranks together
         ({"shape": (4, 5), "inside": True}, False),  # inside of the model
         ({"dropout": True}, False),
+        ({"own_seed": False}, False),  # they go on after the initial weights
+        ({"own_seed": False, "inside": True}, False),
     ],
 )
 def test_equal_draws_are_noise_for_different_samples(facts: dict[str, Any], named: bool) -> None:
     found = causes.of_draws(drawing(**facts))
     assert (found is not None and found.name == "equal_draws") is named
+    if facts.get("own_seed") is False:
+        assert causes.of_draws(drawing(**facts), any_seed=True) is not None, "for a note"
 
 
 def windows(*steps: Sequence[tuple[float, float]], rows: Sequence[int], **options: Any) -> Records:

@@ -45,9 +45,9 @@ def replay(tmp_path: Path) -> Iterator[ReplayObserver]:
 def test_a_draw_outside_of_the_model_is_replaced_by_those_of_all_ranks(
     replay: ReplayObserver,
 ) -> None:
-    drawn = present(replay.draw("train.py:7", torch.full((2, 2), 9.0)))
+    drawn = present(replay.draw("train.py:7", torch.full((2, 2), 9.0), own_seed=False))
     assert drawn.tolist() == [[0, 0], [1, 1]]
-    assert replay.draw("train.py:7", torch.full((2, 2), 9.0)) is None
+    assert replay.draw("train.py:7", torch.full((2, 2), 9.0), own_seed=False) is None
 
 
 def test_a_replayed_step_has_the_learning_rate_of_rank_0(replay: ReplayObserver) -> None:

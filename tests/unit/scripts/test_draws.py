@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor, nn
 
 from shardmark.scripts.draws import WatchDraws
+from shardmark.scripts.interventions.base import replace
 
 
 def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
     seen: list[tuple[int, ...]] = []
 
-    def watch(_place: str, value: Tensor) -> None:
+    def watch(_place: str, value: Tensor, _own_seed: bool) -> None:
         seen.append(tuple(value.shape))
 
     with WatchDraws(watch):
@@ -27,7 +29,7 @@ def test_draws_of_scripts_and_of_dropout_are_seen() -> None:
 
 
 def test_a_replayed_draw_replaces_the_result() -> None:
-    def watch(_place: str, value: Tensor) -> Tensor:
+    def watch(_place: str, value: Tensor, _own_seed: bool) -> Tensor:
         return torch.arange(2 * len(value))
 
     with WatchDraws(watch):
@@ -37,7 +39,7 @@ def test_a_replayed_draw_replaces_the_result() -> None:
 def test_a_place_ends_at_the_script_whatever_starts_it(tmp_path: Path) -> None:
     places: list[str] = []
 
-    def watch(place: str, _value: Tensor) -> None:
+    def watch(place: str, _value: Tensor, _own_seed: bool) -> None:
         places.append(place)
 
     script = tmp_path / "train.py"
@@ -45,3 +47,22 @@ def test_a_place_ends_at_the_script_whatever_starts_it(tmp_path: Path) -> None:
     with WatchDraws(watch):
         runpy.run_path(str(script), run_name="__main__")
     assert places == ["train.py:5 < train.py:8"]
+
+
+def test_noise_with_a_seed_of_its_own_is_told_apart() -> None:
+    """A seed that the initial weights have, too, is not one for the noise."""
+    owns: list[bool] = []
+
+    def watch(_place: str, _value: Tensor, own_seed: bool) -> None:
+        owns.append(own_seed)
+
+    draws, module = WatchDraws(watch), SimpleNamespace(manual_seed=torch.random.manual_seed)
+    replace(module, "manual_seed", draws.seeded)
+    with draws:
+        module.manual_seed(0)
+        nn.Linear(5, 5)
+        torch.randn(3)
+        torch.randn(3, generator=torch.Generator().manual_seed(0))
+        module.manual_seed(0)
+        torch.randn(3)
+    assert owns == [False, True, True]
