@@ -532,7 +532,7 @@ def of_disagreement(records: Records) -> Finding | None:
         return finding(
             "accumulation_not_synchronised", "the ranks use different gradients", evidence
         )
-    everything = len(different) == len(gradients[0])
+    everything = {*different} == set().union(*gradients)
     for library, size in records.ranks[0].small_groups.items() if everything else ():
         return finding(
             "group_too_small",
@@ -543,7 +543,11 @@ def of_disagreement(records: Records) -> Finding | None:
             + (", which changes nothing" if size == 1 else f" of {records.count}"),
         )
     if unreduced:
-        which = "no gradient is" if everything else f"{some(different)} is not"
+        which = (
+            "no gradient is"
+            if everything
+            else f"{some(different)} {'is' if len(different) == 1 else 'are'} not"
+        )
         return finding(
             "not_reduced",
             "the ranks use different gradients" + ("" if everything else f" of {some(different)}"),
@@ -829,8 +833,8 @@ def of_weighting(records: Records) -> Finding | None:
     ]
     text = ", ".join(f"{share:.4f}" for share in shares)
     equal_share = 1 / records.count
-    if max(abs(float(weight) - equal_share) for weight in weights) < 1e-3:
-        return None
+    if _constant(list(map(float, weights))):
+        return None  # a factor, which is no matter of weights
     if micros > 1 and _constant(shares):
         of_micros = ", ".join(f"{weight:.4f}" for weight in weights)
         return finding(

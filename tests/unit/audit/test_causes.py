@@ -201,7 +201,7 @@ def test_weights_are_solved_for_where_they_give_the_gradient() -> None:
 
 @pytest.mark.parametrize("factor", [0.98, 2.1, 3.0])
 def test_a_factor_that_is_not_the_number_of_ranks_is_no_sum(factor: float) -> None:
-    assert named(matched(factor * MEAN, MEAN)) not in {"summed", "averaged_twice"}
+    assert named(matched(factor * MEAN, MEAN)) == ""
 
 
 @pytest.mark.parametrize(("limit", "named_so"), [(1.0, True), (100.0, False)])
