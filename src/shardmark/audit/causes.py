@@ -1426,7 +1426,8 @@ CAUSES: dict[str, Cause] = {
         remedy="divide by the number of micro-batches that the step has, or drop the rest of an "
         "epoch",
         find=of_accumulation,
-        stage="accumulation",
+        stage="ranks",
+        in_one_process=True,
     ),
     "divided_by_other_steps": Cause(
         meaning="the loss is divided by the tokens of several steps",
