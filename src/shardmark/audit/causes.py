@@ -1149,7 +1149,7 @@ def _times_of_same_rows(records: Records) -> float | None:
 def unseen_dependence(records: Records) -> str:
     """Part of the loss that depends on several samples, which a rank's own gradient cannot show."""
     micros = [micro for rank in records.ranks for micro in rank.steps[0].micros]
-    places = [place for micro in micros for place in micro.gathers]
+    places = [place for micro in micros for place in (*micro.gathers, *micro.exchanges)]
     if places:
         return f"the loss may use the samples of other ranks ({places[0]})"
     if any(call.couples for micro in micros for call in micro.losses):

@@ -69,6 +69,8 @@ MOST_DRAWN_BYTES = 2**29
 """Draws beyond this size are not recorded: data that a script makes, and needs no replay."""
 LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
 """Packages that ask for the length of a loader on their own."""
+NO_EXCHANGES = ("torch.utils.checkpoint", "torch.nn.modules._functions")
+"""Modules of functions with their own gradients that do not exchange results of samples."""
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
 MOST_INDICES = 10**6
 DENSE = {Tensor, nn.Parameter}
@@ -340,23 +342,24 @@ class Observer:
         return any(int(number) > 1 for number in rows)
 
     def collective(self, name: str, values: Sequence[Any]) -> None:
-        """Note a gather of results of the model: torch.distributed's functions return no gradient.
+        """Note an exchange of results of the model: torch.distributed's gathers return no gradient.
 
         Inside of the model, a gather of parameters is none.
         """
         if self._busy:
             return
         self.record.collectives += 1
-        if name not in GATHERS or self.in_backward or not (self._stack or self.record.forwards):
+        if self.in_backward or not (self._stack or self.record.forwards):
             return
         flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
         tensors = [v for v in flat if isinstance(v, Tensor) and v.is_floating_point()]
         tensors = [v for v in tensors if v.numel() > 1]
-        if self._stack:
+        returns_gradients = _inside_autograd_function()
+        if self._stack and not returns_gradients:
             tensors = [v for v in tensors if v.requires_grad and not v.is_leaf]
-        if tensors and not _inside_autograd_function():
-            line = (user_place() or "").split(" < ")[0]
-            self._micro.gathers.append(f"{name} at {line}")
+        if tensors and (returns_gradients or name in GATHERS):
+            places = self._micro.exchanges if returns_gradients else self._micro.gathers
+            places.append(f"{name} at {(user_place() or '').split(' < ')[0]}")
 
     # Clipping and optimizer steps
 
@@ -988,12 +991,15 @@ def _indices(sampler: Any, dataset: Any) -> list[int] | None:
 
 
 def _inside_autograd_function() -> bool:
-    """True in the forward pass of a function that defines its gradient itself."""
+    """True in the forward pass of a function that defines its gradient itself.
+
+    Checkpointing is none, nor is batch norm that shares its statistics.
+    """
     frame = sys._getframe(2)
     while frame is not None:
         context = frame.f_locals.get("ctx")
         if context is not None and hasattr(context, "save_for_backward"):
-            return True
+            return frame.f_globals["__name__"] not in NO_EXCHANGES
         frame = frame.f_back  # type: ignore[assignment]
     return False
 

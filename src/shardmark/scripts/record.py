@@ -86,6 +86,8 @@ class Micro:
     """Numbers of the loaders that gave a batch since the last call of `backward`."""
     gathers: list[str] = field(default_factory=list)
     """Places where the script gathers tensors that need gradients by a call that returns none."""
+    exchanges: list[str] = field(default_factory=list)
+    """Places where ranks exchange results of the model by functions that return gradients."""
 
 
 @dataclass(slots=True, kw_only=True)

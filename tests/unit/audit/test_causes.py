@@ -156,6 +156,9 @@ def test_a_loss_over_several_samples_is_named() -> None:
     ):
         records = unmatched(MEAN, [changed, micro(OWN[1])], micro())
         assert text in causes.unseen_dependence(records)
+    records.ranks[0].steps[0].micros[0].gathers = []
+    records.ranks[0].steps[0].micros[0].exchanges = ["all_to_all_single at train.py:9"]
+    assert "train.py:9" in causes.unseen_dependence(records)
     assert not causes.unseen_dependence(unmatched(MEAN, [micro(o) for o in OWN], micro()))
 
 

@@ -8,6 +8,8 @@ import random
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -270,6 +272,44 @@ def test_a_gather_inside_of_the_model_counts_if_it_takes_results(observer: Obser
     observer.collective("all_gather", ([torch.zeros(2, 2)], result))
     assert len(observer._micro.gathers) == 1
     assert observer.record.collectives == 4
+
+
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, observer: Observer) -> torch.Tensor:  # noqa: ARG004
+        observer.collective("all_to_all_single", (torch.zeros(2, 2), value))
+        return value * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
+        return *gradients, None
+
+
+def test_an_exchange_that_returns_gradients_is_no_gather(observer: Observer) -> None:
+    layer = nn.Linear(3, 2)
+    observer.before_module(layer)
+    Exchange.apply(layer(torch.ones(2, 3)), observer)
+    assert observer._micro.gathers == []
+    assert observer._micro.exchanges[0].startswith("all_to_all_single at ")
+
+
+@pytest.mark.parametrize(("size", "small"), [(1, {"DDP": 1}), (2, {})])
+def test_a_wrapper_that_is_never_called_has_its_group(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch, size: int, small: dict[str, int]
+) -> None:
+    class DistributedDataParallel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module, self.process_group = nn.Linear(3, 2), SimpleNamespace(size=lambda: size)
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    wrapper = DistributedDataParallel()
+    trainer = Trainer(observer, wrapper.module)
+    trainer.backward(wrapper.module)
+    trainer.update(0)
+    assert observer.record.names == ["weight", "bias"]
+    assert "DDP" in observer.record.frameworks
+    assert observer.record.small_groups == small
 
 
 def test_a_fork_of_the_script_writes_no_record(observer: Observer, tmp_path: Path) -> None:
