@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SILENT = (
     *("before_module", "after_module", "before_backward", "loss_called", "collective", "draw"),
-    *("before_clip", "after_clip", "before_step", "begin_step"),
+    *("before_clip", "after_clip", "begin_step"),
 )
 """Methods of the observer that do nothing while steps are skipped."""
 
@@ -58,13 +58,19 @@ class EpochSkip:
             self._refuse("--until-epoch cannot skip the steps of DeepSpeed's engine")
         key = (id(module), *(tuple(leaf.shape) for leaf in leaves((args, kwargs))))
         if key not in self._outputs:
-            with torch.no_grad():
-                self._outputs[key] = original(module, *args, **kwargs)
+            self._observer.skips = False  # with gradients: without, DDP leaves out its next step
+            outputs = original(module, *args, **kwargs)
+            self._observer.skips = True
+            self._outputs[key] = pytree.tree_map(
+                lambda v: v.detach() if isinstance(v, Tensor) else v, outputs
+            )
+        inputs = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Tensor)]
+        link = sum(v.sum() * 0 for v in inputs if v.requires_grad)
 
         def with_graph(value: Any) -> Any:
-            """A tensor whose graph has one node, so that the script can call `backward`."""
+            """A tensor with a graph, so that the script can call `backward`."""
             real = isinstance(value, Tensor) and value.is_floating_point()
-            return value.detach().requires_grad_().clone() if real else value
+            return value.detach().requires_grad_() + link if real else value
 
         return pytree.tree_map(with_graph, self._outputs[key])
 
@@ -104,10 +110,16 @@ class EpochSkip:
         for name in SILENT:
             setattr(observer, name, lambda *_: None)
         observer.after_backward = self._count_backward  # type: ignore[method-assign]
+        observer.before_step = self._leave_weights  # type: ignore[method-assign]
         observer.after_step = self._note_step  # type: ignore[assignment,method-assign]
 
     def _count_backward(self) -> None:
         self._micros += 1
+
+    def _leave_weights(self, optimizer: Any) -> None:
+        """Take gradients away that no model gives, such as those of a tensor of the script."""
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            parameter.grad = None
 
     def _note_step(self, _: Any) -> None:
         window = self._observer.record.window
@@ -128,7 +140,7 @@ class EpochSkip:
         except TypeError:
             self._refuse("--until-epoch needs a loader with a length, to know where an epoch ends")
         if ends or record.skipped == of_ranks:
-            for name in (*SILENT, "after_backward", "after_step"):
+            for name in (*SILENT, "after_backward", "before_step", "after_step"):
                 delattr(self._observer, name)
             self._observer.skips, record.refusal, self._outputs = False, "", {}
             self._observer.begin_step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,7 @@ class Forward:
     step: int
     """Number of optimizer steps before the call."""
     micro: int = 0
-    """Number of backward passes of this step before the call."""
+    """Number of backward passes of this step before the call; -1 in a step of another part."""
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of the input tensors, without their first dimension."""
 
@@ -322,8 +323,8 @@ def part_of(record: Record, part: int) -> Record:
             clips=[replace(clip, gradients=chosen(clip.gradients)) for clip in step.clips],
         )
 
-    steps = {number: step for number, step in enumerate(record.steps) if step.part == part}
-    order = {number: position for position, number in enumerate(steps)}
+    numbers_of_steps = [n for n, step in enumerate(record.steps) if step.part == part]
+    last = max(numbers_of_steps, default=-1)
     names = chosen(record.names)
     return replace(
         record,
@@ -334,8 +335,16 @@ def part_of(record: Record, part: int) -> Record:
         before=chosen(record.before),
         start=chosen(record.start),
         flat_slices=of_place(record.flat_slices),
-        steps=list(map(of_step, steps.values())),
-        forwards=[replace(f, step=order[f.step]) for f in record.forwards if f.step in order],
+        steps=[of_step(record.steps[number]) for number in numbers_of_steps],
+        forwards=[  # those since the part's step before, also for steps of other parts
+            replace(
+                f,
+                step=bisect_left(numbers_of_steps, f.step),
+                micro=f.micro if f.step in numbers_of_steps else -1,
+            )
+            for f in record.forwards
+            if f.step <= last
+        ],
         twins=[pair for pair in record.twins if {*pair} <= {*names}],
     )
 

@@ -162,7 +162,14 @@ def test_optimizers_with_a_backward_pass_each_are_parts_of_their_own(observer: O
     assert [step.part for step in record.steps] == [0, 1, 0, 0, 1]
     first, second = (part_of(record, part) for part in range(2))
     assert [len(part.steps) for part in (first, second)] == [3, 2]
-    assert [f.step for f in first.forwards] == [0, 1, 2]
+    assert [(f.step, f.micro) for f in first.forwards] == [(0, 0), (1, -1), (1, 0), (2, 0)]
+    assert [(f.step, f.micro) for f in second.forwards] == [
+        (0, -1),
+        (0, 0),
+        (1, -1),
+        (1, -1),
+        (1, 0),
+    ]
     assert second.names == ["model 2: weight", "model 2: bias"]
     assert [t.shape for t in second.steps[0].after] == [(1, 3), (1,)]
     assert all(g is not None for step in second.steps for g in step.gradients)
