@@ -61,6 +61,7 @@ CASES = tuple(
             "average_on_one_rank": "weights_changed_by_rank",
             "local_steps": "local_steps",
             "local_clip": "clipped_locally",
+            "clip_each_micro_batch": "clipped_locally",
             "clip_before_unscale": "clipped_before_unscaling",
             "scaled_learning_rate": "learning_rate_scaled",
             "sliced_learning_rate": "learning_rate_scaled",

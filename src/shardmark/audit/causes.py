@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot
 from statistics import fmean
@@ -33,7 +33,7 @@ from shardmark.base.evidence.captures import Array
 from shardmark.base.text import counted
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
-from shardmark.scripts.record import Loader, Micro, Record
+from shardmark.scripts.record import Loader, Micro, Record, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -684,12 +684,12 @@ def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding
 def of_clipping(records: Records) -> Finding | None:
     """Clipping by the norm of a part of the gradient."""
     replay, off = records.one_process, _off(records)
-    norms = [[clip.norm for clip in rank.steps[0].clips[:1]] for rank in records.ranks]
+    norms = [[clip.norm for clip in rank.steps[0].last_clips[:1]] for rank in records.ranks]
     numbers = [norm for of_rank in norms for norm in of_rank if norm is not None]
     single = records.replayed(replay)
     if len(numbers) == records.count and max(numbers) > (1 + 1e-4) * min(numbers):
         by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
-        limit = records.ranks[0].steps[0].clips[0].limit
+        limit = records.ranks[0].steps[0].last_clips[0].limit
         clipped = {**single, **_clipped_by_rank(records)}
         wrong_before = records.off_before_clipping(replay) > records.reduction_tolerance
         if (max(numbers) > limit and not wrong_before) and reproduces(
@@ -697,7 +697,43 @@ def of_clipping(records: Records) -> Finding | None:
         ):
             evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
             return finding("clipped_locally", off, evidence)
-    return of_norm(records)
+    return of_early_clips(records) or of_norm(records)
+
+
+def of_early_clips(records: Records) -> Finding | None:
+    """Clipping after each micro-batch, before the gradients of an accumulated step are reduced."""
+    clipped = replace(records, before_clipping=False)
+    for number in range(records.steps):
+        steps = [rank.steps[number] for rank in records.ranks]
+        early = [clip for step in steps for clip in step.clips if clip.micros < len(step.micros)]
+        reached = [clip for clip in early if (clip.norm or 0.0) > clip.limit]
+        if not reached:
+            continue
+        by_rank = [_clipped_early(step, len(records.ranks[0].names)) for step in steps]
+        used, single = clipped.gradients(number), clipped.replayed(records.one_process, number)
+        if not reproduces(used, records.reduced(by_rank), single, records.floor):
+            continue
+        norms = ", ".join(f"{clip.norm:.4g}" for clip in reached[:4])
+        return finding(
+            "clipped_locally",
+            f"the gradient of step {number + 1} is off by "
+            f"{percent(relative(*aligned(used, single)))}",
+            f"{early[0].function} is called after each of {len(steps[0].micros)} micro-batches, "
+            f"before the gradients are reduced: norms of {norms} are clipped to {early[0].limit:g}",
+        )
+    return None
+
+
+def _clipped_early(step: Step, count: int) -> list[Tensor | None]:
+    """Add up a rank's own gradients of the micro-batches as its calls have clipped the sums."""
+    added: dict[int, Tensor] = {}
+    for number, micro in enumerate(step.micros, start=1):
+        for n, gradient in micro.gradients.items():
+            added[n] = added[n] + gradient if n in added else gradient
+        for clip in (clip for clip in step.clips if clip.micros == number):
+            factor = min(1.0, clip.limit / ((clip.norm or 0.0) + 1e-6))
+            added = {n: factor * gradient for n, gradient in added.items()}
+    return [added.get(n) for n in range(count)]
 
 
 def of_norm(records: Records) -> Finding | None:
@@ -713,7 +749,7 @@ def of_norm(records: Records) -> Finding | None:
         return None
     shared = {records.ranks[0].names.index(name) for name in records.different_gradients}
     off = "the ranks use different gradients" if shared else _off(records)
-    clips = replay.steps[0].clips
+    clips = replay.steps[0].last_clips
     means = aligned(mean_of_ranks(records), records.expected)
     right = clips[0].norm if clips else limit * (factor_of(*means, EXPLAINED) or 0.0)
     used = ", ".join(dict.fromkeys(f"{(right or 1.0) / factor:.4g}" for factor in factors))
@@ -765,7 +801,7 @@ def _clipped_by_rank(records: Records) -> Vectors:
     """Gradients before the first clip of each rank, clipped by that rank's norm and reduced."""
     by_rank = []
     for rank in records.ranks:
-        clip = rank.steps[0].clips[0]
+        clip = rank.steps[0].last_clips[0]
         factor = min(1.0, clip.limit / ((clip.norm or 0.0) + 1e-6))
         by_rank.append([None if g is None else factor * g for g in clip.gradients])
     return records.reduced(by_rank)

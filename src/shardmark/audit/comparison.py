@@ -226,17 +226,17 @@ class Records:
 
     def clipped(self) -> Vectors:
         """Gradients before the first call that clips them; empty without one."""
-        calls = [rank.steps[0].clips[:1] for rank in self.ranks]
+        calls = [rank.steps[0].last_clips[:1] for rank in self.ranks]
         return self._joined([call[0].gradients for call in calls]) if all(calls) else {}
 
     def clipped_of(self, record: Record | None) -> Vectors:
         """Gradients of a replay before the first call that clips them; empty without one."""
-        calls = [] if record is None else record.steps[0].clips[:1]
+        calls = [] if record is None else record.steps[0].last_clips[:1]
         return self._named(calls[0].gradients) if calls else {}
 
     def off_before_clipping(self, record: Record) -> float:
         """Deviation of the ranks' mean gradient before the first clip from that of a replay."""
-        calls = [rank.steps[0].clips[:1] for rank in self.ranks]
+        calls = [rank.steps[0].last_clips[:1] for rank in self.ranks]
         before = self.reduced([call[0].gradients for call in calls]) if all(calls) else {}
         return relative(*aligned(before, self.clipped_of(record)))
 

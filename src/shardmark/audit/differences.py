@@ -634,7 +634,7 @@ def of_weighting(scripts: Scripts) -> Iterator[Finding]:
 
 
 def of_clipping(scripts: Scripts) -> Iterator[Finding]:
-    a, b = (ranks[0].steps[0].clips[:1] for ranks in (scripts.a, scripts.b))
+    a, b = (ranks[0].steps[0].last_clips[:1] for ranks in (scripts.a, scripts.b))
     described = [
         "; ".join(f"{c.function} to {c.limit:g}" for c in clips) or "none" for clips in (b, a)
     ]

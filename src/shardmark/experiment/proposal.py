@@ -99,7 +99,7 @@ def propose(record: Record, command: ScriptCommand, ranks: int) -> Proposal:
         proposal.see("seed", record.seed)
     else:
         proposal.miss("seed", 0, "the script does not seed torch")
-    for clip in record.steps[0].clips[:1]:
+    for clip in record.steps[0].last_clips[:1]:
         if clip.function == "clip_grad_value_":
             proposal.left_out.append(f"clipping of each value of a gradient at {clip.limit:g}")
         elif 0 < clip.limit < math.inf:

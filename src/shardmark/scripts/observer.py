@@ -373,8 +373,11 @@ class Observer:
             value = float(full_copy(norm)) if isinstance(norm, Tensor) else None
             scaled = self.scale != 1.0 and not self.unscaled
             self._step.clips.append(
-                Clip(norm=value, limit=limit, function=function, scaled=scaled, scale=self.scale)
-            )
+                Clip(
+                    norm=value, limit=limit, function=function, scaled=scaled, scale=self.scale,
+                    micros=len(self._step.micros),
+                )
+            )  # fmt: skip
 
     def before_step(self, optimizer: Any) -> None:
         if self._skips(optimizer):
@@ -400,7 +403,8 @@ class Observer:
             step.local_norms[chosen] = local_norms(parameters)
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:
-                step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0)]
+                micros = len(step.micros)
+                step.clips = [Clip(norm=None, limit=limit, scaled=False, scale=1.0, micros=micros)]
             step.evaluations += again or not self._stepped
             inner = optimizer.optimizer if deepspeed else optimizer
             step.state_is_new |= number in self._with_state and not _unwrapped(inner).state

@@ -101,6 +101,8 @@ class Clip:
     scaled: bool
     """True if the gradients still had the scale of a `GradScaler`."""
     scale: float
+    micros: int
+    """Number of micro-batches of the step that had their backward pass before the call."""
     gradients: list[Tensor | None] = field(default_factory=list)
     """Gradients before the call, in the order of the optimizer's parameters."""
 
@@ -132,6 +134,11 @@ class Step:
     buffers: dict[str, Tensor] = field(default_factory=dict)
     """Floating-point buffers when the first forward pass of this step began: of the model, and of
     modules without parameters that are called before it or whose results have gradients."""
+
+    @property
+    def last_clips(self) -> list[Clip]:
+        """Calls after the last backward pass: others clip a part of the step's gradient."""
+        return [clip for clip in self.clips if clip.micros == len(self.micros)]
 
     @property
     def rates(self) -> list[float]:

@@ -217,7 +217,7 @@ def test_clipping_is_named_if_the_clipped_gradients_give_the_result(
     records = matched((clipped[0] + clipped[1]) / 2, single)
     for rank, own, norm in zip(records.ranks, OWN, norms, strict=True):
         rank.steps[0].clips = [
-            Clip(norm=norm, limit=limit, scaled=False, scale=1.0, gradients=[own])
+            Clip(norm=norm, limit=limit, scaled=False, scale=1.0, micros=1, gradients=[own])
         ]
     assert (named(records) == "clipped_locally") == named_so
 
@@ -411,7 +411,7 @@ def test_clipping_is_blamed_for_a_scale_that_the_gradients_have(
     norm: float | None, scaled: bool, found: bool
 ) -> None:
     records = matched(MEAN, MEAN)
-    clip = Clip(norm=norm, limit=1.0, scaled=scaled, scale=4.0, gradients=[MEAN])
+    clip = Clip(norm=norm, limit=1.0, scaled=scaled, scale=4.0, micros=1, gradients=[MEAN])
     records.ranks[0].steps[0].clips = [clip]
     finding = causes.of_scaler(records)
     assert (finding is not None) == found
@@ -619,7 +619,7 @@ def test_a_fault_before_clipping_is_looked_for_before_clipping() -> None:
     half, clipped = MEAN / 2, MEAN / 100
     records = matched(clipped, clipped)
     for one, gradient in (*((rank, half) for rank in records.ranks), (records.replay, MEAN)):
-        present(one).steps[0].clips = [Clip(norm=1.0, limit=0.1, scaled=False, scale=1.0)]
+        present(one).steps[0].clips = [Clip(norm=1.0, limit=0.1, scaled=False, scale=1.0, micros=1)]
         present(one).steps[0].clips[0].gradients = [gradient]
     assert records.off_before_clipping(present(records.replay)) == pytest.approx(0.5)
     finding = causes.of_gradient(replace(records, before_clipping=True))

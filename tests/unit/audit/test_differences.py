@@ -182,7 +182,7 @@ def drop_bias(record: Record) -> None:
         ),
         (lambda r: r.optimizer_facts[0].switches.clear(), "optimizer", "AdamW"),
         (
-            lambda r: r.steps[0].clips.append(Clip(norm=2.0, limit=5.0, scaled=False, scale=1.0)),
+            lambda r: r.steps[0].clips.append(Clip(norm=2.0, limit=5.0, scaled=False, scale=1.0, micros=1)),
             "clipping",
             "clip_grad_norm_ to 5 (A: none)",
         ),
@@ -258,7 +258,7 @@ def test_another_implementation_is_no_difference(switch: str) -> None:
 
 def test_a_clip_written_by_hand_is_seen_by_its_gradient() -> None:
     """B clips by a function of torch above its limit, and the gradients are equal."""
-    clip = Clip(norm=2.0, limit=1.0, scaled=False, scale=1.0)
+    clip = Clip(norm=2.0, limit=1.0, scaled=False, scale=1.0, micros=1)
     assert differences(scripts(lambda r: r.steps[0].clips.append(clip))) == []
 
 

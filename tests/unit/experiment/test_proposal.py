@@ -136,7 +136,7 @@ def test_clipping_by_the_norm_has_a_key(
     norm: float | None, limit: float, expected: float | None
 ) -> None:
     function = "clip_grad_value_" if norm is None else "clip_grad_norm_"
-    clip = Clip(norm=norm, limit=limit, function=function, scaled=False, scale=1.0)
+    clip = Clip(norm=norm, limit=limit, function=function, scaled=False, scale=1.0, micros=1)
     step = Step(settings=[{"lr": 0.1}], micros=[Micro()], clips=[clip])
     proposal = proposed(recorded(step=step))
     assert recipe_of(proposal).gradient_clipping == expected
