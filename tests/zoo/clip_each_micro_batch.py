@@ -19,11 +19,11 @@ data = TensorDataset(torch.randn(96, 12), torch.randn(96))
 loader = DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
 model = DDP(nn.Sequential(nn.Linear(12, 32), nn.GELU(), nn.Linear(32, 1)))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-accumulate = 3
+criterion, accumulate = nn.MSELoss(), 3
 for number, (inputs, targets) in enumerate(loader, start=1):
     last = number % accumulate == 0
     with nullcontext() if last else model.no_sync():
-        loss = nn.functional.mse_loss(model(inputs).squeeze(1), targets) / accumulate
+        loss = criterion(model(inputs).squeeze(1), targets) / accumulate
         loss.backward()
     if last or "--right" not in sys.argv:
         nn.utils.clip_grad_norm_(model.parameters(), 0.2)

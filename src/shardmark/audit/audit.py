@@ -389,8 +389,8 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
     findings += causes.causes_found("rates", records)
-    if not findings and gradient.holds and (early := causes.of_early_clips(records)):
-        findings.append(early)  # no norm was above the limit in the first step
+    early = None if findings or not gradient.holds else causes.of_early_clips(records)
+    findings += filter(None, [early])  # the norms of the first step may be below the limit
     named = {other.name for other in findings}
     findings += [c for c in accumulated if c.name not in named and not runs.accepts(c)]
     notes = _notes(records, replay)

@@ -182,7 +182,9 @@ def drop_bias(record: Record) -> None:
         ),
         (lambda r: r.optimizer_facts[0].switches.clear(), "optimizer", "AdamW"),
         (
-            lambda r: r.steps[0].clips.append(Clip(norm=2.0, limit=5.0, scaled=False, scale=1.0, micros=1)),
+            lambda r: r.steps[0].clips.append(
+                Clip(norm=2.0, limit=5.0, scaled=False, scale=1.0, micros=1)
+            ),
             "clipping",
             "clip_grad_norm_ to 5 (A: none)",
         ),
