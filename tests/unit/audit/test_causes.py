@@ -202,6 +202,25 @@ def test_weights_are_solved_for_where_they_give_the_gradient() -> None:
     assert named(matched(MEAN, 1.3 * OWN[0] - 0.3 * OWN[1])) == ""
 
 
+@pytest.mark.parametrize(
+    ("weights", "cause"),
+    [
+        ((0.25, 0.75, 0.4, 0.6), "uneven_micro_batches"),  # the ranks weigh alike
+        ((0.2, 0.5, 0.4, 0.9), "uneven_weights"),
+    ],
+)
+def test_weights_of_micro_batches_are_told_from_those_of_ranks(
+    weights: Sequence[float], cause: str
+) -> None:
+    own = [torch.randn(40, generator=GENERATOR) for _ in weights]
+    records = matched(
+        sum(own, 0 * MEAN) / 2, sum((w * g for w, g in zip(weights, own, strict=True)), 0 * MEAN)
+    )
+    for rank, gradients in zip(records.ranks, (own[:2], own[2:]), strict=True):
+        rank.steps[0].micros = [micro(gradient) for gradient in gradients]
+    assert named(records) == cause
+
+
 @pytest.mark.parametrize("factor", [0.98, 2.1, 3.0])
 def test_a_factor_that_is_not_the_number_of_ranks_is_no_sum(factor: float) -> None:
     assert named(matched(factor * MEAN, MEAN)) == ""
