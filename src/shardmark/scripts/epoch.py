@@ -58,7 +58,8 @@ class EpochSkip:
             self._refuse("--until-epoch cannot skip the steps of DeepSpeed's engine")
         key = (id(module), *(tuple(leaf.shape) for leaf in leaves((args, kwargs))))
         if key not in self._outputs:
-            self._observer.skips = False  # with gradients: without, DDP leaves out its next step
+            # A pass without gradients would change what DDP does in its next one.
+            self._observer.skips = False
             outputs = original(module, *args, **kwargs)
             self._observer.skips = True
             self._outputs[key] = pytree.tree_map(
