@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot
-from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -745,55 +744,39 @@ def of_norm(records: Records) -> Finding | None:
     steps = [] if replay is None else replay.steps
     limit, *later = [hypot(*step.local_norms) for step in steps] or [0.0]
     factors = _factors_by_rank(records) if limit and not records.before_clipping else []
-    if replay is None or not factors or min(factors) <= 0:
+    if not factors or min(factors) <= 0:
         return None
-    shared = {records.ranks[0].names.index(name) for name in records.different_gradients}
-    off = "the ranks use different gradients" if shared else _off(records)
-    clips = replay.steps[0].last_clips
+    different, clips = records.different_gradients, steps[0].last_clips
+    off = "the ranks use different gradients" if different else _off(records)
     means = aligned(mean_of_ranks(records), records.expected)
     right = clips[0].norm if clips else limit * (factor_of(*means, EXPLAINED) or 0.0)
     used = ", ".join(dict.fromkeys(f"{(right or 1.0) / factor:.4g}" for factor in factors))
     of_full = f"that of the full gradient is {right:.4g}" if right else "1 is the right one"
     evidence = f"the norm that is used is {used}, and {of_full}"
-    norms = [rank.steps[0].local_norms for rank in records.ranks]
+    squares = np.square([rank.steps[0].local_norms for rank in records.ranks]) / limit**2
     if max(factors) > (1 + NORMS) * min(factors):
-        size = _clipping_group(norms, shared, limit)
-        if size and min(factors) > 1 - NORMS:  # no part is longer than the whole
-            cause = "clip_norm_of_group" if size > 1 else "clipped_locally"
-            return finding(cause, off, evidence, size=size)
+        once = np.isin(records.ranks[0].names, different)  # each rank of a group has them
+        for size in (size for size in range(1, records.count) if records.count % size == 0):
+            groups = squares.reshape(-1, size, len(once))
+            norms = np.sqrt(np.where(once, groups.mean(1), groups.sum(1)).sum(1))
+            at_limit = np.abs(norms - 1) < NORMS
+            below = np.all(at_limit | (norms < 1)) and min(factors) > 1 - NORMS
+            if at_limit.any() and below:
+                cause = "clip_norm_of_group" if size > 1 else "clipped_locally"
+                return finding(cause, off, evidence, size=size)
         text = ", ".join(f"{factor:.4g}" for factor in factors)
         evidence = f"the gradients of the ranks' shards are {text} times those of one process"
-        return None if shared else finding("shards_scaled", off, evidence)
-    of_ranks = [hypot(*of_rank) for of_rank in norms]
-    candidates = {
-        "clip_norm_counted_again": hypot(*of_ranks),
-        "clip_norm_averaged": fmean(of_ranks),
-    }
-    clips_always = clips or any(abs(norm / limit - 1) < NORMS for norm in later)
-    for cause, norm in candidates.items() if clips_always else ():
-        if abs(norm / limit - 1) < NORMS < abs(factors[0] - 1):
-            before = [of_rank / norm * (right or 1.0) / factors[0] for of_rank in of_ranks]
-            evidence += f"; the ranks' parts have {', '.join(f'{part:.4g}' for part in before)}"
-            return finding(cause, off, evidence)
-    return None
-
-
-def _clipping_group(norms: Sequence[Sequence[float]], shared: set[int], limit: float) -> int | None:
-    """Size of the groups of ranks that leave norms at the limit, or below it; None without any.
-
-    Gradients that each rank of a group has count once.
-    """
-    count = len(norms)
-    for size in (size for size in range(1, count) if count % size == 0):
-        of_groups = []
-        for first in range(0, count, size):
-            once = [norm for n, norm in enumerate(norms[first]) if n in shared]
-            group = norms[first : first + size]
-            parts = [norm for rank in group for n, norm in enumerate(rank) if n not in shared]
-            of_groups.append(hypot(*once, *parts) / limit)
-        near = [abs(norm - 1) < NORMS for norm in of_groups]
-        if any(near) and all(a or norm < 1 for a, norm in zip(near, of_groups, strict=True)):
-            return size
+        return None if different else finding("shards_scaled", off, evidence)
+    of_ranks = np.sqrt(squares.sum(1))
+    candidates = (
+        ("clip_norm_counted_again", np.linalg.norm(of_ranks)),
+        ("clip_norm_averaged", np.mean(of_ranks)),
+    )
+    clipped = clips or any(abs(norm / limit - 1) < NORMS for norm in later)
+    for cause, norm in candidates if clipped else ():
+        if abs(norm - 1) < NORMS < abs(factors[0] - 1):
+            parts = ", ".join(f"{part * (right or 1.0) / factors[0]:.4g}" for part in of_ranks)
+            return finding(cause, off, f"{evidence}; the ranks' parts have {parts}")
     return None
 
 

@@ -142,7 +142,7 @@ def reducing_ranks(module: Any) -> int | None:
     """Number of ranks that a wrapper reduces gradients over; None for other modules."""
     group: Any = getattr(module, "process_group", None)
     if is_a(module, "FullyShardedDataParallel"):
-        hybrid = module.sharding_strategy.name in {"HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"}
+        hybrid = "HYBRID" in module.sharding_strategy.name
         return int(group.size() * (module._inter_node_pg.size() if hybrid else 1))
     if is_a(module, "FSDPModule"):
         meshes = [p.device_mesh for p in module.parameters() if is_distributed_tensor(p)]
