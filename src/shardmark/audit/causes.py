@@ -522,7 +522,11 @@ def of_disagreement(records: Records) -> Finding | None:
     if weights is not None and weights.name == "local_steps":
         return None
     gradients = records.gradients_by_rank()
-    local = records.local_gradients()
+    local = [_summed([micros]) for micros in records.local_gradients()]
+    scales = [
+        factor_of(*aligned(*pair), REDUCTION) or 1.0 for pair in zip(gradients, local, strict=True)
+    ]
+    local = list(map(_scaled, scales, local))  # a rank may clip, or divide, what is its own
     unreduced = [name for name in different if _uses_local(name, gradients, local)]
     flags = [micro.synchronised for micro in records.ranks[0].steps[0].micros]
     norms = [np.linalg.norm(stacked(g)) for g in gradients]
@@ -594,17 +598,13 @@ def _equal(checksums: Sequence[float]) -> bool:
     return max(checksums) - min(checksums) <= EQUAL * max(map(abs, checksums))
 
 
-def _uses_local(name: str, gradients: list[Vectors], local: list[list[Vectors]]) -> bool:
+def _uses_local(name: str, gradients: list[Vectors], local: list[Vectors]) -> bool:
     """True if every rank that has a gradient uses that of its own rows."""
-    compared = False
-    for used, micros in zip(gradients, local, strict=True):
-        summed = sum((micro[name] for micro in micros if name in micro), start=np.zeros(1))
-        if name not in used:
-            continue
-        if np.shape(summed) != used[name].shape or relative(summed, used[name]) > 1e-3:
-            return False
-        compared = True
-    return compared
+    ranks = zip(gradients, local, strict=True)
+    pairs = [(used[name], own.get(name, np.zeros(1))) for used, own in ranks if name in used]
+    return bool(pairs) and all(
+        used.shape == own.shape and relative(used, own) <= REDUCTION for used, own in pairs
+    )
 
 
 def of_gradient(records: Records) -> Finding | None:

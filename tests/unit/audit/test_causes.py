@@ -416,11 +416,11 @@ def test_ranks_that_change_gradients_after_reduction_disagree() -> None:
     records.ranks[1].steps[0].local_norms = [1.5 * float(MEAN.norm())]
     finding = present(causes.of_disagreement(records))
     assert finding.name == "ranks_disagree"
-    for rank, own in zip(records.ranks, OWN, strict=True):
-        rank.steps[0].gradients = [own]
-    records = replace(records)
-    finding = present(causes.of_disagreement(records))
-    assert finding.name == "not_reduced"
+    for scale in (1.0, 0.3):  # clipped, each by its own norm
+        for rank, own in zip(records.ranks, OWN, strict=True):
+            rank.steps[0].gradients = [scale * (1 + rank.rank) * own]
+        finding = present(causes.of_disagreement(replace(records)))
+        assert finding.name == "not_reduced"
 
 
 @pytest.mark.parametrize(
