@@ -195,6 +195,23 @@ def step(inputs, targets):
     (actor(inputs) * values).mean().backward()
     optimizer.step()
 """,
+    "a critic with a backward pass in one line for real and for generated samples": """
+generator = nn.parallel.DistributedDataParallel(nn.Linear(2, 8))
+critic = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 1)))
+optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
+second = torch.optim.Adam(critic.parameters(), lr=0.01)
+loss = nn.BCEWithLogitsLoss()
+
+def step(inputs, targets):
+    second.zero_grad()
+    made = generator(targets)
+    for samples, label in ((inputs, 1.0), (made.detach(), 0.0)):
+        loss(critic(samples), torch.full((len(samples), 1), label)).backward()
+    second.step()
+    optimizer.zero_grad()
+    loss(critic(made), torch.ones(len(made), 1)).backward()
+    optimizer.step()
+""",
     "two models with one name, whose losses have a backward pass each before both step": """
 models = [nn.parallel.DistributedDataParallel(nn.Linear(8, 2)) for _ in range(2)]
 optimizer, second = (torch.optim.SGD(model.parameters(), lr=0.1) for model in models)

@@ -429,6 +429,8 @@ def _accumulates(record: Record) -> bool:
         return False
     if loaders and not set.intersection(*loaders):
         return False
+    if any(record.parts) and sum(len(micro.loaders) for micro in micros) < len(micros):
+        return False  # losses of one batch and of what another model makes of it, as of a GAN
     # Backward passes in different lines may be of several losses of one batch.
     return len(places) < len(micros) or len(loaders) == len(micros)
 

@@ -100,12 +100,6 @@ def row_checksums(tensor: Tensor) -> Tensor:
     return rows @ torch.cos(places)
 
 
-def first_row_checksum(batch: Any) -> float:
-    """A number for the first rows of a batch's tensors; equal batches have equal numbers."""
-    first = [leaf[:1] for leaf in leaves(batch) if leaf.numel()]
-    return sum(float(row_checksums(row)) for row in first)
-
-
 def checksum(tensor: Tensor) -> float:
     """A number that equal tensors share, linear in the tensor."""
     return float(row_checksums(tensor.flatten()[None])[0])
