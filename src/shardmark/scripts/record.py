@@ -320,27 +320,24 @@ def part_of(record: Record, part: int) -> Record:
         return {numbers[place]: value for place, value in values.items() if place in numbers}
 
     def of_step(step: Step) -> Step:
+        lists = ("gradients", "reduced", "after")
+        tensors: dict[str, Any] = {name: chosen(getattr(step, name)) for name in lists}
         return replace(
             step,
-            gradients=chosen(step.gradients),
-            reduced=chosen(step.reduced),
-            after=chosen(step.after),
+            **tensors,
             moved=of_place(step.moved),
             micros=[replace(m, gradients=of_place(m.gradients)) for m in step.micros],
             clips=[replace(clip, gradients=chosen(clip.gradients)) for clip in step.clips],
         )
 
+    per_parameter = ("names", "shapes", "groups", "before", "start")
+    facts: dict[str, Any] = {name: chosen(getattr(record, name)) for name in per_parameter}
     numbers_of_steps = [n for n, step in enumerate(record.steps) if step.part == part]
     last = max(numbers_of_steps, default=-1)
-    names = chosen(record.names)
     return replace(
         record,
+        **facts,
         window=0,
-        names=names,
-        shapes=chosen(record.shapes),
-        groups=chosen(record.groups),
-        before=chosen(record.before),
-        start=chosen(record.start),
         flat_slices=of_place(record.flat_slices),
         steps=[of_step(record.steps[number]) for number in numbers_of_steps],
         forwards=[  # those since the part's step before, also for steps of other parts
@@ -352,7 +349,7 @@ def part_of(record: Record, part: int) -> Record:
             for f in record.forwards
             if f.step <= last
         ],
-        twins=[pair for pair in record.twins if {*pair} <= {*names}],
+        twins=[pair for pair in record.twins if {*pair} <= {*facts["names"]}],
     )
 
 
