@@ -603,9 +603,12 @@ def _equal(checksums: Sequence[float]) -> bool:
 def _uses_local(name: str, gradients: list[Vectors], local: list[Vectors]) -> bool:
     """True if every rank that has a gradient uses that of its own rows."""
     ranks = zip(gradients, local, strict=True)
-    pairs = [(used[name], own.get(name, np.zeros(1))) for used, own in ranks if name in used]
+    pairs = [
+        (used[name], of_rows.get(name, np.zeros(1))) for used, of_rows in ranks if name in used
+    ]
     return bool(pairs) and all(
-        used.shape == own.shape and relative(used, own) <= REDUCTION for used, own in pairs
+        used.shape == of_rows.shape and relative(used, of_rows) <= REDUCTION
+        for used, of_rows in pairs
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from statistics import median_low
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,9 +138,10 @@ class Records:
 
     @cached_property
     def divides_rows(self) -> bool:
-        """True if ranks compute parts of the same rows, such as parts of their sequences.
+        """True if ranks compute parts of their rows, such as parts of sequences.
 
-        The replay computes each row as often as ranks have a part of it.
+        Most modules of the replay, which has full rows, then get K times as many elements for
+        each row that the model gets, where K ranks share a row.
         """
         if self.replay is None:  # the same rows and other results: parts, or random numbers
             return any(
@@ -148,13 +150,18 @@ class Records:
                 for f, of_rank in zip(self.ranks[0].forwards, rank.forwards, strict=False)
                 for a, b in zip(f.outputs, of_rank.outputs, strict=False)
             )
-        of_ranks = [rank.calls for rank in self.ranks]
-        times = (
-            elements / together
-            for name, (*_, elements) in self.replay.calls.items()
-            if (together := sum(calls[name][2] for calls in of_ranks if name in calls))
-        )
-        return self.matched and any(n > 1 and self.count % n == 0 for n in times)
+
+        def elements_of_a_row(name: str, records: Sequence[Record]) -> float:
+            rows = sum(f.rows for record in records for f in record.forwards if f.step == 0)
+            return sum(r.calls[name][2] for r in records if name in r.calls) / max(rows, 1)
+
+        times = [
+            round(elements_of_a_row(name, [self.one_process]) / of_ranks, 6)
+            for name in self.one_process.calls
+            if (of_ranks := elements_of_a_row(name, self.ranks))
+        ]
+        sharing = median_low(times or [1.0])
+        return sharing > 1 and sharing.is_integer() and self.count % sharing == 0
 
     def gradients(self, step: int = 0) -> Vectors:
         """Gradients that the ranks' optimizers use."""

@@ -323,7 +323,13 @@ def test_a_group_that_lacks_ranks_is_named_where_all_gradients_differ(
 
 
 @pytest.mark.parametrize(
-    ("elements", "same"), [((8.0, 8.0, 16.0), True), ((4.0, 4.0, 16.0), False), (None, False)]
+    ("elements", "same"),
+    [
+        ((8.0, 8.0, 16.0), True),
+        ((4.0, 4.0, 16.0), False),
+        ((5.0, 5.0, 16.0), True),  # pooled in another way
+        (None, False),
+    ],
 )
 def test_parts_of_the_same_rows_are_not_the_same_data(
     elements: tuple[float, ...] | None, same: bool
@@ -332,7 +338,7 @@ def test_parts_of_the_same_rows_are_not_the_same_data(
     both = [*records.ranks, present(records.replay)]
     rows = [torch.arange(4.0), torch.arange(4.0), torch.arange(4.0).repeat(2)]
     for one, inputs, count in zip(both, rows, elements or (0.0,) * 3, strict=True):
-        one.forwards[0].inputs = [inputs]
+        one.forwards[0].inputs, one.forwards[0].rows = [inputs], len(inputs)
         one.calls = {"head": [1.0, 1.0, count]}
     if elements is None:  # the script fails in one process, and the ranks' outputs differ
         records = replace(records, replay=None)
