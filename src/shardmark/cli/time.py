@@ -216,9 +216,11 @@ def _improve(
             budget_seconds=parse_seconds(budget or IMPROVE_BUDGET, "--budget"), listener=progress,
         )  # fmt: skip
     if form is TextOrJson.JSON:
-        say_text(json.dumps({**improvement_facts(improvement), "run": str(folder)}, indent=1))
+        say_text(
+            json.dumps({**improvement_facts(improvement), "run": str(folder)}, indent=1) + "\n"
+        )
     else:
-        say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}"]))
+        say_text("\n".join(["", *improvement_lines(improvement), "", f"files: {folder}", ""]))
 
 
 def _check_alone(matrix: Mapping[str, Any], options: Mapping[str, object]) -> None:

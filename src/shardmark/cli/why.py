@@ -73,11 +73,11 @@ def explain_step(
             explanations.append(explanation)
             documents.append({**facts_of(explanation), "run": str(path)})
             if form is TextOrJson.TEXT:
-                say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}"]))
+                say_text("\n".join(["", *lines_of(explanation), "", f"files: {path}", ""]))
         images: list[Path] = []
         if len(numbers) > 1 and is_installed("vl_convert"):
             images = write_images(draw(scaling_figure(explanations)), folder)
     if form is TextOrJson.JSON:
-        say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1))
+        say_text(json.dumps(documents[0] if len(numbers) == 1 else documents, indent=1) + "\n")
     elif len(numbers) > 1:
-        say_text("\n".join(["", *scaling_lines(explanations), *map(str, images)]))
+        say_text("\n".join(["", *scaling_lines(explanations), *map(str, images), ""]))

@@ -248,13 +248,13 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     ]
     if needed is not None and needed.seconds.value < noteworthy:
         needed = None
-    gone = _gone(samples, [*parts, *([needed] if needed else [])])
+    lost = _lost(_gone(samples, [*parts, *([needed] if needed else [])]), parts, needed)
     update = samples.saved(UPDATE)
     return Explanation(
         ranks=samples.world_size,
         step=step,
-        lost=_lost(gone, parts, needed),
-        computing_seconds=step.value - gone.value,
+        lost=lost,
+        computing_seconds=step.value - lost.value - (needed.seconds.value if needed else 0.0),
         parts=tuple(parts),
         undecided=tuple(undecided),
         unknown=tuple(unknown),
@@ -361,15 +361,27 @@ def _gone(samples: Samples, parts: Sequence[Part]) -> Estimate:
         return NO_LOSS
     saved = samples.saved(samples.stripped) or next(alone, NO_LOSS)
     added = sum(part.seconds.value for part in (*late, *watched))
-    low, high = (None if end is None else end + added for end in (saved.low, saved.high))
-    return replace(saved, value=max(0.0, saved.value + added), low=low, high=high)
+    saved = _moved(saved, added)
+    return replace(saved, value=max(0.0, saved.value))
 
 
 def _lost(gone: Estimate, parts: Sequence[Part], needed: Part | None) -> Estimate:
-    """Leave what is needed out of what would be gone; each part is lost in any case."""
-    if needed is None or not parts:
-        return gone if parts else NO_LOSS
-    return max(_without(gone, needed.seconds), parts[0].seconds, key=lambda lost: lost.value)
+    """Leave what is needed out of what would be gone.
+
+    Each part is lost in any case, and no more is lost than all of them.
+    """
+    if not parts:
+        return NO_LOSS
+    lost = gone
+    if needed is not None:
+        lost = max(_without(gone, needed.seconds), parts[0].seconds, key=lambda lost: lost.value)
+    excess = lost.value - sum(part.seconds.value for part in parts)
+    return lost if excess <= 0 else _moved(lost, -excess)
+
+
+def _moved(seconds: Estimate, by: float) -> Estimate:
+    low, high = (None if end is None else end + by for end in (seconds.low, seconds.high))
+    return replace(seconds, value=seconds.value + by, low=low, high=high)
 
 
 def _counts(samples: Samples) -> dict[str, Any]:

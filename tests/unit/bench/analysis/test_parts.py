@@ -208,6 +208,15 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
         assert bars == {"computing": pytest.approx((85.2,), rel=1e-3), "communication": (15.0,)}
 
 
+def test_no_more_is_lost_than_all_parts_and_the_rest_adds_up() -> None:
+    """What is gone without all of them may be more: the variants' times scatter."""
+    variants = {PLAIN: (0.1,), "no_checkpoint": (0.08,), ALL: (0.07, 0.07, 0.07)}
+    found = explanation_of(samples(variants), ["no_checkpoint"])
+    assert found.lost.value == pytest.approx(0.02, rel=0.01)
+    rest = found.step.value - found.lost.value
+    assert found.computing_seconds == pytest.approx(rest)
+
+
 def test_nothing_is_named_without_a_loss_and_without_precision() -> None:
     quiet = {PLAIN: (0.1,), "no_peers": (0.1, 0.1, 0.1)}
     found = explanation_of(samples(quiet), ["no_peers"])
