@@ -209,7 +209,7 @@ def test_communication_is_lost_if_the_link_is_thin_or_too_much_is_reduced(
 
 
 def test_no_more_is_lost_than_all_parts_and_the_rest_adds_up() -> None:
-    """What is gone without all of them may be more: the variants' times scatter."""
+    """More may be gone without all of them, as the variants' times scatter."""
     variants = {PLAIN: (0.1,), "no_checkpoint": (0.08,), ALL: (0.07, 0.07, 0.07)}
     found = explanation_of(samples(variants), ["no_checkpoint"])
     assert found.lost.value == pytest.approx(0.02, rel=0.01)
