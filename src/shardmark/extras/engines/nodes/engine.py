@@ -319,6 +319,8 @@ class TrialWatch:
             for number in self.running:
                 with suppress(queue.Empty):
                     answer = self._nodes[number].answers.get_nowait()
+                    if not any(key == "ended" or "error" in key for key in answer):
+                        continue  # a late answer to an earlier request
                     self.answers[number] = answer
                     if answer.get("ended") != 0:
                         self.failed_at = min(self.failed_at, time.monotonic())
