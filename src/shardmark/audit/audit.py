@@ -636,7 +636,7 @@ def _notes(records: Records, replay: Record) -> list[str]:
     if records.reduces_in_step:
         notes.append("the optimizer reduces gradients in its step: its updates are compared")
     if not causes.of_draws(records) and (draws := causes.of_draws(records, any_seed=True)):
-        notes.append(f"{draws.deviation}, as one seed is for the weights, too: seed noise by rank")
+        notes.append(f"{draws.deviation}: all have the seed of the weights; seed noise by rank")
     if records.local_steps:
         notes.append("only the mean of the ranks' first gradients is compared")
     if records.epsilon > 1e-4:

@@ -261,7 +261,7 @@ def _range_note(plan: Plan) -> str:
         return f"In brackets: 90 % interval. Predicted from {plan.anchored}."
     software = SOFTWARE[plan.stack] if plan.unit == "tokens" else "on other machines"
     if plan.stack == "fused" and any(row.host_bytes for row in plan.rows):
-        software += "; where the host updates, of those without"
+        software += "; for offloaded rows, without FlashAttention"
     return (
         f"In brackets: 90 % interval without a measurement, of published runs {software};"
         " --measured SPEED narrows it."

@@ -95,7 +95,7 @@ class Column:
             return f"{scaled:.2e}" if huge else f"{scaled:.{places}f}"
 
         if self.interval == "±" and self.decimals is None and abs(value) < HUGE:
-            return with_half_width(value, (estimate.half_width or 0.0) * self.scale)
+            return _with_half_width(value, (estimate.half_width or 0.0) * self.scale)
         if self.interval == "±":
             return f"{text} ±{bound(estimate.half_width or 0.0)}"
         if estimate.low == estimate.high:
@@ -178,18 +178,16 @@ def byte_unit(largest_bytes: float) -> tuple[str, float]:
     return next((unit for unit in _BYTE_UNITS if largest_bytes >= unit[1]), _BYTE_UNITS[-1])
 
 
-MILLION, HUGE, HUGE_WITH_DECIMALS = 1e6, 1e9, 1e6
-"""Values from which a table shows a power of ten."""
+MILLION, HUGE = 1e6, 1e9
+"""Values from which a table shows an M (with decimals a power of ten), and a power of ten."""
 
 
 def number(value: float, *, decimals: int | None = None, digits: int | None = None) -> str:
-    """Format with fixed decimals, with significant digits, or with three of these.
+    """Format with fixed decimals, or with so many significant digits, by default three.
 
-    Huge numbers have exponents.
+    Millions have an M (`12.3M`), huge numbers exponents.
     """
-    if abs(value) >= (
-        HUGE_WITH_DECIMALS if decimals else HUGE
-    ):  # a diverging loss would be wider than its column
+    if abs(value) >= (MILLION if decimals else HUGE):  # a diverging loss is wider than its column
         return f"{value:.2e}"
     if decimals is not None:
         return f"{value:.{decimals}f}"
@@ -206,7 +204,7 @@ def _place(value: float) -> int:
     return math.floor(math.log10(abs(value))) if value else 0
 
 
-def with_half_width(value: float, half: float) -> str:
+def _with_half_width(value: float, half: float) -> str:
     """Format the half width with two digits, and the value to its place, with three at most."""
     size, letter = (MILLION, "M") if abs(value) >= MILLION else (1.0, "")
     value, half = value / size, half / size

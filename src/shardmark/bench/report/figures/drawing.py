@@ -226,10 +226,6 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
-def _in_short(value: float) -> str:
-    return _number(float(f"{value:.3g}"))
-
-
 def _records(panel: Panel, series: Series) -> list[Spec]:
     """Return a record for each value, cut at the ends of the axis; an undrawable `y` is None."""
     look = look_of(series.style)
