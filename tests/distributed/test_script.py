@@ -35,6 +35,26 @@ def timed(engine: KeptEngine, out: Path, variants: dict[str, str], **changes: An
     return load_run(run_experiment(from_mapping(mapping | changes), out, engine=engine))
 
 
+def test_the_trials_of_a_race_take_turns(kept_engine: KeptEngine, tmp_path: Path) -> None:
+    base = experiment()["measure"]
+    run = timed(
+        kept_engine,
+        tmp_path / "run",
+        {"ddp": "--strategy ddp", "fsdp": "--strategy fsdp"},
+        measure=base | {
+            "warmup_steps": WARMUP_STEPS, "verify": False, "window_seconds": 0.3,
+            "repeats": {"at_least": 2, "at_most": 2, "margin": 0.01},
+        },
+    )  # fmt: skip
+    assert [trial.outcome for trial in run.trials] == [Outcome.OK] * 4
+    for repeat in range(2):
+        beside = [trial for trial in run.trials if trial.repeat == repeat]
+        measured = [rank.windows[0].window_seconds for t in beside for rank in t.ranks[:1]]
+        together_seconds = sum(trial.total_seconds for trial in beside)
+        assert sum(measured) < together_seconds, "a clock goes on between turns"
+        assert min(measured) > 0.2 * max(measured)
+
+
 def value(trial: TrialResult, metric: str) -> float:
     summary = trial.metrics[metric]
     assert summary is not None, trial.missing[metric]

@@ -367,6 +367,8 @@ class Repeats(Model):
 GPU_WARMUP_SECONDS = 5.0
 GPU_WINDOW_SECONDS = 15.0
 """Long enough for stable clocks, and for a mean of thirty readings of the power."""
+RACE_WINDOW_SECONDS = 2.0
+"""Long enough for twenty turns of each candidate on a CPU."""
 
 
 class Measure(Model):
@@ -378,7 +380,7 @@ class Measure(Model):
     """Minimum duration of the excluded steps.  null: 5 on a GPU, 0 on a CPU."""
     window_seconds: Annotated[float, Field(ge=0, le=86400)] | None = None
     """Minimum duration of the measured steps; a shorter recipe is extended by additional steps.
-    null: 15 on a GPU, 0 on a CPU."""
+    null: 15 on a GPU, else 2 in a race, else 0."""
     repeats: Repeats = Repeats()
     """Number of times that each cell is measured, in random order.  By default 3 to 6 times, until
     the result is precise enough."""

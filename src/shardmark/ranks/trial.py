@@ -14,6 +14,7 @@ from shardmark.base.layout import Layout
 from shardmark.base.recipe import (
     GPU_WARMUP_SECONDS,
     GPU_WINDOW_SECONDS,
+    RACE_WINDOW_SECONDS,
     Limits,
     Measure,
     Model,
@@ -123,12 +124,11 @@ class Trial(Model):
     @property
     def least_seconds(self) -> tuple[float, float]:
         """Minimum durations of the warm-up and of the measured windows."""
-        on_gpu = self.device_type == "cuda"
         warmup, window = self.measure.warmup_seconds, self.measure.window_seconds
-        return (
-            GPU_WARMUP_SECONDS * on_gpu if warmup is None else warmup,
-            GPU_WINDOW_SECONDS * on_gpu if window is None else window,
-        )
+        usual = (0.0, 0.0 if self.measure.repeats.margin is None else RACE_WINDOW_SECONDS)
+        if self.device_type == "cuda":
+            usual = (GPU_WARMUP_SECONDS, GPU_WINDOW_SECONDS)
+        return usual[0] if warmup is None else warmup, usual[1] if window is None else window
 
     def user_modules(self) -> tuple[str, ...]:
         """Modules and files of the user that the trial's keys name: ranks import or start them."""

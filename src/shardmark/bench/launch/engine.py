@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from shardmark.base.machine import Machine
 from shardmark.base.text import canonical
@@ -88,6 +88,16 @@ class Engine(Protocol):
         """
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class EngineWithTurns(Engine, Protocol):
+    """An engine that also runs several trials side by side, so that they meet the same weather."""
+
+    def run_in_turns(
+        self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
+    ) -> list[Ending]:
+        """Run the trials described in the folders, of which one computes at any time, as `run`."""
 
 
 def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from shardmark.base.results.verification import (
 )
 from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.audited import first_command
-from shardmark.bench.launch.engine import Engine
+from shardmark.bench.launch.engine import Engine, EngineWithTurns
 from shardmark.bench.launch.engines import build_engine
 from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.input_checks import check_plan
@@ -246,11 +246,17 @@ class RunSession:
             write_verification(folder.path, made.model_copy(update=update))
 
     def measure(self, queue: TrialQueue) -> None:
-        """Run the queue's trials one after the other; repeat trials that were disturbed."""
-        listener, stays_busy = self.runner.listener, False
+        """Run the queue's trials; repeat trials that were disturbed.
+
+        Those of a race take turns, all others come one after the other.
+        """
+        listener, stays_busy, in_turns = self.runner.listener, False, self._takes_turns
         while (upcoming := queue.next()) is not None:
             order, trial = upcoming
             fingerprint.refuse_changes(self.runner.folder.path, fingerprint.sources_of([trial]))
+            if in_turns and len(queue.rest_of_round()) > 1:
+                in_turns = self._run_in_turns(queue)
+                continue
             number = len(queue.results) + 1
             total = number - 1 + len(queue.remaining)
             listener.trial_started(number, total, trial)
@@ -271,6 +277,38 @@ class RunSession:
             if result.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
         self._report_dropped(queue)
+
+    @property
+    def _takes_turns(self) -> bool:
+        """True for a race of scripts on CPUs: a GPU works on when its processes are stopped."""
+        return (
+            self.experiment.measure.repeats.margin is not None
+            and all(trial.script is not None for trial in self.plan.trials)
+            and self.runner.machine.device_type == "cpu"
+            and isinstance(self.runner.engine, EngineWithTurns)
+        )
+
+    def _run_in_turns(self, queue: TrialQueue) -> bool:
+        """Run the rest of the queue's round side by side, and return whether all went well."""
+        listener, trials = self.runner.listener, queue.rest_of_round()
+        finished, total = len(queue.results), len(queue.results) + len(queue.remaining)
+        listener.trial_started(finished + 1, total, trials[0][1])
+        results = self.runner.run_in_turns(trials)
+        for number, ((_, trial), result) in enumerate(
+            zip(trials, results, strict=True), finished + 1
+        ):
+            if number > finished + 1:
+                listener.trial_started(number, total, trial)
+            listener.trial_ended(number, total, result)
+        if any(result.outcome is Outcome.INTERRUPTED for result in results):
+            raise KeyboardInterrupt
+        if any(result.outcome is not Outcome.OK for result in results):
+            listener.note(
+                "a trial failed beside the others: they run one after the other from now on"
+            )
+            return False
+        queue.results |= {result.id: result for result in results}
+        return True
 
     def _report_dropped(self, queue: TrialQueue) -> None:
         """Report the cells that need no more repeats, and the trials that the budget leaves out."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import psutil
 
 from shardmark.base.errors import StrategyUnavailable
 from shardmark.base.files.run_files import LOG_FILE, SAMPLES_FILE, STEPS_FILE, TRIAL_FILE
@@ -26,7 +29,7 @@ from shardmark.base.results.store import Damaged, RunFolder
 from shardmark.base.traffic import ModelSize, RequiredTraffic
 from shardmark.bench.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.bench.analysis.trial.summarise import summarise
-from shardmark.bench.launch.engine import Engine, Task
+from shardmark.bench.launch.engine import Engine, EngineWithTurns, Task
 from shardmark.bench.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.bench.launch.listener import ProgressListener, TrialProgress
 from shardmark.bench.launch.outcome import Ending, decide, explain_mismatch, on_node
@@ -47,6 +50,8 @@ from shardmark.ranks.measure.step.progress import read_progress
 from shardmark.ranks.trial import Trial
 from shardmark.ranks.workloads import task_modules
 
+LEAST_FREE = 0.1
+"""Fraction of the machine's memory that trials side by side leave free."""
 LAST_LINES = 3
 """Lines of a script's errors in the reason of its failure."""
 LINE_CHARACTERS = 200
@@ -68,6 +73,8 @@ class Launch:
     """Unix time."""
     monotonic_seconds: float = field(default_factory=time.monotonic)
     """The same instant of the monotonic clock."""
+    beside: int = 1
+    """Number of trials that run side by side: each has its share of the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +107,57 @@ class TrialRunner:
             clear(self.folder.trial_folder(trial.id))
             return result
 
-    def _run(self, launch: Launch) -> TrialResult:
-        trial = launch.trial
-        self._set_measured_aside(trial)
-        directory = self.folder.create_trial(trial.id)
-        clear(directory, keep=())  # files of an earlier attempt
+    def run_in_turns(self, trials: Sequence[tuple[int, Trial]]) -> list[TrialResult]:
+        """Run trials side by side, in turns, and store their results; each has its order.
+
+        Without room in memory for all of them, they fail.
+        """
+        assert isinstance(self.engine, EngineWithTurns), "the caller asks"
+        count = len(trials)
+        launches = [Launch(trial=t, order=order, attempt=1, beside=count) for order, t in trials]
+        directories = [self._begin(launch) for launch in launches]
+
+        def on_tick() -> None:
+            self._report(trials[0][1], directories[0])
+            memory = psutil.virtual_memory()
+            if memory.available < LEAST_FREE * memory.total:
+                raise MemoryError
+
         try:
-            check_trial(trial, self.machine, self.engine)
+            endings = self.engine.run_in_turns(
+                directories,
+                trial_seconds=sum(trial.limits.trial_seconds for _, trial in trials),
+                on_tick=on_tick,
+            )
+        except MemoryError:
+            endings = [Ending(status="exited", agent_exit_code=-signal.SIGKILL)] * count
+        return [
+            self._end(launch, directory, ending)
+            for launch, directory, ending in zip(launches, directories, endings, strict=True)
+        ]
+
+    def _run(self, launch: Launch) -> TrialResult:
+        directory = self._begin(launch)
+        try:
+            check_trial(launch.trial, self.machine, self.engine)
         except StrategyUnavailable as error:
             missing = Failure(reason=error.reason, remedy=error.remedy)
-            return self._store(launch, Outcome.UNAVAILABLE, missing)
-        (directory / TRIAL_FILE).write_text(trial.model_dump_json())
-        ending = self._watch(trial, directory)
+            result = self._store(launch, Outcome.UNAVAILABLE, missing)
+            clear(directory)
+            return result
+        return self._end(launch, directory, self._watch(launch.trial, directory))
+
+    def _begin(self, launch: Launch) -> Path:
+        """Describe the trial in its folder, without files of an earlier attempt."""
+        self._set_measured_aside(launch.trial)
+        directory = self.folder.create_trial(launch.trial.id)
+        clear(directory, keep=())
+        (directory / TRIAL_FILE).write_text(launch.trial.model_dump_json())
+        return directory
+
+    def _end(self, launch: Launch, directory: Path, ending: Ending) -> TrialResult:
+        """Store the result of a trial that has ended."""
+        trial = launch.trial
         processes = trial.layout.processes
         records = rank_records(directory, range(processes))
         progress = [read_progress(directory, rank) for rank in trial.layout.training_ranks]
@@ -157,17 +203,18 @@ class TrialRunner:
         def on_tick() -> None:
             if not self.engine.samples:
                 sampler.look()
-            # All ranks, since the first may be slow.
-            progress = [
-                reached for rank in ranks if (reached := read_progress(directory, rank)) is not None
-            ]
-            if progress:
-                self.listener.trial_stepped(TrialProgress.combine(progress))
+            self._report(trial, directory)
 
         with nullcontext() if self.engine.samples else sampler:
             return self.engine.run(
                 directory, trial_seconds=trial.limits.trial_seconds, on_tick=on_tick
             )
+
+    def _report(self, trial: Trial, directory: Path) -> None:
+        # All ranks, since the first may be slow.
+        ranks = (read_progress(directory, rank) for rank in range(trial.layout.processes))
+        if progress := [reached for reached in ranks if reached is not None]:
+            self.listener.trial_stepped(TrialProgress.combine(progress))
 
     def _store(
         self,
@@ -177,7 +224,8 @@ class TrialRunner:
         *,
         ranks: tuple[RankRecord, ...] = (),
     ) -> TrialResult:
-        trial, total_seconds = launch.trial, time.monotonic() - launch.monotonic_seconds
+        trial = launch.trial
+        total_seconds = (time.monotonic() - launch.monotonic_seconds) / launch.beside
         metrics: dict[str, Summary | None] = {}
         missing: dict[str, str] = {}
         stability: tuple[StabilityFinding, ...] = ()

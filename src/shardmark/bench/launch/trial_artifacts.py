@@ -35,6 +35,8 @@ AGENT_LOG = "agent.log"
 """Output of the node's launcher."""
 AGENT_FILE = "agent.json"
 """Ends of the node's ranks that failed."""
+EXIT_FILE = "agent.exit"
+"""Exit code of the node's launcher, of a trial that ran beside others."""
 NODE_SAMPLES = "samples.node-{}.jsonl"
 LOGS = "logs"
 """Folder of the ranks' output, with a folder for each rank."""
@@ -141,6 +143,12 @@ def process_ends(directory: Path) -> tuple[ProcessEnd, ...]:
         return tuple(ProcessEnd(**end) for end in ends)
     except (OSError, ValueError, TypeError):
         return ()
+
+
+def agent_exit_code(directory: Path, *, otherwise: int) -> int:
+    """Return the exit code of the agent of a trial that ran beside others, if it has ended."""
+    file = directory / EXIT_FILE
+    return int(file.read_text()) if file.exists() else otherwise
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

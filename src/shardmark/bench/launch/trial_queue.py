@@ -81,6 +81,10 @@ class TrialQueue:
                 remaining = self.remaining
         return remaining[0] if remaining and self._round_fits(remaining) else None
 
+    def rest_of_round(self) -> list[tuple[int, Trial]]:
+        """Return the trials of the current round that have no result yet."""
+        return [upcoming for upcoming in self.remaining if upcoming[1].repeat == self._round]
+
     def has_time_for(self, seconds: float) -> bool:
         """Return whether something that takes so long ends within the budget."""
         elapsed_seconds = self._clock() - self._started_at_seconds

@@ -22,6 +22,7 @@ from shardmark.ranks.measure.step.collectives import CollectiveCounter
 from shardmark.ranks.measure.step.hooks import StepHooks
 from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for
+from shardmark.ranks.measure.step.turns import Turn, TurnClock
 from shardmark.ranks.train.pacing import MAX_STEPS, Pacing
 from shardmark.ranks.train.probe import profile_two_steps
 from shardmark.ranks.train.rank import Subject, Task, measure, store_of_ranks, timeout_of
@@ -158,6 +159,8 @@ class _MeasuredScript:
         self.interventions = built(named_in(trial.script.interventions), place)
         self._begun = False
         """True once the interventions have begun."""
+        self._turn = Turn.current if place.rank == 0 else None
+        """The turn that this rank ends."""
         self.hooks = StepHooks(self._begin, self._stepped)
 
     def _begin(self, device: torch.device) -> Recorder:
@@ -165,7 +168,8 @@ class _MeasuredScript:
         report, on_cpu = self._report, device.type == "cpu"
         report.describe((device,), torch.get_num_threads())
         report.cuda_peak = None if on_cpu else CudaPeak((device,))
-        recorder = Recorder(clock_for((device,)), [report.cuda_peak] if report.cuda_peak else [])
+        clock = clock_for((device,)) if Turn.current is None else TurnClock(Turn.current)
+        recorder = Recorder(clock, [report.cuda_peak] if report.cuda_peak else [])
         self._recorder, self._device, report.recorder = recorder, device, recorder
         progress = ProgressWriter.opened(
             self._directory,
@@ -219,8 +223,10 @@ class _MeasuredScript:
             for intervention in self.interventions if not self._begun else ():
                 intervention.stepped(recorder.step)
             if recorder.step < self._end_step:
+                self._end_turn()
                 return
             self._end_stretch(recorder)
+            self._end_turn()
             self._start_stretch(recorder, progress)
             if self._end_step > recorder.step:
                 return
@@ -229,6 +235,10 @@ class _MeasuredScript:
         if next(self._untimed, self) is self:
             self._wait_for_peers()
             raise ScriptFinished(0)
+
+    def _end_turn(self) -> None:
+        if self._turn is not None and self._pacing.warm:
+            self._turn.stepped()
 
     def _end_stretch(self, recorder: Recorder, *, at_last_step: bool = False) -> None:
         seconds = recorder.stop_window(at_last_step=at_last_step)
@@ -239,6 +249,8 @@ class _MeasuredScript:
     def _speed_is_measured(self, recorder: Recorder) -> None:
         """Complete the record of all timed steps, and write it: later errors do not lose it."""
         self.done, self.hooks.recording = True, False
+        if self._turn is not None:
+            self._turn.last()
         report, batches = self._report, self.hooks.batches
         steps = (step for w in recorder.windows for step in range(w.first_step, w.end_step))
         counted = all(len(recorder.sample_ids[step]) for step in steps)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from shardmark.base.results.verification import (
 )
 from shardmark.bench.launch.controller import run_experiment, verify_experiment
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
+from shardmark.bench.launch.outcome import Ending
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.trial_queue import cell_of
 from shardmark.experiment.load import from_mapping
@@ -33,7 +34,9 @@ from shardmark.experiment.matrix import expand
 from shardmark.ranks.trial import Trial
 from tests import present
 from tests.unit.bench.launch.fakes import (
+    CPU,
     FAILED,
+    FINE,
     INTERRUPTED,
     TIMED_OUT,
     FakeEngine,
@@ -480,3 +483,68 @@ def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("shardmark.bench.launch.fingerprint.versions_of", lambda _: other)
     run(tmp_path / "second", *both)
     assert sorted(judged[2]) == ["ddp", "single"]
+
+
+class EngineWithTurns(FakeEngine):
+    """Runs trials side by side; `fails_beside` is the number of rounds in which the last fails."""
+
+    fails_beside = 0
+
+    def run_in_turns(
+        self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
+    ) -> list[Ending]:
+        self.calls.append("turns")
+        trials = [Trial.model_validate_json((d / "trial.json").read_text()) for d in directories]
+        assert trial_seconds == sum(trial.limits.trial_seconds for trial in trials)
+        on_tick()
+        fails, self.fails_beside = self.fails_beside > 0, self.fails_beside - 1
+        for directory in directories[: len(directories) - fails]:
+            self.leave_files(directory, trials[0].world_size)
+        return [FINE] * (len(directories) - fails) + [FAILED] * fails
+
+
+def race(out: Path, engine: FakeEngine, *overrides: str) -> RecordingListener:
+    mapping = {
+        "name": "race",
+        "workload": {"name": "script", "command": __file__},
+        "matrix": {"variant": {"one": "", "other": "--other"}},
+        "measure": {"repeats": {"at_least": 2, "at_most": 2, "margin": 0.01}, "verify": False},
+        "device": "cpu",
+    }
+    listener = RecordingListener()
+    run_experiment(from_mapping(mapping, overrides), out, listener=listener, engine=engine)
+    return listener
+
+
+def measured(engine: FakeEngine) -> list[str]:
+    return [call for call in engine.calls if call.startswith(("turns", "run"))]
+
+
+def test_the_trials_of_a_race_take_turns(out: Path) -> None:
+    engine = EngineWithTurns()
+    listener = race(out, engine)
+    assert measured(engine) == ["turns", "turns"]
+    assert [number for number, _, _ in listener.ended] == [1, 2, 3, 4]
+    run = load_run(out)
+    assert [trial.outcome for trial in run.trials] == [Outcome.OK] * 4
+    assert {trial.attempt for trial in run.trials} == {1}
+
+
+def test_trials_that_fail_beside_others_run_alone(out: Path) -> None:
+    engine = EngineWithTurns()
+    engine.fails_beside = 1
+    listener = race(out, engine)
+    first, *alone = measured(engine)
+    assert first == "turns"
+    assert sorted(alone) == ["run one", "run one", "run other", "run other"]
+    assert any("failed beside the others" in note for note in listener.notes)
+    assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
+
+
+@pytest.mark.parametrize("change", ["gpu", "no race"])
+def test_no_turns_on_a_gpu_or_without_a_race(out: Path, change: str) -> None:
+    machine = Machine(device_type="cuda", device_count=1, cores=2) if change == "gpu" else CPU
+    overrides = ["device=auto"] if change == "gpu" else ["measure.repeats.margin=null"]
+    engine = EngineWithTurns(machine=machine)
+    race(out, engine, *overrides)
+    assert "turns" not in engine.calls

@@ -13,7 +13,7 @@ from shardmark.base.system.processes import schedule_as_batch, schedule_normally
 from shardmark.bench.launch.engine import Task
 from shardmark.bench.launch.local.fork_server import ForkServer, ProcessDiedError
 from shardmark.bench.launch.outcome import Ending, kernel_oom_kills
-from shardmark.bench.launch.trial_artifacts import process_ends
+from shardmark.bench.launch.trial_artifacts import agent_exit_code, process_ends
 from shardmark.ranks.trial import Trial
 
 TICK_SECONDS = 0.5
@@ -62,6 +62,21 @@ class LocalEngine:
             failures=process_ends(directory),
             oom_kills=kernel_oom_kills() - kills_before,
         )
+
+    def run_in_turns(
+        self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
+    ) -> list[Ending]:
+        """Run the trials described in the folders side by side, and return their ends."""
+        self._fork_server.begin_in_turns(directories)
+        status, exit_code = self._watch(trial_seconds, on_tick)
+        return [
+            Ending(
+                status=status,
+                agent_exit_code=agent_exit_code(directory, otherwise=exit_code),
+                failures=process_ends(directory),
+            )
+            for directory in directories
+        ]
 
     def _watch(
         self, trial_seconds: float, on_tick: Callable[[], None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import pickle
 import shutil
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 AGENT = "shardmark.bench.launch.local.agent"
 """Module whose `run_agent` starts the ranks of a trial."""
+TURNS = "shardmark.bench.launch.local.turns"
+"""Module whose `run_agent` starts an agent for each of several trials."""
 
 PRELOADED = (
     "torch",
@@ -61,7 +64,8 @@ PRELOADED = (
     "torch.utils.checkpoint",
     "torch.utils.flop_counter",
     "torchvision",
-    "shardmark.bench.launch.local.agent",
+    AGENT,
+    TURNS,
     "shardmark.bench.reference.capture",
     "shardmark.ranks.train.rank",
 )
@@ -135,6 +139,15 @@ class ForkServer:
 
     def begin(self, directory: Path, task: Task, variables: Mapping[str, str]) -> None:
         """Fork the agent of a trial, with additional environment variables."""
+        self._begin(directory, AGENT, str(directory), task, variables)
+
+    def begin_in_turns(self, directories: Sequence[Path]) -> None:
+        """Fork an agent for each of several trials, which take turns."""
+        self._begin(directories[0], TURNS, json.dumps([*map(str, directories)]), "measure", {})
+
+    def _begin(
+        self, directory: Path, agent: str, argument: str, task: Task, variables: Mapping[str, str]
+    ) -> None:
         self._directory = directory
         try:
             self.make_ready()
@@ -142,7 +155,7 @@ class ForkServer:
             added = {"TMPDIR": str(self._temporary), **self._compiler_caches(), **variables}
             on_gpu = self._to_load is not None and self._to_load[1] == "cuda"
             self._used_before = used_memory() if on_gpu else {}
-            self._agent_pid = self._ask("fork", AGENT, str(directory), task, added)
+            self._agent_pid = self._ask("fork", agent, argument, task, added)
         except ProcessDiedError as died:
             self._note(died)
         except KeyboardInterrupt:
@@ -326,7 +339,7 @@ class _Server:
         gc.collect()
         gc.freeze()
 
-    def fork(self, agent: str, directory: str, task: str, variables: dict[str, str]) -> int:
+    def fork(self, agent: str, argument: str, task: str, variables: dict[str, str]) -> int:
         """Fork the agent of a trial in a new process group, which one signal can end."""
         if self._waiting is not None:
             self._waiting.join()  # the trial is over; a fork needs a single thread
@@ -341,7 +354,7 @@ class _Server:
                 self._channel.close()
                 os.environ.update(variables)
                 tempfile.tempdir = None  # TMPDIR has changed
-                code = importlib.import_module(agent).run_agent(directory, task)
+                code = importlib.import_module(agent).run_agent(argument, task)
             except BaseException as error:
                 if error_kind(error) == "storage":
                     code = STORAGE_EXIT
