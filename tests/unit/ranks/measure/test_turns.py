@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardmark.ranks.measure.step import turns
-from shardmark.ranks.measure.step.turns import Turn, TurnClock
+from shardmark.ranks.measure.step.turns import LEAST_STEPS, Turn, TurnClock
 
 
 @pytest.fixture
@@ -34,7 +34,8 @@ def test_the_clock_stands_still_between_turns(now: SimpleNamespace) -> None:
     now.seconds += 7.0  # others compute
     turn.begin(0.5)
     now.seconds += 0.4
-    turn.stepped()
+    for _ in range(LEAST_STEPS):
+        turn.stepped()
     assert now.stops == 1, "the turn is not over"
     now.seconds += 0.2
     turn.stepped()
@@ -43,6 +44,18 @@ def test_the_clock_stands_still_between_turns(now: SimpleNamespace) -> None:
     turn.begin(0.5)
     assert clock.seconds_between(start, clock.mark()) == pytest.approx(0.6)
     assert clock.wall_seconds() == pytest.approx(100.6)
+
+
+def test_a_turn_has_a_few_steps(now: SimpleNamespace) -> None:
+    turn = Turn()
+    turn.stepped()
+    turn.begin(0.5)
+    now.seconds += 10.0
+    for _ in range(LEAST_STEPS - 1):
+        turn.stepped()
+    assert now.stops == 1
+    turn.stepped()
+    assert now.stops == 2
 
 
 def test_a_last_turn_does_not_end(now: SimpleNamespace) -> None:

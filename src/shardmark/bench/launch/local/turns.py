@@ -69,13 +69,13 @@ def _take_turns(turns: Mapping[int, Turn]) -> dict[int, int]:
     codes: dict[int, int] = {}
     stopped: list[int] = []
     ranks: dict[int, list[int]] = {}
-    taken: Counter[int] = Counter()
+    numbers: Counter[int] = Counter()
     while len(codes) < len(turns):
         if len(codes) + len(stopped) == len(turns):
             pid = stopped.pop(0)
             turns[pid].begin(random.uniform(*TURN_SECONDS))
-            _resume(pid, ranks[pid], taken[pid])
-            taken[pid] += 1
+            _resume(pid, ranks[pid], numbers[pid])
+            numbers[pid] += 1
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             stopped.append(pid)

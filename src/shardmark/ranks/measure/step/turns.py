@@ -14,6 +14,8 @@ from mmap import mmap
 from shardmark.ranks.measure.step.recorder import HostClock
 
 PAGE_BYTES = 24
+LEAST_STEPS = 5
+"""Steps of a turn: at its end, other ranks may still wait for what then comes between turns."""
 
 
 class Turn:
@@ -28,6 +30,8 @@ class Turn:
     def __init__(self) -> None:
         # The end of the turn, the instant at which it ended, and the seconds between turns so far.
         self._seconds = memoryview(mmap(-1, PAGE_BYTES)).cast("d")
+        self._steps = LEAST_STEPS
+        """Steps of the turn; the first one, which warms up, may end at once."""
 
     def seconds(self) -> float:
         """Return the monotonic clock's seconds without those between turns."""
@@ -45,7 +49,9 @@ class Turn:
 
     def stepped(self) -> None:
         """End the turn if its time is over.  Called by the first rank, between two steps."""
-        if time.perf_counter() >= self._seconds[0]:
+        self._steps += 1
+        if self._steps >= LEAST_STEPS and time.perf_counter() >= self._seconds[0]:
+            self._steps = 0
             self._seconds[1] = time.perf_counter()
             os.killpg(0, signal.SIGSTOP)
 
