@@ -160,7 +160,7 @@ CASES = {
         fault="the all-reduce has no backward pass, and DDP averages",
         script="lightly_pretraining.py", arguments="--loss barlow --gather",
         causes=("averaged_twice", "averaged_sum", "gathered_without_gradients"),
-        faulty="", mended="", alone="--batch 16",
+        faulty="lightly==1.5.25", mended="lightly==1.5.26", alone="--batch 16",
     ),
     "lightly-gathered-negatives": Case(
         thread="lightly-ai/lightly#1531",
