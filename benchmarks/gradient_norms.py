@@ -16,7 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 def show(optimizer: Any, _arguments: Any, _options: Any) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     squares = [float(p.grad.double().pow(2).sum()) for p in parameters if p.grad is not None]
-    print(f"norm of rank {os.environ['RANK']}: {sum(squares) ** 0.5:.6g}", flush=True)
+    # One write, as the ranks share the output.
+    sys.stdout.write(f"norm of rank {os.environ['RANK']}: {sum(squares) ** 0.5:.6g}\n")
+    sys.stdout.flush()
 
 
 register_optimizer_step_pre_hook(show)
