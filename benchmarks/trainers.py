@@ -1,0 +1,283 @@
+"""Audits the plain use of released training libraries, one cell of a matrix after the other.
+
+    python benchmarks/trainers.py [--only transformers,trl] [--cells 'trl_sft:ddp:*'] [--path DIR]
+
+A cell is a script of `benchmarks/trainers`, a kind of data parallelism and a habit.  Its row is
+stored as soon as its audit ends; the next command skips it, unless a library has another version.
+A cell that audit calls wrong is run again without hooks, by `trainers/confirm.py`, and only what
+that shows, too, is called wrong in the table.
+
+Libraries that are not installed, or other versions of them, come from a folder, which every process
+imports from first; the scripts stay the same:
+
+    pip install --target DIR --no-deps transformers==4.45.2 accelerate==1.0.1
+    python benchmarks/trainers.py --path DIR --only transformers --out old.md
+
+By hand: `PYTHONPATH=DIR shardmark audit --ranks 2 -- benchmarks/trainers/transformers_lm.py
+--parallel ddp --habit accumulation,uneven` (`--until-epoch` with the habit `epoch`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from fnmatch import fnmatch
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.harness import RESULTS, ROOT, Table, json_lines, surroundings, surroundings_line
+
+from shardmark.base.evidence.accepted import ACCEPTABLE
+
+SCRIPTS_FOLDER = ROOT / "benchmarks" / "trainers"
+PARALLEL = ("ddp", "zero2", "fsdp2", "zero3", "zero1")
+HABITS = (
+    *("accumulation", "uneven", "epoch", "adapter", "clip", "plain"),
+    *("accumulation,uneven", "accumulation,adapter"),
+)
+"""The habits in the order in which they are audited; `epoch` needs `--until-epoch`."""
+STACK = ("torch", "transformers", "accelerate", "deepspeed", "peft")
+HEADING = "\n## Matrix\n"
+LIMIT_SECONDS = 900
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """A script of the folder, and the kinds of parallelism that its library does not have here."""
+
+    name: str
+    library: str
+    packages: tuple[str, ...] = STACK
+    missing: Mapping[str, str] = field(default_factory=dict)
+    """Reasons by kind of parallelism."""
+
+
+FSDP_OF_ACCELERATE = {"fsdp2": "Accelerate starts FSDP on an accelerator only, not on CPUs"}
+MISSING = {} if torch.cuda.is_available() else FSDP_OF_ACCELERATE
+NO_ZERO = dict.fromkeys(("zero1", "zero2", "zero3"), "Lightning's DeepSpeedStrategy needs CUDA")
+TRL = (*STACK, "trl", "datasets")
+SENTENCES = (*STACK, "sentence-transformers", "datasets")
+SCRIPTS = (
+    Script(name="transformers_lm", library="transformers", missing=MISSING),
+    Script(name="transformers_classifier", library="transformers", missing=MISSING),
+    Script(name="transformers_seq2seq", library="transformers", missing=MISSING),
+    Script(name="accelerate_loop", library="accelerate", missing=MISSING),
+    Script(
+        name="lightning_loop", library="lightning", packages=(*STACK, "lightning"), missing=NO_ZERO
+    ),
+    Script(
+        name="deepspeed_loop", library="deepspeed", missing={"fsdp2": "DeepSpeed has ZeRO instead"}
+    ),
+    Script(name="trl_sft", library="trl", packages=TRL, missing=MISSING),
+    Script(name="trl_dpo", library="trl", packages=TRL, missing=MISSING),
+    Script(
+        name="sentence_scores", library="sentence-transformers", packages=SENTENCES, missing=MISSING
+    ),
+    Script(
+        name="sentence_pairs", library="sentence-transformers", packages=SENTENCES, missing=MISSING
+    ),
+)
+NOT_RUN = (
+    "Not in the matrix: the training scripts of timm and torchvision. They are not in the wheels, "
+    "and start on CPUs only with patches; so patched, audit calls both right "
+    "(`2026-11-28-public-scripts.md`)."
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A script with a kind of parallelism and a habit."""
+
+    script: Script
+    parallel: str
+    habit: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.script.name}:{self.parallel}:{self.habit}"
+
+    @property
+    def words(self) -> list[str]:
+        return ["--parallel", self.parallel, "--habit", self.habit]
+
+
+def cells(libraries: Sequence[str], patterns: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells that the options choose, the most telling ones first."""
+    for parallel in PARALLEL:
+        for script in SCRIPTS:
+            for habit in HABITS:
+                cell = Cell(script=script, parallel=parallel, habit=habit)
+                wanted = not libraries or script.library in libraries
+                if wanted and any(fnmatch(cell.name, pattern) for pattern in patterns):
+                    yield cell
+
+
+def versions_of(packages: Sequence[str]) -> dict[str, str]:
+    """Version by package; the first folder that has it counts, as in an import."""
+    paths = [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    found: dict[str, str] = {}
+    for distribution in distributions(path=paths):
+        found.setdefault(distribution.name.lower(), distribution.version)
+    return {package: found.get(package, "missing") for package in packages}
+
+
+def audited(cell: Cell) -> dict[str, Any]:
+    """Audit a cell in a process of its own, and confirm what is called wrong."""
+    script = str(SCRIPTS_FOLDER / f"{cell.script.name}.py")
+    options = ["--format", "json", "--ranks", "2", "--timeout", str(LIMIT_SECONDS / 3)]
+    if "epoch" in cell.habit:
+        options.append("--until-epoch")
+    start = time.monotonic()
+    command = [sys.executable, "-m", "shardmark", "audit", *options, "--", script, *cell.words]
+    result = run(command)
+    row = answer_of(result) | {"seconds": round(time.monotonic() - start)}
+    if row["same"] is False:
+        confirmation = run(
+            [
+                sys.executable,
+                str(SCRIPTS_FOLDER / "confirm.py"),
+                f"{cell.script.name}.py",
+                *cell.words,
+            ]
+        )
+        lines = confirmation.stdout.splitlines() or confirmation.stderr.splitlines()[-1:]
+        row["without_hooks"] = lines
+        row["confirmed"] = bool(confirmation.stdout) and confirmation.returncode == 1
+    return row
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command; one that exceeds the limit has exit code 124 and no output."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    try:
+        stdout, stderr = process.communicate(timeout=LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 124, "", f"no end within {LIMIT_SECONDS} s")
+    finally:  # after Ctrl-C, too
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def answer_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """Facts of an audit's JSON, or the last line of its error."""
+    if not result.stdout.startswith("{"):
+        error = (result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1]
+        return {"same": None, "answer": error, "findings": [], "largest": None, "method": None}
+    (report,) = json.loads(result.stdout)["audits"]
+    deviations = [c["found"] for c in report["checks"] if isinstance(c["found"], float)]
+    return {
+        "same": report["same"],
+        "answer": report["answer"],
+        "findings": [{k: f[k] for k in ("name", "deviation")} for f in report["findings"]],
+        "evidence": [finding["evidence"] for finding in report["findings"][:1]],
+        "largest": max(deviations, default=None),
+        "method": report["method"],
+        "notes": report["notes"],
+    }
+
+
+def short(row: Mapping[str, Any]) -> str:
+    """The answer in a few words."""
+    if row["same"] is None:
+        return "?"
+    if row["same"]:
+        return f"right, {row['largest']:.0e}" if row["largest"] is not None else "right"
+    name = f"`{row['findings'][0]['name']}`" if row["findings"] else "no cause"
+    return f"**{name}**" if row["confirmed"] else f"{name}, not confirmed"
+
+
+def tables(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The matrix for each kind of parallelism, what is wrong, and what cannot be told."""
+    text = []
+    for parallel in PARALLEL:
+        lines = []
+        for script in SCRIPTS:
+            names = [f"{script.name}:{parallel}:{habit}" for habit in HABITS]
+            if any(name in rows for name in names):
+                shown = [short(rows[name]) if name in rows else "" for name in names]
+                lines.append((f"`{script.name}`", *shown))
+        if lines:
+            table = Table(columns=(parallel, *HABITS), rows=tuple(lines))
+            text.append(f"### {parallel}\n\n{table.markdown()}")
+        absent = dict.fromkeys(script.missing.get(parallel, "") for script in SCRIPTS)
+        text += [f"{parallel}: {reason}." for reason in absent if reason]
+    wrong = [
+        (
+            f"`{name}`",
+            "; ".join(f"{f['name']}: {f['deviation']}" for f in row["findings"]) or row["answer"],
+            "yes" if {f["name"] for f in row["findings"]} <= set(ACCEPTABLE) else "no",
+            "<br>".join(row["without_hooks"][:4]),
+        )
+        for name, row in rows.items()
+        if row["same"] is False
+    ]
+    untold = [(f"`{name}`", row["answer"]) for name, row in rows.items() if row["same"] is None]
+    columns = ("cell", "audit", "can be accepted", "without hooks")
+    text += ["### Wrong\n\n" + Table(columns=columns, rows=tuple(wrong)).markdown()]
+    text += [
+        "### Cannot be told\n\n"
+        + Table(columns=("cell", "reason"), rows=tuple(untold), notes=(NOT_RUN,)).markdown()
+    ]
+    return "\n\n".join(text)
+
+
+def write(page: Path, rows: Mapping[str, Mapping[str, Any]], around: Mapping[str, Any]) -> None:
+    """Write the matrix below its heading; what stands above stays."""
+    above = page.read_text().partition(HEADING)[0] if page.exists() else "# Trainers\n"
+    stacks = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        for row in rows.values()
+    )
+    lines = [surroundings_line(around), *(f"- {stack}" for stack in stacks)]
+    page.write_text(f"{above}{HEADING}\n" + "\n".join(lines) + f"\n\n{tables(rows)}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="LIBRARY,...")
+    parser.add_argument("--cells", nargs="+", default=["*"], metavar="SCRIPT:PARALLEL:HABIT")
+    parser.add_argument("--path", type=Path, help="folder that is imported from first")
+    page = RESULTS / f"{datetime.now(UTC):%Y-%m-%d}-trainers.md"
+    parser.add_argument("--out", type=Path, default=page, help="page; its rows are beside it")
+    options = parser.parse_args()
+    folders = [options.path and str(options.path.resolve()), str(ROOT / "src")]
+    folders.append(os.environ.get("PYTHONPATH"))
+    os.environ |= {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "HF_HUB_OFFLINE": "1"}
+    around, store = surroundings(), options.out.with_suffix(".jsonl")
+    stored = {row["cell"]: row for row in json_lines(store)}
+    try:
+        for cell in cells([*filter(None, options.only.split(","))], options.cells):
+            versions = versions_of(cell.script.packages)
+            if cell.parallel in cell.script.missing:
+                continue
+            if stored.get(cell.name, {}).get("versions") != versions:
+                row = {"cell": cell.name, "versions": versions, **audited(cell)}
+                stored[cell.name] = row
+                with store.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            row = stored[cell.name]
+            print(f"{cell.name}: {short(row)}, {row['seconds']} s: {row['answer']}", flush=True)
+    finally:  # after Ctrl-C, too
+        write(options.out, stored, around)
+        print(f"stored as {store} and {options.out.name}")
+
+
+if __name__ == "__main__":
+    main()
