@@ -94,7 +94,7 @@ def race_really(races: int, budget: str) -> None:
                     ended = subprocess.run(
                         [
                             *(sys.executable, "-m", "shardmark", "time", "--keep-if-faster"),
-                            *("--budget", budget, "--steps", "1000", "--format", "json"),
+                            *("--budget", budget, "--format", "json"),
                             *("--out", out, "train.py", f"train.py {arguments}"),
                         ],
                         cwd=folder, capture_output=True, text=True, check=False,
@@ -102,7 +102,7 @@ def race_really(races: int, budget: str) -> None:
                     (row,) = json.loads(ended.stdout)["race"]
                     interval = f"{row['ratio']:.3f} ({row['low']:.3f} to {row['high']:.3f})"
                     print(
-                        f"| {name} | {arguments[2:]} | {row['decision']}: {row['cause']} | "
+                        f"| {name} | {arguments[2:]} | {row['decision']} | "
                         f"{interval} | {row['pairs']} |",
                         flush=True,
                     )

@@ -75,10 +75,12 @@ def test_each_saving_makes_its_change_and_notes_the_line(
         "prefetch": "=3",
         "bucket_mb": "=7",
         "threads": "=3",
+        "compile": "=aot_eager",
     }
     names = (
         *("workers", "fused", "foreach", "set_to_none", "bucket_view", "keep_unsharded"),
         *("no_sync", "channels_last", "malloc", "prefetch", "bucket_mb", "threads"),
+        "compile",
     )
     variants = {name: f"%{name}{values.get(name, '')} --expect {name}" for name in names}
     run = timed(

@@ -145,6 +145,8 @@ def _fitting(
             yield "no_sync", "no_sync", str(seen["passes"])
     if "fully_shard" in wrappers:
         yield "keep_unsharded", "keep_unsharded", ""
+    if "compile" not in wrappers:
+        yield "compile", "compile", ""
     if "Conv2d" in wrappers:
         yield "channels_last", "channels_last", ""
         if cuda:

@@ -18,6 +18,7 @@ from shardmark.bench.analysis.compare.race import Race
 FIRST, TOGETHER = "unchanged", "together"
 SNIPPETS = {
     "no_sync": "wrap all micro-batches but the last of each step in `with model.no_sync():`",
+    "compile": "model.compile()",
     "channels_last": "model = model.to(memory_format=torch.channels_last)",
     "tf32": "torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True",
     "cudnn_benchmark": "torch.backends.cudnn.benchmark = True",

@@ -251,11 +251,14 @@ class RunSession:
         Those of a race take turns, all others come one after the other.
         """
         listener, stays_busy, in_turns = self.runner.listener, False, self._takes_turns
+        alone = set[str]()
         while (upcoming := queue.next()) is not None:
             order, trial = upcoming
             fingerprint.refuse_changes(self.runner.folder.path, fingerprint.sources_of([trial]))
-            if in_turns and len(queue.rest_of_round()) > 1:
-                in_turns = self._run_in_turns(queue)
+            together = queue.rest_of_round() if in_turns and cell_of(trial) not in alone else []
+            together = [one for one in together if cell_of(one[1]) not in alone]
+            if len(together) > 1:
+                alone |= self._run_in_turns(queue, together)
                 continue
             number = len(queue.results) + 1
             total = number - 1 + len(queue.remaining)
@@ -274,6 +277,9 @@ class RunSession:
             stays_busy = result.disturbed is not None
             queue.results[trial.id] = result
             listener.trial_ended(number, total, result)
+            if in_turns and cell_of(trial) in alone and result.outcome is Outcome.OK:
+                listener.note(f"{trial.title} fails beside others: no trial takes turns any more")
+                in_turns = False
             if result.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
         self._report_dropped(queue)
@@ -288,9 +294,9 @@ class RunSession:
             and isinstance(self.runner.engine, EngineWithTurns)
         )
 
-    def _run_in_turns(self, queue: TrialQueue) -> bool:
-        """Run the rest of the queue's round side by side, and return whether all went well."""
-        listener, trials = self.runner.listener, queue.rest_of_round()
+    def _run_in_turns(self, queue: TrialQueue, trials: Sequence[tuple[int, Trial]]) -> set[str]:
+        """Run trials side by side, and return the cells of those that failed and have no result."""
+        listener = self.runner.listener
         finished, total = len(queue.results), len(queue.results) + len(queue.remaining)
         listener.trial_started(finished + 1, total, trials[0][1])
         results = self.runner.run_in_turns(trials)
@@ -302,13 +308,12 @@ class RunSession:
             listener.trial_ended(number, total, result)
         if any(result.outcome is Outcome.INTERRUPTED for result in results):
             raise KeyboardInterrupt
-        if any(result.outcome is not Outcome.OK for result in results):
-            listener.note(
-                "a trial failed beside the others: they run one after the other from now on"
-            )
-            return False
-        queue.results |= {result.id: result for result in results}
-        return True
+        queue.results |= {one.id: one for one in results if one.outcome is Outcome.OK}
+        return {
+            cell_of(trial)
+            for (_, trial), result in zip(trials, results, strict=True)
+            if result.outcome is not Outcome.OK
+        }
 
     def _report_dropped(self, queue: TrialQueue) -> None:
         """Report the cells that need no more repeats, and the trials that the budget leaves out."""

@@ -37,6 +37,7 @@ SAVINGS = {
     "bucket_mb": "arguments:BucketMegabytes",
     "keep_unsharded": "arguments:KeepUnsharded",
     "no_sync": "settings:NoSync",
+    "compile": "settings:Compile",
     "channels_last": "settings:ChannelsLast",
     "tf32": "settings:TensorFloat32",
     "cudnn_benchmark": "settings:CudnnBenchmark",

@@ -107,6 +107,7 @@ class Look(Intervention):
         replace(torch.autograd, "backward", backward)
         replace(DistributedDataParallel, "__init__", wrapped)
         replace(fsdp, "fully_shard", wrapped)
+        replace(torch, "compile", wrapped)
         replace(nn.Conv2d, "__init__", wrapped)
         replace(Optimizer, "__init__", optimized)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -33,6 +34,19 @@ class NoSync(Intervention):
 
         replace(DistributedDataParallel, "forward", forward)
         register_optimizer_step_post_hook(stepped)
+
+
+class Compile(Intervention):
+    """Compiles the first module that is called and trains, by the backend that the value says."""
+
+    def install(self) -> None:
+        def called(module: nn.Module, _: Any) -> None:
+            trains = any(parameter.requires_grad for parameter in module.parameters())
+            if trains and module.training and torch.is_grad_enabled():
+                hook.remove()
+                module.compile(backend=self.value or "inductor")
+
+        hook = register_module_forward_pre_hook(called)
 
 
 class ChannelsLast(Intervention):

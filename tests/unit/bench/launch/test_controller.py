@@ -486,21 +486,22 @@ def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 class EngineWithTurns(FakeEngine):
-    """Runs trials side by side; `fails_beside` is the number of rounds in which the last fails."""
+    """Runs trials side by side; those with a name of `fail_beside` fail then."""
 
-    fails_beside = 0
+    fail_beside: tuple[str, ...] = ()
 
     def run_in_turns(
         self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
     ) -> list[Ending]:
-        self.calls.append("turns")
         trials = [Trial.model_validate_json((d / "trial.json").read_text()) for d in directories]
         assert trial_seconds == sum(trial.limits.trial_seconds for trial in trials)
         on_tick()
-        fails, self.fails_beside = self.fails_beside > 0, self.fails_beside - 1
-        for directory in directories[: len(directories) - fails]:
-            self.leave_files(directory, trials[0].world_size)
-        return [FINE] * (len(directories) - fails) + [FAILED] * fails
+        names = [trial.strategy.name for trial in trials]
+        self.calls.append(f"turns of {', '.join(sorted(names))}")
+        for directory, name in zip(directories, names, strict=True):
+            if name not in self.fail_beside:
+                self.leave_files(directory, trials[0].world_size)
+        return [FAILED if name in self.fail_beside else FINE for name in names]
 
 
 def race(out: Path, engine: FakeEngine, *overrides: str) -> RecordingListener:
@@ -523,22 +524,33 @@ def measured(engine: FakeEngine) -> list[str]:
 def test_the_trials_of_a_race_take_turns(out: Path) -> None:
     engine = EngineWithTurns()
     listener = race(out, engine)
-    assert measured(engine) == ["turns", "turns"]
+    assert measured(engine) == ["turns of one, other"] * 2
     assert [number for number, _, _ in listener.ended] == [1, 2, 3, 4]
     run = load_run(out)
     assert [trial.outcome for trial in run.trials] == [Outcome.OK] * 4
     assert {trial.attempt for trial in run.trials} == {1}
 
 
-def test_trials_that_fail_beside_others_run_alone(out: Path) -> None:
+def test_no_more_turns_after_a_trial_that_fails_only_beside_others(out: Path) -> None:
     engine = EngineWithTurns()
-    engine.fails_beside = 1
+    engine.fail_beside = ("other",)
     listener = race(out, engine)
-    first, *alone = measured(engine)
-    assert first == "turns"
-    assert sorted(alone) == ["run one", "run one", "run other", "run other"]
-    assert any("failed beside the others" in note for note in listener.notes)
+    first, second, *alone = measured(engine)
+    assert [first, second] == ["turns of one, other", "run other"]
+    assert sorted(alone) == ["run one", "run other"]
+    assert any("fails beside others" in note for note in listener.notes)
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
+
+
+def test_the_others_take_turns_without_a_trial_that_always_fails(out: Path) -> None:
+    engine = EngineWithTurns({"third": FAILED})
+    engine.fail_beside = ("third",)
+    race(out, engine, "matrix.variant={one: '', other: '--other', third: '--third'}")
+    first, *rest = measured(engine)
+    assert first == "turns of one, other, third"
+    assert sorted(rest) == ["run third", "run third", "turns of one, other"]
+    results = {(trial.strategy, trial.outcome) for trial in load_run(out).trials}
+    assert results == {("one", "ok"), ("other", "ok"), ("third", "failed")}
 
 
 @pytest.mark.parametrize("change", ["gpu", "no race"])

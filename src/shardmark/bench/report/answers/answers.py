@@ -171,17 +171,17 @@ def _fastest(group: ComparableGroup) -> Answer:
         return Answer(question="fastest", decided=False, text="not measured")
     shown = main_rate(group.rows)
     best, value = ranking.row, _value(ranking.row, shown)
-    figure = f"{rate(value)} {METRICS[shown].unit}"
+    figure = f"{rate(best, shown)} {METRICS[shown].unit}"
     ratio = None
     if (rival := rival_of(ranking)) is not None:
         ratio = times_better(rival, best, RATE)
         factor = "" if ratio is None else f", {ratio.value:.2f}x"
         rival_name = name(rival, with_ranks=_several_sizes(group))
-        figure += f" ({rival_name} {rate(_value(rival, shown))}{factor})"
+        figure += f" ({rival_name} {rate(rival, shown)}{factor})"
     remarks = [*best.mathematics]
     ahead = max(group.by_design, key=partial(_value, metric=shown), default=None)
     if ahead is not None and not ahead.disturbed and _value(ahead, shown) > value:
-        remarks.append(f"{ahead.label} {rate(_value(ahead, shown))} trains differently")
+        remarks.append(f"{ahead.label} {rate(ahead, shown)} trains differently")
     facts = {"value": value, "unit": METRICS[shown].unit, "ratio": ratio.value if ratio else None}
     return _answer(ranking, group, figure, remarks, facts)
 

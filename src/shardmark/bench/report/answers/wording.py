@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardmark.base.table.table import metric_column, number
+from shardmark.base.table.table import metric_column
 from shardmark.base.text import counted, listed
 from shardmark.bench.analysis.advise.groups import conditions_of
 from shardmark.bench.analysis.compare.rounding import Rounding
@@ -35,9 +35,9 @@ def rounding_text(rounding: Rounding) -> str:
     return f"{text}; {listed([rounding.cell, *rounding.same], most=4)} {within}"
 
 
-def rate(value: float) -> str:
-    """Format samples per second without the unit."""
-    return f"{value:,.0f}" if value >= 100 else number(value)
+def rate(row: Row, metric: str) -> str:
+    """Format a row's samples or tokens per second as its table does, without interval and unit."""
+    return metric_column(metric).show(row.metrics.get(metric)).partition(" ")[0]
 
 
 def size(value: float, like: float | None = None, *, unit: bool = True) -> str:
