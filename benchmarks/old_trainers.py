@@ -48,6 +48,8 @@ class Case:
     """Options of both runs without Shardmark."""
     sharded: bool = False
     """True if each rank's optimizer has a part of the gradient."""
+    why: str = ""
+    """Explanation of the answer, for the table."""
 
 
 def transformers(version: str, tokenizers: str, hub: str, accelerate: str) -> str:
@@ -211,12 +213,11 @@ def installed(requirements: str, folder: Path) -> Path:
 def run(words: list[str], releases: Path) -> subprocess.CompletedProcess[str]:
     settings = {**os.environ, "PYTHONPATH": str(releases), "DS_ACCELERATOR": "cpu"}
     settings |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", *words]
+    words = ["timeout", str(SECONDS), sys.executable, "-m", *words]
     with tempfile.TemporaryDirectory() as folder:
         return subprocess.run(
-            words, cwd=folder, env=settings, capture_output=True, text=True, check=False,
-            timeout=SECONDS,
-        )  # fmt: skip
+            words, cwd=folder, env=settings, capture_output=True, text=True, check=False
+        )
 
 
 def audited(case: Case, releases: Path) -> dict[str, Any]:
@@ -233,7 +234,7 @@ def audited(case: Case, releases: Path) -> dict[str, Any]:
 
 def norms(case: Case, releases: Path, ranks: int, options: str) -> str:
     """Returns what the steps of a run without Shardmark get, or its last error."""
-    words = ["torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "29611"]
+    words = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     script = str(HERE / "trainers" / "old" / case.script)
     arguments = f"{case.arguments} {case.both} {options}".split()
     ended = run([*words, str(HERE / "gradient_norms.py"), script, *arguments], releases)
@@ -259,6 +260,12 @@ def drawn(printed: str) -> str:
     return f"{len(set(first))} of {len(first)} rows differ; {equal} order in epoch 2"
 
 
+def last_line(text: str) -> str:
+    """The last line of an error that says something."""
+    lines = [line.strip() for line in text.splitlines() if re.search(r"[a-z]", line)]
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+
+
 def table(rows: dict[tuple[str, str], dict[str, Any]]) -> None:
     print("| fault | thread | faulty release | mended release | found again |")
     print("| --- | --- | --- | --- | --- |")
@@ -269,16 +276,22 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> None:
             if row is None:
                 cells.append("")
                 continue
-            exit_code = {True: 0, False: 1, None: 2}[row["same"]]
+            if row["same"] is None:
+                cells.append(f"{releases.split()[0]}: cannot run: {last_line(row['answer'])}")
+                continue
+            exit_code = int(not row["same"])
             found = ", ".join(f"`{one['name']}` {one['deviation']}" for one in row["findings"])
             cells.append(f"{releases.split()[0]}: {exit_code} {found}; norms {row['norms']}")
         row = rows.get((name, "faulty"))
         if row is None:
             print("| " + " | ".join(cells) + " | not run |")
             continue
+        if row["same"] is None:
+            print("| " + " | ".join(cells) + f" | not run {case.why} |")
+            continue
         named = [one["name"] for one in row["findings"] if one["name"] in case.causes]
         again = "yes" if row["same"] is False else "no"
-        cells.append(f"{again}, named" if named else again)
+        cells.append((f"{again}, named" if named else again) + case.why)
         print("| " + " | ".join(cells) + " |")
 
 

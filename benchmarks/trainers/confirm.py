@@ -4,8 +4,10 @@
 
 The learning rate is 0, so that all steps have the same weights, and one process gets the rows of
 both in micro-batches of twice the size.  In one pass it gets all rows of a step at once, without
-accumulation.  A public hook of torch reads the gradients before each step of an optimizer.  The
-exit code is 1 if a gradient of two processes differs from one of the others by more than 0.1 %.
+accumulation.  Public hooks of torch read the gradients before each step of an optimizer, and the
+first words of the rows that embeddings get.  Scripts that clip run without it, too, which shows
+the gradients before the clip.  The exit code is 1 if a gradient of two processes differs from one
+of the others by more than 0.1 %, and 2 if a step has other rows: then nothing is compared.
 """
 
 import os
@@ -17,6 +19,8 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 STEPS = 8
@@ -24,51 +28,74 @@ HERE = Path(__file__).parent
 
 
 def note_gradients(file: str) -> None:
-    """Store the gradients and norms of the first steps, and end the process."""
-    gradients, norms = [], []
+    """Store the gradients, norms and rows of the first steps, and end the process."""
+    gradients, norms, rows, seen = [], [], [], set()
+
+    def note_rows(module, inputs):
+        if isinstance(module, nn.Embedding) and module.num_embeddings == 100:  # WORDS of parts.py
+            seen.update(tuple(word for word in row if word > 2)[:3] for row in inputs[0].tolist())
 
     def note(optimizer, *_):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        parts = [p.grad.flatten().double() for p in parameters if p.grad is not None]
-        gradients.append(torch.cat(parts) if parts else torch.zeros(0))
+        grads = [p.grad for p in parameters if p.grad is not None]
+        full = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in grads]
+        gradients.append(torch.cat([g.flatten().double() for g in full] or [torch.zeros(0)]))
         square = gradients[-1].square().sum()
         if "zero" in " ".join(sys.argv):  # each rank has a part of the gradient
             dist.all_reduce(square)
         norms.append(square.sqrt().item())
+        of_ranks = [None] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, seen)
+        rows.append(set().union(*of_ranks))
+        seen.clear()
         if len(norms) == STEPS:
             if dist.get_rank() == 0:
-                torch.save((gradients, norms), file)
+                torch.save((gradients, norms, rows), file)
             os._exit(0)
 
+    register_module_forward_pre_hook(note_rows)
     register_optimizer_step_pre_hook(note)
 
 
-def gradients_of(ranks: int, *options: str):
+def gradients_of(ranks: int, words: list[str], *options: str):
     with TemporaryDirectory() as folder:
         file = Path(folder) / "gradients.pt"
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        words = [__file__, *sys.argv[1:], "--learning-rate", "0", *options]
         environment = {**os.environ, "GRADIENTS": str(file)}
-        command = [sys.executable, *start, *words]
+        command = [sys.executable, *start, __file__, *words, "--learning-rate", "0", *options]
         subprocess.run(command, env=environment, stdout=sys.stderr, check=True)
         return torch.load(file)
 
 
-def main() -> None:
-    two = gradients_of(2)
-    others = {"one process": gradients_of(1, "--micro-batch", "4")}
-    if {"accumulation", "epoch"} & {*" ".join(sys.argv).replace(",", " ").split()}:
-        others["one pass"] = gradients_of(1, "--micro-batch", "16", "--accumulation", "1")
+def compare(words: list[str], place: str) -> bool:
+    """Print the gradients of each step; True if they differ."""
+    two = gradients_of(2, words)
+    others = {"one process": gradients_of(1, words, "--micro-batch", "4")}
+    if {"accumulation", "epoch"} & {*" ".join(words).replace(",", " ").split()}:
+        options = ["--micro-batch", "16", "--accumulation", "1"]
+        others["one pass"] = gradients_of(1, words, *options)
     differs = False
     for step, norm in enumerate(two[1]):
-        line = f"step {step + 1}: gradient norm {norm:.6g} of two processes"
-        for name, (gradients, norms) in others.items():
+        line = f"step {step + 1}: gradient norm{place} {norm:.6g} of two processes"
+        for name, (gradients, norms, rows) in others.items():
+            if rows[step] != two[2][step]:
+                print(f"step {step + 1}: {name} has other rows than two processes")
+                raise SystemExit(2)
             off = abs(norm / norms[step] - 1) if norms[step] else float(norm > 0)
             if gradients[step].shape == two[0][step].shape and norms[step]:
                 off = ((two[0][step] - gradients[step]).norm() / norms[step]).item()
             differs |= off > 1e-3
             line += f"; {norms[step]:.6g} of {name}, off by {100 * off:.2g} %"
         print(line)
+    return differs
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    unclipped = ["plain" if word == "clip" else word for word in words]
+    differs = compare(unclipped, " before the clip" if "clip" in words else "")
+    if "clip" in words:
+        differs |= compare(words, " after the clip")
     raise SystemExit(int(differs))
 
 
