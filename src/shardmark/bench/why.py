@@ -188,9 +188,9 @@ class _Rounds:
                 return
             measure = trial.measure.model_copy(update={"probe": "look" in interventions})
             count = sum(map(len, self.samples.by_variant.values())) + 1
-            runner.listener.trial_started(count, count, trial)
+            runner.listener.trial_started(count, None, trial)
             result = runner.run(trial.changed(measure=measure), order=count)
-            runner.listener.trial_ended(count, count, result)
+            runner.listener.trial_ended(count, None, result)
             self.longest_seconds = max(self.longest_seconds, result.total_seconds)
         if result.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt

@@ -209,11 +209,12 @@ def _improve(
         matrix = {**mapping["matrix"], "variant": dict(variants)}
         return from_mapping({**mapping, "matrix": matrix}, [], place="shardmark time")
 
-    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
+    seconds = parse_seconds(budget or IMPROVE_BUDGET, "--budget")
+    options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
     with run_folder(out, "improve") as folder, listener(folder, options) as progress:
         improvement = improve(
             experiment_of, command, mapping["matrix"]["world_size"][0], folder, only=only,
-            budget_seconds=parse_seconds(budget or IMPROVE_BUDGET, "--budget"), listener=progress,
+            budget_seconds=seconds, listener=progress,
         )  # fmt: skip
     if form is TextOrJson.JSON:
         say_text(

@@ -61,7 +61,7 @@ def explain_step(
     words = ["python", *parsed.script] if parsed.script[0] == "-m" else [*parsed.script]
     numbers = [parsed.ranks or 1] if ranks is None else numbers_of_ranks(ranks)
     seconds = parse_seconds(budget, "--budget")
-    options = RunOptions(quiet=quiet or form is TextOrJson.JSON)
+    options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
     explanations, documents = [], []
     with run_folder(out, "why") as folder:
         for number in numbers:

@@ -147,6 +147,8 @@ class Trial(Model):
         """Title of the repeat, such as `repeat 1 of 3 to 6`, or `twin`."""
         if self.twin:
             return "twin"
+        if self.measure.repeats.margin is not None:
+            return f"pair {self.repeat + 1}"
         seed = f", seed {self.recipe.seed}" if self.measure.seeds > 1 else ""
         return f"repeat {self.repeat + 1} of {self.measure.repeats}{seed}"
 

@@ -126,7 +126,8 @@ class RunSession:
         queue = self._queue()
         listener, path = self.runner.listener, self.runner.folder.path
         trials, finished = [trial for _, trial in queue.remaining], len(queue.results)
-        listener.planned(finished + len(trials), finished, self.plan.left_out)
+        total = None if self._is_race else finished + len(trials)
+        listener.planned(total, finished, self.plan.left_out)
         measure = self.experiment.measure
         if not trials:
             if measure.verify and self._accepts_other_causes():
@@ -261,7 +262,7 @@ class RunSession:
                 alone |= self._run_in_turns(queue, together)
                 continue
             number = len(queue.results) + 1
-            total = number - 1 + len(queue.remaining)
+            total = None if self._is_race else number - 1 + len(queue.remaining)
             listener.trial_started(number, total, trial)
             attempts = 1 if stays_busy else 1 + trial.measure.max_remeasure
             for attempt in range(1, attempts + 1):
@@ -285,10 +286,14 @@ class RunSession:
         self._report_dropped(queue)
 
     @property
+    def _is_race(self) -> bool:
+        return self.experiment.measure.repeats.margin is not None
+
+    @property
     def _takes_turns(self) -> bool:
         """True for a race of scripts on CPUs: a GPU works on when its processes are stopped."""
         return (
-            self.experiment.measure.repeats.margin is not None
+            self._is_race
             and all(trial.script is not None for trial in self.plan.trials)
             and self.runner.machine.device_type == "cpu"
             and isinstance(self.runner.engine, EngineWithTurns)
@@ -297,15 +302,15 @@ class RunSession:
     def _run_in_turns(self, queue: TrialQueue, trials: Sequence[tuple[int, Trial]]) -> set[str]:
         """Run trials side by side, and return the cells of those that failed and have no result."""
         listener = self.runner.listener
-        finished, total = len(queue.results), len(queue.results) + len(queue.remaining)
-        listener.trial_started(finished + 1, total, trials[0][1])
+        finished = len(queue.results)
+        listener.trial_started(finished + 1, None, trials[0][1])
         results = self.runner.run_in_turns(trials)
         for number, ((_, trial), result) in enumerate(
             zip(trials, results, strict=True), finished + 1
         ):
             if number > finished + 1:
-                listener.trial_started(number, total, trial)
-            listener.trial_ended(number, total, result)
+                listener.trial_started(number, None, trial)
+            listener.trial_ended(number, None, result)
         if any(result.outcome is Outcome.INTERRUPTED for result in results):
             raise KeyboardInterrupt
         queue.results |= {one.id: one for one in results if one.outcome is Outcome.OK}

@@ -45,7 +45,7 @@ class Display(Lines):
     def doing(self, text: str) -> None:
         self._draw(text)
 
-    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+    def trial_started(self, number: int, total: int | None, trial: Trial) -> None:
         super().trial_started(number, total, trial)
         self._draw(self._title, ("starting",), done=0.0)
 

@@ -11,7 +11,7 @@ from shardmark.base.durations import duration
 from shardmark.base.files.strict_yaml import format_yaml
 from shardmark.base.metrics import METRICS, RATES
 from shardmark.base.results.schema import Outcome, TrialResult
-from shardmark.base.text import one_line, say
+from shardmark.base.text import counted, one_line, say
 from shardmark.bench.launch.listener import NullListener, TrialProgress
 from shardmark.bench.progress.pace import Pace
 from shardmark.bench.report.answers.wording import size
@@ -44,14 +44,15 @@ class Lines:
         self._printed_at = 0.0
         self._noted: set[str] = set()
 
-    def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
+    def planned(self, total: int | None, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         if self._folder is not None:
             self._print(f"writing to {self._folder}")
         for cell in left_out:
             self._print(f"left out: {cell}")
         done = f", {finished} finished already" if finished else ""
-        self._print(f"{total} trial{'s' if total != 1 else ''}{done}; loading libraries")
-        self._pace.planned(total - finished)
+        trials = "as many trials as decide" if total is None else counted(total, "trial")
+        self._print(f"{trials}{done}; loading libraries")
+        self._pace.planned(None if total is None else total - finished)
 
     def note(self, text: str) -> None:
         if text not in self._noted:  # a command may open several runs
@@ -61,10 +62,11 @@ class Lines:
     def doing(self, text: str) -> None:
         self._print(text)
 
-    def trial_started(self, number: int, total: int, trial: Trial) -> None:
-        self._title = f"[{number}/{total}] {title(trial)}"
+    def trial_started(self, number: int, total: int | None, trial: Trial) -> None:
+        self._title = f"{_place(number, total)} {title(trial)}"
         self._printed_at = time.monotonic()
-        self._pace.planned(total - number + 1)  # fewer after cells are decided
+        left = None if total is None else total - number + 1  # fewer after cells are decided
+        self._pace.planned(left)
         tokens = trial.workload.tokens_per_sample
         self._pace.trial_started(trial.samples_per_step, tokens_per_sample=tokens)
 
@@ -78,7 +80,7 @@ class Lines:
             self._printed_at = time.monotonic()
             self._print(f"{self._title}: {', '.join(figures(progress, self._pace))}")
 
-    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
+    def trial_ended(self, number: int, total: int | None, result: TrialResult) -> None:  # noqa: ARG002
         self._pace.trial_ended(ran_through=result.outcome in (Outcome.OK, Outcome.TIMED_OUT))
         is_last = result.outcome is Outcome.INTERRUPTED
         left = None if is_last else self._pace.run_left_seconds(between_trials=True)
@@ -92,12 +94,16 @@ class Lines:
 class Quiet(NullListener):
     """Prints only failures, on standard error."""
 
-    def trial_started(self, number: int, total: int, trial: Trial) -> None:
-        self._title = f"[{number}/{total}] {title(trial)}"
+    def trial_started(self, number: int, total: int | None, trial: Trial) -> None:
+        self._title = f"{_place(number, total)} {title(trial)}"
 
-    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:  # noqa: ARG002
+    def trial_ended(self, number: int, total: int | None, result: TrialResult) -> None:  # noqa: ARG002
         if result.outcome in (Outcome.FAILED, Outcome.TIMED_OUT):
             say(f"error: {self._title}: {ending(result)}", error=True)
+
+
+def _place(number: int, total: int | None) -> str:
+    return f"[{number}]" if total is None else f"[{number}/{total}]"
 
 
 def title(trial: Trial) -> str:

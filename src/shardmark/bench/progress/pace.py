@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from math import inf
+from math import inf, isinf
 from statistics import fmean
 
 RATE_SECONDS = 10.0
@@ -26,13 +26,13 @@ class Pace:
         self._budget_ends_at = time.monotonic() + (
             inf if budget_seconds is None else budget_seconds
         )
-        self._trials_left = 0
+        self._trials_left = 0.0
         self._ended_after: list[float] = []
         self.trial_started(samples_per_step=0)
 
-    def planned(self, trials_left: int) -> None:
-        """Set the number of trials that are to be run."""
-        self._trials_left = trials_left
+    def planned(self, trials_left: int | None) -> None:
+        """Set the number of trials that are to be run; None until the budget ends."""
+        self._trials_left = inf if trials_left is None else trials_left
 
     def trial_started(
         self, samples_per_step: int | None, tokens_per_sample: int | None = None
@@ -103,7 +103,8 @@ class Pace:
         else:
             mean_seconds = self.trial_seconds + trial_left
         budget_left = self._budget_ends_at - time.monotonic()
-        return max(trial_left, min(trial_left + self._trials_left * mean_seconds, budget_left))
+        left = max(trial_left, min(trial_left + self._trials_left * mean_seconds, budget_left))
+        return None if isinf(left) else left
 
     def _step_seconds(self, since: StepCount) -> float:
         """Return the mean time of a step since the reading; there are at least two readings."""

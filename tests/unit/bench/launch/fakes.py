@@ -148,13 +148,13 @@ class RecordingListener:
     """A listener that writes down what it is told."""
 
     def __init__(self) -> None:
-        self.plans: list[tuple[int, int, int]] = []
+        self.plans: list[tuple[int | None, int, int]] = []
         self.notes: list[str] = []
-        self.started: list[tuple[int, int]] = []
-        self.steps: list[tuple[int, int]] = []
-        self.ended: list[tuple[int, int, str]] = []
+        self.started: list[tuple[int, int | None]] = []
+        self.steps: list[tuple[int, int | None]] = []
+        self.ended: list[tuple[int, int | None, str]] = []
 
-    def planned(self, total: int, finished: int, left_out: tuple[LeftOut, ...]) -> None:
+    def planned(self, total: int | None, finished: int, left_out: tuple[LeftOut, ...]) -> None:
         self.plans.append((total, finished, len(left_out)))
 
     def note(self, text: str) -> None:
@@ -163,12 +163,12 @@ class RecordingListener:
     def doing(self, text: str) -> None:
         self.notes.append(text)
 
-    def trial_started(self, number: int, total: int, trial: Trial) -> None:
+    def trial_started(self, number: int, total: int | None, trial: Trial) -> None:
         assert trial.strategy.name
         self.started.append((number, total))
 
     def trial_stepped(self, progress: TrialProgress) -> None:
         self.steps.append((progress.steps, progress.total_steps))
 
-    def trial_ended(self, number: int, total: int, result: TrialResult) -> None:
+    def trial_ended(self, number: int, total: int | None, result: TrialResult) -> None:
         self.ended.append((number, total, str(result.outcome)))

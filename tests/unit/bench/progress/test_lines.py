@@ -97,6 +97,19 @@ def test_a_line_every_half_minute_and_one_at_the_end(printed: Printed, time: Tim
     assert printed() == [f"[2/2] {TITLE}: ok in 21.5 s"]
 
 
+def test_trials_without_a_number_last_until_the_budget_ends(printed: Printed, time: Time) -> None:
+    told = Lines(budget_seconds=300.0)
+    told.planned(None, 0, ())
+    told.trial_started(1, None, TRIAL)
+    time.now += 20.0
+    told.trial_ended(1, None, invented_trial())
+    first, ended = printed()
+    assert first == "as many trials as decide; loading libraries"
+    assert ended.startswith(f"[1] {TITLE}: ok in")
+    assert ended.endswith(", about 5 min left")
+    Lines().planned(None, 0, ())
+
+
 @pytest.mark.parametrize(
     ("outcome", "failure", "end"),
     [
