@@ -44,6 +44,10 @@ def report(
             " published.",
         ),
     ] = False,
+    latex: Annotated[
+        bool,
+        typer.Option("--latex", help="Also write the tables as LaTeX, with booktabs: NAME.tex."),
+    ] = False,
     against: Annotated[
         str | None,
         typer.Option(
@@ -69,8 +73,11 @@ def report(
         images=images,
         predicted=predicted,
         anonymous=anonymous,
+        latex=latex,
         against=None if part_of is None else part_of(comparison),
     )
     say(f"report: {written.page}")
+    if latex:
+        say(f"tables: {written.page.with_suffix('.tex')}")
     if written.images is not None:
         say(f"figures: {written.images} ({written.figures}, each as PNG and SVG)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -20,6 +20,7 @@ from shardmark.base.table.table import (
 )
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row
+from shardmark.bench.report.answers.wording import short
 from shardmark.bench.report.table.notes import left_out
 from shardmark.extras.studies.against import (
     RELATIVE_PEAK,
@@ -60,8 +61,31 @@ def against_tables(against: Against) -> tuple[Table, ...]:
     if doubtful:
         reasons = dict.fromkeys(f"{p.claim.says}: {p.claim.cannot_mean}" for p in doubtful)
         titled = f"What {study.name} cannot mean"
-        tables.append(table_of(titled, doubtful, _claims(against), [*reasons]))
+        notes = [*reasons, *_own_scatter(doubtful)]
+        tables.append(table_of(titled, doubtful, _claims(against), notes))
     return tuple(tables)
+
+
+def _own_scatter(doubtful: Sequence[ClaimPair]) -> Iterator[str]:
+    """Say how far repeats of one strategy differ here, in what a study says of a difference."""
+    of_differences = [
+        pair
+        for pair in doubtful
+        if pair.claim.relation == "difference" and pair.claim.epoch is None
+    ]
+    for metric in dict.fromkeys(pair.claim.metric for pair in of_differences):
+        rows = [row for pair in of_differences for row in (pair.row, pair.base) if row is not None]
+        values = [row.values.get(metric, {}).values() for row in rows]
+        ranges = [max(repeats) - min(repeats) for repeats in values if len(repeats) > 1]
+        column = metric_column(metric)
+        if any(ranges):
+            amount = f"{short(max(ranges) * column.scale)} {column.difference_unit}".rstrip()
+            yield f"Here, repeats of one strategy differ by up to {amount} in {name_of(metric)}."
+        elif rows:
+            yield (
+                "Here, one seed was trained: measure.seeds=3 shows how far the"
+                f" {name_of(metric)} of one strategy differs from seed to seed."
+            )
 
 
 def _trainings(against: Against) -> Columns[Pair]:

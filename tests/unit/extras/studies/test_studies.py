@@ -368,3 +368,21 @@ def test_one_seed_refutes_a_stated_difference_of_verified_equals(*, verified: bo
     assert present(pair.measured).value == 0
     assert pair.finding is (Finding.FAILS if verified else Finding.OPEN)
     assert ("both train the same" in pair.reason) is verified
+
+
+@pytest.mark.parametrize("scatter", [0.0, 0.0312])
+def test_own_scatter_stands_beside_what_a_study_cannot_mean(scatter: float) -> None:
+    trials = [
+        detection_trial(name, 4, repeat, metrics={"map": 0.05 + scatter * repeat})
+        for name in ("ddp", "zero-1")
+        for repeat in (0, 1)
+    ]
+    tables = against_tables(against("lamsal-2025", *trials))
+    (doubtful,) = (table for table in tables if table.title.endswith("cannot mean"))
+    *_, note = doubtful.notes
+    assert note == (
+        "Here, repeats of one strategy differ by up to 0.0312 in mAP."
+        if scatter
+        else "Here, one seed was trained: measure.seeds=3 shows how far the mAP of one strategy"
+        " differs from seed to seed."
+    )

@@ -147,7 +147,11 @@ def test_a_claim_on_two_and_on_four_ranks_has_one_axis(tmp_path: Path) -> None:
 def test_the_page_has_the_study(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", trials())
     out = tmp_path / "page.html"
-    assert main(["report", str(folder), "--out", str(out), "--against", "lamsal-2025"]) == 0
+    options = ["--out", str(out), "--against", "lamsal-2025", "--latex"]
+    assert main(["report", str(folder), *options]) == 0
+    tables = (tmp_path / "page.tex").read_text(encoding="utf-8")
+    assert "% Claims of lamsal-2025\n" in tables
+    assert tables.count(r"\begin{tabular}") > 2
     page = out.read_text(encoding="utf-8")
     for text in (
         "Against Lamsal (2025)",

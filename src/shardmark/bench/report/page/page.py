@@ -18,7 +18,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.results.files import write_files
 from shardmark.base.results.store import StoredRun
 from shardmark.base.system.plugins import by_name
-from shardmark.base.table.formats import render_csv
+from shardmark.base.table.formats import Format, render_csv, render_tables
 from shardmark.base.table.table import Table
 from shardmark.base.text import one_line, printable
 from shardmark.base.version import __version__
@@ -44,6 +44,7 @@ from shardmark.bench.report.table.comparison import WIDE, comparison_table
 from shardmark.bench.report.table.notes import NoteKind, notes_of
 from shardmark.bench.report.table.row_columns import row_columns
 from shardmark.bench.report.views.effort import effort_tables
+from shardmark.bench.report.views.epochs import epochs_tables
 from shardmark.bench.report.views.metrics import metrics_tables
 from shardmark.bench.report.views.network import network_tables
 
@@ -95,23 +96,30 @@ def write_report(
     predicted: bool = False,
     against: PagePart | None = None,
     anonymous: bool = False,
+    latex: bool = False,
 ) -> ReportFiles:
     """Write the page to `out` atomically, and the figures into NAME-figures beside it.
 
-    `predicted` also draws predictions; `against` is the part of a study; `anonymous`
-    leaves out the names of machines and users, and absolute paths.  Raises
-    `InputError` if no trial has a result, and `StorageError` if a file cannot be written.
+    `predicted` also draws predictions; `against` is the part of a study; `latex` also writes the
+    tables of rows, epochs and the study into NAME.tex; `anonymous` leaves out the names of machines
+    and users, and absolute paths.  Raises `InputError` if no trial has a result, and `StorageError`
+    if a file cannot be written.
     """
     _check(runs, comparison, out)
     figures = figures_of(comparison, predicted=predicted)
     drawings = draw([*figures, *(against.figures if against else ())])
     folder = out.with_name(f"{out.stem}-figures") if images and drawings else None
     page = render_page(runs, comparison, drawings, None if folder is None else folder.name, against)
+    texts = {out: page}
+    if latex:
+        tables = [comparison_table(comparison), *epochs_tables(comparison)]
+        tables += against.tables if against else ()
+        texts[out.with_suffix(".tex")] = render_tables(tables, Format.LATEX)
     if anonymous:
-        page = without_names(page, runs)
+        texts = {path: without_names(text, runs) for path, text in texts.items()}
     if folder is not None:
         write_images(drawings, folder)
-    write_files({out: page.encode("utf-8", errors="replace")})
+    write_files({path: text.encode("utf-8", errors="replace") for path, text in texts.items()})
     return ReportFiles(page=out, images=folder, figures=len(drawings))
 
 
