@@ -61,8 +61,8 @@ def against_tables(against: Against) -> tuple[Table, ...]:
     if doubtful:
         reasons = dict.fromkeys(f"{p.claim.says}: {p.claim.cannot_mean}" for p in doubtful)
         titled = f"What {study.name} cannot mean"
-        notes = [*reasons, *_own_scatter(doubtful)]
-        tables.append(table_of(titled, doubtful, _claims(against), notes))
+        why = [*reasons, *_own_scatter(doubtful)]
+        tables.append(table_of(titled, doubtful, _claims(against), why))
     return tuple(tables)
 
 
