@@ -2,6 +2,7 @@
 
 Run:  python benchmarks/race.py [--races 300]           simulated
       python benchmarks/race.py --real 10 [--budget 60s]  two small scripts, idle machine
+      python benchmarks/race.py --scatter 20            their pairs with themselves (decision 039)
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
+from shardmark.base.results.store import load_run
 from shardmark.base.statistics.race import Decision, standing
+from shardmark.bench.launch.controller import run_experiment
+from shardmark.experiment.load import from_mapping
 
 MARGIN = 0.01
 MOST_PAIRS = 200
@@ -108,12 +112,49 @@ def race_really(races: int, budget: str) -> None:
                     )
 
 
+def scatter(pairs: int) -> None:
+    """Print how far pairs of trials of the same script are apart, one after the other and in turns.
+
+    The standard deviation is that of the logarithm of the ratio of their speeds.
+    """
+    print("| script | trials | standard deviation of a pair | mean | pairs |")
+    print("| --- | --- | ---: | ---: | ---: |")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, setup in SETUPS.items():
+            script = Path(folder, "train.py")
+            script.write_text(LOOP.format(setup=setup))
+            for trials, margin in (("one after the other", None), ("in turns", MARGIN)):
+                repeats = {"at_least": pairs, "at_most": pairs, "margin": margin}
+                measure = {"window_seconds": 2.0, "verify": False, "max_remeasure": 0}
+                measure["repeats"] = repeats
+                experiment = from_mapping({
+                    "name": "scatter", "device": "cpu", "measure": measure,
+                    "workload": {"name": "script", "command": str(script)},
+                    "matrix": {"variant": {"one": "", "other": "--same"}},
+                })  # fmt: skip
+                out = run_experiment(experiment, Path(tempfile.mkdtemp(dir=folder)))
+                speeds: dict[int, dict[str, float]] = {}
+                for trial in load_run(out).trials:
+                    if (speed := trial.metrics.get("samples_per_second")) is not None:
+                        speeds.setdefault(trial.repeat, {})[trial.strategy] = speed.value
+                logs = [math.log(s["other"] / s["one"]) for s in speeds.values() if len(s) == 2]
+                print(
+                    f"| {name} | {trials} | {np.std(logs, ddof=1):.3f} | {np.mean(logs):+.3f} | "
+                    f"{len(logs)} |",
+                    flush=True,
+                )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--races", type=int, default=300)
     parser.add_argument("--real", type=int, help="races of each script and kind")
     parser.add_argument("--budget", default="60s", help="of each real race")
+    parser.add_argument("--scatter", type=int, help="pairs of each script with itself")
     options = parser.parse_args()
+    if options.scatter:
+        scatter(options.scatter)
+        return
     if options.real:
         race_really(options.real, options.budget)
         return

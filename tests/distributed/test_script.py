@@ -19,6 +19,7 @@ from tests import present
 from tests.distributed.experiments import experiment
 from tests.distributed.test_two_nodes import TWO_NODES
 from tests.kept_engine import KeptEngine
+from tests.unit.bench.launch.fakes import RecordingListener
 
 SCRIPT = Path(__file__).with_name("plain_script.py")
 WARMUP_STEPS, STEPS = 2, 8
@@ -53,6 +54,38 @@ def test_the_trials_of_a_race_take_turns(kept_engine: KeptEngine, tmp_path: Path
         together_seconds = sum(trial.total_seconds for trial in beside)
         assert sum(measured) < together_seconds, "a clock goes on between turns"
         assert min(measured) > 0.2 * max(measured)
+
+
+LEAVE = {
+    "rank": "os.setsid()",
+    "child": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
+    "orphan": "subprocess.run('setsid sleep 1000 &', shell=True)",
+}
+
+
+@pytest.mark.parametrize("who", LEAVE)
+def test_scripts_that_a_stop_does_not_reach_take_no_turns(
+    kept_engine: KeptEngine, tmp_path: Path, who: str
+) -> None:
+    script = tmp_path / "train.py"
+    run = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    script.write_text(f"import os, runpy, subprocess\n{LEAVE[who]}\n{run}\n")
+    base = experiment()["measure"]
+    listener = RecordingListener()
+    out = run_experiment(
+        from_mapping({
+            "name": "leaving", "device": "cpu",
+            "matrix": {"variant": {"one": "", "other": "--steps=999"}},
+            "workload": {"name": "script", "command": str(script)},
+            "measure": base | {
+                "verify": False, "window_seconds": 0.3,
+                "repeats": {"at_least": 2, "at_most": 2, "margin": 0.01},
+            },
+        }),
+        tmp_path / "run", engine=kept_engine, listener=listener,
+    )  # fmt: skip
+    assert any("outside of its process group" in note for note in listener.notes)
+    assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
 
 
 def value(trial: TrialResult, metric: str) -> float:

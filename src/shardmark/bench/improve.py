@@ -27,8 +27,8 @@ PREFETCHED, BUCKET_MB = 8, 100
 DDP_BUCKET_BYTES = 25 * 2**20
 WORTH_A_TRY = 0.02
 """Share of the time from which a thing is worth a try."""
-FIRST_PAIRS = 3
-"""Pairs of each intervention before the better half of them goes on."""
+MOST_PAIRS = (3, 30, 60)
+"""Most pairs of an intervention after each race: the better half goes on, then those together."""
 RACED_ALONE = 0.7
 """Share of the budget for the race of single interventions; the rest is for them together."""
 
@@ -64,12 +64,11 @@ def improve(
         raise InputError("command", "no intervention of --improve fits it", allowed)
     variants = {FIRST: "", **{name: text_of(one) for name, one in fitting.items()}}
 
-    def race(share: float, names: Collection[str], most_pairs: int | None = None) -> Race:
+    def race(share: float, names: Collection[str], most_pairs: int) -> Race:
         """Measure variants until they are decided, then compare what the fast ones train."""
         left = budget_seconds * share - (time.monotonic() - began)
         experiment = experiment_of({name: variants[name] for name in names})
-        repeats = experiment.measure.repeats
-        repeats = repeats.model_copy(update={"at_most": most_pairs or repeats.at_most})
+        repeats = experiment.measure.repeats.model_copy(update={"at_most": most_pairs})
         measure = experiment.measure.model_copy(update={"repeats": repeats})
         experiment = experiment.model_copy(update={"measure": measure})
         options = RunOptions(budget_seconds=max(1.0, left))
@@ -81,18 +80,18 @@ def improve(
             session.verify([*trials])
         return _race(path / "race", experiment)
 
-    result = race(RACED_ALONE, variants, FIRST_PAIRS)
+    result = race(RACED_ALONE, variants, MOST_PAIRS[0])
     # More pairs for the better half: few decide something, and many of each take too long.
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     finalists = [racer.row.strategy for racer in ranked[: max(2, (len(ranked) + 1) // 2)]]
-    result = race(RACED_ALONE, [FIRST, *finalists])
+    result = race(RACED_ALONE, [FIRST, *finalists], MOST_PAIRS[1])
     faster = _fastest_of_each(result, fitting)
     if len(faster) > 1:
         together = {key: value for name in faster for key, value in fitting[name].items()}
         fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
         finalists.append(TOGETHER)
     if len(faster) > 1 or any(verdict_on(racer) == "not decided" for racer in result.racers):
-        result = race(1.0, [FIRST, *finalists])
+        result = race(1.0, [FIRST, *finalists], MOST_PAIRS[2])
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
     chosen = {} if best is None else fitting[best.strategy]

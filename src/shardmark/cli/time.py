@@ -28,7 +28,7 @@ from shardmark.cli.arguments import (
 )
 from shardmark.cli.run import RunFormat, run_and_print
 
-MOST_PAIRS, MOST_TRIES = 1000, 30
+MOST_PAIRS = 1000
 RACE_BUDGET = "20m"
 """Default time of a race."""
 IMPROVE_BUDGET = "15m"
@@ -154,7 +154,7 @@ def time(
             "--repeats": repeats, "--no-audit": no_audit, "--dry-run": dry_run,
             "--until-exit": until_exit, "--engine": engine, "--set": overrides,
         })  # fmt: skip
-        mapping["measure"] |= {"repeats": _race_repeats(margin, MOST_TRIES), "verify": False}
+        mapping["measure"] |= {"repeats": _race_repeats(margin), "verify": False}
         _improve(mapping, words_of(only), budget, out, form, quiet=quiet)
         return
     if keep_if_faster:
@@ -175,8 +175,8 @@ def time(
     run_and_print(experiment, out, options, words, dry_run=dry_run, form=form)
 
 
-def _race_repeats(margin: float, most_pairs: int = MOST_PAIRS) -> dict[str, Any]:
-    return {"at_least": 2, "at_most": most_pairs, "margin": margin / 100}
+def _race_repeats(margin: float) -> dict[str, Any]:
+    return {"at_least": 2, "at_most": MOST_PAIRS, "margin": margin / 100}
 
 
 def _improve(

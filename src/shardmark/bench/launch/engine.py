@@ -90,6 +90,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class TurnsRefusedError(Exception):
+    """Trials cannot run side by side.  The message is the reason."""
+
+
+OUT_OF_REACH = 3
+"""Exit code of trials in turns: a stop would not reach all of a trial's processes."""
+
+
 @runtime_checkable
 class EngineWithTurns(Engine, Protocol):
     """An engine that also runs several trials side by side, so that they meet the same weather."""
@@ -97,7 +105,10 @@ class EngineWithTurns(Engine, Protocol):
     def run_in_turns(
         self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
     ) -> list[Ending]:
-        """Run the trials described in the folders, of which one computes at any time, as `run`."""
+        """Run the trials described in the folders, of which one computes at any time, as `run`.
+
+        Raises `TurnsRefusedError`.
+        """
 
 
 def run_key(experiment: Mapping[str, Any]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from shardmark.base.results.verification import (
 )
 from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.audited import first_command
-from shardmark.bench.launch.engine import Engine, EngineWithTurns
+from shardmark.bench.launch.engine import Engine, EngineWithTurns, TurnsRefusedError
 from shardmark.bench.launch.engines import build_engine
 from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.input_checks import check_plan
@@ -256,11 +256,16 @@ class RunSession:
         while (upcoming := queue.next()) is not None:
             order, trial = upcoming
             fingerprint.refuse_changes(self.runner.folder.path, fingerprint.sources_of([trial]))
-            together = queue.rest_of_round() if in_turns and cell_of(trial) not in alone else []
-            together = [one for one in together if cell_of(one[1]) not in alone]
-            if len(together) > 1:
-                alone |= self._run_in_turns(queue, together)
+            together = queue.rest_of_round() if in_turns else []
+            failing = [one for one in together if cell_of(one[1]) in alone]
+            if len(together) > 1 and not failing:
+                try:
+                    alone |= self._run_in_turns(queue, together)
+                except TurnsRefusedError as reason:
+                    listener.note(f"{reason}: the trials run one after the other from now on")
+                    in_turns = False
                 continue
+            order, trial = failing[0] if failing else upcoming
             number = len(queue.results) + 1
             total = None if self._is_race else number - 1 + len(queue.remaining)
             listener.trial_started(number, total, trial)
@@ -291,20 +296,35 @@ class RunSession:
 
     @property
     def _takes_turns(self) -> bool:
-        """True for a race of scripts on CPUs: a GPU works on when its processes are stopped."""
+        """True for a race of scripts on CPUs that share no files.
+
+        A GPU works on when its processes are stopped.
+        """
+        scripts = [trial.script for trial in self.plan.trials]
         return (
             self._is_race
-            and all(trial.script is not None for trial in self.plan.trials)
+            and not any(script is None or script.writes_are_fine for script in scripts)
             and self.runner.machine.device_type == "cpu"
             and isinstance(self.runner.engine, EngineWithTurns)
         )
 
     def _run_in_turns(self, queue: TrialQueue, trials: Sequence[tuple[int, Trial]]) -> set[str]:
-        """Run trials side by side, and return the cells of those that failed and have no result."""
+        """Run trials side by side, and return the cells of those that failed.
+
+        None of the trials has a result then, as a pair is not measured in two ways.
+        """
         listener = self.runner.listener
         finished = len(queue.results)
         listener.trial_started(finished + 1, None, trials[0][1])
         results = self.runner.run_in_turns(trials)
+        failed = set[str]()
+        for (_, trial), result in zip(trials, results, strict=True):
+            if result.outcome not in (Outcome.OK, Outcome.INTERRUPTED):
+                reason = result.failure.reason if result.failure else result.outcome
+                listener.note(f"{trial.title} failed beside the others, and runs alone: {reason}")
+                failed.add(cell_of(trial))
+        if failed:
+            return failed
         for number, ((_, trial), result) in enumerate(
             zip(trials, results, strict=True), finished + 1
         ):
@@ -313,12 +333,8 @@ class RunSession:
             listener.trial_ended(number, None, result)
         if any(result.outcome is Outcome.INTERRUPTED for result in results):
             raise KeyboardInterrupt
-        queue.results |= {one.id: one for one in results if one.outcome is Outcome.OK}
-        return {
-            cell_of(trial)
-            for (_, trial), result in zip(trials, results, strict=True)
-            if result.outcome is not Outcome.OK
-        }
+        queue.results |= {one.id: one for one in results}
+        return failed
 
     def _report_dropped(self, queue: TrialQueue) -> None:
         """Report the cells that need no more repeats, and the trials that the budget leaves out."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ from shardmark.base.results.store import Damaged, RunFolder
 from shardmark.base.traffic import ModelSize, RequiredTraffic
 from shardmark.bench.analysis.diagnose.trial_stability import stability_of_trial
 from shardmark.bench.analysis.trial.summarise import summarise
-from shardmark.bench.launch.engine import Engine, EngineWithTurns, Task
+from shardmark.bench.launch.engine import Engine, EngineWithTurns, Task, TurnsRefusedError
 from shardmark.bench.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.bench.launch.listener import ProgressListener, TrialProgress
 from shardmark.bench.launch.outcome import Ending, decide, explain_mismatch, on_node
@@ -110,7 +109,7 @@ class TrialRunner:
     def run_in_turns(self, trials: Sequence[tuple[int, Trial]]) -> list[TrialResult]:
         """Run trials side by side, in turns, and store their results; each has its order.
 
-        Without room in memory for all of them, they fail.
+        If one of them fails, all results are set aside.  Raises `TurnsRefusedError`.
         """
         assert isinstance(self.engine, EngineWithTurns), "the caller asks"
         count = len(trials)
@@ -121,20 +120,21 @@ class TrialRunner:
             self._report(trials[0][1], directories[0])
             memory = psutil.virtual_memory()
             if memory.available < LEAST_FREE * memory.total:
-                raise MemoryError
+                raise TurnsRefusedError(f"less than {LEAST_FREE:.0%} of the memory is free")
 
-        try:
-            endings = self.engine.run_in_turns(
-                directories,
-                trial_seconds=sum(trial.limits.trial_seconds for _, trial in trials),
-                on_tick=on_tick,
-            )
-        except MemoryError:
-            endings = [Ending(status="exited", agent_exit_code=-signal.SIGKILL)] * count
-        return [
+        endings = self.engine.run_in_turns(
+            directories,
+            trial_seconds=sum(trial.limits.trial_seconds for _, trial in trials),
+            on_tick=on_tick,
+        )
+        results = [
             self._end(launch, directory, ending)
             for launch, directory, ending in zip(launches, directories, endings, strict=True)
         ]
+        if not {result.outcome for result in results} <= {Outcome.OK, Outcome.INTERRUPTED}:
+            for directory in directories:
+                self.folder.set_aside(directory, "beside-others")
+        return results
 
     def _run(self, launch: Launch) -> TrialResult:
         directory = self._begin(launch)

@@ -48,6 +48,10 @@ class TrialQueue:
         """Cells whose trials mostly fail or are disturbed."""
         self.refused: frozenset[str] = frozenset()
         """Cells of a race that do not train what its first one trains."""
+        self._begun: set[int] = set()
+        """Rounds of a race that an earlier command began: the trials of a pair run together."""
+        if repeats.margin is not None:
+            self._begun = {trial.repeat for trial in plan.trials if trial.id in self.results}
         self._round = 0
         self.budget_seconds = budget_seconds
         self._clock = clock
@@ -62,6 +66,7 @@ class TrialQueue:
             for order, trial in enumerate(self._trials)
             if trial.id not in self.results
             and not (trial.twin and self._fails(trial))
+            and (trial.twin or trial.repeat not in self._begun)
             and (trial.repeat < self._repeats.at_least or self._cells[trial.id] not in dropped)
         ]
 
@@ -103,6 +108,9 @@ class TrialQueue:
         for trial_id, result in self.results.items():
             if trial_id in self._cells:
                 by_cell.setdefault(self._cells[trial_id], []).append(result)
+        new = {*self._cells.values()} - by_cell.keys() - self.refused
+        if new and self._begun:
+            return  # a race goes on with all of its cells
         self.hopeless = frozenset(
             cell
             for cell, results in by_cell.items()

@@ -25,6 +25,7 @@ from shardmark.base.results.verification import (
     write_verification,
 )
 from shardmark.bench.launch.controller import run_experiment, verify_experiment
+from shardmark.bench.launch.engine import TurnsRefusedError
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
 from shardmark.bench.launch.outcome import Ending
 from shardmark.bench.launch.run_options import RunOptions
@@ -489,12 +490,15 @@ class EngineWithTurns(FakeEngine):
     """Runs trials side by side; those with a name of `fail_beside` fail then."""
 
     fail_beside: tuple[str, ...] = ()
+    refuses = False
 
     def run_in_turns(
         self, directories: Sequence[Path], *, trial_seconds: float, on_tick: Callable[[], None]
     ) -> list[Ending]:
         trials = [Trial.model_validate_json((d / "trial.json").read_text()) for d in directories]
         assert trial_seconds == sum(trial.limits.trial_seconds for trial in trials)
+        if self.refuses:
+            raise TurnsRefusedError("no reason")
         on_tick()
         names = [trial.strategy.name for trial in trials]
         self.calls.append(f"turns of {', '.join(sorted(names))}")
@@ -537,7 +541,9 @@ def test_no_more_turns_after_a_trial_that_fails_only_beside_others(out: Path) ->
     listener = race(out, engine)
     first, second, *alone = measured(engine)
     assert [first, second] == ["turns of one, other", "run other"]
-    assert sorted(alone) == ["run one", "run other"]
+    assert sorted(alone) == ["run one", "run one", "run other"]
+    assert [number for number, _, _ in listener.ended] == [1, 2, 3, 4], "no failure is a result"
+    assert len([*out.glob("set-aside/*beside-others*")]) == 2
     assert any("fails beside others" in note for note in listener.notes)
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
 
@@ -548,15 +554,36 @@ def test_the_others_take_turns_without_a_trial_that_always_fails(out: Path) -> N
     race(out, engine, "matrix.variant={one: '', other: '--other', third: '--third'}")
     first, *rest = measured(engine)
     assert first == "turns of one, other, third"
-    assert sorted(rest) == ["run third", "run third", "turns of one, other"]
+    assert sorted(rest) == ["run third", "run third", *["turns of one, other"] * 2]
     results = {(trial.strategy, trial.outcome) for trial in load_run(out).trials}
     assert results == {("one", "ok"), ("other", "ok"), ("third", "failed")}
 
 
-@pytest.mark.parametrize("change", ["gpu", "no race"])
+def test_a_failure_beside_others_is_no_result_after_an_interruption(out: Path) -> None:
+    engine = EngineWithTurns(dict.fromkeys(("one", "other"), INTERRUPTED))
+    engine.fail_beside = ("other",)
+    with pytest.raises(KeyboardInterrupt):
+        race(out, engine)
+    assert {trial.outcome for trial in load_run(out).trials} == {Outcome.INTERRUPTED}
+
+
+def test_trials_that_cannot_take_turns_run_alone(out: Path) -> None:
+    engine = EngineWithTurns()
+    engine.refuses = True
+    listener = race(out, engine)
+    assert len(measured(engine)) == 4
+    assert any("no reason" in note for note in listener.notes)
+    assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
+
+
+@pytest.mark.parametrize("change", ["gpu", "no race", "shared files"])
 def test_no_turns_on_a_gpu_or_without_a_race(out: Path, change: str) -> None:
     machine = Machine(device_type="cuda", device_count=1, cores=2) if change == "gpu" else CPU
-    overrides = ["device=auto"] if change == "gpu" else ["measure.repeats.margin=null"]
+    overrides = {
+        "gpu": "device=auto",
+        "no race": "measure.repeats.margin=null",
+        "shared files": "workload.writes_are_fine=true",
+    }
     engine = EngineWithTurns(machine=machine)
-    race(out, engine, *overrides)
-    assert "turns" not in engine.calls
+    race(out, engine, overrides[change])
+    assert not [call for call in engine.calls if call.startswith("turns")]

@@ -113,6 +113,26 @@ def test_a_budget_is_spent_in_complete_rounds(seconds: float, count: int) -> Non
     assert len(ran) == count
 
 
+RACE = "measure.repeats={at_least: 2, at_most: 9, margin: 0.01}"
+
+
+@pytest.mark.parametrize("others", [["ddp"], ["ddp", "zero-2"]], ids=["two", "decided"])
+def test_the_trials_of_a_pair_run_in_the_same_round(others: list[str]) -> None:
+    """A candidate that is new, or interrupted, is not compared with a trial of another time."""
+    matrix = f"matrix.strategy=[single, {', '.join(others)}]"
+    rates = {"single": 100.0, "ddp": 50.0, "zero-2": 100.0}
+    stored = [
+        result_of(trial, rates[trial.strategy.name] * (1 + trial.repeat / 1000))
+        for trial in expand(experiment(RACE, matrix)).trials
+        if trial.repeat < 4 and trial.strategy.name != others[-1]
+    ]
+    ran = run_queue(RACE, matrix, stored=stored, rates=noisy)
+    first = [trial.strategy.name for trial in ran if trial.repeat == 4]
+    assert sorted(first) == sorted(["single", *others])
+    assert not [trial for trial in ran if trial.repeat < 4]
+    assert repeats_of(ran)["single"] == repeats_of(ran)[others[-1]]
+
+
 def test_time_is_expected_from_the_same_cell_or_else_the_mean() -> None:
     single, ddp = sorted(expand(experiment()).trials, key=lambda trial: -len(trial.strategy.name))
     assert expected_seconds([single, ddp], []) is None

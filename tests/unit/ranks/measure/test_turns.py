@@ -14,11 +14,11 @@ from shardmark.ranks.measure.step.turns import LEAST_STEPS, Turn, TurnClock
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Time that the test sets, and the number of stops."""
-    clock = SimpleNamespace(seconds=100.0, stops=0)
+    clock = SimpleNamespace(seconds=100.0, stops=0, group=0)
     monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: clock.seconds))
 
     def stop(group: int, number: int) -> None:
-        assert (group, number) == (0, signal.SIGSTOP), "its own process group"
+        assert (group, number) == (clock.group, signal.SIGSTOP)
         clock.stops += 1
 
     monkeypatch.setattr(turns, "os", SimpleNamespace(killpg=stop))
@@ -56,6 +56,13 @@ def test_a_turn_has_a_few_steps(now: SimpleNamespace) -> None:
     assert now.stops == 1
     turn.stepped()
     assert now.stops == 2
+
+
+def test_a_turn_ends_for_the_trial_whatever_group_a_script_is_in(now: SimpleNamespace) -> None:
+    turn = Turn()
+    turn.group = now.group = 7
+    turn.stepped()
+    assert now.stops == 1
 
 
 def test_a_last_turn_does_not_end(now: SimpleNamespace) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shardmark.base.machine import Machine
 from shardmark.base.system.processes import schedule_as_batch, schedule_normally
-from shardmark.bench.launch.engine import Task
+from shardmark.bench.launch.engine import OUT_OF_REACH, Task, TurnsRefusedError
 from shardmark.bench.launch.local.fork_server import ForkServer, ProcessDiedError
 from shardmark.bench.launch.outcome import Ending, kernel_oom_kills
 from shardmark.bench.launch.trial_artifacts import agent_exit_code, process_ends
@@ -69,6 +69,10 @@ class LocalEngine:
         """Run the trials described in the folders side by side, and return their ends."""
         self._fork_server.begin_in_turns(directories)
         status, exit_code = self._watch(trial_seconds, on_tick)
+        if status == "timed_out":
+            raise TurnsRefusedError("trials side by side did not end in their limits.trial_seconds")
+        if exit_code == OUT_OF_REACH:
+            raise TurnsRefusedError("a script has a process outside of its process group")
         return [
             Ending(
                 status=status,

@@ -8,7 +8,7 @@ import random
 import signal
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import psutil
 
 from shardmark.base.errors import STORAGE_EXIT, error_kind
 from shardmark.base.system.processes import die_with_parent
+from shardmark.bench.launch.engine import OUT_OF_REACH
 from shardmark.bench.launch.local import agent
 from shardmark.bench.launch.trial_artifacts import EXIT_FILE
 from shardmark.ranks.measure.step.turns import Turn
@@ -34,6 +35,8 @@ def run_agent(directories: str, task: str) -> int:
         turn = Turn()
         turns[_fork(folder, task, number, turn)] = turn
     codes = _take_turns(turns)
+    if codes is None:
+        return OUT_OF_REACH
     for pid, folder in zip(turns, folders, strict=True):
         (Path(folder) / EXIT_FILE).write_text(str(codes[pid]))
     return 0
@@ -52,6 +55,7 @@ def _fork(folder: str, task: str, number: int, turn: Turn) -> int:
             if name in os.environ:
                 os.environ[name] = str(Path(os.environ[name], str(number)))
         Path(os.environ["TMPDIR"]).mkdir(parents=True)
+        turn.group = os.getpid()
         Turn.current = turn
         code = agent.run_agent(folder, task)
     except BaseException as error:
@@ -61,10 +65,11 @@ def _fork(folder: str, task: str, number: int, turn: Turn) -> int:
     os._exit(code)
 
 
-def _take_turns(turns: Mapping[int, Turn]) -> dict[int, int]:
+def _take_turns(turns: Mapping[int, Turn]) -> dict[int, int] | None:
     """Give turns to trials that stop themselves, until all have ended; return exit codes by pid.
 
-    The first turn begins when all trials have warmed up, which they do at the same time.
+    The first turn begins when all trials have warmed up, which they do at the same time.  Returns
+    None for a trial with processes that a stop does not reach.
     """
     codes: dict[int, int] = {}
     stopped: list[int] = []
@@ -73,20 +78,35 @@ def _take_turns(turns: Mapping[int, Turn]) -> dict[int, int]:
     while len(codes) < len(turns):
         if len(codes) + len(stopped) == len(turns):
             pid = stopped.pop(0)
-            turns[pid].begin(random.uniform(*TURN_SECONDS))
-            _resume(pid, ranks[pid], numbers[pid])
+            _resume(pid, turns[pid], ranks[pid], numbers[pid])
             numbers[pid] += 1
         pid, status = os.waitpid(-1, os.WUNTRACED)
         if os.WIFSTOPPED(status):
             stopped.append(pid)
-            if pid not in ranks:
-                ranks[pid] = [process.pid for process in psutil.Process(pid).children()]
+            if pid in ranks:
+                continue
+            ranks[pid] = [process.pid for process in psutil.Process(pid).children()]
         else:
             codes[pid] = os.waitstatus_to_exitcode(status)
+            stopped = [other for other in stopped if other != pid]  # killed between its turns
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # ranks may have left child processes
+        if not _in_groups({os.getpid(), *turns}):
+            return None
     return codes
 
 
-def _resume(agent_pid: int, ranks: Sequence[int], turn: int) -> None:
+def _in_groups(groups: Set[int]) -> bool:
+    """Return whether all processes of the trials are in these groups, orphans included."""
+    server = psutil.Process(os.getppid())  # it adopts orphans
+    for process in server.children(recursive=True):
+        with suppress(ProcessLookupError):
+            if os.getpgid(process.pid) not in groups:
+                return False
+    return True
+
+
+def _resume(agent_pid: int, turn: Turn, ranks: Sequence[int], number: int) -> None:
     """Continue a trial, on the cores that the others' turns of that number begin on.
 
     One core may be slower than another for seconds, and a process stays where it was.
@@ -96,9 +116,10 @@ def _resume(agent_pid: int, ranks: Sequence[int], turn: int) -> None:
         for place, rank in enumerate(ranks):
             masks[rank] = os.sched_getaffinity(rank)
             cores = sorted(masks[rank])
-            begun_on |= {core := cores[(place + turn) % len(cores)]}
+            begun_on |= {core := cores[(place + number) % len(cores)]}
             os.sched_setaffinity(rank, {core})
     os.sched_setaffinity(0, masks[0] - begun_on or masks[0])  # this process is not in the way
+    turn.begin(random.uniform(*TURN_SECONDS))
     os.killpg(agent_pid, signal.SIGCONT)
     for pid, mask in masks.items():
         with suppress(ProcessLookupError):

@@ -32,6 +32,8 @@ class Turn:
         self._seconds = memoryview(mmap(-1, PAGE_BYTES)).cast("d")
         self._steps = LEAST_STEPS
         """Steps of the turn; the first one, which warms up, may end at once."""
+        self.group = 0
+        """Process group of the trial, which a script may leave; 0 is that of this process."""
 
     def seconds(self) -> float:
         """Return the monotonic clock's seconds without those between turns."""
@@ -53,7 +55,7 @@ class Turn:
         if self._steps >= LEAST_STEPS and time.perf_counter() >= self._seconds[0]:
             self._steps = 0
             self._seconds[1] = time.perf_counter()
-            os.killpg(0, signal.SIGSTOP)
+            os.killpg(self.group, signal.SIGSTOP)
 
     def last(self) -> None:
         """Make this turn the last one: what follows is not measured."""
