@@ -19,6 +19,8 @@ Location = tuple[str | int, ...]
 
 _SHOWN_CHARACTERS = 60
 _LISTED_NAMES = 20
+LEAST_PART = 5
+"""Characters from which names that contain a text are the nearest."""
 _MOST_LISTED_NAMES = 60
 
 
@@ -37,7 +39,9 @@ def nearest(value: object, names: Iterable[str], count: int = 1) -> str:
 
 
 def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]:
-    """Return names that equal the value up to case and `-_`, a synonym's name, or similar names."""
+    """Return names that equal the value up to case and `-_`, a synonym's name, or names that
+    contain it or are similar.
+    """
     allowed, text = list(names), str(value)
     for key in (_normalised(text), _normalised(text.rpartition(".")[2])):
         for targets in ([key], [*map(_normalised, _synonyms().get(key, "").split())]):
@@ -48,13 +52,10 @@ def near_names(value: object, names: Iterable[str], count: int = 1) -> list[str]
                     if _normalised(name.split(".", sections)[-1]) in targets
                 ]:
                     return equal
-    normalised = {_normalised(name): name for name in allowed}
-    similar = (
-        difflib.get_close_matches(_normalised(text), normalised, n=count, cutoff=0.5)
-        if count
-        else []
-    )
-    return [normalised[key] for key in similar]
+    normalised, key = {_normalised(name): name for name in allowed}, _normalised(text)
+    similar = difflib.get_close_matches(key, normalised, n=count, cutoff=0.5) if count else []
+    longer = [name for name in normalised if len(key) >= LEAST_PART and key in name]
+    return [normalised[name] for name in dict.fromkeys((*longer, *similar))][:count]
 
 
 @cache

@@ -197,6 +197,7 @@ def test_adapters_of_a_question() -> None:
     ("name", "message"),
     [
         ("resnet5", "no such model; allowed are .*nearest.*resnet"),
+        ("mistral-small", "no such model; .*nearest: 'mistralai/Mistral-Small-24B"),
         ("hf:Qwen/Qwen3-9B", "its sizes are not in the package.*nearest.*hf:Qwen/Qwen3-8B"),
         (
             "someone/new-7B",

@@ -59,10 +59,10 @@ def against_tables(against: Against) -> tuple[Table, ...]:
         titled = f"Claims of {study.name}"
         tables.append(table_of(titled, claims, _claims(against), claim_notes))
     if doubtful:
-        reasons = dict.fromkeys(f"{p.claim.says}: {p.claim.cannot_mean}" for p in doubtful)
+        reasons = [*dict.fromkeys(f"{p.claim.says}: {p.claim.cannot_mean}" for p in doubtful)]
         titled = f"What {study.name} cannot mean"
-        why = [*reasons, *_own_scatter(doubtful)]
-        tables.append(table_of(titled, doubtful, _claims(against), why))
+        reasons += _own_scatter(doubtful)
+        tables.append(table_of(titled, doubtful, _claims(against), reasons))
     return tuple(tables)
 
 
