@@ -43,7 +43,7 @@ def time(
         typer.Argument(
             metavar="COMMAND...",
             help="A script with its arguments, in quotation marks: 'train.py --strategy ddp'.  Also"
-            " with its launcher, whose number of ranks counts.",
+            " with its launcher, whose number of ranks counts.  One alone may follow `--` as it is.",
         ),
     ],
     *,
@@ -136,7 +136,7 @@ def time(
     if until_exit and steps is not None:
         raise InputError("--steps", f"{steps}, and --until-exit, too", "give one of the two")
     mapping = experiment_of(
-        list(map(_parsed, commands)), [] if ranks is None else numbers_of_ranks(ranks)
+        [*map(_parsed, _commands(commands))], [] if ranks is None else numbers_of_ranks(ranks)
     )
     if against_revision is not None:
         mapping["workload"]["command"], mapping["matrix"]["variant"] = _in_two_commits(
@@ -290,6 +290,16 @@ def experiment_of(commands: Sequence[ScriptCommand], ranks: Sequence[int]) -> di
         "workload": {"name": "script", "command": shared},
         "matrix": {"variant": variants, "world_size": [*ranks] or named or [1]},
     }
+
+
+def _commands(arguments: list[str]) -> list[str]:
+    """Return the arguments, each of which is a command, or all of them as one, as after `--`."""
+    from shardmark.scripts.command import SCRIPT
+
+    first, *others = arguments
+    is_launcher = len(first.split()) == 1 and SCRIPT.search(first) is None
+    is_one = others and (is_launcher or any(word.startswith("-") for word in others))
+    return [shlex.join(arguments)] if is_one else arguments
 
 
 def _parsed(text: str) -> ScriptCommand:

@@ -267,3 +267,21 @@ def test_a_command_line_is_an_experiment(capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert [printed.count(text) for text in ("ddp-w1", "ddp-w2", "fsdp-w1", "fsdp-w2")] == [1] * 4
     assert "4 trials" in printed
+
+
+@pytest.mark.usefixtures("script")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["torchrun --nproc-per-node 2 train.py --lr 3"],
+        ["torchrun", "--nproc-per-node", "2", "train.py", "--lr", "3"],
+        ["torchrun", "--nproc-per-node=2", "-m", "train", "--data", "my data"],
+    ],
+)
+def test_one_command_may_follow_the_options_word_by_word(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["time", "--repeats", "1", "--dry-run", "--", *words]) == 0
+    printed = capsys.readouterr().out
+    assert "1 trial" in printed
+    assert "2 ranks" in printed
