@@ -56,20 +56,32 @@ def test_the_trials_of_a_race_take_turns(kept_engine: KeptEngine, tmp_path: Path
         assert min(measured) > 0.2 * max(measured)
 
 
-LEAVE = {
-    "rank": "os.setsid()",
-    "child": "subprocess.Popen(['sleep', '1000'], start_new_session=True)",
-    "orphan": "subprocess.run('setsid sleep 1000 &', shell=True)",
+OUTSIDE, WAITS = "outside of its process group", "the script waits for data"
+WITHOUT_TURNS = {
+    "rank": ("os.setsid()", OUTSIDE),
+    "child": ("subprocess.Popen(['sleep', '1000'], start_new_session=True)", OUTSIDE),
+    "orphan": ("subprocess.run('setsid sleep 1000 &', shell=True)", OUTSIDE),
+    "workers": (
+        """
+from functools import partialmethod
+from torch.utils.data import DataLoader, TensorDataset
+get = TensorDataset.__getitem__
+TensorDataset.__getitem__ = lambda self, index: (time.sleep(0.01), get(self, index))[1]
+DataLoader.__init__ = partialmethod(DataLoader.__init__, num_workers=2)
+""",
+        WAITS,
+    ),
 }
 
 
-@pytest.mark.parametrize("who", LEAVE)
-def test_scripts_that_a_stop_does_not_reach_take_no_turns(
-    kept_engine: KeptEngine, tmp_path: Path, who: str
+@pytest.mark.parametrize("what", WITHOUT_TURNS)
+def test_scripts_that_go_on_while_they_are_stopped_take_no_turns(
+    kept_engine: KeptEngine, tmp_path: Path, what: str
 ) -> None:
+    lines, reason = WITHOUT_TURNS[what]
     script = tmp_path / "train.py"
     run = f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
-    script.write_text(f"import os, runpy, subprocess\n{LEAVE[who]}\n{run}\n")
+    script.write_text(f"import os, runpy, subprocess, time\n{lines}\n{run}\n")
     base = experiment()["measure"]
     listener = RecordingListener()
     out = run_experiment(
@@ -84,7 +96,7 @@ def test_scripts_that_a_stop_does_not_reach_take_no_turns(
         }),
         tmp_path / "run", engine=kept_engine, listener=listener,
     )  # fmt: skip
-    assert any("outside of its process group" in note for note in listener.notes)
+    assert any(reason in note for note in listener.notes)
     assert [trial.outcome for trial in load_run(out).trials] == [Outcome.OK] * 4
 
 

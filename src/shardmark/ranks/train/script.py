@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+import psutil
 import torch
 
 from shardmark.base.errors import ShardmarkError
@@ -22,7 +24,7 @@ from shardmark.ranks.measure.step.collectives import CollectiveCounter
 from shardmark.ranks.measure.step.hooks import StepHooks
 from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for
-from shardmark.ranks.measure.step.turns import Turn, TurnClock
+from shardmark.ranks.measure.step.turns import LEAST_STEPS, Turn, TurnClock
 from shardmark.ranks.train.pacing import MAX_STEPS, Pacing
 from shardmark.ranks.train.probe import profile_two_steps
 from shardmark.ranks.train.rank import Subject, Task, measure, store_of_ranks, timeout_of
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 DEFAULT_STEPS = 30
 """Measured steps of a script for which the recipe sets no number."""
+STEPS_PER_WORKER = 4
+"""Steps of a turn for each loader's worker: what it had loaded before is then used up."""
+WAITING_SHARE = 0.05
+"""Fraction of the time that a script which takes turns may wait for workers that wait, too."""
+WAITS = "the script waits for data, and some come while it is stopped: it takes no turns"
 PEERS_SECONDS = 60.0
 """Longest wait for the other ranks before a rank ends its script."""
 NO_STEP = "the script took no optimizer step"
@@ -125,6 +132,13 @@ def _set_environment(trial: Trial) -> None:
     }
 
 
+def _children_seconds() -> float:
+    """Return the CPU time of the processes below this one."""
+    ended, processes = os.times(), psutil.Process().children(recursive=True)
+    living = sum(time.user + time.system for time in (one.cpu_times() for one in processes))
+    return ended.children_user + ended.children_system + living
+
+
 class _MeasuredScript:
     """The stretches of a script's steps, as in `train.epochs`: warm-up, windows, untimed steps."""
 
@@ -161,6 +175,8 @@ class _MeasuredScript:
         """True once the interventions have begun."""
         self._turn = Turn.current if place.rank == 0 else None
         """The turn that this rank ends."""
+        self._computed_before = (0.0, 0.0)
+        """CPU times of this thread and of the loader's workers before the first measured step."""
         self.hooks = StepHooks(self._begin, self._stepped)
 
     def _begin(self, device: torch.device) -> Recorder:
@@ -238,7 +254,20 @@ class _MeasuredScript:
 
     def _end_turn(self) -> None:
         if self._turn is not None and self._pacing.warm:
-            self._turn.stepped()
+            if not any(self._computed_before):
+                self._computed_before = time.thread_time(), _children_seconds()
+            self._turn.stepped(LEAST_STEPS + STEPS_PER_WORKER * self.hooks.batches.workers)
+
+    def _check_waits(self, recorder: Recorder) -> None:
+        """Raise `ScriptError` if this rank waited for workers that did not compute then."""
+        if self.hooks.batches.workers:
+            steps = recorder.flushed_steps[recorder.windows[0].first_step :]
+            waited = sum(step.seconds.get("data", 0.0) for step in steps)
+            computed, loaded = self._computed_before
+            idle = recorder.measured_seconds - (time.thread_time() - computed)
+            loading = _children_seconds() - loaded
+            if min(waited, idle) > max(2 * loading, WAITING_SHARE * recorder.measured_seconds):
+                raise ScriptError(WAITS)
 
     def _end_stretch(self, recorder: Recorder, *, at_last_step: bool = False) -> None:
         seconds = recorder.stop_window(at_last_step=at_last_step)
@@ -248,9 +277,10 @@ class _MeasuredScript:
 
     def _speed_is_measured(self, recorder: Recorder) -> None:
         """Complete the record of all timed steps, and write it: later errors do not lose it."""
-        self.done, self.hooks.recording = True, False
         if self._turn is not None:
             self._turn.last()
+            self._check_waits(recorder)
+        self.done, self.hooks.recording = True, False
         report, batches = self._report, self.hooks.batches
         steps = (step for w in recorder.windows for step in range(w.first_step, w.end_step))
         counted = all(len(recorder.sample_ids[step]) for step in steps)

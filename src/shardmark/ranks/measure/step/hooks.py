@@ -54,6 +54,11 @@ class Batches:
         self._arrived.append((samples, tokens_in(batch) or 0))
         self._iterator, self.source = iterator, source
 
+    @property
+    def workers(self) -> int:
+        """Number of processes that load the batches."""
+        return int(getattr(self._iterator, "_num_workers", 0))
+
     def take(self) -> tuple[int, int]:
         """Return samples and tokens of the step that ends now."""
         batches = self._arrived[: self.passes]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from mmap import mmap
 
@@ -30,7 +31,7 @@ class Turn:
     def __init__(self) -> None:
         # The end of the turn, the instant at which it ended, and the seconds between turns so far.
         self._seconds = memoryview(mmap(-1, PAGE_BYTES)).cast("d")
-        self._steps = LEAST_STEPS
+        self._steps = sys.maxsize
         """Steps of the turn; the first one, which warms up, may end at once."""
         self.group = 0
         """Process group of the trial, which a script may leave; 0 is that of this process."""
@@ -49,10 +50,10 @@ class Turn:
         self._seconds[2] += now - self._seconds[1]
         self._seconds[0] = now + seconds
 
-    def stepped(self) -> None:
+    def stepped(self, least_steps: int = LEAST_STEPS) -> None:
         """End the turn if its time is over.  Called by the first rank, between two steps."""
         self._steps += 1
-        if self._steps >= LEAST_STEPS and time.perf_counter() >= self._seconds[0]:
+        if self._steps >= least_steps and time.perf_counter() >= self._seconds[0]:
             self._steps = 0
             self._seconds[1] = time.perf_counter()
             os.killpg(self.group, signal.SIGSTOP)
