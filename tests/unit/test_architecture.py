@@ -25,7 +25,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "compare": (("cli/compare.py",), 68, 10_960),
     "plan": (("cli/plan.py",), 124, 22_250),
     "run": (("cli/run.py",), 151, 27_350),
-    "time": (("cli/time.py",), 158, 28_750),
+    "time": (("cli/time.py",), 158, 28_760),
     "verify": (("cli/verify.py",), 135, 24_670),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.

@@ -29,6 +29,8 @@ WORTH_A_TRY = 0.02
 """Share of the time from which a thing is worth a try."""
 MOST_PAIRS = (3, 30, 60)
 """Most pairs of an intervention after each race: the better half goes on, then those together."""
+ON_REQUEST = {"compile"}
+"""Interventions that are tried only if they are named: each trial compiles for a minute."""
 RACED_ALONE = 0.7
 """Share of the budget for the race of single interventions; the rest is for them together."""
 
@@ -57,7 +59,7 @@ def improve(
     fitting = {
         name: {intervention: value}
         for name, intervention, value in _fitting(seen, device_type, world_size)
-        if not only or intervention in only
+        if (intervention in only if only else intervention not in ON_REQUEST)
     }
     if not fitting:
         allowed = "found are its loader, optimizer, wrappers and convolutions, and none is slow"
@@ -71,7 +73,9 @@ def improve(
         repeats = experiment.measure.repeats.model_copy(update={"at_most": most_pairs})
         measure = experiment.measure.model_copy(update={"repeats": repeats})
         experiment = experiment.model_copy(update={"measure": measure})
-        options = RunOptions(budget_seconds=max(1.0, left))
+        options = RunOptions(budget_seconds=left)
+        if left <= 0:
+            return _race(path / "race", experiment)
         with RunSession.open(experiment, path / "race", options, listener) as session:
             session.run()
             result = _race(path / "race", experiment)

@@ -43,7 +43,8 @@ def time(
         typer.Argument(
             metavar="COMMAND...",
             help="A script with its arguments, in quotation marks: 'train.py --strategy ddp'.  Also"
-            " with its launcher, whose number of ranks counts.  One alone may follow `--` as it is.",
+            " with its launcher, whose number of ranks counts.  A single one may follow `--` as it"
+            " is.",
         ),
     ],
     *,
