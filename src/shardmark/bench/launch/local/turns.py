@@ -121,6 +121,6 @@ def _resume(agent_pid: int, turn: Turn, ranks: Sequence[int], number: int) -> No
     os.sched_setaffinity(0, masks[0] - begun_on or masks[0])  # this process is not in the way
     turn.begin(random.uniform(*TURN_SECONDS))
     os.killpg(agent_pid, signal.SIGCONT)
-    for pid, mask in masks.items():
+    for pid, mask in reversed(masks.items()):  # ranks first: what they start inherits the mask
         with suppress(ProcessLookupError):
             os.sched_setaffinity(pid, mask)
