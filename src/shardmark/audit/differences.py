@@ -497,9 +497,12 @@ def of_loss_value(scripts: Scripts) -> Iterator[Finding]:
     b, a = (float(np.mean([v for v in of_ranks if v is not None])) for of_ranks in losses)
     outputs = [rows_of(ranks, 0, outputs=True) for ranks in (scripts.b, scripts.a)]
     same = _equal_rows(*outputs)
-    rounding = SAME_ROWS if same else max(1e-4, 8 * scripts.records.floor)
-    if len(scripts.a) != len(scripts.b) or abs(b - a) <= rounding * abs(a):
+    limit, distance = 8 * scripts.records.floor, abs(b - a)
+    rounding = SAME_ROWS if same else max(1e-4, limit)
+    if len(scripts.a) != len(scripts.b) or distance <= rounding * abs(a):
         return
+    if distance > limit * abs(a) and scripts.records.deviation <= limit:
+        return  # a factor that the gradient does not have, or a constant
     inputs = "outputs of the model" if same else "samples"
     yield differing(
         "loss",

@@ -1,4 +1,4 @@
-"""`shardmark init`: writes an experiment to start from, with a task or a script if it needs one."""
+"""`shardmark init`: writes an experiment to start from, with its task or script, or a lab."""
 
 from __future__ import annotations
 
@@ -81,6 +81,14 @@ def init(
     sbatch: Annotated[
         bool, typer.Option("--sbatch", help="Also write run.sbatch, a job script for SLURM.")
     ] = False,
+    lab: Annotated[
+        bool,
+        typer.Option(
+            "--lab",
+            help="Write a lab for a course instead: six exercises about distributed training, each"
+            " graded by one command.",
+        ),
+    ] = False,
 ) -> None:
     """Write an experiment, and its task or script, which you then change into what you train.
 
@@ -88,7 +96,12 @@ def init(
     """
     if task is not None and script is not None:
         raise InputError("--task", f"{task}, and --from {script}, too", "give one of the two")
-    if sys.stdin.isatty() and (task, script, ranks, out) == (None, None, None, None):
+    beside = {"--task": task, "--from": script, "--ranks": ranks, "--sbatch": sbatch}
+    for option, value in beside.items() if lab else ():
+        if value:
+            raise InputError("--lab", f"{option}, too", "leave one of the two out: a lab is fixed")
+    asks = sys.stdin.isatty() and not lab
+    if asks and (task, script, ranks, out) == (None, None, None, None):
         question = f"What do you train ({', '.join(Template)})?"
         task = typer.prompt(question, Template.TOKENS, type=Template)
         ranks = typer.prompt("How many devices train together?", RANKS, type=int)
@@ -99,7 +112,11 @@ def init(
     ranks = ranks or (None if command is None else command.ranks) or RANKS
     out, lines = out or Path(), list[str]()
     texts = {"experiment.yaml": ""}
-    if command is None:
+    if lab:
+        folder = files("shardmark.experiment") / "templates" / "lab"
+        paths = sorted((path for path in folder.iterdir() if path.is_file()), key=str)
+        texts = {path.name: path.read_text(encoding="utf-8") for path in paths}
+    elif command is None:
         texts = _template_texts(task or Template.TOKENS, ranks)
     if sbatch:
         texts["run.sbatch"] = _template("run.sbatch")
@@ -121,13 +138,10 @@ def init(
     for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     experiment = out / "experiment.yaml"
-    is_script = "name: script" in texts["experiment.yaml"]
+    is_script = "name: script" in texts.get("experiment.yaml", "")
     verify = "" if is_script else f"shardmark verify {experiment}; "
-    say(
-        *lines,
-        *(f"wrote {out / name}" for name in texts),
-        f"next: {verify}shardmark run {experiment}",
-    )
+    following = f"read {out / 'README.md'}" if lab else f"{verify}shardmark run {experiment}"
+    say(*lines, *(f"wrote {out / name}" for name in texts), f"next: {following}")
 
 
 def _command_of(text: str) -> ScriptCommand:

@@ -145,6 +145,9 @@ def other_outputs(record: Record) -> None:
 def other_loss(record: Record) -> None:
     record.steps[0].micros[0].losses.clear()
     record.steps[0].micros[0].loss = 1.7
+    gradient = record.steps[0].gradients[0]
+    assert gradient is not None
+    record.steps[0].gradients[0] = gradient + torch.eye(*gradient.shape, dtype=gradient.dtype)
 
 
 def drop_bias(record: Record) -> None:
@@ -241,6 +244,16 @@ def test_other_passes_through_a_module_are_no_other_inputs() -> None:
 def test_another_function_of_the_same_loss_is_no_difference() -> None:
     """Such as nll_loss after log_softmax: the gradients are equal."""
     assert differences(scripts(set_loss(function="nll_loss"))) == []
+
+
+def test_a_factor_of_the_loss_that_the_gradient_has_not_is_no_difference() -> None:
+    """The script may add up the loss of all targets, and divide the gradients."""
+
+    def of_sum(record: Record) -> None:
+        set_loss(reduction="sum")(record)
+        record.steps[0].micros[0].loss = 800.0
+
+    assert differences(scripts(of_sum)) == []
 
 
 def test_equal_scripts_have_no_difference() -> None:
