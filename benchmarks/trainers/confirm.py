@@ -4,10 +4,11 @@
 
 The learning rate is 0, so that all steps have the same weights, and one process gets the rows of
 both in micro-batches of twice the size.  In one pass it gets all rows of a step at once, without
-accumulation.  Public hooks of torch read the gradients before each step of an optimizer, and the
-first words of the rows that embeddings get.  Scripts that clip run without it, too, which shows
-the gradients before the clip.  The exit code is 1 if a gradient of two processes differs from one
-of the others by more than 0.1 %, and 2 if a step has other rows: then nothing is compared.
+accumulation.  Public hooks of torch read the gradients after each step of an optimizer, which
+Lightning computes inside of the step, and the first words of the rows that embeddings get.  Scripts
+that clip run without it, too, which shows the gradients before the clip.  The exit code is 1 if a
+gradient of two processes differs from one of the others by more than 0.1 %, and 2 if a step has
+other rows: then nothing is compared.
 """
 
 import os
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 STEPS = 8
 HERE = Path(__file__).parent
@@ -54,7 +55,7 @@ def note_gradients(file: str) -> None:
             os._exit(0)
 
     register_module_forward_pre_hook(note_rows)
-    register_optimizer_step_pre_hook(note)
+    register_optimizer_step_post_hook(note)
 
 
 def gradients_of(ranks: int, words: list[str], *options: str):
