@@ -13,7 +13,7 @@ import pytest
 from shardmark.cli import main
 
 FILES = {
-    *("README.md", "teacher.md", "link.py", "lab.py", "reference.py", "grade.py"),
+    *("README.md", "link.py", "lab.py", "reference.py", "grade.py"),
     *("1_all_reduce.py", "2_buckets.py", "3_overlap.py", "4_sharded_optimizer.py"),
     *("5_accumulation.py", "6_find_the_fault.py"),
 }
