@@ -85,8 +85,8 @@ def main() -> None:
     parser.add_argument("--budget", default="3m", help="of each race")
     options = parser.parse_args()
     chosen = set(options.only.split(",")) - {""} or SCRIPTS.keys()
-    print("| script | kept | gain (interval) | by stopwatch | patch | refused |")
-    print("| --- | --- | ---: | ---: | --- | --- |", flush=True)
+    print("| script | kept | gain (interval) | by stopwatch | patch | refused | not decided |")
+    print("| --- | --- | ---: | ---: | --- | --- | --- |", flush=True)
     for name, command in SCRIPTS.items():
         if name not in chosen:
             continue
@@ -106,9 +106,15 @@ def main() -> None:
         kept = next((one for one in document["tried"] if one["decision"] == "keep"), None)
         gain = "none" if kept is None else "{ratio:.2f} ({low:.2f} to {high:.2f})".format(**kept)
         refused = [one["variant"] for one in document["tried"] if one["same_training"] is False]
+        undecided = [
+            "{variant} {ratio:.2f} ({low:.2f} to {high:.2f}, {pairs} pairs)".format(**one)
+            for one in document["tried"]
+            if one["decision"] == "not decided" and one["low"] is not None
+        ]
         print(
             f"| {name} | {', '.join(document['kept'])} | {gain} | {statistics.median(ratios):.2f} "
-            f"| {'applies' if document['patch'] else 'none'} | {', '.join(refused)} |",
+            f"| {'applies' if document['patch'] else 'none'} | {', '.join(refused)} "
+            f"| {', '.join(undecided)} |",
             flush=True,
         )
 
