@@ -614,6 +614,8 @@ def _notes(records: Records, replay: Record) -> list[str]:
         notes.append(
             f"loss{parts} of step 1: {mean:.6g} (mean of the ranks), {single:.6g} in one process"
         )
+    if unknown := causes.of_unknown_division(records):
+        notes.append(unknown)
     if not any(records.ranks[0].steps[0].rates or [1.0]):
         notes.append("the learning rate of step 1 is 0, so that the first update shows nothing")
     if causes.scales_rates(records, replay):

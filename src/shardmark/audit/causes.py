@@ -412,6 +412,17 @@ def of_accumulation(records: Records) -> Finding | None:
     return None
 
 
+def of_unknown_division(records: Records) -> str | None:
+    """Say that nothing shows whether gradients of micro-batches are divided by their number."""
+    micros = records.ranks[0].steps[0].micros
+    if not _accumulates(records.ranks[0]) or loss_factors(micros):
+        return None
+    return (
+        f"whether {len(micros)} micro-batches are divided by their number is not known: none of"
+        " torch's loss functions gives their losses"
+    )
+
+
 def _accumulates(record: Record) -> bool:
     """True if the backward passes of the first step have other samples, and all the same loss."""
     micros = record.steps[0].micros

@@ -197,6 +197,23 @@ def test_several_losses_of_one_step_are_no_accumulation(
     assert (finding is not None and finding.name == "accumulation_not_divided") == adds
 
 
+@pytest.mark.parametrize(
+    ("samples", "known", "said"),
+    [
+        ([[1.0, 2.0], [3.0, 4.0]], False, True),
+        ([[1.0, 2.0], [3.0, 4.0]], True, False),
+        ([[1.0, 2.0], [1.0, 2.0]], False, False),
+    ],
+    ids=["own loss", "loss of torch", "one batch"],
+)
+def test_micro_batches_of_an_unknown_loss_are_not_said_to_be_divided_rightly(
+    samples: list[list[float]], *, known: bool, said: bool
+) -> None:
+    losses: dict[str, list[Any]] = {} if known else {"losses": [[], []]}
+    text = causes.of_unknown_division(two_backward_passes(samples, **losses))
+    assert (text is not None and "2 micro-batches are divided" in text) == said
+
+
 def updated(*, gradients: Sequence[float], after: Sequence[float], **more: Any) -> list[Step]:
     """A step of each rank."""
     return [
