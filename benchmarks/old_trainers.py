@@ -226,9 +226,11 @@ def run(words: list[str], releases: Path) -> subprocess.CompletedProcess[str]:
     settings["TORCH_EXTENSIONS_DIR"] = str(releases / "extensions")  # what DeepSpeed compiles
     words = ["timeout", str(SECONDS), sys.executable, "-m", *words]
     with tempfile.TemporaryDirectory() as folder:
-        return subprocess.run(
+        ended = subprocess.run(
             words, cwd=folder, env=settings, capture_output=True, text=True, check=False
         )
+    ended.stderr = ended.stderr.replace(f"{HERE.parent}/", "")  # results name no machine
+    return ended
 
 
 def audited(case: Case, releases: Path) -> dict[str, Any]:

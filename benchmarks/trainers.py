@@ -170,7 +170,8 @@ def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     finally:  # after Ctrl-C, too
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+    texts = (text.replace(f"{ROOT}/", "") for text in (stdout, stderr))  # results name no machine
+    return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 
 def answer_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -27,8 +27,8 @@ PREFETCHED, BUCKET_MB = 8, 100
 DDP_BUCKET_BYTES = 25 * 2**20
 WORTH_A_TRY = 0.02
 """Share of the time from which a thing is worth a try."""
-MOST_PAIRS = (3, 30, 60)
-"""Most pairs of an intervention after each race: the better half goes on, then those together."""
+PAIRS_OF_RACES = (3, 30, 60)
+"""Most pairs of an intervention after each of three races: of all, of the better half, together."""
 ON_REQUEST = {"compile"}
 """Interventions that are tried only if they are named: each trial compiles for a minute."""
 RACED_ALONE = 0.7
@@ -84,18 +84,18 @@ def improve(
             session.verify([*trials])
         return _race(path / "race", experiment)
 
-    result = race(RACED_ALONE, variants, MOST_PAIRS[0])
+    result = race(RACED_ALONE, variants, PAIRS_OF_RACES[0])
     # More pairs for the better half: few decide something, and many of each take too long.
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     finalists = [racer.row.strategy for racer in ranked[: max(2, (len(ranked) + 1) // 2)]]
-    result = race(RACED_ALONE, [FIRST, *finalists], MOST_PAIRS[1])
+    result = race(RACED_ALONE, [FIRST, *finalists], PAIRS_OF_RACES[1])
     faster = _fastest_of_each(result, fitting)
     if len(faster) > 1:
         together = {key: value for name in faster for key, value in fitting[name].items()}
         fitting[TOGETHER], variants[TOGETHER] = together, text_of(together)
         finalists.append(TOGETHER)
     if len(faster) > 1 or any(verdict_on(racer) == "not decided" for racer in result.racers):
-        result = race(1.0, [FIRST, *finalists], MOST_PAIRS[2])
+        result = race(1.0, [FIRST, *finalists], PAIRS_OF_RACES[2])
     ranked = sorted(result.racers, key=lambda racer: -racer.standing.ratio)
     best = next((racer.row for racer in ranked if verdict_on(racer) == "keep"), None)
     chosen = {} if best is None else fitting[best.strategy]

@@ -28,7 +28,6 @@ from shardmark.cli.arguments import (
 )
 from shardmark.cli.run import RunFormat, run_and_print
 
-MOST_PAIRS = 1000
 RACE_BUDGET = "20m"
 """Default time of a race."""
 IMPROVE_BUDGET = "15m"
@@ -177,6 +176,8 @@ def time(
 
 
 def _race_repeats(margin: float) -> dict[str, Any]:
+    from shardmark.base.statistics.race import MOST_PAIRS
+
     return {"at_least": 2, "at_most": MOST_PAIRS, "margin": margin / 100}
 
 
