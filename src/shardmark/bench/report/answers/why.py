@@ -42,10 +42,13 @@ def _slower(explanation: Explanation) -> str:
         same_size = row.world_size == other.world_size
         names = (name(row, with_ranks=not same_size), name(other, with_ranks=not same_size))
         question = f"Why is {names[0]} slower than {names[1]}?"
-    main, amount = next(iter(explanation.parts.items()))
-    answer = f"{question}  +{milliseconds(amount)} of {main} a step"
+    most = max(explanation.parts.values())
+    # Which of two parts of like size is the largest, chance decides.
+    main = {part: amount for part, amount in explanation.parts.items() if amount >= most / 2}
+    texts = [f"+{milliseconds(amount)} of {part}" for part, amount in main.items()]
+    answer = f"{question}  {' and '.join(texts)} a step"
     calls, others = (explanation.facts.get(name, 0.0) for name in ("calls", "other_calls"))
-    if main == "exposed communication" and calls > others > 0:
+    if "exposed communication" in main and calls > others > 0:
         answer += f", {short(calls)} collectives instead of {short(others)}"
     return answer
 

@@ -46,7 +46,7 @@ def test_a_single_process_has_no_exposed_communication_to_record(tmp_path: Path)
     pair = cell("single", 1, FAST), cell("fsdp", 2, slow, exposed_communication_seconds=0.139)
     line = why(tmp_path, *pair)[0]
     assert "slower" in line
-    assert "+139 ms of exposed communication a step" in line
+    assert "+139 ms of exposed communication and +131 ms of computation a step" in line
 
 
 def test_slower_larger_group_is_explained(tmp_path: Path) -> None:
