@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from fnmatch import fnmatch
@@ -74,6 +74,8 @@ SCRIPTS = (
     Script(name="transformers_lm", library="transformers", missing=MISSING),
     Script(name="transformers_classifier", library="transformers", missing=MISSING),
     Script(name="transformers_seq2seq", library="transformers", missing=MISSING),
+    Script(name="transformers_decoder", library="transformers", missing=MISSING),
+    Script(name="transformers_experts", library="transformers", missing=MISSING),
     Script(name="accelerate_loop", library="accelerate", missing=MISSING),
     Script(
         name="lightning_loop", library="lightning", packages=(*STACK, "lightning"), missing=NO_ZERO
@@ -83,6 +85,7 @@ SCRIPTS = (
     ),
     Script(name="trl_sft", library="trl", packages=TRL, missing=MISSING),
     Script(name="trl_dpo", library="trl", packages=TRL, missing=MISSING),
+    Script(name="trl_gkd", library="trl", packages=TRL, missing=MISSING),
     Script(
         name="sentence_scores", library="sentence-transformers", packages=SENTENCES, missing=MISSING
     ),
@@ -114,15 +117,17 @@ class Cell:
         return ["--parallel", self.parallel, "--habit", self.habit]
 
 
-def cells(libraries: Sequence[str], patterns: Sequence[str]) -> Iterator[Cell]:
-    """Yield the cells that the options choose, the most telling ones first."""
-    for parallel in PARALLEL:
-        for script in SCRIPTS:
-            for habit in HABITS:
-                cell = Cell(script=script, parallel=parallel, habit=habit)
-                wanted = not libraries or script.library in libraries
-                if wanted and any(fnmatch(cell.name, pattern) for pattern in patterns):
-                    yield cell
+def cells(libraries: Sequence[str], patterns: Sequence[str]) -> list[Cell]:
+    """Return the cells that the options choose, in the order of the patterns."""
+    matrix = [
+        Cell(script=script, parallel=parallel, habit=habit)
+        for parallel in PARALLEL
+        for script in SCRIPTS
+        for habit in HABITS
+        if not libraries or script.library in libraries
+    ]
+    by_name = {c.name: c for pattern in patterns for c in matrix if fnmatch(c.name, pattern)}
+    return [*by_name.values()]
 
 
 def versions_of(packages: Sequence[str]) -> dict[str, str]:
@@ -273,6 +278,7 @@ def main() -> None:
                 stored[cell.name] = row
                 with store.open("a") as file:
                     file.write(json.dumps(row) + "\n")
+                write(options.out, stored, around)
             row = stored[cell.name]
             print(f"{cell.name}: {short(row)}, {row['seconds']} s: {row['answer']}", flush=True)
     finally:  # after Ctrl-C, too

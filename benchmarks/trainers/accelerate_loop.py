@@ -2,7 +2,7 @@
 
 import torch
 from accelerate import Accelerator, DeepSpeedPlugin, PartialState
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from parts import (
     LORA,
     accumulation,
@@ -22,7 +22,11 @@ from transformers import DataCollatorForLanguageModeling
 set_seed(0)
 PartialState(cpu=not torch.cuda.is_available())
 plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config()) if zero else None
-accelerator = Accelerator(gradient_accumulation_steps=accumulation, deepspeed_plugin=plugin)
+accelerator = Accelerator(
+    gradient_accumulation_steps=accumulation,
+    deepspeed_plugin=plugin,
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=args.same_order),
+)
 model = language_model()
 if "adapter" in habits:
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA))

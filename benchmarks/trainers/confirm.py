@@ -63,7 +63,8 @@ def gradients_of(ranks: int, words: list[str], *options: str):
         file = Path(folder) / "gradients.pt"
         start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         environment = {**os.environ, "GRADIENTS": str(file)}
-        command = [sys.executable, *start, __file__, *words, "--learning-rate", "0", *options]
+        fixed = ["--learning-rate", "0", "--same-order"]
+        command = [sys.executable, *start, __file__, *words, *fixed, *options]
         subprocess.run(command, env=environment, stdout=sys.stderr, check=True)
         return torch.load(file)
 

@@ -25,6 +25,9 @@ parser.add_argument("--habit", default="plain", help="several are separated by c
 parser.add_argument("--micro-batch", type=int, default=2)
 parser.add_argument("--accumulation", type=int)
 parser.add_argument("--learning-rate", type=float, default=1e-3)
+parser.add_argument(
+    "--same-order", action="store_true", help="rows in an order that one process has, too"
+)
 args = parser.parse_args()
 habits = set(args.habit.split(","))
 zero = int(args.parallel[-1]) if args.parallel.startswith("zero") else 0
@@ -56,10 +59,14 @@ def token_rows(seed: int = 0) -> list[list[int]]:
     return [tokenizer(text)["input_ids"] for text in texts(seed)]
 
 
-def language_model() -> LlamaForCausalLM:
+def language_settings(config: Any = LlamaConfig, **more: Any) -> Any:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     ids = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=WORDS, num_attention_heads=4, **sizes, **ids))
+    return config(vocab_size=WORDS, num_attention_heads=4, **sizes, **ids, **more)
+
+
+def language_model() -> LlamaForCausalLM:
+    return LlamaForCausalLM(language_settings())
 
 
 def encoder_settings() -> BertConfig:

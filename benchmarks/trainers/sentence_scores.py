@@ -12,8 +12,9 @@ from sentence_transformers import (
 from transformers import BertModel, set_seed
 
 set_seed(0)
+folder = saved(BertModel(encoder_settings()))  # later, only rank 0 saves
 arguments = SentenceTransformerTrainingArguments(**training_arguments())
-model = SentenceTransformer(saved(BertModel(encoder_settings())), device="cpu")
+model = SentenceTransformer(folder, device="cpu")
 if "adapter" in habits:
     model.add_adapter(LoraConfig(**{**LORA, "target_modules": ["query", "value"]}))
 scores = [(number * 7 % ROWS) / ROWS for number in range(ROWS)]

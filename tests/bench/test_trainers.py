@@ -88,6 +88,13 @@ def test_the_epoch_is_audited_until_its_end(started: list[list[str]]) -> None:
     assert "--until-epoch" in started[0]
 
 
+def test_cells_have_the_order_of_the_patterns() -> None:
+    chosen = trainers.cells([], ["trl_dpo:zero1:clip", "trl_sft:*:clip", "trl_*:ddp:clip"])
+    names = [cell.name for cell in chosen]
+    assert names[:2] == ["trl_dpo:zero1:clip", "trl_sft:ddp:clip"]
+    assert names.count("trl_sft:ddp:clip") == names.count("trl_dpo:ddp:clip") == 1
+
+
 def test_another_folder_is_looked_in_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch-0.1.dist-info").mkdir()
     (tmp_path / "torch-0.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 0.1\n")
