@@ -110,10 +110,6 @@ CASES = {
         script="trl_preferences.py", causes=("accumulation_not_divided",),
         faulty="trl==0.13.0 " + HF_4_48_1 + DATASETS, mended="trl==0.14.0 " + HF_4_48_1 + DATASETS,
         alone="--batch 16 --accumulate 1", both=UNCLIPPED,
-        why=": prompts are padded on the left and answers follow them; audit pads joined batches "
-        "on the right, so that one process does not get the ranks' rows. With prompts of one "
-        "length audit answers 0: one process has the fault, too, and audit knows the weights of "
-        "micro-batches only where torch's loss functions compute them, which DPO's does not use",
     ),
     "lightning-static-graph": Case(
         thread="Lightning-AI/pytorch-lightning#18086, #21251",

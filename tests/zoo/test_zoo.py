@@ -151,6 +151,15 @@ def step(inputs, targets):
     nn.functional.mse_loss(model(inputs)[:, 1], targets[:, 1]).backward()
     optimizer.step()
 """,
+    "two views of one batch": """
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+def step(inputs, targets):
+    for view in (inputs, inputs.flip(1)):
+        ((model(view) - targets) ** 2).mean().backward()
+    optimizer.step()
+""",
     "an optimizer that reduces": """
 class Reducing(torch.optim.Optimizer):
     @torch.no_grad()
@@ -246,6 +255,97 @@ def test_a_habit_of_a_right_script_is_not_blamed(habit: str, tmp_path: Path) -> 
     path.write_text(LOOP.format(parts=HABITS[habit]))
     report = audited(str(path))
     assert report.same is True, report.answer
+
+
+OWN_LOSSES = {
+    "divided inside of a function": """
+def loss_of(batch):
+    return ((model(batch[0]) - batch[1]) ** 2 / 2).mean()
+
+def step(first, second):
+    for batch in (first, second):
+        loss_of(batch).backward()
+""",
+    "divided by the gradient of backward": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        nn.functional.mse_loss(model(inputs), targets).backward(torch.tensor(0.5))
+""",
+    "gradients divided later": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        (model(inputs) - targets).abs().mean().backward()
+    for parameter in model.parameters():
+        parameter.grad /= 2
+""",
+    "half of the squares": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        (0.5 * ((model(inputs) - targets) ** 2).mean() / 2).backward()
+""",
+    "two losses, divided by two": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        errors = model(inputs) - targets
+        (((errors**2).mean() + errors.abs().mean()) / 2).backward()
+""",
+    "a weight that is the number of micro-batches": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        (2.0 * ((model(inputs) - targets) ** 2).mean() / 2).backward()
+""",
+    "a hook that divides": """
+for parameter in model.parameters():
+    parameter.register_hook(lambda gradient: gradient / 2)
+
+def step(first, second):
+    for inputs, targets in (first, second):
+        ((model(inputs) - targets) ** 2).mean().backward()
+""",
+    "a loss with a hook": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        loss = ((model(inputs) - targets) ** 2).mean()
+        loss.register_hook(lambda gradient: gradient / 2)
+        loss.backward()
+""",
+    "a critic of two kinds of samples": """
+def step(first, second):
+    model(first[0]).mean().backward()
+    (-model(second[0])).mean().backward()
+""",
+}
+WINDOWS = """
+batches = iter(DataLoader(data, 4, sampler=DistributedSampler(data)))
+for first, second in zip(batches, batches):
+    optimizer.zero_grad()
+    step(first, second)
+    optimizer.step()
+"""
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("name", OWN_LOSSES)
+def test_a_right_loss_of_its_own_is_not_said_to_be_undivided(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    model = "model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))\n"
+    optimizer = "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+    start = LOOP.partition("{parts}")[0]
+    path.write_text(start + model + optimizer + OWN_LOSSES[name] + WINDOWS)
+    report = audited(str(path))
+    assert report.same is True, report.answer
+
+
+@pytest.mark.zoo
+def test_a_model_that_depends_on_padding_on_the_left_is_not_blamed(tmp_path: Path) -> None:
+    text = (Path(__file__).parent / "left_padded_means.py").read_text()
+    path = tmp_path / "train.py"
+    path.write_text(
+        text.replace("(mask.cumsum(1) - 1).clamp(min=0)", "torch.arange(mask.shape[1])")
+    )
+    report = audited(str(path), "--right")
+    assert report.same is None
+    assert "padding on the left" in report.answer
 
 
 SERVED = """

@@ -417,6 +417,8 @@ def _cannot_repeat(records: Records, replay: Record) -> str:
             f"the script draws random numbers ({unmatched[0]}) that one process cannot repeat for "
             "all ranks"
         )
+    if replay.padded_left:
+        return "the model's results may depend on the padding on the left, which is longer there"
     if _order_matters(records, replay):
         return (
             "in one process the gradient depends on the order of the samples: the script pairs "

@@ -32,7 +32,7 @@ from shardmark.base.evidence.captures import Array
 from shardmark.base.text import counted
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
-from shardmark.scripts.record import Loader, Micro, Record, Step
+from shardmark.scripts.record import GRAPH, Loader, Micro, Record, Step
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +44,7 @@ EXACT = 1e-5
 """Relative difference of numbers of a script that are equal by its definition of the loss."""
 NORMS = 1e-3
 """Relative difference of norms that counts as equal: scripts add a small number to a norm."""
-REDUCTIONS = ("mean", "sum", "none")
+REDUCTIONS = ("mean", "sum", "none", GRAPH)
 
 _BITS = {"bf16": 8, "fp16": 11}
 """Significant bits of the 16-bit types."""
@@ -384,7 +384,7 @@ def of_accumulation(records: Records) -> Finding | None:
     factors, gradient_factor = loss_factors(micros), _gradient_factor(records)
     if not factors or gradient_factor is None:
         return None
-    count = len(factors)
+    count, by_graph = len(factors), micros[0].losses[0].reduction == GRAPH
     sums = [gradient_factor * sum(factors[: n + 1]) for n in range(count)]  # the last is to be 1
     close = EXPLAINED if _constant(factors) else EXACT
     means = sum(abs(value / max(1, round(value)) - 1) < close for value in sums)
@@ -393,7 +393,9 @@ def of_accumulation(records: Records) -> Finding | None:
     evidence = (
         f"the loss is multiplied by {texts} and the sum of gradients by {gradient_factor:.4g}"
     )
-    if count < window and abs(sums[-1] * window / count - 1) < close:
+    full = [gradient_factor * sum(loss_factors(s.micros)) for s in records.ranks[0].steps[1:2]]
+    divides = abs(full[0] - 1) < close if full else not by_graph  # else the loss has another factor
+    if count < window and divides and abs(sums[-1] * window / count - 1) < close:
         return finding(
             "short_window",
             f"the last gradient of an epoch is {count}/{window} of that of its micro-batches",
@@ -403,10 +405,10 @@ def of_accumulation(records: Records) -> Finding | None:
         )
     if not _accumulates(records.ranks[0]):
         return None
-    if means > 1 and abs(sums[-1] / means - 1) < close:
+    if (means == count if by_graph else means > 1) and abs(sums[-1] / means - 1) < close:
         off = f"the gradient is {means} times that of {several}"
         return finding("accumulation_not_divided", off, evidence, count=means)
-    if abs(sums[-1] * count - 1) < close:
+    if abs(sums[-1] * count - 1) < close and not by_graph:  # a loss may have a factor on purpose
         off = f"the gradient is 1/{count} of that of {several}"
         return finding("accumulation_divided_twice", off, evidence)
     return None
@@ -414,8 +416,11 @@ def of_accumulation(records: Records) -> Finding | None:
 
 def of_unknown_division(records: Records) -> str | None:
     """Say that nothing shows whether gradients of micro-batches are divided by their number."""
-    micros = records.ranks[0].steps[0].micros
-    if not _accumulates(records.ranks[0]) or loss_factors(micros):
+    first, one = records.ranks[0], _accumulating(records)
+    micros = one.ranks[0].steps[0].micros
+    if not _accumulates(first) or loss_factors(first.steps[0].micros) or of_accumulation(records):
+        return None
+    if abs((_gradient_factor(one) or 0.0) * sum(loss_factors(micros)) - 1) < EXPLAINED:
         return None
     return (
         f"whether {len(micros)} micro-batches are divided by their number is not known: none of"
@@ -440,8 +445,12 @@ def _accumulates(record: Record) -> bool:
         return False
     if loaders and not set.intersection(*loaders):
         return False
-    if any(record.parts) and sum(len(micro.loaders) for micro in micros) < len(micros):
+    by_graph = any(call.reduction == GRAPH for micro in micros for call in micro.losses)
+    batches = [len(micro.loaders) for step in record.steps for micro in step.micros]
+    if (any(record.parts) or by_graph) and sum(batches) < len(batches):
         return False  # losses of one batch and of what another model makes of it, as of a GAN
+    if by_graph and len(places) > 1:
+        return False  # two losses, whose functions are not known
     # Backward passes in different lines may be of several losses of one batch.
     return len(places) < len(micros) or len(loaders) == len(micros)
 
@@ -894,8 +903,8 @@ def of_whole_batch(records: Records) -> Finding | None:
         return None  # whether the reduction is right is known with this tolerance alone
     off = _off(records)
     used, averaged = aligned(records.gradients(), mean_of_ranks(records))
-    if records.ranks[0].gradient_hooks or not len(used):
-        return None  # functions of the script may change a gradient before it is reduced
+    if records.ranks[0].gradient_hooks or not len(used) or records.one_process.padded_left:
+        return None  # functions of the script, or padding, may change a gradient
     gathers = [place for micro in records.ranks[0].steps[0].micros for place in micro.gathers]
     reduced_right = relative(used, averaged) <= records.reduction_tolerance
     first = _has_own_gradient(records, 0) if gathers or reduced_right else None
@@ -1221,8 +1230,24 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
 
 
 def _accumulating(records: Records) -> Records:
-    """Records of one process that trains on the ranks' samples, or of the ranks without one."""
-    return Records(ranks=[records.one_process]) if records.matched else records
+    """Records of one process that trains on the ranks' samples, or of the ranks without one.
+
+    Losses that torch's functions do not tell are the means of their graphs, where those have all
+    elements of the ranks' means.
+    """
+    if not records.matched:
+        return records
+    one = records.one_process
+    *counts, totals = [
+        [sum(mean.weight for mean in micro.means) for micro in process.steps[0].micros]
+        for process in (*records.ranks, one)
+    ]
+    shown = all(totals) and [sum(same) for same in zip(*counts, strict=False)] == totals
+    if shown and not loss_factors(one.steps[0].micros) and not one.gradient_hooks:
+        means = [[replace(micro, losses=micro.means) for micro in s.micros] for s in one.steps]
+        pairs = zip(one.steps, means, strict=True)
+        one = replace(one, steps=[replace(step, micros=micros) for step, micros in pairs])
+    return Records(ranks=[one])
 
 
 def of_other_steps(records: Records) -> Finding | None:
@@ -1260,7 +1285,7 @@ def of_micro_batches(records: Records) -> Finding | None:
     One pass over all of them is put together from their own gradients, which is exact where the
     loss of a target depends on its own sample alone.
     """
-    tolerance, records = records.reduction_tolerance, _accumulating(records)
+    tolerance, of_ranks, records = records.reduction_tolerance, records, _accumulating(records)
     first = records.ranks[0]
     micros = first.steps[0].micros
     factors, counts = loss_factors(micros, by_hand=True), counted_targets(micros)
@@ -1268,6 +1293,9 @@ def of_micro_batches(records: Records) -> Finding | None:
     unknown = any(call.couples or call.reduction not in REDUCTIONS for call in calls)
     if not factors or not all(counts) or unknown or first.batch_norm or not _accumulates(first):
         return None
+    by_graph = any(call.reduction == GRAPH for call in calls)
+    if by_graph and of_ranks.deviation > tolerance and of_weighting(of_ranks) is None:
+        return None  # a sample's loss may depend on others
     samples = [
         sum(f.rows for f in first.forwards if (f.step, f.micro) == (0, number))
         for number in range(len(micros))

@@ -524,15 +524,16 @@ def difference_of_rows(ranks: Sequence[Record], replay: Record) -> float:
     It is that of one tensor of the inputs, relative to the size of its rows.
     """
     least = inf
-    for of_ranks, of_replay in zip(rows_of(ranks, 0), rows_of([replay], 0), strict=False):
+    both = [rows_of(records, 0) + rows_of(records, 0, "from_end") for records in (ranks, [replay])]
+    for of_ranks, of_replay in zip(*both, strict=False):
         if len(of_ranks) and len(of_ranks) == len(of_replay):
             size = max(float(np.sqrt(np.mean(of_ranks**2))), TINY)
             least = min(least, float(np.max(np.abs(of_ranks - of_replay))) / size)
     return least
 
 
-def rows_of(ranks: Sequence[Record], step: int, *, outputs: bool = False) -> list[Array]:
-    """Sorted checksums of the rows of all ranks in a step, for each tensor of the inputs."""
+def rows_of(ranks: Sequence[Record], step: int, kind: str = "inputs") -> list[Array]:
+    """Sorted checksums of the rows of all ranks in a step, for each tensor of a kind."""
     forwards = [f for rank in ranks for f in rank.forwards if f.step == step]
-    tensors = [[t.numpy() for t in (f.outputs if outputs else f.inputs)] for f in forwards]
+    tensors = [[t.numpy() for t in getattr(f, kind)] for f in forwards]
     return [np.sort(np.concatenate(same)) for same in zip(*tensors, strict=False)]

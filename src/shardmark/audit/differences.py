@@ -495,7 +495,7 @@ def of_loss_value(scripts: Scripts) -> Iterator[Finding]:
     if not scripts.follows or len(micros) > 1 or None in losses[0] + losses[1]:
         return
     b, a = (float(np.mean([v for v in of_ranks if v is not None])) for of_ranks in losses)
-    outputs = [rows_of(ranks, 0, outputs=True) for ranks in (scripts.b, scripts.a)]
+    outputs = [rows_of(ranks, 0, "outputs") for ranks in (scripts.b, scripts.a)]
     same = _equal_rows(*outputs)
     limit, distance = 8 * scripts.records.floor, abs(b - a)
     rounding = SAME_ROWS if same else max(1e-4, limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.scripts.batches import joined
+from shardmark.scripts.batches import joined, padded_left
 from shardmark.scripts.full_tensors import is_a, set_parameters
 from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
@@ -138,7 +139,9 @@ class ReplayObserver(Observer):
             return None
         size = self._ranks[0].loaders[iteration].batch_size
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-        join = partial(joined, batch_size=size, halves=self.plan.halves)
+        left = padded_left([batch for rank in recorded for batch in rank])
+        self.record.padded_left |= bool(left)
+        join = partial(joined, size=size, halves=self.plan.halves, left=left)
         steps = zip(*recorded, strict=False)
         return (
             batch
@@ -245,7 +248,8 @@ class ReplayObserver(Observer):
             if may_grow and value.dim() and parts[0].shape == value.shape:
                 self.record.grown = True
                 return torch.cat(parts)
-            if value.dim() > 1 and sum(map(len, parts)) == len(value):
+            of_all = value.dim() > 1 and sum(map(len, parts)) == len(value)
+            if of_all and not self.record.padded_left:
                 padded = padded_draws(parts, value)
                 if padded is not None:
                     return padded
@@ -256,27 +260,13 @@ class ReplayObserver(Observer):
         """Let batch norm take its statistics from each rank's rows, as on the ranks."""
         original = functional.batch_norm
 
-        def of_shares(  # noqa: PLR0917 - the signature of torch's function
-            value: Tensor,
-            mean: Tensor | None,
-            variance: Tensor | None,
-            weight: Tensor | None = None,
-            bias: Tensor | None = None,
-            training: bool = False,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> Tensor:
+        def of_shares(value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             forward = len(self.record.forwards)
             rows = [r.forwards[forward].rows for r in self._ranks if forward < len(r.forwards)]
-            total = sum(rows)
-            if not training or not total or len(value) % total:
-                return original(value, mean, variance, weight, bias, training, momentum, eps)
+            total, call = sum(rows), inspect.signature(original).bind(value, *args, **kwargs)
+            if not call.arguments.get("training") or not total or len(value) % total:
+                return original(value, *args, **kwargs)
             shares = torch.split(value, [count * len(value) // total for count in rows])
-            return torch.cat(
-                [
-                    original(share, mean, variance, weight, bias, training, momentum, eps)
-                    for share in shares
-                ]
-            )
+            return torch.cat([original(share, *args, **kwargs) for share in shares])
 
         functional.batch_norm = of_shares  # type: ignore[assignment]

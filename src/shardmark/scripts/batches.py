@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,12 +17,46 @@ IGNORED = -100
 """Target that torch's loss functions ignore."""
 
 
-def joined(parts: Sequence[Any], batch_size: int | None = None, *, halves: bool = False) -> Any:
-    """Concatenate batches, or first halves before second ones, and pad tensors to one length."""
+def padded_left(batches: Sequence[Any]) -> list[int]:
+    """Return the addresses of tensors whose shorter rows begin with padding.
+
+    Tokens show it: some rows begin with more of one token than others of their batch.  Tensors that
+    always have the first two sizes of theirs, such as a mask, are padded alike.
+    """
+    by_shapes: defaultdict[tuple[torch.Size, ...], list[Tensor]] = defaultdict(list)
+    for tensors in zip(*map(leaves, batches), strict=False):
+        by_shapes[tuple(tensor.shape[:2] for tensor in tensors)] += tensors
+    return [
+        tensor.data_ptr()
+        for shapes, same in by_shapes.items()
+        if len({shape[1:] for shape in shapes}) > 1
+        if _rows_with_runs(same) > max(1, _rows_with_runs(same, 1))
+        for tensor in same
+    ]
+
+
+def _rows_with_runs(batches: Sequence[Tensor], *flipped: int) -> int:
+    """Most rows that begin with more of the same token than another row of their batch."""
+    rows: Counter[int] = Counter()
+    for tokens in (tensor.flip(flipped) for tensor in batches if tensor.dim() == 2):
+        real = tokens.is_floating_point() or not tokens.numel()
+        if not real and tokens.min() >= 0 and tokens.max() > 1:
+            runs = (tokens == tokens[:, :1]).cumprod(1).sum(1)
+            rows.update(tokens[runs > runs.min(), 0].tolist())
+    return max(rows.values(), default=0)
+
+
+def joined(
+    parts: Sequence[Any], size: int | None = None, *, halves: bool = False, left: Sequence[int] = ()
+) -> Any:
+    """Concatenate batches, or first halves before second ones, and pad tensors to one length.
+
+    Those at the addresses `left` are padded on the left.
+    """
     first = parts[0]
-    join = partial(joined, batch_size=batch_size, halves=halves)
+    join = partial(joined, size=size, halves=halves, left=left)
     if isinstance(first, Tensor):
-        return _concatenated(parts, halves=halves)
+        return _concatenated(parts, halves=halves, left=first.data_ptr() in left)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         return type(first)({key: join([part[key] for part in parts]) for key in first})
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
@@ -30,7 +65,7 @@ def joined(parts: Sequence[Any], batch_size: int | None = None, *, halves: bool 
             first, **{n: join([getattr(part, n) for part in parts]) for n in names}
         )
     if isinstance(first, list | tuple):
-        if _lists_samples(first, batch_size):
+        if _lists_samples(first, size):
             return type(first)(value for part in parts for value in part)
         values = [join(same) for same in zip(*parts, strict=True)]
         return type(first)(*values) if hasattr(first, "_fields") else type(first)(values)
@@ -55,7 +90,7 @@ def _rows(value: Any) -> int | None:
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _concatenated(parts: Sequence[Tensor], *, halves: bool) -> Tensor:
+def _concatenated(parts: Sequence[Tensor], *, halves: bool, left: bool) -> Tensor:
     if parts[0].dim() == 0:
         return parts[0]
     if any(part.dim() != parts[0].dim() for part in parts):
@@ -66,11 +101,9 @@ def _concatenated(parts: Sequence[Tensor], *, halves: bool) -> Tensor:
     for part in parts:
         missing = [size - part.shape[d + 1] for d, size in enumerate(longest)]
         pads = [number for size in reversed(missing) for number in (0, size)]
-        padded.append(
-            torch.nn.functional.pad(part, pads, value=IGNORED if ignored else 0)
-            if any(pads)
-            else part
-        )
+        pads[-2:] = reversed(pads[-2:]) if left else pads[-2:]
+        value = IGNORED if ignored else 0
+        padded.append(torch.nn.functional.pad(part, pads, value=value) if any(pads) else part)
     if halves and all(len(part) % 2 == 0 for part in padded):
         chunks = zip(*(part.chunk(2) for part in padded), strict=True)
         return torch.cat([half for same in chunks for half in same])

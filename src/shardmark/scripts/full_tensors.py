@@ -83,15 +83,13 @@ def full_parameters(
 
 def set_parameters(
     parameters: Sequence[Tensor], values: Sequence[Tensor], *, deepspeed: bool
-) -> bool:
-    """Give the parameters other values; returns True if any was different.  Collective."""
+) -> None:
+    """Give the parameters other values.  Collective."""
     now = full_parameters(parameters, deepspeed=deepspeed)
-    different = False
     for parameter, old, value in zip(parameters, now, values, strict=True):
         count = min(old.numel(), value.numel())  # flat parameters are padded for their ranks
         if torch.equal(old.flatten()[:count], value.flatten()[:count].to(old.dtype)):
             continue
-        different = True
         old.flatten()[:count] = value.flatten()[:count]
         if deepspeed:
             _deepspeed_function("safe_set_full_fp32_param")(parameter, old)
@@ -105,7 +103,6 @@ def set_parameters(
             new = new.to_local()
         with torch.no_grad():
             local.copy_(new.view_as(local))
-    return different
 
 
 def _is_partitioned(parameter: Tensor) -> bool:

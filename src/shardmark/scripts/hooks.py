@@ -122,7 +122,7 @@ def _watch_backward(observer: Observer) -> None:
         if observer.in_backward:  # checkpointing calls it inside of the script's call
             original(tensors, *args, **kwargs)
             return
-        observer.before_backward(tensors)
+        observer.before_backward(tensors, args[0] if args else kwargs.get("grad_tensors"))
         try:
             original(tensors, *args, **kwargs)
         finally:

@@ -45,6 +45,7 @@ from shardmark.scripts.full_tensors import (
 )
 from shardmark.scripts.record import (
     BATCHES,
+    GRAPH,
     START,
     Clip,
     Draw,
@@ -73,6 +74,11 @@ TOTALS = ("total_iters", "T_max", "total_steps")
 MOST_STEPS = 5
 """Steps that are recorded of all optimizers, in units of those that are asked for: one optimizer of
 several may step less often than another."""
+LINEAR = (
+    "Abs Add Alias Clone Div Expand Gather Index MaskedFill MaskedSelect Mean Mul Neg Permute Rsub "
+    "ReshapeAlias Select Slice Squeeze Sub Sum ToCopy Transpose Unsqueeze UnsafeView View Where"
+)
+"""Torch's functions that give sums of multiples of elements, or of their absolute values."""
 SERVERS = {"sglang", "vllm"}
 """Packages that generate samples where no hook sees it."""
 LONGEST_WAIT_SECONDS = 30.0
@@ -252,6 +258,7 @@ class Observer:
                 inputs=[row_checksums(tensor) for tensor in tensors],
                 shapes=[tuple(tensor.shape[1:]) for tensor in tensors],
                 outputs=[row_checksums(tensor) for tensor in leaves(outputs)],
+                from_end=[row_checksums(tensor.flip(1)) for tensor in tensors if tensor.dim() > 1],
                 rows=len(tensors[0]) if tensors else 0,
                 step=len(self.record.steps),
                 micro=len(self._step.micros),
@@ -274,14 +281,19 @@ class Observer:
             value = full_copy(gradient, self.record.every) / self.scale
             self._local[key] = self._local[key] + value if key in self._local else value
 
-    def before_backward(self, tensors: Any) -> None:
+    def before_backward(self, tensors: Any, gradients: Any = None) -> None:
         self._end_step()
         self.in_backward = True
         self.record.backward_passes += 1
         self._local = {}
-        value = tensors[0] if isinstance(tensors, list | tuple) and tensors else tensors
+        both = (tensors, gradients)
+        value, gradient = (v[0] if isinstance(v, list | tuple) and v else v for v in both)
         if isinstance(value, Tensor) and value.numel() == 1:
-            self._micro.loss = float(value.detach()) / self.scale
+            gradient = torch.ones_like(value) if gradient is None else gradient
+            self._micro.loss = float((value.detach() * gradient).sum()) / self.scale
+            if value.grad_fn is not None and not value._backward_hooks:
+                with self._recording(), suppress(RuntimeError):
+                    self._micro.means = mean_of(value, gradient)
         self._micro.place = user_place() or ""
 
     def after_backward(self) -> None:
@@ -814,6 +826,40 @@ def _available_bytes() -> float:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return math.inf
+
+
+@torch.no_grad()
+def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
+    """Return the mean that a loss is a multiple of; none where its graph does not show one.
+
+    Its elements are the results of the first function that is not linear, and weigh alike.  A sum
+    of terms is no mean.  A number above 1 that multiplies the loss may stand against a division,
+    so that nothing is shown.  `gradient` is that of `backward`.
+    """
+    pending: list[tuple[Any, Tensor]] = [(loss.grad_fn, gradient)]
+    ends: list[Tensor] = []
+    while pending:
+        node, weights = pending.pop()
+        kind, _, number = node.name().partition("Backward")
+        if kind not in LINEAR.split() or not number:  # functions of the script have no number
+            ends.append(weights)
+            continue
+        results = node(weights)
+        results = results if isinstance(results, tuple) else (results,)
+        for (following, _), result in zip(node.next_functions, results, strict=False):
+            if following is not None and result is not None and result.any():
+                if kind in {"Mul", "Div"} and result.abs().sum() > 1.001 * weights.abs().sum():
+                    return []
+                pending.append((following, result))
+    sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
+    chosen = sizes[sizes > 0]
+    if not len(chosen) or chosen.max() > 1.001 * chosen.min():
+        return []
+    value = float((loss * gradient).sum() / chosen.sum())
+    counted = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
+    weight = float(len(chosen))
+    call = LossCall(function="mean", reduction=GRAPH, weight=weight, value=value, counted=counted)
+    return [call]
 
 
 def trained_parameters(optimizer: Any) -> list[Tensor]:

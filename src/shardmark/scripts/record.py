@@ -16,6 +16,8 @@ PARTIAL = ".part"
 START = ".start"
 """Suffix of the file with a rank's full parameters before the first step."""
 BATCHES = ".batches"
+GRAPH = "graph"
+"""Reduction of a mean that the graph of a loss shows."""
 
 
 def save(value: Any, path: Path) -> None:
@@ -52,6 +54,8 @@ class Forward:
     inputs: list[Tensor]
     """A checksum of every row of each input tensor."""
     outputs: list[Tensor]
+    from_end: list[Tensor] = field(default_factory=list)
+    """The same of rows that are read backwards: zeros that pad them on the left change none."""
     rows: int
     """Size of the first dimension of the first input tensor; 0 without one."""
     step: int
@@ -76,6 +80,8 @@ class Micro:
     loss: float | None = None
     """The number that `backward` was called on."""
     losses: list[LossCall] = field(default_factory=list)
+    means: list[LossCall] = field(default_factory=list)
+    """The mean that the loss is a multiple of, if its graph shows one."""
     gradients: dict[int, Tensor] = field(default_factory=dict)
     """Gradients of this process's rows alone, before any communication, by parameter."""
     synchronised: bool | None = None
@@ -246,6 +252,8 @@ class Record:
     """True if the script seeded any draw after the initial weights."""
     forward_draws: dict[int, list[Tensor]] = field(default_factory=dict)
     """Draws in each forward pass."""
+    padded_left: bool = False
+    """True if a replay pads rows of the ranks on the left to one length."""
     unmatched: list[str] = field(default_factory=list)
     """Draws of a replay for which the ranks have no draw of that shape."""
     epsilon: float = 0.0

@@ -22,7 +22,7 @@ from shardmark.audit.script import audit_script
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.accepted import ACCEPTABLE
 from shardmark.cli import main
-from shardmark.scripts.batches import checksum
+from shardmark.scripts.batches import checksum, row_checksums
 from shardmark.scripts.command import ScriptCommand, parse_command
 from shardmark.scripts.launch import RankProcess
 from shardmark.scripts.record import Forward, LossCall, Micro, Record, Step
@@ -212,6 +212,20 @@ def test_micro_batches_of_an_unknown_loss_are_not_said_to_be_divided_rightly(
     losses: dict[str, list[Any]] = {} if known else {"losses": [[], []]}
     text = causes.of_unknown_division(two_backward_passes(samples, **losses))
     assert (text is not None and "2 micro-batches are divided" in text) == said
+
+
+@pytest.mark.parametrize(("left", "matched"), [(True, True), (False, False)])
+def test_rows_that_one_process_pads_on_the_left_are_the_ranks_rows(
+    left: bool, matched: bool
+) -> None:
+    both = records(step(), step(), replay=step())
+    rows = [[[5.0, 6, 7]], [[0.0, 0, 8, 9, 4]]]
+    joined = [[0.0, 0, *rows[0][0]] if left else [0.0, *rows[0][0], 0.0], *rows[1]]
+    for record, of_record in zip((*both.ranks, both.one_process), (*rows, joined), strict=True):
+        tensor = torch.tensor(of_record)
+        record.forwards[0].inputs = [row_checksums(tensor)]
+        record.forwards[0].from_end = [row_checksums(tensor.flip(1))]
+    assert both.matched == matched
 
 
 def updated(*, gradients: Sequence[float], after: Sequence[float], **more: Any) -> list[Step]:

@@ -18,7 +18,17 @@ from shardmark.audit.comparison import (
     reproduces,
     tensors_differ,
 )
-from shardmark.scripts.record import Clip, Draw, Forward, Loader, LossCall, Micro, Record, Step
+from shardmark.scripts.record import (
+    GRAPH,
+    Clip,
+    Draw,
+    Forward,
+    Loader,
+    LossCall,
+    Micro,
+    Record,
+    Step,
+)
 from tests import present
 
 GENERATOR = torch.Generator().manual_seed(1)
@@ -192,6 +202,9 @@ def test_a_loss_of_the_full_batch_is_named_if_ranks_alone_have_their_gradients()
     assert named(records, alone=[record(0, OWN[0]), record(1, other)]) == "", "another frozen part"
     assert named(records, alone=[record(0, 1.1 * OWN[0]), both[1]]) == ""
     assert named(records) == ""
+    records.one_process.padded_left = True
+    assert named(records, alone=both) == "", "the model may depend on the padding"
+    records.one_process.padded_left = False
     records.ranks[0].steps[0].micros[0].gathers = ["all_gather at train.py:7"]
     assert named(records, alone=[record(0, other)]) == "gathered_without_gradients"
     assert named(records, alone=both) == "whole_batch_loss"
@@ -605,6 +618,85 @@ def test_the_size_of_an_accumulated_gradient(
     finding = causes.of_accumulation(windows(window, rows=(2, 2, 2, 2)))
     assert (finding and finding.name) == name
     assert finding is None or times in finding.deviation
+
+
+@pytest.mark.parametrize(("of_full_windows", "short"), [(0.25, True), (0.125, False), (None, True)])
+def test_a_short_window_is_divided_as_full_ones_are(
+    of_full_windows: float | None, short: bool
+) -> None:
+    full = [] if of_full_windows is None else [[(4.0, of_full_windows)] * 4]
+    records = windows([(4.0, 0.25)] * 2, *full, rows=(2, 2))
+    records.ranks[0].window = 4
+    finding = causes.of_accumulation(records)
+    assert (finding is not None and finding.name == "short_window") == short
+
+
+def own_means(
+    *factors: float, divisor: float = 1.0, elements: float = 4.0, **facts: Any
+) -> Records:
+    """Records of two ranks and one process whose losses are means that their graphs show.
+
+    `elements` is the number in each mean of one process, on a rank it is 2.
+    """
+
+    def micro_of(factor: float, gradient: Tensor, weight: float) -> Micro:
+        mean = LossCall(function="mean", reduction=GRAPH, weight=weight, value=0.5)
+        changed: dict[str, Any] = {"loaders": [0], "gradients": {0: factor * gradient}, **facts}
+        return Micro(loss=factor * 0.5, means=[mean], **changed)
+
+    def of(
+        number: int, gradients: Sequence[Tensor], rows: Sequence[float], weight: float
+    ) -> Record:
+        used = sum((f * g for f, g in zip(factors, gradients, strict=True)), 0 * MEAN) / divisor
+        micros = [micro_of(f, g, weight) for f, g in zip(factors, gradients, strict=True)]
+        one = record(number, used, *micros)
+        one.forwards = [
+            Forward(module="Linear", inputs=[100.0 * micro + torch.tensor(rows)], outputs=[],
+                    rows=len(rows), step=0, micro=micro)
+            for micro in range(len(factors))
+        ]  # fmt: skip
+        return one
+
+    own = [[torch.randn(40, generator=GENERATOR) for _ in factors] for _ in range(2)]
+    means = [(a + b) / 2 for a, b in zip(*own, strict=True)]
+    ranks = [of(n, g, [2.0 * n, 2.0 * n + 1], 2.0) for n, g in enumerate(own)]
+    return Records(ranks=ranks, replay=of(0, means, [0.0, 1.0, 2.0, 3.0], elements))
+
+
+@pytest.mark.parametrize(
+    ("factors", "facts", "name", "note"),
+    [
+        ((1, 1, 1, 1), {}, "accumulation_not_divided", False),
+        ((0.25,) * 4, {}, None, False),
+        ((1, 1, 1, 1), {"divisor": 4.0}, None, False),  # the gradients are divided
+        ((0.1, 0.2, 0.3, 0.4), {}, None, False),
+        ((0.5,) * 4, {}, None, True),  # a factor of its own, or two micro-batches together
+        ((0.25, 0.25), {}, None, True),  # half of the squares, divided by two
+        ((1, 1, 1, 1), {"elements": 1.0}, None, True),  # one number, whatever its samples
+        ((1, 1, 1, 1), {"elements": 8.0}, None, True),  # other elements than those of the ranks
+        ((4, 4, 4, 4), {}, None, True),  # a sum
+        ((1, 1), {"loaders": []}, None, True),  # two losses of one batch
+    ],
+)
+def test_means_that_torch_does_not_compute_are_added_if_nothing_else_explains_it(
+    factors: Sequence[float], facts: dict[str, Any], name: str | None, note: bool
+) -> None:
+    records = own_means(*factors, **facts)
+    finding = causes.of_accumulation(records)
+    assert (finding and finding.name) == name
+    assert (causes.of_unknown_division(records) is not None) == note
+
+
+def test_means_of_two_lines_may_be_two_losses() -> None:
+    records = own_means(1, 1)
+    present(records.replay).steps[0].micros[0].place = "train.py:7"
+    assert causes.of_accumulation(records) is None
+
+
+def test_a_hook_on_gradients_may_divide_them() -> None:
+    records = own_means(1, 1)
+    present(records.replay).gradient_hooks = True
+    assert causes.of_accumulation(records) is None
 
 
 def test_the_amount_is_that_of_one_pass_over_all_micro_batches() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from shardmark.scripts.batches import joined
+from shardmark.scripts.batches import joined, padded_left
 
 
 def test_tensors_are_concatenated_in_every_structure() -> None:
@@ -24,7 +25,7 @@ def test_shorter_rows_are_padded_with_ignored_targets() -> None:
 def test_pictures_of_other_sizes_stay_a_list() -> None:
     pictures = [torch.ones(3, size, size) for size in (4, 5, 6, 7)]
     targets = [{"boxes": torch.ones(n, 4)} for n in range(1, 5)]
-    batch = joined([(pictures[:2], targets[:2]), (pictures[2:], targets[2:])], batch_size=2)
+    batch = joined([(pictures[:2], targets[:2]), (pictures[2:], targets[2:])], size=2)
     assert [picture.shape[1] for picture in batch[0]] == [4, 5, 6, 7]
     assert [len(target["boxes"]) for target in batch[1]] == [1, 2, 3, 4]
 
@@ -46,3 +47,69 @@ def test_tensors_of_other_dimensions_are_joined_flat() -> None:
     assert batch.tolist() == [1, 2, 3]
     rows = joined([torch.ones(1, 2), torch.ones(1, 3)])
     assert rows.tolist() == [[1.0, 1.0, 0.0], [1.0, 1.0, 1.0]]
+
+
+def texts(*rows: list[int], left: bool, pad: int = 0) -> dict[str, torch.Tensor]:
+    """Rows of tokens that are padded to the longest one, with their mask and their labels."""
+    longest = max(map(len, rows))
+    keys: dict[str, tuple[list[list[int]], int]]
+    keys = {"ids": ([], pad), "mask": ([], 0), "labels": ([], -100)}
+    for row in rows:
+        values = {"ids": row, "mask": [1] * len(row), "labels": [-100, *row[1:]]}
+        for key, (padded, value) in keys.items():
+            padding = [value] * (longest - len(row))
+            padded.append([*padding, *values[key]] if left else [*values[key], *padding])
+    return {key: torch.tensor(padded) for key, (padded, _) in keys.items()}
+
+
+ROWS = ([4, 5, 6, 7], [8, 9]), ([10, 11], [12, 13, 14, 15, 16, 17])
+"""The texts of two ranks."""
+
+
+@pytest.mark.parametrize("pad", [0, 3])
+@pytest.mark.parametrize("left", [True, False])
+def test_batches_are_padded_on_the_side_that_their_rows_are_padded_on(left: bool, pad: int) -> None:
+    parts = [texts(*rows, left=left, pad=pad) for rows in ROWS]
+    batch = joined(parts, left=padded_left(parts))
+    for key in ("ids", "mask", "labels"):
+        alone = texts(*ROWS[0], *ROWS[1], left=left, pad=0)[key]
+        assert torch.equal(batch[key] * batch["mask"], alone * batch["mask"])
+        assert torch.equal(batch["mask"], texts(*ROWS[0], *ROWS[1], left=left)["mask"])
+    assert batch["labels"].eq(-100).sum() == 4 + batch["mask"].eq(0).sum()
+
+
+def test_prompts_on_the_left_and_answers_on_the_right_keep_their_sides() -> None:
+    parts = [
+        {f"{name}_{key}": value for name, left in (("prompt", True), ("answer", False))
+         for key, value in texts(*(row if left else [*row, 9] for row in rows), left=left).items()}
+        for rows in ROWS
+    ]  # fmt: skip
+    batch = joined(parts, left=padded_left(parts))
+    assert batch["prompt_mask"].tolist() == [
+        [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [1] * 6,
+    ]  # fmt: skip
+    assert batch["answer_mask"].tolist() == [
+        [1] * 5 + [0, 0], [1] * 3 + [0] * 4, [1] * 3 + [0] * 4, [1] * 7,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [[[1, 1, 5, 6]], [[1, 1, 7]]],  # one row in each batch: no padding
+        [
+            [[1, 1, 5, 6], [1, 1, 7, 8]],
+            [[1, 1, 9], [1, 1, 4]],
+        ],  # all begin alike
+        [[[5, 5, 6, 7], [8, 9, 4, 6]], [[6, 6, 5], [7, 4, 8]]],  # repeated by chance
+        [[[0, 0, 1, 1], [0, 0, 0, 1]], [[0, 1, 1], [0, 0, 1]]],  # types of tokens
+        [[[-100, -100, 7, 8], [-100, 6, 7, 8]], [[-100, -100, 5], [4, 5, 6]]],  # masked prompts
+        [[[0, 0, 7], [5, 6, 7]], [[0, 0, 8], [4, 6, 8]]],  # one length: nothing is to be padded
+    ],
+)
+def test_rows_that_show_no_padding_on_the_left_are_padded_on_the_right(
+    rows: list[list[list[int]]],
+) -> None:
+    parts = [torch.tensor(of_rank) for of_rank in rows]
+    assert not padded_left(parts)
+    assert padded_left([torch.rand(2, 3), torch.rand(2, 4)]) == []
