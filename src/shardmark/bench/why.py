@@ -22,9 +22,11 @@ from shardmark.bench.analysis.parts import (
     OWN_ROWS,
     PLAIN,
     UPDATE,
+    WORTH_A_TRY,
     Explanation,
     Samples,
     explanation_of,
+    largest_share,
     rows_differ,
     rows_vary,
     sample_of,
@@ -42,8 +44,6 @@ MOST_ROUNDS, LEAST_ROUNDS = 12, 3
 WARMUP_STEPS = 5
 STEPS = 20
 """Measured steps of a trial."""
-WORTH_A_TRY = 0.02
-"""Share of a rank's time from which a thing is taken away."""
 FIRST_SHARE = 0.6
 """Share of the budget after which what makes a rank late is tried."""
 LARGE_UPDATE = 0.1
@@ -83,7 +83,7 @@ def explain(
             samples.stripped = EQUAL_ROWS if len(working) == 1 else ALL
             working["rows_of"] = _rows_of("0", working.pop("same_batch"))
         variants.setdefault(samples.stripped, working)
-        if max(rank["shares"].get("update", 0.0) for rank in seen) >= LARGE_UPDATE:
+        if largest_share(seen, "update") >= LARGE_UPDATE:
             variants[UPDATE] = {"no_update": ""}
         rounds.ends_at_seconds = began + FIRST_SHARE * budget_seconds
         rounds.repeat(variants)
@@ -113,7 +113,7 @@ def look_at(
 
 def _chosen(seen: Sequence[Mapping[str, Any]], world_size: int) -> dict[str, str]:
     """Return what is worth being taken away, with values, for what was seen on the ranks."""
-    largest = {kind: max(rank["shares"].get(kind, 0.0) for rank in seen) for kind in NAMES}
+    largest = {kind: largest_share(seen, kind) for kind in NAMES}
     chosen = {}
     is_unknown = bool(seen[0]["functions"]) and not any(rank["rows"] for rank in seen)
     if largest["input"] >= WORTH_A_TRY or rows_differ(seen) or is_unknown:

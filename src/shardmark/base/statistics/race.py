@@ -43,6 +43,11 @@ class Standing:
     high: float
     pairs: int
 
+    @property
+    def is_bounded(self) -> bool:
+        """False while so few pairs exclude no ratio."""
+        return self.high / self.low < math.exp(LARGEST_LOG)
+
     def decision(self, margin: float) -> Decision:
         """Decide; `margin` is the relative difference below which both count as alike."""
         if 1 - margin < self.low and self.high < 1 + margin:
@@ -56,7 +61,7 @@ class Standing:
 
         `MOST_PAIRS` stands for that many or more; None if it is unknown.
         """
-        if self.pairs < 3 or self.high >= math.exp(LARGEST_LOG):
+        if self.pairs < 3 or not self.is_bounded:
             return None
         half = math.log(self.high / self.low) / 2
         offset = abs(math.log(self.ratio))

@@ -29,6 +29,8 @@ NAMES = {
     "logging": "prints and logging",
     "own_code": "the script's own code between the passes",
 }
+WORTH_A_TRY = 0.02
+"""Share of a rank's time from which a thing is taken away."""
 NOTEWORTHY = 0.03
 """Share of a step from which a part is named."""
 LATE = 0.05
@@ -223,6 +225,8 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
     parts, unknown = [], []
     for name in chosen:
         saved, kind = samples.saved(name), KINDS[name]
+        if kind == "input" and largest_share(seen, kind) < WORTH_A_TRY:
+            continue  # tried for rows of other sizes: the batches of the warm-up may be shorter
         if saved is None:
             unknown.append(kind)
         else:
@@ -260,10 +264,14 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
         unknown=tuple(unknown),
         update=update if update is not None and update.value > 0 else None,
         needed=needed,
-        findings=(*more, *_idle_loader(counts, max(r["shares"].get("input", 0.0) for r in seen))),
+        findings=(*more, *_idle_loader(counts, largest_share(seen, "input"))),
         counts=counts,
         notes=tuple(_notes(samples)),
     )
+
+
+def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
+    return max(rank["shares"].get(kind, 0.0) for rank in seen)
 
 
 def _without(seconds: Estimate, other: Estimate) -> Estimate:

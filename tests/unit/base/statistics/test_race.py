@@ -67,10 +67,11 @@ def test_a_slower_candidate_is_told() -> None:
     assert result.low < result.ratio < result.high < 1
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_pairs_decide_nothing(count: int) -> None:
-    result = standing([1.5, 1.6][:count], [1.0] * count)
-    assert result.pairs == count
+@pytest.mark.parametrize(("count", "comparisons"), [(0, 1), (1, 1), (2, 1), (4, 12)])
+def test_few_pairs_decide_nothing(count: int, comparisons: int) -> None:
+    speeds = [0.5, 0.6, 0.7, 0.6][:count]
+    result = standing(speeds, [1.0] * count, comparisons=comparisons)
+    assert (result.pairs, result.is_bounded) == (count, False)
     assert result.decision(0.01) is Decision.UNDECIDED
     assert result.pairs_to_decide(0.01) is None
 

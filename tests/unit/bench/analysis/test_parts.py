@@ -85,6 +85,15 @@ def test_what_is_saved_without_a_thing_is_its_part() -> None:
     assert facts_of(found)["computing_seconds"] == pytest.approx(0.055, rel=0.01)
 
 
+def test_shorter_batches_of_the_warm_up_are_no_input() -> None:
+    """Loading is tried for rows of other sizes; nobody was seen to wait for it."""
+    times = {PLAIN: (0.1,), "same_batch": (0.08,), "no_peers": (0.1,), ALL: (0.08, 0.08, 0.08)}
+    found = explanation_of(
+        samples(times, looked(input=0.01), looked(input=0.01)), ["same_batch", "no_peers"]
+    )
+    assert (found.parts, found.undecided, found.lost.value) == ((), (), 0.0)
+
+
 def test_the_rank_that_loads_slowly_is_named() -> None:
     times = {PLAIN: (0.1,), "same_batch": (0.07,), "no_peers": (0.1,), ALL: (0.07, 0.07, 0.07)}
     found = explanation_of(
@@ -239,7 +248,7 @@ def test_what_could_not_be_taken_away_is_not_called_computing() -> None:
     )
     assert found.update is None, "no update takes less than nothing"
     times = {PLAIN: (0.1,), "same_batch": (0.07,), "no_peers": (0.08,)}
-    both = samples(times)
+    both = samples(times, looked(input=0.3), looked(input=0.3))
     both.stripped = ALL
     found = explanation_of(both, ["same_batch", "no_peers"])
     assert found.lost.value == pytest.approx(0.03), "at least the largest part"

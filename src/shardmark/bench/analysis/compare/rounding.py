@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isclose
 from statistics import fmean
 
 from shardmark.base.cells import cell_id
@@ -62,7 +63,7 @@ def _rounding(twin: TrialResult, row: Row, rows: Sequence[Row]) -> Rounding | No
         and other.equivalent
         and not (row.weak_scaling and row.world_size != other.world_size)
         and (other_values := _with_seed(other, metric, seed_of(twin)))
-        and abs(fmean(other_values) - fmean(values)) <= distance
+        and isclose(fmean(other_values), fmean(values), abs_tol=distance)
     )
     return Rounding(metric=metric, distance=distance, cell=names[id(row)], same=tuple(close))
 

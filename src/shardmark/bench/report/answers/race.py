@@ -22,8 +22,8 @@ def race_facts(race: Race) -> list[dict[str, Any]]:
             "against": race.reference.strategy,
             "decision": verdict_on(racer),
             "ratio": racer.standing.ratio if racer.standing.pairs else None,
-            "low": racer.standing.low if racer.standing.pairs > 1 else None,
-            "high": racer.standing.high if racer.standing.pairs > 1 else None,
+            "low": racer.standing.low if racer.standing.is_bounded else None,
+            "high": racer.standing.high if racer.standing.is_bounded else None,
             "pairs": racer.standing.pairs,
             "margin": race.margin,
             "same_training": racer.row.equivalent,
@@ -45,7 +45,7 @@ def _text(racer: Racer, race: Race) -> str:
     head = f"{verdict} {racer.row.strategy}:"
     pairs = counted(result.pairs, "pair")
     speed = f"{result.ratio:.3g}x as fast as {race.reference.strategy}, {pairs}"
-    if result.pairs > 1 and result.high < 10:
+    if result.is_bounded and result.high < 10:
         speed = (
             f"{result.ratio:.3f}x as fast as {race.reference.strategy} ({result.low:.3f} to "
             f"{result.high:.3f}, {pairs})"

@@ -289,6 +289,14 @@ def test_what_rounding_alone_does_makes_verified_rows_the_same(tmp_path: Path) -
     assert " ".join(overview(comparison).split()).count("rounding alone") == 1
 
 
+def test_equal_qualities_end_alike_whatever_the_number_of_repeats(tmp_path: Path) -> None:
+    share = 318 / 360  # the mean of five differs in its last bit
+    single = replace(SINGLE, qualities=(share,) * 3, twin=share)
+    fsdp = replace(FSDP, rates=(150,) * 5, qualities=(share,) * 5)
+    (rounding,) = compared(tmp_path, [single, fsdp]).rounding
+    assert (rounding.distance, rounding.same) == (0.0, ("fsdp",))
+
+
 @pytest.mark.parametrize(
     ("others", "batch_norms", "twin", "told"),
     [

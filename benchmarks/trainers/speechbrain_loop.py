@@ -1,0 +1,32 @@
+"""Trains a causal language model with SpeechBrain's Brain."""
+
+import speechbrain
+import torch
+from parts import accumulation, args, clip, language_model, token_rows, tokenizer
+from transformers import DataCollatorForLanguageModeling, set_seed
+
+
+class Language(speechbrain.Brain):
+    def compute_forward(self, batch, *_):
+        return self.modules.model(**batch).loss
+
+    def compute_objectives(self, predictions, *_):
+        return predictions
+
+
+options = {"device": "cpu", "distributed_backend": "gloo", "grad_accumulation_factor": accumulation}
+options |= {"max_grad_norm": clip} if clip else {}
+speechbrain.utils.distributed.ddp_init_group(options)
+set_seed(0)
+brain = Language(
+    modules={"model": language_model()},
+    opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=args.learning_rate),
+    run_opts=options,
+)
+collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+brain.fit(
+    epoch_counter=range(1, 3),
+    train_set=[{"input_ids": row} for row in token_rows()],
+    train_loader_kwargs={"batch_size": args.micro_batch, "shuffle": True, "collate_fn": collate},
+    progressbar=False,
+)
