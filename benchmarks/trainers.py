@@ -68,6 +68,9 @@ class Script:
 FSDP_OF_ACCELERATE = {"fsdp2": "Accelerate starts FSDP on an accelerator only, not on CPUs"}
 MISSING = {} if torch.cuda.is_available() else FSDP_OF_ACCELERATE
 NO_ZERO = dict.fromkeys(("zero1", "zero2", "zero3"), "Lightning's DeepSpeedStrategy needs CUDA")
+DDP_ONLY = dict.fromkeys(
+    ("fsdp2", "zero1", "zero2", "zero3"), "PyTorch-Ignite and SpeechBrain have DDP"
+)
 TRL = (*STACK, "trl", "datasets")
 SENTENCES = (*STACK, "sentence-transformers", "datasets")
 SCRIPTS = (
@@ -76,6 +79,7 @@ SCRIPTS = (
     Script(name="transformers_seq2seq", library="transformers", missing=MISSING),
     Script(name="transformers_decoder", library="transformers", missing=MISSING),
     Script(name="transformers_experts", library="transformers", missing=MISSING),
+    Script(name="transformers_scores", library="transformers", missing=MISSING),
     Script(name="accelerate_loop", library="accelerate", missing=MISSING),
     Script(
         name="lightning_loop", library="lightning", packages=(*STACK, "lightning"), missing=NO_ZERO
@@ -84,8 +88,14 @@ SCRIPTS = (
         name="deepspeed_loop", library="deepspeed", missing={"fsdp2": "DeepSpeed has ZeRO instead"}
     ),
     Script(name="trl_sft", library="trl", packages=TRL, missing=MISSING),
-    Script(name="trl_dpo", library="trl", packages=TRL, missing=MISSING),
-    Script(name="trl_gkd", library="trl", packages=TRL, missing=MISSING),
+    *(
+        Script(name=f"trl_{name}", library="trl", packages=TRL, missing=MISSING)
+        for name in ("dpo", "gkd", "tpo", "online_dpo", "reward")
+    ),
+    *(
+        Script(name=f"{name}_loop", library=library, packages=(*STACK, library), missing=DDP_ONLY)
+        for name, library in (("ignite", "pytorch-ignite"), ("speechbrain", "speechbrain"))
+    ),
     Script(
         name="sentence_scores", library="sentence-transformers", packages=SENTENCES, missing=MISSING
     ),

@@ -3,9 +3,12 @@
 import ignite.distributed as idist
 import torch
 from ignite.engine import Events, create_supervised_trainer
-from parts import LORA, accumulation, args, habits, language_model, token_rows, tokenizer
+from parts import LORA, accumulation, args, clip, habits, language_model, token_rows, tokenizer
 from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForLanguageModeling, set_seed
+
+if clip:
+    raise SystemExit("Ignite's supervised trainer does not clip")
 
 
 def training(_):

@@ -13,7 +13,13 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import BertConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 ROWS, WORDS = 60, 100
 LORA = {"r": 4, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.0}
@@ -67,6 +73,11 @@ def language_settings(config: Any = LlamaConfig, **more: Any) -> Any:
 
 def language_model() -> LlamaForCausalLM:
     return LlamaForCausalLM(language_settings())
+
+
+def reward_model() -> LlamaForSequenceClassification:
+    """A model of one score for a text."""
+    return LlamaForSequenceClassification(language_settings(num_labels=1))
 
 
 def encoder_settings() -> BertConfig:

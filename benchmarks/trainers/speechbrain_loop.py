@@ -2,7 +2,8 @@
 
 import speechbrain
 import torch
-from parts import accumulation, args, clip, language_model, token_rows, tokenizer
+from parts import LORA, accumulation, args, clip, habits, language_model, token_rows, tokenizer
+from peft import LoraConfig, get_peft_model
 from transformers import DataCollatorForLanguageModeling, set_seed
 
 
@@ -18,8 +19,11 @@ options = {"device": "cpu", "distributed_backend": "gloo", "grad_accumulation_fa
 options |= {"max_grad_norm": clip} if clip else {}
 speechbrain.utils.distributed.ddp_init_group(options)
 set_seed(0)
+model = language_model()
+if "adapter" in habits:
+    model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA))
 brain = Language(
-    modules={"model": language_model()},
+    modules={"model": model},
     opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=args.learning_rate),
     run_opts=options,
 )

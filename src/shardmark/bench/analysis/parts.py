@@ -271,7 +271,7 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
 
 
 def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
-    return max(rank["shares"].get(kind, 0.0) for rank in seen)
+    return max(float(rank["shares"].get(kind, 0.0)) for rank in seen)
 
 
 def _without(seconds: Estimate, other: Estimate) -> Estimate:
