@@ -122,7 +122,6 @@ CASES = {
         fault="`set_epoch` is not called: all epochs have one order",
         script="accelerate_shuffled.py", audit="--until-epoch", causes=("same_order_every_epoch",),
         faulty="accelerate==0.24.1", mended="accelerate==0.30.1", both="--show",
-        why=": audit compares the orders of `DistributedSampler`s, and Accelerate has its own",
     ),
     "accelerate-shuffle": Case(
         thread="huggingface/accelerate#2268",
@@ -130,8 +129,6 @@ CASES = {
         script="accelerate_shuffled.py",
         causes=("data_repeated", "data_dropped", "data_divided_twice"),
         faulty="accelerate==0.25.0", mended="accelerate==0.30.1", both="--show",
-        why=": audit reads the shares of `DistributedSampler`s; it counts 21 different rows in 24, "
-        "and data may have equal rows",
     ),
     "deepspeed-shared-encoder": Case(
         thread="deepspeedai/DeepSpeed#8224, #8245",

@@ -160,6 +160,19 @@ def step(inputs, targets):
         ((model(view) - targets) ** 2).mean().backward()
     optimizer.step()
 """,
+    "a part of the data is left for evaluations, which begin before the training": """
+data, rest = torch.utils.data.random_split(data, [48, 16])
+evaluation = DataLoader(rest, 2, sampler=DistributedSampler(rest))
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for inputs, targets in [*evaluation, *evaluation]:
+    with torch.no_grad():
+        nn.functional.mse_loss(model(inputs), targets)
+
+def step(inputs, targets):
+    nn.functional.mse_loss(model(inputs), targets).backward()
+    optimizer.step()
+""",
     "an optimizer that reduces": """
 class Reducing(torch.optim.Optimizer):
     @torch.no_grad()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from math import hypot
+from math import hypot, prod
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -44,6 +44,8 @@ EXACT = 1e-5
 """Relative difference of numbers of a script that are equal by its definition of the loss."""
 NORMS = 1e-3
 """Relative difference of norms that counts as equal: scripts add a small number to a norm."""
+LEAST_SHARE = 8
+"""Number of indices that tell an order from another one, and from draws with replacement."""
 REDUCTIONS = ("mean", "sum", "none", GRAPH)
 
 _BITS = {"bf16": 8, "fp16": 11}
@@ -162,14 +164,14 @@ def of_start(records: Records) -> Finding | None:
 
 def of_data(records: Records) -> Finding | None:
     """Ranks that train on the same samples, or on too few or too many of them."""
-    shares = _rows_of_steps(records)
-    same = records.count > 1 and shares and all(_equal_rows(rows) for rows in shares)
-    if same and not records.divides_rows:
-        count = len(shares[0][0])
+    steps = [list(map(Counter, rows)) for rows in _rows_of_steps(records)]
+    same = all(len(rows[0]) > 1 and rows.count(rows[0]) == len(rows) for rows in steps)
+    if records.count > 1 and steps and same and not records.divides_rows:
+        count = steps[0][0].total()
         return finding(
             "same_data",
             f"all ranks train on the same {count} samples in each step",
-            f"the samples of rank 0 and rank 1 are equal in {len(shares)} of {len(shares)} steps",
+            f"the samples of rank 0 and rank 1 are equal in {len(steps)} of {len(steps)} steps",
             **_of_sampler(
                 [rank.loaders[0] for rank in records.ranks if rank.loaders],
                 "give the DataLoader a DistributedSampler, give each rank its own part of a "
@@ -180,24 +182,23 @@ def of_data(records: Records) -> Finding | None:
 
 
 def _of_sampler(loaders: Sequence[Loader], remedy: str) -> dict[str, str]:
-    """Facts of the ranks' `DistributedSampler`s; `remedy` is for scripts without one."""
+    """Facts of the ranks' samplers; `remedy` is for those without `num_replicas` and `rank`."""
     settings = [loader.sampler_settings for loader in loaders]
-    if not settings or not all(settings):
-        return {"origin": "", "remedy": remedy}
     for name in ("seed", "epoch", "num_replicas"):
-        values = [facts[name] for facts in settings]
+        values = [facts.get(name) for facts in settings]
         if len(set(values)) > 1:
-            texts = ", ".join(map(str, values))
             return {
-                "origin": f": the sampler's {name} differs by rank ({texts})",
-                "remedy": f"give the DistributedSampler of every rank the same {name}",
+                "origin": f": the sampler's {name} differs by rank ({', '.join(map(str, values))})",
+                "remedy": f"give the sampler of every rank the same {name}",
             }
+    if not settings or not all({"num_replicas", "rank"} <= facts.keys() for facts in settings):
+        return {"origin": "", "remedy": remedy}
     replicas, ranks = settings[0]["num_replicas"], [facts["rank"] for facts in settings]
     if replicas != len(loaders) or len(set(ranks)) < len(ranks):
         return {
             "origin": f": the samplers have num_replicas={replicas} and the ranks "
             f"{', '.join(map(str, ranks))}",
-            "remedy": "give the DistributedSampler the number of ranks, and each rank its own rank",
+            "remedy": "give the sampler the number of ranks, and each rank its own rank",
         }
     return {"origin": "", "remedy": "make the samples of the data set the same on all ranks"}
 
@@ -216,71 +217,88 @@ def _rows_of_steps(records: Records) -> list[list[list[float]]]:
     return steps
 
 
-def _equal_rows(ranks: list[list[float]]) -> bool:
-    first = Counter(ranks[0])
-    return len(first) > 1 and all(Counter(rows) == first for rows in ranks[1:])
-
-
 def _of_epoch(records: Records) -> Finding | None:
     """Samples of an epoch that no rank or that several ranks train on."""
-    rows = next(iter(_rows_of_steps(records)), [])
-    for loaders in zip(*(rank.loaders for rank in records.ranks), strict=False):
-        samples, size = loaders[0].samples, loaders[0].batch_size
-        indices_of_ranks = [loader.indices for loader in loaders if loader.indices is not None]
-        if len(indices_of_ranks) < records.count or records.count < 2 or not samples or not size:
-            continue
-        replicas = loaders[0].sampler_settings.get("num_replicas", records.count)
-        if len({loader.first_sample for loader in loaders}) > 1 and replicas == records.count:
-            part = samples // records.count
-            return finding(
-                "data_divided_twice",
-                f"each rank trains on {part} of its {samples} samples",
-                f"the data sets of the ranks begin with different samples, and a "
-                f"{loaders[0].sampler} takes 1 of {records.count} of each",
-            )
-        if any(loader.samples != samples for loader in loaders):
-            continue
-        counts = Counter(index for indices in indices_of_ranks for index in indices)
-        if all(set(indices) == set(range(samples)) for indices in indices_of_ranks):
-            continue  # an evaluation on every rank, or the same data, which is seen by its samples
-        facts = _of_sampler(loaders, "use a DistributedSampler, or the shares [rank::ranks]")
-        missing, again = samples - len(counts), sum(counts.values()) - len(counts)
-        if missing >= records.count * size:
-            return finding(
-                "data_dropped",
-                f"{missing} of {samples} samples are on no rank",
-                f"the ranks read {len(counts)} different samples in an epoch",
-                **facts,
-            )
-        rows_by_indices: dict[tuple[int, ...], set[tuple[float, ...]]] = {}
-        for indices, of_rank in zip(indices_of_ranks, rows, strict=False):
-            rows_by_indices.setdefault((*indices,), set()).add((*sorted(of_rank),))
-        parts = records.divides_rows or any(len(other) > 1 for other in rows_by_indices.values())
-        if again >= records.count * size and not parts:
-            return finding(
-                "data_repeated",
-                f"{again} samples are on several ranks",
-                f"the ranks read {sum(counts.values())} samples in an epoch, and "
-                f"{len(counts)} different ones",
-                **facts,
-            )
+    epochs = [{one.number: one for one in reversed(rank.loaders)} for rank in records.ranks]
+    for number in epochs[0] if records.count > 1 else ():
+        loaders = [first_epoch[number] for first_epoch in epochs if number in first_epoch]
+        same_kind = len({loader.sampler for loader in loaders}) == 1
+        if len(loaders) == records.count and same_kind and (cause := _of_shares(records, loaders)):
+            return cause
+    return None
+
+
+def _of_shares(records: Records, loaders: Sequence[Loader]) -> Finding | None:
+    """Shares of the ranks' samplers that leave samples out, or that overlap."""
+    shares, count = [loader.indices or [] for loader in loaders], records.count
+    if not all(shares) or any(len(set(share)) < len(share) for share in shares):
+        return None  # unknown, or drawn with replacement
+    settings, size = [loader.sampler_settings for loader in loaders], loaders[0].largest_batch
+    replicas = settings[0].get("num_replicas", count)
+    divided = all(
+        abs(replicas * len(share) - len(loader.available)) < replicas * size
+        for share, loader in zip(shares, loaders, strict=True)
+    )
+    if divided and len({loader.first_sample for loader in loaders}) > 1 and replicas == count:
+        samples = len(loaders[0].available)
+        return finding(
+            "data_divided_twice",
+            f"each rank trains on {samples // count} of its {samples} samples",
+            f"the data sets of the ranks begin with different samples, and a "
+            f"{loaders[0].sampler} takes 1 of {count} of each",
+        )
+    available = set[int]().union(*(loader.available for loader in loaders))
+    # Each rank takes all in an evaluation, or of the same data, which are seen by their samples.
+    comparable = all(loader.samples == loaders[0].samples for loader in loaders) and any(
+        set(share) != available for share in shares
+    )
+    facts = _of_sampler(loaders, "use a DistributedSampler, or shares of one order for all")
+    counts = Counter(index for share in shares for index in share)
+    missing, again = len(available) - len(counts), counts.total() - len(counts)
+    # Samplers may repeat samples by intent, but not as often as independent orders do by chance.
+    by_chance = len(available) * prod(1 - len(share) / len(available) for share in shares)
+    independent = abs(missing - by_chance) < 1.5 * len(available) ** 0.5
+    same_seed = len({(values.get("seed"), values.get("epoch")) for values in settings}) == 1
+    wrong = independent or (facts["origin"] and same_seed)
+    wrong = wrong and divided and len(available) >= LEAST_SHARE * count
+    fixed_parts = any(loader.available != loaders[0].available for loader in loaders)
+    if not comparable or not (wrong or fixed_parts):
+        return None
+    facts["origin"] = facts["origin"] or (": each rank has its own order" if independent else "")
+    evidence = f"the ranks read {counts.total()} samples in an epoch, {len(counts)} different ones"
+    if missing >= count * size:
+        off = f"{missing} of {len(available)} samples are on no rank"
+        return finding("data_dropped", off, evidence, **facts)
+    rows_by_indices: dict[tuple[int, ...], set[tuple[float, ...]]] = {}
+    for share, of_rank in zip(shares, next(iter(_rows_of_steps(records)), []), strict=False):
+        rows_by_indices.setdefault((*share,), set()).add((*sorted(of_rank),))
+    parts = records.divides_rows or any(len(other) > 1 for other in rows_by_indices.values())
+    if again >= count * size and not parts:
+        off = f"{again} samples are on several ranks"
+        return finding("data_repeated", off, evidence, **facts)
     return None
 
 
 def _of_order(records: Records) -> Finding | None:
-    """Epochs in the same order, as `set_epoch` was not called."""
-    epochs: dict[int, list[Loader]] = {}
-    for loader in records.ranks[0].loaders:
-        if loader.shuffles and loader.batches:
-            epochs.setdefault(loader.number, []).append(loader)
-    for same in epochs.values():
-        if len(same) < 2 or not same[0].indices or len(same[0].indices) < 3:
-            continue
-        if same[0].indices == same[1].indices:
+    """Epochs in the same order: the sampler's seed does not change."""
+    first = records.ranks[0]
+    training = {micro.loaders[-1] for s in first.steps for micro in s.micros if micro.loaders}
+    for number in training:
+        epochs = [epoch for epoch in first.loaders if epoch.number == number and epoch.shuffles]
+        orders = [
+            epoch.indices or []
+            for epoch in epochs
+            # A script may look at the first batch, and begin again.
+            if epoch.batches > 2
+            or epoch is epochs[-1]
+            or epoch.batches * epoch.largest_batch >= len(epoch.indices or [])
+        ]
+        if len(orders) > 1 and len(orders[0]) >= LEAST_SHARE and orders[0] == orders[1]:
             return finding(
                 "same_order_every_epoch",
                 "every epoch has its samples in the same order",
                 "the sampler shuffles, and its orders of the first and the second epoch are equal",
+                sampler=epochs[0].sampler,
             )
     return None
 
@@ -1379,9 +1397,9 @@ CAUSES: dict[str, Cause] = {
         stage="ranks",
     ),
     "same_order_every_epoch": Cause(
-        meaning="`set_epoch` of the sampler is not called",
-        reason="set_epoch of the DistributedSampler is not called",
-        remedy="call sampler.set_epoch(epoch) before each epoch",
+        meaning="every epoch has the same order, as where `set_epoch` is not called",
+        reason="the seed of the {sampler} does not change with the epoch",
+        remedy="call its set_epoch(epoch) before each epoch, or let the seed depend on the epoch",
         find=of_data,
         stage="ranks",
     ),

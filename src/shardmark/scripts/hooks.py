@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import json
@@ -10,9 +9,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.nn.modules import module as global_hooks
 from torch.optim import optimizer as optimizers
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts.bootstrap.sitecustomize import AfterImport
 from shardmark.scripts.draws import WatchDraws
@@ -115,10 +116,7 @@ def _watch_modules(observer: Observer) -> None:
 
 
 def _watch_backward(observer: Observer) -> None:
-    original = torch.autograd.backward
-
-    @functools.wraps(original)
-    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         if observer.in_backward:  # checkpointing calls it inside of the script's call
             original(tensors, *args, **kwargs)
             return
@@ -128,7 +126,7 @@ def _watch_backward(observer: Observer) -> None:
         finally:
             observer.after_backward()
 
-    torch.autograd.backward = backward
+    replace(torch.autograd, "backward", backward)
 
 
 def _watch_optimizers(observer: Observer) -> None:
@@ -153,170 +151,136 @@ def _watch_optimizers(observer: Observer) -> None:
 
     optimizers.register_optimizer_step_pre_hook(before)
     optimizers.register_optimizer_step_post_hook(after)
-    create = torch.optim.Optimizer.__init__
 
-    @functools.wraps(create)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        create(self, *args, **kwargs)
-        observer.optimizers.append(weakref.ref(self))
+    def create(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        observer.optimizers.append(weakref.ref(optimizer))
 
-    torch.optim.Optimizer.__init__ = init  # type: ignore[method-assign]
+    replace(torch.optim.Optimizer, "__init__", create)
 
 
 def watch_deepspeed(observer: Observer, engine: type) -> None:
     """DeepSpeed's optimizers hold flat slices: its engine is watched in their place."""
-    step = engine.step  # type: ignore[attr-defined]
 
-    @functools.wraps(step)
-    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
-        updates = self.is_gradient_accumulation_boundary()
+    def step(original: Any, deepspeed: Any, *args: Any, **kwargs: Any) -> Any:
+        updates = deepspeed.is_gradient_accumulation_boundary()
         if updates:
-            observer.before_step(self)
-        result = step(self, *args, **kwargs)
+            observer.before_step(deepspeed)
+        result = original(deepspeed, *args, **kwargs)
         if updates:
-            observer.after_step(self)
+            observer.after_step(deepspeed)
         return result
 
-    engine.step = watched  # type: ignore[attr-defined]
+    replace(engine, "step", step)
 
 
 def _watch_losses(observer: Observer) -> None:
-    for name in LOSS_FUNCTIONS:
-        original = getattr(functional, name)
+    def loss(original: Any, *args: Any, **kwargs: Any) -> Tensor:
+        value: Tensor = original(*args, **kwargs)
+        if value.requires_grad:
+            named = inspect.signature(original).bind(*args, **kwargs).arguments
+            target = list(named.values())[1]
+            plain = (float, int, str)
+            options = {k: v for k, v in [*named.items()][2:] if isinstance(v, plain)}
 
-        def watched(
-            *args: Any,
-            _name: str = name,
-            _original: Callable[..., Tensor] = original,
-            **kwargs: Any,
-        ) -> Tensor:
-            value = _original(*args, **kwargs)
-            if value.requires_grad:
-                named = inspect.signature(_original).bind(*args, **kwargs).arguments
-                target = list(named.values())[1]
-                plain = (float, int, str)
-                options = {k: v for k, v in [*named.items()][2:] if isinstance(v, plain)}
+            def of_row(row: int) -> Any:
+                rows = {name: named[name][row : row + 1] for name in list(named)[:2]}
+                return original(**{**named, **rows, "reduction": "sum"})
 
-                def of_row(row: int) -> Tensor:
-                    rows = {name: named[name][row : row + 1] for name in list(named)[:2]}
-                    return _original(**{**named, **rows, "reduction": "sum"})
+            if named.get("weight") is not None:
+                target = None  # weights of classes: targets do not count alike
+            observer.loss_called(original.__name__, options, target, value, of_row)
+        return value
 
-                if named.get("weight") is not None:
-                    target = None  # weights of classes: targets do not count alike
-                observer.loss_called(_name, options, target, value, of_row)
-            return value
-
-        setattr(functional, name, functools.wraps(original)(watched))
-    attention = functional.scaled_dot_product_attention
-
-    @functools.wraps(attention)
-    def without_dropout(*args: Any, **kwargs: Any) -> Tensor:
+    def attention(original: Any, *args: Any, **kwargs: Any) -> Any:
         """Fused attention draws its dropout where no hook sees it: both sides run without."""
         if len(args) > 4 and args[4]:
             args = (*args[:4], 0.0, *args[5:])
-        return attention(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
+        return original(*args, **kwargs | ({"dropout_p": 0.0} if "dropout_p" in kwargs else {}))
 
-    functional.scaled_dot_product_attention = without_dropout
+    for name in LOSS_FUNCTIONS:
+        replace(functional, name, loss)
+    replace(functional, "scaled_dot_product_attention", attention)
 
 
 def _watch_clipping(observer: Observer) -> None:
+    def clip(original: Any, *args: Any, **kwargs: Any) -> Any:
+        call = inspect.signature(original).bind(*args, **kwargs)
+        parameters, limit, *_ = call.arguments.values()
+        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        call.arguments["parameters"] = clipped  # an iterator can be read once
+        observer.before_clip(clipped)
+        norm = original(*call.args, **call.kwargs)
+        observer.after_clip(original.__name__, norm, float(limit))
+        return norm
+
     for name in CLIPS:
-        original = getattr(nn.utils, name)
-
-        def watched(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
-            call = inspect.signature(_original).bind(*args, **kwargs)
-            parameters, limit, *_ = call.arguments.values()
-            clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-            call.arguments["parameters"] = clipped  # an iterator can be read once
-            observer.before_clip(clipped)
-            norm = _original(*call.args, **call.kwargs)
-            observer.after_clip(_original.__name__, norm, float(limit))
-            return norm
-
-        replaced = functools.wraps(original)(watched)
-        setattr(nn.utils, name, replaced)
-        setattr(nn.utils.clip_grad, name, replaced)
+        replace(nn.utils, name, clip)
+        setattr(nn.utils.clip_grad, name, getattr(nn.utils, name))
 
 
 def _watch_scalers(observer: Observer) -> None:
-    scaler = torch.amp.GradScaler
-    scale, unscale, update = scaler.scale, scaler.unscale_, scaler.update
+    def scale(original: Any, scaler: Any, outputs: Any) -> Any:
+        observer.scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+        return original(scaler, outputs)
 
-    @functools.wraps(scale)
-    def scaled(self: Any, outputs: Any) -> Any:
-        observer.scale = float(self.get_scale()) if self.is_enabled() else 1.0
-        return scale(self, outputs)
-
-    @functools.wraps(unscale)
-    def unscaled(self: Any, optimizer: Any) -> None:
-        unscale(self, optimizer)
+    def unscale_(original: Any, scaler: Any, optimizer: Any) -> None:
+        original(scaler, optimizer)
         observer.unscaled = True
 
-    @functools.wraps(update)
-    def updated(self: Any, *args: Any, **kwargs: Any) -> None:
-        update(self, *args, **kwargs)
+    def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
         observer.begin_step()  # also after a step that the scaler skipped, for infinite gradients
 
-    scaler.scale = scaled  # type: ignore[method-assign]
-    scaler.unscale_ = unscaled  # type: ignore[method-assign]
-    scaler.update = updated  # type: ignore[method-assign]
+    for function in (scale, unscale_, update):
+        replace(torch.amp.GradScaler, function.__name__, function)
 
 
 def _watch_loaders(observer: Observer) -> None:
-    create, iterate, length = DataLoader.__init__, DataLoader.__iter__, DataLoader.__len__
     numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-    @functools.wraps(create)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        create(self, *args, **kwargs)
-        numbers[self] = len(numbers)
+    def create(original: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        original(loader, *args, **kwargs)
+        numbers[loader] = len(numbers)
 
-    @functools.wraps(iterate)
-    def batches(self: Any) -> Iterator[Any]:
-        return observer.batches(self, numbers.get(self, -1), lambda: iterate(self))
+    def batches(original: Any, loader: Any) -> Iterator[Any]:
+        return observer.batches(loader, numbers.get(loader, -1), lambda: original(loader))
 
-    @functools.wraps(length)
-    def count(self: Any) -> int:
-        return observer.length_of(numbers.get(self, -1), length(self))
+    def length(original: Any, loader: Any) -> int:
+        return observer.length_of(numbers.get(loader, -1), original(loader))
 
-    DataLoader.__init__ = init  # type: ignore[method-assign]
-    DataLoader.__iter__ = batches  # type: ignore[assignment,method-assign]
-    DataLoader.__len__ = count  # type: ignore[method-assign]
+    replace(DataLoader, "__init__", create)
+    replace(DataLoader, "__iter__", batches)
+    replace(DataLoader, "__len__", length)
+    replace(_BaseDataLoaderIter, "_next_index", observer.next_index)
 
 
 def _watch_collectives(observer: Observer) -> None:
     import torch.distributed as dist
 
+    def collective(original: Any, *args: Any, **kwargs: Any) -> Any:
+        observer.collective(original.__name__, (*args, *kwargs.values()))
+        return original(*args, **kwargs)
+
     for name in COLLECTIVES:
-        original = getattr(dist, name, None)
-        if original is None:
-            continue
-
-        def watched(*args: Any, _original: Any = original, _name: str = name, **kwargs: Any) -> Any:
-            observer.collective(_name, (*args, *kwargs.values()))
-            return _original(*args, **kwargs)
-
-        setattr(dist, name, functools.wraps(original)(watched))
+        if hasattr(dist, name):
+            replace(dist, name, collective)
 
 
 def _set_devices_of_lightning() -> None:
     """Let Lightning use the launcher's ranks: it refuses another number than `devices`."""
 
-    def replace(name: str, module: Any) -> None:
-        connector = getattr(module, name)
-        create = connector.__init__
+    def create(original: Any, connector: Any, *args: Any, **kwargs: Any) -> None:
+        if "LOCAL_WORLD_SIZE" in os.environ and "devices" in kwargs:
+            kwargs["devices"] = int(os.environ["LOCAL_WORLD_SIZE"])
+            if "LT_DEVICES" in os.environ:  # `fabric run` refuses two different numbers
+                os.environ["LT_DEVICES"] = os.environ["LOCAL_WORLD_SIZE"]
+        original(connector, *args, **kwargs)
 
-        @functools.wraps(create)
-        def init(self: Any, *args: Any, **kwargs: Any) -> None:
-            if "LOCAL_WORLD_SIZE" in os.environ and "devices" in kwargs:
-                kwargs["devices"] = int(os.environ["LOCAL_WORLD_SIZE"])
-                if "LT_DEVICES" in os.environ:  # `fabric run` refuses two different numbers
-                    os.environ["LT_DEVICES"] = os.environ["LOCAL_WORLD_SIZE"]
-            create(self, *args, **kwargs)
+    def watch(name: str, module: Any) -> None:
+        replace(getattr(module, name), "__init__", create)
 
-        connector.__init__ = init
-
-    calls = {module: functools.partial(replace, name) for module, name in LIGHTNING.items()}
+    calls = {module: partial(watch, name) for module, name in LIGHTNING.items()}
     for module in sys.modules.keys() & calls.keys():
         calls.pop(module)(sys.modules[module])
     sys.meta_path.insert(0, AfterImport({**calls}))
@@ -324,11 +288,8 @@ def _set_devices_of_lightning() -> None:
 
 def _refuse_spawn(observer: Observer) -> None:
     """Refuse a rank that starts ranks itself: their number does not follow from the launcher."""
-    module: Any = torch.multiprocessing
-    original = module.spawn
 
-    @functools.wraps(original)
-    def spawn(*args: Any, **kwargs: Any) -> Any:
+    def spawn(original: Any, *args: Any, **kwargs: Any) -> Any:
         if "RANK" not in os.environ:
             return original(*args, **kwargs)
         observer.record.refusal = (
@@ -337,16 +298,14 @@ def _refuse_spawn(observer: Observer) -> None:
         )
         return observer.finish()
 
-    module.spawn = spawn
+    replace(torch.multiprocessing, "spawn", spawn)
 
 
 def watch_exit(observer: Observer) -> None:
     """Write the record before the script ends its process by `os._exit`."""
-    leave = os._exit
 
-    @functools.wraps(leave)
-    def exit_after_writing(status: int) -> NoReturn:
+    def leave(original: Any, status: int) -> None:
         observer.write()
-        leave(status)
+        original(status)
 
-    os._exit = exit_after_writing
+    replace(os, "_exit", leave)

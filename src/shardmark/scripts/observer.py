@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.utils._pytree as pytree  # torch has no public one
 from torch import Tensor, is_tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DistributedSampler, SequentialSampler, Subset
 
 from shardmark.scripts import hooks
 from shardmark.scripts.batches import checksum, copied, leaves, row_checksums
@@ -43,6 +42,7 @@ from shardmark.scripts.full_tensors import (
     sampled,
     sampling_of,
 )
+from shardmark.scripts.loaders import Order, described
 from shardmark.scripts.record import (
     BATCHES,
     GRAPH,
@@ -67,7 +67,8 @@ LIBRARIES_OF_LOADERS = ("accelerate", "torch", "shardmark")
 NO_EXCHANGES = ("torch.utils.checkpoint", "torch.nn.modules._functions")
 """Modules of functions with their own gradients that do not exchange results of samples."""
 GATHERS = ("all_gather", "all_gather_into_tensor", "all_gather_object")
-MOST_INDICES = 10**6
+MOST_ORDERS = 8
+"""Iterations over loaders whose indices are recorded."""
 DENSE = {Tensor, nn.Parameter}
 TOTALS = ("total_iters", "T_max", "total_steps")
 """Attributes of torch's schedules that hold the number of steps after which they end."""
@@ -100,6 +101,9 @@ class Observer:
         self.scale = 1.0
         self.unscaled = False
         self._batches: list[list[Any]] = []
+        self._orders: list[Order] = []
+        self._order = Order(Loader(batch_size=None))
+        """Order of the loader that loads its next batch."""
         self._roots: list[nn.Module] = []
         self._stack: list[nn.Module] = []
         self._outputs: list[Tensor] = []
@@ -136,7 +140,6 @@ class Observer:
         self._written = False
         self._clipped: list[dict[int, Tensor | None]] = []
         self._drawn_bytes = 0
-        self._draws_in_forward = 0
         self._busy = False
         atexit.register(self.write)
         if plan.deterministic:
@@ -170,7 +173,6 @@ class Observer:
 
     def before_root(self, module: nn.Module) -> None:
         """Called before every forward pass of an outermost module that computes gradients."""
-        self._draws_in_forward = 0
         if all(module is not root for root in self._roots):
             if not self._roots:
                 self._choose_sampling(module)
@@ -651,21 +653,31 @@ class Observer:
         self, loader: Any, number: int, iterate: Callable[[], Iterator[Any]]
     ) -> Iterator[Any]:
         with self._recording():
-            described = _described(loader)
-        self.record.loaders.append(described)
+            facts = described(loader)
+        self.record.loaders.append(facts)
         stored: list[Any] = []
         self._batches.append(stored)
-        described.number = number
+        facts.number = number
+        self._order = order = Order(facts)
+        self._orders += [order] if len(self._orders) < MOST_ORDERS else []
         for batch in iterate():
             self._micro.loaders.append(number)
             stored.append(stored[0] if self.skips and stored else copied(batch))
-            described.batches += 1
+            facts.batches += 1
             first = [row_checksums(leaf[:1]) for leaf in leaves(batch) if leaf.numel()]
-            described.sums.append(sum(map(float, first)))
+            facts.sums.append(sum(map(float, first)))
             yield batch
+            self._order = order
+
+    def next_index(self, original: Callable[[Any], Any], iterator: Any) -> Any:
+        """Note the indices of a batch that a loader is about to load, here or in a worker."""
+        index = original(iterator)
+        self._order.batches.append(index)
+        self._order.rest = iterator._sampler_iter
+        return index
 
     def length_of(self, _number: int, length: int) -> int:
-        package = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
+        package = sys._getframe(3).f_globals.get("__name__", "").partition(".")[0]
         self.record.asked_lengths |= not self._busy and package not in LIBRARIES_OF_LOADERS
         return length
 
@@ -715,7 +727,8 @@ class Observer:
         self.record.servers = sorted(SERVERS & sys.modules.keys())
         self.record.on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # torch's
         self.record.accelerate_alone = alone and not torch.cuda.is_available()
-        for schedule in filter(_is_schedule, gc.get_objects()):
+        kind = torch.optim.lr_scheduler.LRScheduler
+        for schedule in (value for value in gc.get_objects() if issubclass(type(value), kind)):
             self.record.schedules.append(type(schedule).__name__)
             self.record.schedule_settings |= _schedule_settings(schedule)
             values = [getattr(schedule, name, None) for name in TOTALS]
@@ -726,6 +739,8 @@ class Observer:
             replicated = not {"FSDP1", "FSDP2", "DeepSpeed"} & {*self.record.frameworks}
             averages = replicated and not self.plan.replays and len(self._parts) == 1
             self.record.average = self._average() if averages else []
+        for order in self._orders:
+            order.read()
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -786,10 +801,6 @@ class Observer:
             with suppress(RuntimeError):
                 dist.barrier()
         os._exit(0)
-
-
-def _is_schedule(value: Any) -> bool:
-    return issubclass(type(value), torch.optim.lr_scheduler.LRScheduler)
 
 
 def _schedule_settings(schedule: Any) -> dict[str, float]:
@@ -970,69 +981,6 @@ def _rounding_error(tensor: Tensor) -> float:
         tensor.is_cuda and tensor.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
     )
     return 2.0**-11 if tf32 else float(torch.finfo(tensor.dtype).eps)
-
-
-def _described(loader: Any) -> Loader:
-    with suppress(TypeError, AttributeError, NotImplementedError):
-        dataset = loader.dataset
-        samples = len(dataset)
-        sampler = loader.sampler
-        batch_size = loader.batch_size
-        return Loader(
-            batch_size=batch_size,
-            length=len(loader),
-            samples=len(_base(dataset)),
-            sampler=type(sampler).__name__,
-            shuffles=bool(getattr(sampler, "shuffle", False)),
-            sampler_settings={
-                name: int(getattr(sampler, name))
-                for name in ("seed", "epoch", "num_replicas", "rank")
-                if isinstance(sampler, DistributedSampler)
-            },
-            indices=_indices(sampler, dataset) if samples <= MOST_INDICES else None,
-            first_sample=_first_sample(loader),
-        )
-    return Loader(batch_size=getattr(loader, "batch_size", None))
-
-
-def _first_sample(loader: Any) -> float | None:
-    """Checksum of sample 0, which is read without a change of the random numbers that follow.
-
-    All ranks use one seed, as data may be augmented.  Not read for a loader with workers: its data
-    set may open files that workers cannot share.
-    """
-    if getattr(loader.sampler, "num_replicas", 1) == 1 or loader.num_workers:
-        return None
-    numpy = sys.modules.get("numpy")
-    states = random.getstate(), numpy and numpy.random.get_state()
-    sums: list[list[float]] = []
-    with torch.random.fork_rng(devices=[]), suppress(Exception):
-        for _ in range(4):  # equal by chance only if it draws from a generator of its own
-            torch.default_generator.manual_seed(0)
-            random.seed(0)
-            if numpy is not None:
-                numpy.random.seed(0)
-            sums.append([float(row_checksums(leaf).sum()) for leaf in leaves(loader.dataset[0])])
-    random.setstate(states[0])
-    if numpy is not None:
-        numpy.random.set_state(states[1])
-    return sum(sums[0]) if sums and sums[0] and all(other == sums[0] for other in sums) else None
-
-
-def _base(dataset: Any) -> Any:
-    return _base(dataset.dataset) if isinstance(dataset, Subset) else dataset
-
-
-def _indices(sampler: Any, dataset: Any) -> list[int] | None:
-    """Indices of an epoch in the underlying data set, if reading them draws nothing."""
-    pure = isinstance(sampler, DistributedSampler | SequentialSampler)
-    if not pure and not isinstance(dataset, Subset):
-        return None
-    indices = list(sampler) if pure else list(range(len(dataset)))
-    while isinstance(dataset, Subset):
-        indices = [int(dataset.indices[index]) for index in indices]
-        dataset = dataset.dataset
-    return indices
 
 
 def _inside_autograd_function() -> bool:

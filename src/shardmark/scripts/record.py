@@ -175,13 +175,19 @@ class Loader:
     batch_size: int | None
     length: int | None = None
     samples: int | None = None
-    """Length of the data set."""
+    """Length of the data set, without the `Subset`s around it."""
+    available: Sequence[int] = ()
+    """Indices of its samples that these have; empty if they are too many, or drawn by weights."""
     sampler: str = ""
+    """Class of the innermost sampler."""
     shuffles: bool = False
+    """True if its options say that it shuffles, and its indices do not ascend."""
     sampler_settings: dict[str, int] = field(default_factory=dict)
-    """Seed, epoch, rank and number of ranks of a `DistributedSampler`."""
+    """Seed, epoch, rank and number of ranks, where the sampler has them as attributes."""
     indices: list[int] | None = None
-    """Indices of the samples of a full epoch, where they can be read without drawing any."""
+    """Indices of the samples that the sampler gives in this epoch; None if they are unknown."""
+    largest_batch: int = 0
+    """Number of indices in the largest batch of these."""
     first_sample: float | None = None
     """Checksum of sample 0, where a sampler divides the data; None if it is random."""
     number: int = -1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from shardmark.audit import causes
 from shardmark.audit.comparison import (
@@ -379,27 +380,136 @@ def test_equal_infinities_are_no_difference() -> None:
     assert not tensors_differ(torch.ones(4), torch.ones(4) + 5e-6, 1e-5)
 
 
-def loaders(*seeds: int, replicas: int = 2, ranks: tuple[int, int] = (0, 1)) -> Records:
-    indices = [list(range(8)), list(range(4, 12))]
-    records = matched(MEAN, MEAN)
-    for rank, seed, chosen, number in zip(records.ranks, seeds, indices, ranks, strict=True):
-        facts = {"seed": seed, "epoch": 0, "num_replicas": replicas, "rank": number}
+def drawn(
+    rows: int,
+    *shares: Sequence[int],
+    settings: Sequence[dict[str, int]] = (),
+    subsets: Sequence[Sequence[int]] = (),
+) -> Records:
+    """Records of ranks whose samplers give these indices of a data set of so many rows."""
+    ranks = [record(n, MEAN, micro(MEAN), first_row=10.0 * n) for n in range(len(shares))]
+    for n, (rank, share) in enumerate(zip(ranks, shares, strict=True)):
         rank.loaders = [
-            Loader(batch_size=2, samples=16, sampler_settings=facts, indices=chosen, batches=1)
-        ]
-        rank.forwards[0].inputs = [torch.arange(4.0) + 10 * number]
-    return records
+            Loader(
+                batch_size=4, samples=rows, available=subsets[n] if subsets else range(rows),
+                sampler_settings=settings[n] if settings else {}, indices=[*share], largest_batch=4,
+            )
+        ]  # fmt: skip
+    return Records(ranks=ranks, replay=record(0, MEAN, micro()))
 
 
-def test_unlike_seeds_of_samplers_are_named() -> None:
-    finding = present(causes.of_data(loaders(3, 6)))
+def permuted(rows: int, seed: int = 0) -> list[int]:
+    order: list[int] = torch.randperm(rows, generator=seeded(seed)).tolist()
+    return order
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def distributed(*seeds: int, replicas: int = 2, rows: int = 64) -> dict[str, Any]:
+    """Shares and settings of torch's sampler, one for each seed."""
+    samplers: list[DistributedSampler[int]] = [
+        DistributedSampler(range(rows), replicas, rank, seed=seed)  # type: ignore[arg-type]
+        for rank, seed in enumerate(seeds)
+    ]
+    settings = [
+        {"seed": one.seed, "epoch": one.epoch, "num_replicas": replicas, "rank": one.rank}
+        for one in samplers
+    ]
+    return {"shares": [[*one] for one in samplers], "settings": settings}
+
+
+def test_unlike_settings_of_samplers_are_named() -> None:
+    facts = distributed(3, 6)
+    finding = present(causes.of_data(drawn(64, *facts["shares"], settings=facts["settings"])))
     assert finding.name == "data_dropped"
     assert "seed differs by rank (3, 6)" in finding.reason
     assert "same seed" in finding.remedy
-    finding = present(causes.of_data(loaders(3, 3, replicas=4)))
+    facts = distributed(3, 3, replicas=4)
+    finding = present(causes.of_data(drawn(64, *facts["shares"], settings=facts["settings"])))
     assert "num_replicas=4" in finding.reason
-    finding = present(causes.of_data(loaders(3, 3)))
+    facts = distributed(3, 3)
+    subsets = [permuted(64, seed) for seed in (1, 2)]
+    shares = [[data[n] for n in of] for data, of in zip(subsets, facts["shares"], strict=True)]
+    finding = present(
+        causes.of_data(drawn(64, *shares, settings=facts["settings"], subsets=subsets))
+    )
+    assert finding.name == "data_dropped"
     assert "DistributedSampler" not in finding.remedy
+
+
+def test_ranks_with_orders_of_their_own_miss_samples() -> None:
+    finding = present(causes.of_data(drawn(48, *(permuted(48, r)[r::2] for r in range(2)))))
+    assert finding.name == "data_dropped"
+    assert "its own order" in finding.reason
+    overlapping = [range(40), range(30, 64)]
+    finding = present(causes.of_data(drawn(64, *overlapping, subsets=overlapping)))
+    assert (finding.name, finding.deviation) == ("data_repeated", "10 samples are on several ranks")
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares"),
+    {
+        "shares that the first samples fill up": (
+            65, distributed(0, 0, 0, 0, replicas=4, rows=65)["shares"],
+        ),
+        "a last round of batches that begins again": (
+            50, [[i for n in range(0, 56, 4) if n // 4 % 2 == r
+                  for i in (permuted(50) + permuted(50))[n : n + 4]] for r in range(2)],
+        ),
+        "draws with replacement": (
+            64, [torch.randint(64, (32,), generator=seeded(r)).tolist() for r in range(2)],
+        ),
+        "a few samples of each rank": (1000, [permuted(1000, r)[:100] for r in range(2)]),
+        "all samples on each rank": (64, [permuted(64, r) for r in range(2)]),
+        "repeated augmentation": (
+            96, [[i for i in permuted(96) for _ in range(3)][r::8][:12] for r in range(8)],
+        ),
+        "two ranks for each share": (64, [permuted(64)[r // 2 :: 2] for r in range(4)]),
+        "a part that is left for validation": (64, [permuted(64)[r:50:2] for r in range(2)]),
+    }.values(),
+)  # fmt: skip
+def test_samples_that_ranks_repeat_or_leave_out_by_intent_are_no_fault(
+    rows: int, shares: list[list[int]]
+) -> None:
+    assert causes.of_data(drawn(rows, *shares)) is None
+
+
+def test_a_split_of_the_data_leaves_out_nothing() -> None:
+    train = permuted(80)[:64]
+    facts = distributed(0, 0)
+    shares = [[train[n] for n in of_rank] for of_rank in facts["shares"]]
+    records = drawn(80, *shares, settings=facts["settings"], subsets=[train] * 2)
+    assert causes.of_data(records) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "gave", "second", "found"),
+    [
+        ({}, [0], 0, True),
+        ({}, [0], 1, False),
+        ({"shuffles": False}, [0], 0, False),
+        ({}, [0, 1], 0, False),  # an evaluation before the first step
+        ({"batches": 1}, [0], 0, False),  # a look at the first batch
+    ],
+)
+def test_an_order_is_that_of_every_epoch_if_it_is_that_of_two(
+    facts: dict[str, Any], gave: list[int], second: int, found: bool
+) -> None:
+    records = matched(MEAN, MEAN)
+    records.ranks[0].steps[0].micros[0].loaders = gave
+    records.ranks[1].forwards[0].inputs = [torch.arange(4.0) + 10]
+    records.ranks[0].loaders = [
+        Loader(batch_size=2, number=0, indices=permuted(16, seed), sampler="OwnSampler",
+               **{"shuffles": True, "batches": 8, "largest_batch": 2, **facts})
+        for seed in (0, second)
+    ]  # fmt: skip
+    finding = causes.of_data(records)
+    assert (finding is not None) == found
+    if finding is not None:
+        assert finding.name == "same_order_every_epoch"
+        assert "OwnSampler" in finding.reason
 
 
 def scheduled(ranks: list[float], single: list[float], **facts: Any) -> Records:

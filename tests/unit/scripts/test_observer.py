@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import random
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,20 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    Subset,
+    WeightedRandomSampler,
+)
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shardmark.scripts import full_tensors, hooks
 from shardmark.scripts.observer import Observer
-from shardmark.scripts.record import START, Record, part_of
+from shardmark.scripts.record import START, Loader, Record, part_of
 from shardmark.scripts.recording import Plan, rank_file
 from tests import present
 
@@ -414,8 +424,14 @@ def test_records_without_room_are_refused_before_the_first_step(
 def test_a_script_in_a_folder_named_like_a_library_asks_for_lengths_itself(
     observer: Observer, module: str, asked: bool
 ) -> None:
+    def original() -> int:
+        return observer.length_of(0, 4)
+
+    def hook() -> int:
+        return original()
+
     code = compile("steps = count()", "/home/me/accelerate/examples/train.py", "exec")
-    exec(code, {"__name__": module, "count": lambda: observer.length_of(0, 4)})
+    exec(code, {"__name__": module, "count": hook})
     assert observer.record.asked_lengths == asked
 
 
@@ -487,10 +503,82 @@ def test_a_recomputed_forward_pass_is_none_of_the_script(observer: Observer) -> 
     assert [forward.rows for forward in observer.record.forwards] == [2]
 
 
-def test_indices_of_a_subset_are_those_of_its_data_set(observer: Observer) -> None:
+def read_order(observer: Observer, loader: DataLoader[Any]) -> tuple[list[Any], Loader]:
+    """Take the first batch of an epoch, and read the order of all of it."""
+    epoch = observer.batches(loader, 0, lambda: iter(loader))
+    first: list[Any] = next(epoch).tolist()
+    for order in observer._orders:
+        order.read()
+    return first, observer.record.loaders[0]
+
+
+@pytest.fixture
+def watching(observer: Observer, monkeypatch: pytest.MonkeyPatch) -> Observer:
+    original = _BaseDataLoaderIter._next_index
+    monkeypatch.setattr(
+        _BaseDataLoaderIter, "_next_index", lambda self: observer.next_index(original, self)
+    )
+    return observer
+
+
+def test_indices_of_a_subset_are_those_of_its_data_set(watching: Observer) -> None:
     data = Subset(Subset(Augmented(), [7, 5, 3, 1]), [2, 0])
-    list(observer.batches(loader := DataLoader(data), 0, lambda: iter(loader)))
-    assert observer.record.loaders[0].indices == [3, 7]
+    _, loader = read_order(watching, DataLoader(data))
+    assert (loader.indices, loader.available) == ([3, 7], [3, 7])
+
+
+class Given(Sampler[Any]):
+    """A sampler with these indices."""
+
+    def __init__(self, indices: Iterable[Any]) -> None:
+        self.indices = indices
+
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.indices)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_order_of_an_epoch_is_known_after_its_first_batch(
+    watching: Observer, workers: int
+) -> None:
+    data: Any = range(40)
+    sampler = BatchSampler(RandomSampler(data), 4, drop_last=True)
+    first, loader = read_order(
+        watching, DataLoader(data, batch_sampler=sampler, num_workers=workers)
+    )
+    assert loader.indices is not None
+    assert first == loader.indices[:4]
+    assert sorted(loader.indices) == [*range(40)]
+    assert (loader.sampler, loader.shuffles, loader.largest_batch) == ("RandomSampler", True, 4)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "read"),
+    [
+        (Given(itertools.cycle(range(40))), 44),
+        (Given(n // (20 - n) for n in range(40)), 0),
+        (WeightedRandomSampler([1.0] * 40, 40), 0),
+        (Given((n, 224) for n in range(40)), 0),
+    ],
+    ids=["endless", "failing", "weighted", "with sizes of images"],
+)
+def test_an_order_that_cannot_be_read_is_unknown(
+    watching: Observer, sampler: Any, read: int
+) -> None:
+    loader: DataLoader[Any] = DataLoader(Anything(), batch_size=4, sampler=sampler)
+    _, facts = read_order(watching, loader)
+    assert len(facts.indices or []) == read
+
+
+class Anything(torch.utils.data.Dataset[int]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, _: Any) -> int:
+        return 0
 
 
 @pytest.mark.parametrize(("partitioned", "read"), [(True, 5.0), (False, 1.0)])
