@@ -30,6 +30,7 @@ CASES = tuple(
         "ddp": {
             "token_means": "uneven_weights",
             "stream_token_means": "uneven_weights",
+            "late_token_means": "uneven_weights",
             "grpo_token_means": "uneven_weights",
             "left_padded_means": "uneven_weights",
             "sum_loss": "averaged_sum",
@@ -47,6 +48,7 @@ CASES = tuple(
             "micro_batch_means": "uneven_micro_batches",
             "sample_weighted_means": "uneven_micro_batches",
             "accumulation_not_synchronised": "accumulation_not_synchronised",
+            "late_no_sync": "accumulation_not_synchronised",
             "no_sampler": "same_data",
             "same_seed_sampling": "same_data",
             "weighted_sampling": "same_data",

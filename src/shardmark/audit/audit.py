@@ -347,6 +347,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
     checks = [*_rank_checks(records)]
     checks += [] if by_updates else [*clipping_checks(records, replay), gradient]
     checks += [rate]
+    later: list[Check] = []
     comparable = (gradient.holds or by_updates) and not records.local_steps
     if comparable and rate.holds:
         updated = any(records.ranks[0].steps[0].rates or [1.0])  # a warm-up may begin with 0
@@ -354,9 +355,9 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         if by_updates and records.steps > 1:
             checks += [update_check(records, replay, steps=records.steps)]
         else:
-            checks += later_checks(records, replay)
+            later = [*later_checks(records, replay)]
+    checks += later
     findings = _unaccepted(runs, records, "ranks")
-    accumulated = [*causes.causes_found("accumulation", records)]
     explained = by_updates or any(finding.explains_gradient for finding in findings)
     deviates = not gradient.holds or seen.before_clipping
     if not explained and (deviates or _order_matters(records, replay)):
@@ -365,7 +366,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         unclear = buffers or _order_matters(records, replay)
         if unclear and (finding is None or finding.name == "whole_batch_loss"):
             # The ranks' models differ, or one process has several gradients or other micro-batches.
-            finding = next(iter(accumulated), None)
+            finding = next(causes.causes_found("accumulation", records), None)
         if deviates and (finding is None or _vanishes(records, replay)):
             spread = runs.effect_of_rounding(seen, replay)
             if MARGIN * spread > off_from(replay):
@@ -388,11 +389,28 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
             reason += "" if runs.recording.deterministic else "; audit it with --deterministic"
             return runs.untold(reason, records.ranks, findings=findings, checks=checks)
         findings += [finding] if finding is not None else []
+    return _after_first_gradient(runs, records, checks, findings, later)
+
+
+def _after_first_gradient(
+    runs: Runs,
+    records: Records,
+    checks: Sequence[Check],
+    findings: list[Finding],
+    later: Sequence[Check],
+) -> AuditReport | tuple[Baseline, Records]:
+    """Look for causes in learning rates and in later steps, and report."""
+    replay = records.one_process
     findings += causes.causes_found("rates", records)
-    early = None if findings or not gradient.holds else causes.of_early_clips(records)
-    findings += filter(None, [early])  # the norms of the first step may be below the limit
+    late = next((number for number, check in enumerate(later, 1) if not check.holds), 0)
+    if late and not findings and update_check(records, replay, steps=late).holds:
+        cause = causes.of_later_step(records, late)
+        if cause is not None and runs.accepts(cause):
+            return _without_accepted(runs, records, cause)
+        findings += [cause] if cause is not None else []
     named = {other.name for other in findings}
-    findings += [c for c in accumulated if c.name not in named and not runs.accepts(c)]
+    accumulated = _unaccepted(runs, records, "accumulation")
+    findings += [cause for cause in accumulated if cause.name not in named]
     notes = _notes(records, replay)
     unknown = causes.advances_by_ranks(records, replay) and not records.ranks[0].asked_lengths
     if unknown and not findings and all(check.holds for check in checks):

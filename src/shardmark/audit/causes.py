@@ -657,6 +657,15 @@ def of_gradient(records: Records) -> Finding | None:
     return next(causes_found("gradient", records), None)
 
 
+def of_later_step(records: Records, number: int) -> Finding | None:
+    """The cause of a gradient that deviates in a later step for the first time."""
+    later = records.from_step(number)
+    wrong_before = later.off_before_clipping(later.one_process) > later.reduction_tolerance
+    seen = replace(later, before_clipping=wrong_before)
+    cause = of_disagreement(later) or of_gradient(seen)
+    return cause and replace(cause, deviation=f"in step {number + 1}, {cause.deviation}")
+
+
 def of_batch_norm(records: Records) -> Finding | None:
     """Batch norm that takes its statistics from the rows of a rank."""
     other = records.with_shares() if records.ranks[0].batch_norm else None
@@ -744,26 +753,20 @@ def of_clipping(records: Records) -> Finding | None:
 
 def of_early_clips(records: Records) -> Finding | None:
     """Clipping after each micro-batch, before the gradients of an accumulated step are reduced."""
-    clipped = replace(records, before_clipping=False)
-    for number in range(records.steps):
-        steps = [rank.steps[number] for rank in records.ranks]
-        early = [clip for step in steps for clip in step.clips if clip.micros < len(step.micros)]
-        reached = [clip for clip in early if (clip.norm or 0.0) > clip.limit]
-        if not reached:
-            continue
-        by_rank = [_clipped_early(step, len(records.ranks[0].names)) for step in steps]
-        used, single = clipped.gradients(number), clipped.replayed(records.one_process, number)
-        if not reproduces(used, records.reduced(by_rank), single, records.floor):
-            continue
-        norms = ", ".join(f"{clip.norm:.4g}" for clip in reached[:4])
-        return finding(
-            "clipped_locally",
-            f"the gradient of step {number + 1} is off by "
-            f"{percent(relative(*aligned(used, single)))}",
-            f"{early[0].function} is called after each of {len(steps[0].micros)} micro-batches, "
-            f"before the gradients are reduced: norms of {norms} are clipped to {early[0].limit:g}",
-        )
-    return None
+    clipped, steps = replace(records, before_clipping=False), [r.steps[0] for r in records.ranks]
+    early = [clip for step in steps for clip in step.clips if clip.micros < len(step.micros)]
+    reached = [clip for clip in early if (clip.norm or 0.0) > clip.limit]
+    by_rank = [_clipped_early(step, len(records.ranks[0].names)) for step in steps]
+    used, single = clipped.gradients(), clipped.replayed(records.one_process)
+    if not reached or not reproduces(used, records.reduced(by_rank), single, records.floor):
+        return None
+    norms = ", ".join(f"{clip.norm:.4g}" for clip in reached[:4])
+    return finding(
+        "clipped_locally",
+        f"the gradient is off by {percent(relative(*aligned(used, single)))}",
+        f"{early[0].function} is called after each of {len(steps[0].micros)} micro-batches, "
+        f"before the gradients are reduced: norms of {norms} are clipped to {early[0].limit:g}",
+    )
 
 
 def _clipped_early(step: Step, count: int) -> list[Tensor | None]:

@@ -216,11 +216,24 @@ class Records:
             ]
             return replace(record, steps=steps)
 
-        replays = [None if r is None else read_later(r) for r in (self.replay, self.disturbed)]
-        later = replace(
-            self, ranks=list(map(read_later, self.ranks)), replay=replays[0], disturbed=replays[1]
-        )
+        later = self._changed(read_later)
         return self if later.different_gradients else later
+
+    def from_step(self, number: int) -> Records:
+        """The same records without the steps before this one, as if it were the first."""
+
+        def cut(record: Record) -> Record:
+            before, steps = record.steps[number - 1].after, record.steps[number:]
+            of_steps = [f for f in record.forwards if f.step >= number]
+            forwards = [replace(forward, step=forward.step - number) for forward in of_steps]
+            return replace(record, before=before, steps=steps, forwards=forwards)
+
+        later = self._changed(cut)  # replays of other data begin with the first step
+        return replace(later, after_updates=True, with_shares=lambda: None, alone=lambda _: None)
+
+    def _changed(self, change: Callable[[Record], Record]) -> Records:
+        replay, other = (r if r is None else change(r) for r in (self.replay, self.disturbed))
+        return replace(self, ranks=list(map(change, self.ranks)), replay=replay, disturbed=other)
 
     def weights_at_start(self) -> Vectors:
         return self._joined([rank.before for rank in self.ranks])
