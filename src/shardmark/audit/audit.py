@@ -292,10 +292,12 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         replay, disturbed = runs.in_two_orders("interleaved", interleaved=True)
         records = replace(records, replay=replay, disturbed=disturbed)
     if replay is not None and records.matched and _order_matters(records, replay):
-        halves, disturbed = runs.in_two_orders("halves", halves=True)
-        pairs = replace(records, replay=halves, disturbed=disturbed)
-        if halves is not None and pairs.matched and not _order_matters(pairs, halves):
-            records, replay = pairs, halves
+        for sections in (2, 3):
+            again, disturbed = runs.in_two_orders(f"sections-{sections}", sections=sections)
+            tuples = replace(records, replay=again, disturbed=disturbed)
+            if again is not None and tuples.matched and not _order_matters(tuples, again):
+                records, replay = tuples, again
+                break
     if records.reduces_in_step:
         records = records.after_reduction()
     weights = causes.of_weights(records)

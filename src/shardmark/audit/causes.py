@@ -436,13 +436,17 @@ def of_unknown_division(records: Records) -> str | None:
     """Say that nothing shows whether gradients of micro-batches are divided by their number."""
     first, one = records.ranks[0], _accumulating(records)
     micros = one.ranks[0].steps[0].micros
-    if not _accumulates(first) or loss_factors(first.steps[0].micros) or of_accumulation(records):
+    factors = loss_factors(first.steps[0].micros)
+    if not _accumulates(first) or of_accumulation(records):
         return None
+    of_mean = bool(factors) and first.steps[0].micros[0].losses[0].reduction == "mean"
+    if factors and not (of_mean and records.matched and not _constant(factors)):
+        return None  # a mean with other terms beside it has factors that vary
     if abs((_gradient_factor(one) or 0.0) * sum(loss_factors(micros)) - 1) < EXPLAINED:
         return None
     return (
         f"whether {len(micros)} micro-batches are divided by their number is not known: none of"
-        " torch's loss functions gives their losses"
+        " torch's loss functions alone gives their losses"
     )
 
 

@@ -141,7 +141,7 @@ class ReplayObserver(Observer):
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
         left = padded_left([batch for rank in recorded for batch in rank])
         self.record.padded_left |= bool(left)
-        join = partial(joined, size=size, halves=self.plan.halves, left=left)
+        join = partial(joined, size=size, sections=self.plan.sections, left=left)
         steps = zip(*recorded, strict=False)
         return (
             batch

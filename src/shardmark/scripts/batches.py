@@ -47,16 +47,16 @@ def _rows_with_runs(batches: Sequence[Tensor], *flipped: int) -> int:
 
 
 def joined(
-    parts: Sequence[Any], size: int | None = None, *, halves: bool = False, left: Sequence[int] = ()
+    parts: Sequence[Any], size: int | None = None, *, sections: int = 1, left: Sequence[int] = ()
 ) -> Any:
-    """Concatenate batches, or first halves before second ones, and pad tensors to one length.
+    """Concatenate batches, first sections before second ones, and pad tensors to one length.
 
     Those at the addresses `left` are padded on the left.
     """
     first = parts[0]
-    join = partial(joined, size=size, halves=halves, left=left)
+    join = partial(joined, size=size, sections=sections, left=left)
     if isinstance(first, Tensor):
-        return _concatenated(parts, halves=halves, left=first.data_ptr() in left)
+        return _concatenated(parts, sections=sections, left=first.data_ptr() in left)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         return type(first)({key: join([part[key] for part in parts]) for key in first})
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
@@ -90,7 +90,7 @@ def _rows(value: Any) -> int | None:
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _concatenated(parts: Sequence[Tensor], *, halves: bool, left: bool) -> Tensor:
+def _concatenated(parts: Sequence[Tensor], *, sections: int, left: bool) -> Tensor:
     if parts[0].dim() == 0:
         return parts[0]
     if any(part.dim() != parts[0].dim() for part in parts):
@@ -104,10 +104,10 @@ def _concatenated(parts: Sequence[Tensor], *, halves: bool, left: bool) -> Tenso
         pads[-2:] = reversed(pads[-2:]) if left else pads[-2:]
         value = IGNORED if ignored else 0
         padded.append(torch.nn.functional.pad(part, pads, value=value) if any(pads) else part)
-    if halves and all(len(part) % 2 == 0 for part in padded):
-        chunks = zip(*(part.chunk(2) for part in padded), strict=True)
-        return torch.cat([half for same in chunks for half in same])
-    return torch.cat(padded)
+    if any(len(part) % sections for part in padded):
+        return torch.cat(padded)
+    chunks = zip(*(part.chunk(sections) for part in padded), strict=True)
+    return torch.cat([section for same in chunks for section in same])
 
 
 def copied(batch: Any) -> Any:

@@ -35,8 +35,8 @@ class Plan:
     """Ranks in the order in which their shares are put together."""
     interleaved: bool = False
     """Give the ranks' micro-batches one after another: one process takes `ranks` times as many."""
-    halves: bool = False
-    """Put the first halves of the ranks' batches before the second ones: they may hold pairs."""
+    sections: int = 1
+    """Sections of the ranks' batches, whose first ones come first: 2 may hold pairs of samples."""
     revision: str = ""
     """Commit of the script's repository that this start checks out in its private copy."""
     interventions: str = ""

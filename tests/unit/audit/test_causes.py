@@ -773,6 +773,9 @@ def own_means(
     return Records(ranks=ranks, replay=of(0, means, [0.0, 1.0, 2.0, 3.0], elements))
 
 
+MEAN_OF_TORCH = LossCall(function="cross_entropy", reduction="mean", weight=2.0, value=0.5)
+
+
 @pytest.mark.parametrize(
     ("factors", "facts", "name", "note"),
     [
@@ -786,6 +789,8 @@ def own_means(
         ((1, 1, 1, 1), {"elements": 8.0}, None, True),  # other elements than those of the ranks
         ((4, 4, 4, 4), {}, None, True),  # a sum
         ((1, 1), {"loaders": []}, None, True),  # two losses of one batch
+        ((1.1, 1.3, 1.2, 1.5), {"losses": [MEAN_OF_TORCH]}, None, True),  # another term beside it
+        ((0.1, 0.2, 0.3, 0.4), {"losses": [MEAN_OF_TORCH]}, None, False),
     ],
 )
 def test_means_that_torch_does_not_compute_are_added_if_nothing_else_explains_it(

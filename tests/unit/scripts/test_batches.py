@@ -36,10 +36,13 @@ def test_a_number_beside_tensors_stays_in_its_place() -> None:
     assert length == 3
 
 
-def test_pairs_in_the_halves_of_a_batch_stay_in_halves() -> None:
+def test_pairs_and_triples_in_sections_of_a_batch_stay_in_sections() -> None:
     batches = [{"x": torch.tensor([1, 2, -1, -2])}, {"x": torch.tensor([3, -3])}]
     assert joined(batches)["x"].tolist() == [1, 2, -1, -2, 3, -3]
-    assert joined(batches, halves=True)["x"].tolist() == [1, 2, 3, -1, -2, -3]
+    assert joined(batches, sections=2)["x"].tolist() == [1, 2, 3, -1, -2, -3]
+    assert joined(batches, sections=3)["x"].tolist() == [1, 2, -1, -2, 3, -3]
+    triples = [torch.tensor([1, 2, 10, 20, 100, 200]), torch.tensor([3, 30, 300])]
+    assert joined(triples, sections=3).tolist() == [1, 2, 3, 10, 20, 30, 100, 200, 300]
 
 
 def test_tensors_of_other_dimensions_are_joined_flat() -> None:
