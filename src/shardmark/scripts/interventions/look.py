@@ -56,7 +56,9 @@ class Look(Intervention):
 
     def install(self) -> None:
         self.main = threading.main_thread().ident
-        self.looks: Counter[tuple[str, str | None]] = Counter()
+        self.nanoseconds: Counter[tuple[str, str | None]] = Counter()
+        """Time by kind and line: of each look, the time since the one before."""
+        self.count = 0
         self.ended = threading.Event()
         self.functions: Counter[str] = Counter()
         self.loader: DataLoader[Any] | None = None
@@ -157,10 +159,14 @@ class Look(Intervention):
         self.thread.start()
 
     def _look(self) -> None:
+        before = time.perf_counter_ns()
         while not self.ended.wait(EVERY_SECONDS):
             frame = sys._current_frames().get(self.main or 0)
+            now = time.perf_counter_ns()  # Python's lock delays a look at Python's own code
             if frame is not None:
-                self.looks[self._kind_of(frame), line_of(frame)] += 1
+                self.nanoseconds[self._kind_of(frame), line_of(frame)] += now - before
+                self.count += 1
+            before = now
             # A frame that is kept beyond its end keeps its tensors, and torch then cannot print.
             del frame
 
@@ -193,19 +199,19 @@ class Look(Intervention):
         self.ended.set()
         if self.thread is not None:
             self.thread.join(timeout=1.0)
-        total = sum(self.looks.values())
+        total = sum(self.nanoseconds.values())
         shares: Counter[str] = Counter()
         lines: dict[str, Counter[str]] = {}
-        for (kind, line), count in self.looks.items():
-            shares[kind] += count
+        for (kind, line), spent in self.nanoseconds.items():
+            shares[kind] += spent
             if line is not None:
-                lines.setdefault(kind, Counter())[line] += count
+                lines.setdefault(kind, Counter())[line] += spent
         facts: dict[str, object] = {
-            "looks": total,
-            "shares": {kind: count / total for kind, count in shares.items()},
+            "looks": self.count,
+            "shares": {kind: spent / total for kind, spent in shares.items()},
             "lines": {
-                kind: [[line, count / total] for line, count in counts.most_common(3)]
-                for kind, counts in lines.items()
+                kind: [[line, spent / total] for line, spent in by_line.most_common(3)]
+                for kind, by_line in lines.items()
             },
             "functions": [*self.functions],
             "rows": [*self.rows],  # untimed steps follow
