@@ -472,7 +472,7 @@ def _accumulates(record: Record) -> bool:
     if (any(record.parts) or by_graph) and sum(batches) < len(batches):
         return False  # losses of one batch and of what another model makes of it, as of a GAN
     if by_graph and len(places) > 1:
-        return False  # two losses, whose functions are not known
+        return False  # maybe two losses
     # Backward passes in different lines may be of several losses of one batch.
     return len(places) < len(micros) or len(loaders) == len(micros)
 

@@ -49,10 +49,7 @@ def _rows_with_runs(batches: Sequence[Tensor], *flipped: int) -> int:
 def joined(
     parts: Sequence[Any], size: int | None = None, *, sections: int = 1, left: Sequence[int] = ()
 ) -> Any:
-    """Concatenate batches, first sections before second ones, and pad tensors to one length.
-
-    Those at the addresses `left` are padded on the left.
-    """
+    """Concatenate batches, first sections before second ones, padded at the end or as `left`."""
     first = parts[0]
     join = partial(joined, size=size, sections=sections, left=left)
     if isinstance(first, Tensor):
@@ -100,8 +97,7 @@ def _concatenated(parts: Sequence[Tensor], *, sections: int, left: bool) -> Tens
     padded = []
     for part in parts:
         missing = [size - part.shape[d + 1] for d, size in enumerate(longest)]
-        pads = [number for size in reversed(missing) for number in (0, size)]
-        pads[-2:] = reversed(pads[-2:]) if left else pads[-2:]
+        pads = [n for size in reversed(missing) for n in ((size, 0) if left else (0, size))]
         value = IGNORED if ignored else 0
         padded.append(torch.nn.functional.pad(part, pads, value=value) if any(pads) else part)
     if any(len(part) % sections for part in padded):

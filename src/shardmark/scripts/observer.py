@@ -841,11 +841,10 @@ def _available_bytes() -> float:
 
 @torch.no_grad()
 def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
-    """Return the mean that a loss is a multiple of; none where its graph does not show one.
+    """Return the mean that a loss is a multiple of, if its graph shows one.
 
     Its elements are the results of the first function that is not linear, and weigh alike.  A sum
-    of terms is no mean.  A number above 1 that multiplies the loss may stand against a division,
-    so that nothing is shown.  `gradient` is that of `backward`.
+    of terms is no mean, nor what a number above 1 multiplies: it may stand against a division.
     """
     pending: list[tuple[Any, Tensor]] = [(loss.grad_fn, gradient)]
     ends: list[Tensor] = []
@@ -867,10 +866,9 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
     if not len(chosen) or chosen.max() > 1.001 * chosen.min():
         return []
     value = float((loss * gradient).sum() / chosen.sum())
-    counted = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
-    weight = float(len(chosen))
-    call = LossCall(function="mean", reduction=GRAPH, weight=weight, value=value, counted=counted)
-    return [call]
+    rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
+    count = float(len(chosen))
+    return [LossCall(function="mean", reduction=GRAPH, weight=count, value=value, counted=rows)]
 
 
 def trained_parameters(optimizer: Any) -> list[Tensor]:
