@@ -136,6 +136,7 @@ CASES = {
         script="deepspeed_engine.py", arguments="--stage 2",
         causes=("not_reduced", "ranks_disagree"),
         faulty="deepspeed==0.19.3", mended="deepspeed==0.19.8", alone="--batch 16", sharded=True,
+        why=": this script does not show the fault, its norms are those of one process",
     ),
     "deepspeed-bf16-without-zero": Case(
         thread="deepspeedai/DeepSpeed#7837, #7839",

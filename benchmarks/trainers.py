@@ -203,6 +203,7 @@ def answer_of(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
         "evidence": [finding["evidence"] for finding in report["findings"][:1]],
         "largest": max(deviations, default=None),
         "method": report["method"],
+        "frameworks": report["frameworks"],
         "notes": report["notes"],
     }
 

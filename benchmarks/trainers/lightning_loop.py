@@ -31,13 +31,15 @@ class Language(lightning.LightningModule):
 
 
 lightning.seed_everything(0)
+ranks = int(os.environ.get("WORLD_SIZE", "1"))
+fsdp2 = ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1)
 rows = [{"input_ids": row} for row in token_rows()]
 collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
 loader = DataLoader(rows, batch_size=args.micro_batch, shuffle=True, collate_fn=collate)
 trainer = lightning.Trainer(
     accelerator="cpu",
-    devices=int(os.environ.get("WORLD_SIZE", "1")),
-    strategy=ModelParallelStrategy() if args.parallel == "fsdp2" else "ddp",
+    devices=ranks,
+    strategy=fsdp2 if args.parallel == "fsdp2" else "ddp",
     max_epochs=2,
     accumulate_grad_batches=accumulation,
     gradient_clip_val=clip or None,

@@ -23,6 +23,7 @@ REPORT = {
         {"name": "learning rate", "found": "0.001"},
     ],
     "method": "replay",
+    "frameworks": ["DDP"],
     "notes": [],
 }
 
