@@ -296,6 +296,16 @@ def step(first, second):
     for inputs, targets in (first, second):
         (0.5 * ((model(inputs) - targets) ** 2).mean() / 2).backward()
 """,
+    "a sum over two columns, divided by two": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        (((model(inputs) - targets) ** 2).sum(1).mean() / 2).backward()
+""",
+    "divided inside of a hinge": """
+def step(first, second):
+    for inputs, targets in (first, second):
+        torch.relu((9 - model(inputs) * targets.sign()) / 2).mean().backward()
+""",
     "two losses, divided by two": """
 def step(first, second):
     for inputs, targets in (first, second):

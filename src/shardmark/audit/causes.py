@@ -423,6 +423,9 @@ def of_accumulation(records: Records) -> Finding | None:
         )
     if not _accumulates(records.ranks[0]):
         return None
+    rows = sum(f.rows for f in records.ranks[0].forwards if f.step == 0)
+    if by_graph and micros[0].losses[0].options["sums"]:  # over columns, divided by as many?
+        means *= sum(counted_targets(micros)) % (count * rows) != 0
     if (means == count if by_graph else means > 1) and abs(sums[-1] / means - 1) < close:
         off = f"the gradient is {means} times that of {several}"
         return finding("accumulation_not_divided", off, evidence, count=means)
@@ -1263,12 +1266,15 @@ def _accumulating(records: Records) -> Records:
     if not records.matched:
         return records
     one = records.one_process
-    *counts, totals = [
-        [sum(mean.weight for mean in micro.means) for micro in process.steps[0].micros]
+    micros = [
+        [replace(micro, losses=micro.means) for micro in process.steps[0].micros]
         for process in (*records.ranks, one)
     ]
-    shown = all(totals) and [sum(same) for same in zip(*counts, strict=False)] == totals
-    if shown and not loss_factors(one.steps[0].micros) and not one.gradient_hooks:
+    *counts, totals = map(counted_targets, micros)
+    factors = [*zip(*map(loss_factors, micros), strict=False)]
+    shown = factors and [sum(same) for same in zip(*counts, strict=False)] == totals
+    equal = shown and all(map(_constant, factors)) and not one.gradient_hooks
+    if equal and not loss_factors(one.steps[0].micros):
         means = [[replace(micro, losses=micro.means) for micro in s.micros] for s in one.steps]
         pairs = zip(one.steps, means, strict=True)
         one = replace(one, steps=[replace(step, micros=micros) for step, micros in pairs])

@@ -76,10 +76,11 @@ MOST_STEPS = 5
 """Steps that are recorded of all optimizers, in units of those that are asked for: one optimizer of
 several may step less often than another."""
 LINEAR = (
-    "Abs Add Alias Clone Div Expand Gather Index MaskedFill MaskedSelect Mean Mul Neg Permute Rsub "
-    "ReshapeAlias Select Slice Squeeze Sub Sum ToCopy Transpose Unsqueeze UnsafeView View Where"
+    "Abs Add Alias Clamp ClampMax ClampMin Clone Div Expand Gather Index LeakyRelu MaskedFill "
+    "MaskedSelect Maximum Mean Minimum Mul NanToNum Neg Permute Relu ReshapeAlias Rsub Select "
+    "Slice Squeeze Sub Sum Threshold ToCopy Transpose Unsqueeze UnsafeView View Where"
 )
-"""Torch's functions that give sums of multiples of elements, or of their absolute values."""
+"""Torch's functions that give K times as much for K times as large elements, constants apart."""
 SERVERS = {"sglang", "vllm"}
 """Packages that generate samples where no hook sees it."""
 LONGEST_WAIT_SECONDS = 30.0
@@ -847,7 +848,7 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
     of terms is no mean, nor what a number above 1 multiplies: it may stand against a division.
     """
     pending: list[tuple[Any, Tensor]] = [(loss.grad_fn, gradient)]
-    ends: list[Tensor] = []
+    ends, sums = list[Tensor](), False
     while pending:
         node, weights = pending.pop()
         kind, _, number = node.name().partition("Backward")
@@ -858,8 +859,10 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
         results = results if isinstance(results, tuple) else (results,)
         for (following, _), result in zip(node.next_functions, results, strict=False):
             if following is not None and result is not None and result.any():
-                if kind in {"Mul", "Div"} and result.abs().sum() > 1.001 * weights.abs().sum():
+                grows = bool(result.abs().sum() > 1.001 * weights.abs().sum())
+                if grows and kind in {"Mul", "Div"}:
                     return []
+                sums |= grows
                 pending.append((following, result))
     sizes = ends[0].abs().double() if len(ends) == 1 else gradient * 0
     chosen = sizes[sizes > 0]
@@ -867,8 +870,8 @@ def mean_of(loss: Tensor, gradient: Tensor) -> list[LossCall]:
         return []
     value = float((loss * gradient).sum() / chosen.sum())
     rows = (sizes > 0).reshape(len(sizes) if sizes.dim() else 1, -1).sum(1).cpu()
-    count = float(len(chosen))
-    return [LossCall(function="mean", reduction=GRAPH, weight=count, value=value, counted=rows)]
+    facts: dict[str, Any] = {"function": "mean", "reduction": GRAPH, "options": {"sums": sums}}
+    return [LossCall(**facts, weight=float(len(chosen)), value=value, counted=rows)]
 
 
 def trained_parameters(optimizer: Any) -> list[Tensor]:

@@ -742,23 +742,31 @@ def test_a_short_window_is_divided_as_full_ones_are(
 
 
 def own_means(
-    *factors: float, divisor: float = 1.0, elements: float = 4.0, **facts: Any
+    *factors: float,
+    divisor: float = 1.0,
+    elements: tuple[float, float] = (2.0, 4.0),
+    times: float = 1.0,
+    sums: bool = False,
+    **facts: Any,
 ) -> Records:
     """Records of two ranks and one process whose losses are means that their graphs show.
 
-    `elements` is the number in each mean of one process, on a rank it is 2.
+    `elements` are those of a mean on a rank and in one process, `times` multiplies the losses of
+    the ranks alone, and `sums` tells that the graph has a sum.
     """
 
-    def micro_of(factor: float, gradient: Tensor, weight: float) -> Micro:
-        mean = LossCall(function="mean", reduction=GRAPH, weight=weight, value=0.5)
-        changed: dict[str, Any] = {"loaders": [0], "gradients": {0: factor * gradient}, **facts}
-        return Micro(loss=factor * 0.5, means=[mean], **changed)
-
-    def of(
-        number: int, gradients: Sequence[Tensor], rows: Sequence[float], weight: float
-    ) -> Record:
+    def of(number: int, gradients: Sequence[Tensor], rows: Sequence[float]) -> Record:
         used = sum((f * g for f, g in zip(factors, gradients, strict=True)), 0 * MEAN) / divisor
-        micros = [micro_of(f, g, weight) for f, g in zip(factors, gradients, strict=True)]
+        alone = len(rows) > 2
+        micros = []
+        for factor, gradient in zip(factors, gradients, strict=True):
+            mean = LossCall(
+                function="mean", reduction=GRAPH, weight=elements[alone], value=0.5,
+                options={"sums": sums},
+            )  # fmt: skip
+            given: dict[str, Any] = {"loaders": [0], "gradients": {0: factor * gradient}, **facts}
+            loss = factor * 0.5 * (1.0 if alone else times)
+            micros.append(Micro(loss=loss, means=[mean], **given))
         one = record(number, used, *micros)
         one.forwards = [
             Forward(module="Linear", inputs=[100.0 * micro + torch.tensor(rows)], outputs=[],
@@ -769,8 +777,8 @@ def own_means(
 
     own = [[torch.randn(40, generator=GENERATOR) for _ in factors] for _ in range(2)]
     means = [(a + b) / 2 for a, b in zip(*own, strict=True)]
-    ranks = [of(n, g, [2.0 * n, 2.0 * n + 1], 2.0) for n, g in enumerate(own)]
-    return Records(ranks=ranks, replay=of(0, means, [0.0, 1.0, 2.0, 3.0], elements))
+    ranks = [of(n, g, [2.0 * n, 2.0 * n + 1]) for n, g in enumerate(own)]
+    return Records(ranks=ranks, replay=of(0, means, [0.0, 1.0, 2.0, 3.0]))
 
 
 MEAN_OF_TORCH = LossCall(function="cross_entropy", reduction="mean", weight=2.0, value=0.5)
@@ -785,8 +793,11 @@ MEAN_OF_TORCH = LossCall(function="cross_entropy", reduction="mean", weight=2.0,
         ((0.1, 0.2, 0.3, 0.4), {}, None, False),
         ((0.5,) * 4, {}, None, True),  # a factor of its own, or two micro-batches together
         ((0.25, 0.25), {}, None, True),  # half of the squares, divided by two
-        ((1, 1, 1, 1), {"elements": 1.0}, None, True),  # one number, whatever its samples
-        ((1, 1, 1, 1), {"elements": 8.0}, None, True),  # other elements than those of the ranks
+        ((1, 1, 1, 1), {"elements": (1, 1)}, None, True),  # one number, whatever its samples
+        ((1, 1, 1, 1), {"elements": (2, 8)}, None, True),  # other elements than those of the ranks
+        ((1, 1), {"sums": True}, "accumulation_not_divided", False),
+        ((1, 1), {"sums": True, "elements": (4, 8)}, None, True),  # two columns, divided by two
+        ((1, 1), {"times": 0.5}, None, True),  # divided by a number that is no number of rows
         ((4, 4, 4, 4), {}, None, True),  # a sum
         ((1, 1), {"loaders": []}, None, True),  # two losses of one batch
         ((1.1, 1.3, 1.2, 1.5), {"losses": [MEAN_OF_TORCH]}, None, True),  # another term beside it
