@@ -231,10 +231,13 @@ def _of_epoch(records: Records) -> Finding | None:
 def _of_shares(records: Records, loaders: Sequence[Loader]) -> Finding | None:
     """Shares of the ranks' samplers that leave samples out, or that overlap."""
     shares, count = [loader.indices or [] for loader in loaders], records.count
-    if not all(shares) or any(len(set(share)) < len(share) for share in shares):
-        return None  # unknown, or drawn with replacement
-    settings, size = [loader.sampler_settings for loader in loaders], loaders[0].largest_batch
+    settings, size = [loader.sampler_settings for loader in loaders], loaders[0].largest_batch or 1
     replicas = settings[0].get("num_replicas", count)
+    available = set[int]().union(*(loader.available for loader in loaders))
+    # In the last batches, a share may begin again.
+    heads = [share[: len(available) // (replicas * size) * size] for share in shares]
+    if not all(shares) or any(len(set(head)) < len(head) for head in heads):
+        return None  # unknown, or drawn with replacement
     divided = all(
         abs(replicas * len(share) - len(loader.available)) < replicas * size
         for share, loader in zip(shares, loaders, strict=True)
@@ -247,7 +250,7 @@ def _of_shares(records: Records, loaders: Sequence[Loader]) -> Finding | None:
             f"the data sets of the ranks begin with different samples, and a "
             f"{loaders[0].sampler} takes 1 of {count} of each",
         )
-    available = set[int]().union(*(loader.available for loader in loaders))
+    fixed_parts = any(loader.available != loaders[0].available for loader in loaders)
     # Each rank takes all in an evaluation, or of the same data, which are seen by their samples.
     comparable = all(loader.samples == loaders[0].samples for loader in loaders) and any(
         set(share) != available for share in shares
@@ -261,7 +264,6 @@ def _of_shares(records: Records, loaders: Sequence[Loader]) -> Finding | None:
     same_seed = len({(values.get("seed"), values.get("epoch")) for values in settings}) == 1
     wrong = independent or (facts["origin"] and same_seed)
     wrong = wrong and divided and len(available) >= LEAST_SHARE * count
-    fixed_parts = any(loader.available != loaders[0].available for loader in loaders)
     if not comparable or not (wrong or fixed_parts):
         return None
     facts["origin"] = facts["origin"] or (": each rank has its own order" if independent else "")
@@ -281,18 +283,11 @@ def _of_shares(records: Records, loaders: Sequence[Loader]) -> Finding | None:
 
 def _of_order(records: Records) -> Finding | None:
     """Epochs in the same order: the sampler's seed does not change."""
-    first = records.ranks[0]
-    training = {micro.loaders[-1] for s in first.steps for micro in s.micros if micro.loaders}
-    for number in training:
-        epochs = [epoch for epoch in first.loaders if epoch.number == number and epoch.shuffles]
-        orders = [
-            epoch.indices or []
-            for epoch in epochs
-            # A script may look at the first batch, and begin again.
-            if epoch.batches > 2
-            or epoch is epochs[-1]
-            or epoch.batches * epoch.largest_batch >= len(epoch.indices or [])
-        ]
+    loaders = records.ranks[0].loaders
+    for number in {loader.number for loader in loaders}:
+        epochs = [epoch for epoch in loaders if epoch.number == number and epoch.shuffles]
+        # Others are evaluations, or looks at the first batch.
+        orders = [epoch.indices or [] for epoch in epochs if epoch.trains or epoch is epochs[-1]]
         if len(orders) > 1 and len(orders[0]) >= LEAST_SHARE and orders[0] == orders[1]:
             return finding(
                 "same_order_every_epoch",

@@ -116,6 +116,7 @@ class EpochSkip:
 
     def _count_backward(self) -> None:
         self._micros += 1
+        self._observer.record.backward_passes += 1
 
     def _leave_weights(self, optimizer: Any) -> None:
         """Take gradients away that no model gives, such as those of a tensor of the script."""

@@ -661,7 +661,9 @@ class Observer:
         facts.number = number
         self._order = order = Order(facts)
         self._orders += [order] if len(self._orders) < MOST_ORDERS else []
+        passes = self.record.backward_passes
         for batch in iterate():
+            facts.trains |= self.record.backward_passes > passes
             self._micro.loaders.append(number)
             stored.append(stored[0] if self.skips and stored else copied(batch))
             facts.batches += 1

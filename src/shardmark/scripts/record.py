@@ -188,6 +188,8 @@ class Loader:
     """Indices of the samples that the sampler gives in this epoch; None if they are unknown."""
     largest_batch: int = 0
     """Number of indices in the largest batch of these."""
+    trains: bool = False
+    """True if there are backward passes between its batches: else it may be an evaluation."""
     first_sample: float | None = None
     """Checksum of sample 0, where a sampler divides the data; None if it is random."""
     number: int = -1

@@ -443,6 +443,8 @@ def test_ranks_with_orders_of_their_own_miss_samples() -> None:
     finding = present(causes.of_data(drawn(48, *(permuted(48, r)[r::2] for r in range(2)))))
     assert finding.name == "data_dropped"
     assert "its own order" in finding.reason
+    again = [permuted(50, r)[r::2] + permuted(50, r)[r:4:2] for r in range(2)]  # the last batch
+    assert present(causes.of_data(drawn(50, *again))).name == "data_dropped"
     overlapping = [range(40), range(30, 64)]
     finding = present(causes.of_data(drawn(64, *overlapping, subsets=overlapping)))
     assert (finding.name, finding.deviation) == ("data_repeated", "10 samples are on several ranks")
@@ -485,24 +487,22 @@ def test_a_split_of_the_data_leaves_out_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "gave", "second", "found"),
+    ("facts", "second", "found"),
     [
-        ({}, [0], 0, True),
-        ({}, [0], 1, False),
-        ({"shuffles": False}, [0], 0, False),
-        ({}, [0, 1], 0, False),  # an evaluation before the first step
-        ({"batches": 1}, [0], 0, False),  # a look at the first batch
+        ({}, 0, True),
+        ({}, 1, False),
+        ({"shuffles": False}, 0, False),
+        ({"trains": False}, 0, False),  # an evaluation, or a look at the first batch
     ],
 )
 def test_an_order_is_that_of_every_epoch_if_it_is_that_of_two(
-    facts: dict[str, Any], gave: list[int], second: int, found: bool
+    facts: dict[str, Any], second: int, found: bool
 ) -> None:
     records = matched(MEAN, MEAN)
-    records.ranks[0].steps[0].micros[0].loaders = gave
     records.ranks[1].forwards[0].inputs = [torch.arange(4.0) + 10]
     records.ranks[0].loaders = [
         Loader(batch_size=2, number=0, indices=permuted(16, seed), sampler="OwnSampler",
-               **{"shuffles": True, "batches": 8, "largest_batch": 2, **facts})
+               **{"shuffles": True, "trains": True, **facts})
         for seed in (0, second)
     ]  # fmt: skip
     finding = causes.of_data(records)
