@@ -116,10 +116,15 @@ def copied(batch: Any) -> Any:
 
 def leaves(batch: Any) -> list[Tensor]:
     """Tensors of a batch, in order."""
-    if hasattr(batch, "data") and isinstance(batch.data, dict):
-        batch = batch.data
-    flat = pytree.tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
-    return [leaf.detach() for leaf in flat if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    tensors: list[Tensor] = []
+    for leaf in pytree.tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            tensors += [leaf.detach()] if leaf.dim() else []
+        elif isinstance(leaf, Mapping) or isinstance(getattr(leaf, "data", None), dict):
+            tensors += leaves(dict(leaf if isinstance(leaf, Mapping) else leaf.data))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            tensors += leaves([getattr(leaf, field.name) for field in dataclasses.fields(leaf)])
+    return tensors
 
 
 def row_checksums(tensor: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from dataclasses import dataclass
+
 import pytest
 import torch
 
-from shardmark.scripts.batches import joined, padded_left
+from shardmark.scripts.batches import joined, leaves, padded_left
 
 
 def test_tensors_are_concatenated_in_every_structure() -> None:
@@ -116,3 +119,19 @@ def test_rows_that_show_no_padding_on_the_left_are_padded_on_the_right(
     parts = [torch.tensor(of_rank) for of_rank in rows]
     assert not padded_left(parts)
     assert padded_left([torch.rand(2, 3), torch.rand(2, 4)]) == []
+
+
+def test_tensors_are_seen_in_containers_that_torch_does_not_know() -> None:
+    """Lightning calls DDP with (batch, index), and tokenizers make batches that are no dict."""
+
+    @dataclass
+    class Pair:
+        first: torch.Tensor
+        second: UserDict[str, torch.Tensor]
+
+    ids, labels = torch.ones(2, 3), torch.zeros(2)
+    batch = UserDict({"ids": ids, "length": torch.tensor(3)})
+    for container in (batch, (batch, 0), [{"inner": batch}], Pair(labels, batch)):
+        shapes = [tensor.shape for tensor in leaves(container)]
+        assert shapes[-1] == ids.shape
+        assert len(shapes) == 1 + isinstance(container, Pair)
