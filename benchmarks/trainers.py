@@ -79,7 +79,6 @@ SCRIPTS = (
     Script(name="transformers_seq2seq", library="transformers", missing=MISSING),
     Script(name="transformers_decoder", library="transformers", missing=MISSING),
     Script(name="transformers_experts", library="transformers", missing=MISSING),
-    Script(name="transformers_scores", library="transformers", missing=MISSING),
     Script(name="accelerate_loop", library="accelerate", missing=MISSING),
     Script(
         name="lightning_loop", library="lightning", packages=(*STACK, "lightning"), missing=NO_ZERO

@@ -24,6 +24,7 @@ if "adapter" in habits:
     model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA))
 brain = Language(
     modules={"model": model},
+    hparams={"seed": 0},
     opt_class=lambda parameters: torch.optim.AdamW(parameters, lr=args.learning_rate),
     run_opts=options,
 )
