@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from shardmark.scripts.batches import joined, padded_left
+from shardmark.scripts.batches import joined, padding_of
 from shardmark.scripts.full_tensors import is_a, set_parameters
 from shardmark.scripts.observer import Observer, trained_parameters
 from shardmark.scripts.record import BATCHES, START, Draw, Loader, Record, joined_tensors
@@ -139,9 +139,9 @@ class ReplayObserver(Observer):
             return None
         size = self._ranks[0].loaders[iteration].batch_size
         size = size or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-        left = padded_left([batch for rank in recorded for batch in rank])
-        self.record.padded_left |= bool(left)
-        join = partial(joined, size=size, sections=self.plan.sections, left=left)
+        padding = padding_of([batch for rank in recorded for batch in rank])
+        self.record.padded_left |= any(left for left, _ in padding.values())
+        join = partial(joined, size=size, sections=self.plan.sections, padding=padding)
         steps = zip(*recorded, strict=False)
         return (
             batch

@@ -17,43 +17,50 @@ IGNORED = -100
 """Target that torch's loss functions ignore."""
 
 
-def padded_left(batches: Sequence[Any]) -> list[int]:
-    """Return the addresses of tensors whose shorter rows begin with padding.
+def padding_of(batches: Sequence[Any]) -> dict[int, tuple[bool, int]]:
+    """Return by the addresses of tensors if they are padded on the left, and with which token.
 
-    Tokens show it: some rows begin with more of one token than others of their batch.  Tensors that
-    always have the first two sizes of theirs, such as a mask, are padded alike.
+    Tokens show it: some rows begin, or end, with more of one token than others of their batch.
+    Tensors that always have the first two sizes of theirs are padded alike: with zeros if one of
+    them is a mask.
     """
     by_shapes: defaultdict[tuple[torch.Size, ...], list[Tensor]] = defaultdict(list)
     for tensors in zip(*map(leaves, batches), strict=False):
         by_shapes[tuple(tensor.shape[:2] for tensor in tensors)] += tensors
-    return [
-        tensor.data_ptr()
-        for shapes, same in by_shapes.items()
-        if len({shape[1:] for shape in shapes}) > 1
-        if _rows_with_runs(same) > max(1, _rows_with_runs(same, 1))
-        for tensor in same
-    ]
+    padding: dict[int, tuple[bool, int]] = {}
+    for shapes, same in by_shapes.items():
+        (begins, first), (ends, last) = _rows_with_runs(same), _rows_with_runs(same, 1)
+        has_mask = any(bool((t < 2).all()) for t in same if t.numel() and not t.is_floating_point())
+        if len({shape[1:] for shape in shapes}) > 1:
+            facts = begins > ends, 0 if has_mask else first if begins > ends else last
+            padding |= dict.fromkeys((tensor.data_ptr() for tensor in same), facts)
+    return padding
 
 
-def _rows_with_runs(batches: Sequence[Tensor], *flipped: int) -> int:
-    """Most rows that begin with more of the same token than another row of their batch."""
+def _rows_with_runs(batches: Sequence[Tensor], *flipped: int) -> tuple[int, int]:
+    """Rows that begin with more of a token than another row of their batch: most, and the token."""
     rows: Counter[int] = Counter()
     for tokens in (tensor.flip(flipped) for tensor in batches if tensor.dim() == 2):
         real = tokens.is_floating_point() or not tokens.numel()
         if not real and tokens.min() >= 0 and tokens.max() > 1:
             runs = (tokens == tokens[:, :1]).cumprod(1).sum(1)
             rows.update(tokens[runs > runs.min(), 0].tolist())
-    return max(rows.values(), default=0)
+    return max(((count, token) for token, count in rows.items() if count > 1), default=(0, 0))
 
 
 def joined(
-    parts: Sequence[Any], size: int | None = None, *, sections: int = 1, left: Sequence[int] = ()
+    parts: Sequence[Any],
+    size: int | None = None,
+    *,
+    sections: int = 1,
+    padding: Mapping[int, tuple[bool, int]] | None = None,
 ) -> Any:
-    """Concatenate batches, first sections before second ones, padded at the end or as `left`."""
+    """Concatenate batches, first sections before second ones, and pad tensors to one length."""
     first = parts[0]
-    join = partial(joined, size=size, sections=sections, left=left)
+    join = partial(joined, size=size, sections=sections, padding=padding)
     if isinstance(first, Tensor):
-        return _concatenated(parts, sections=sections, left=first.data_ptr() in left)
+        left, token = (padding or {}).get(first.data_ptr(), (False, 0))
+        return _concatenated(parts, sections=sections, left=left, token=token)
     if isinstance(first, Mapping) or (hasattr(first, "data") and hasattr(first, "keys")):
         return type(first)({key: join([part[key] for part in parts]) for key in first})
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
@@ -87,7 +94,7 @@ def _rows(value: Any) -> int | None:
     return len(value) if isinstance(value, list | tuple) else None
 
 
-def _concatenated(parts: Sequence[Tensor], *, sections: int, left: bool) -> Tensor:
+def _concatenated(parts: Sequence[Tensor], *, sections: int, left: bool, token: int) -> Tensor:
     if parts[0].dim() == 0:
         return parts[0]
     if any(part.dim() != parts[0].dim() for part in parts):
@@ -98,7 +105,7 @@ def _concatenated(parts: Sequence[Tensor], *, sections: int, left: bool) -> Tens
     for part in parts:
         missing = [size - part.shape[d + 1] for d, size in enumerate(longest)]
         pads = [n for size in reversed(missing) for n in ((size, 0) if left else (0, size))]
-        value = IGNORED if ignored else 0
+        value = IGNORED if ignored else 0 if part.is_floating_point() else token
         padded.append(torch.nn.functional.pad(part, pads, value=value) if any(pads) else part)
     if any(len(part) % sections for part in padded):
         return torch.cat(padded)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from shardmark.scripts.batches import joined, leaves, padded_left
+from shardmark.scripts.batches import joined, leaves, padding_of
 
 
 def test_tensors_are_concatenated_in_every_structure() -> None:
@@ -76,7 +76,7 @@ ROWS = ([4, 5, 6, 7], [8, 9]), ([10, 11], [12, 13, 14, 15, 16, 17])
 @pytest.mark.parametrize("left", [True, False])
 def test_batches_are_padded_on_the_side_that_their_rows_are_padded_on(left: bool, pad: int) -> None:
     parts = [texts(*rows, left=left, pad=pad) for rows in ROWS]
-    batch = joined(parts, left=padded_left(parts))
+    batch = joined(parts, padding=padding_of(parts))
     for key in ("ids", "mask", "labels"):
         alone = texts(*ROWS[0], *ROWS[1], left=left, pad=0)[key]
         assert torch.equal(batch[key] * batch["mask"], alone * batch["mask"])
@@ -90,7 +90,7 @@ def test_prompts_on_the_left_and_answers_on_the_right_keep_their_sides() -> None
          for key, value in texts(*(row if left else [*row, 9] for row in rows), left=left).items()}
         for rows in ROWS
     ]  # fmt: skip
-    batch = joined(parts, left=padded_left(parts))
+    batch = joined(parts, padding=padding_of(parts))
     assert batch["prompt_mask"].tolist() == [
         [0, 0, 1, 1, 1, 1], [0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1], [1] * 6,
     ]  # fmt: skip
@@ -117,8 +117,20 @@ def test_rows_that_show_no_padding_on_the_left_are_padded_on_the_right(
     rows: list[list[list[int]]],
 ) -> None:
     parts = [torch.tensor(of_rank) for of_rank in rows]
-    assert not padded_left(parts)
-    assert padded_left([torch.rand(2, 3), torch.rand(2, 4)]) == []
+    assert not any(left for left, _ in padding_of(parts).values())
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_tokens_without_a_mask_are_padded_with_their_own_token(left: bool) -> None:
+    parts = [texts(*rows, left=left, pad=3)["ids"] for rows in ROWS]
+    expected = texts(*ROWS[0], *ROWS[1], left=left, pad=3)["ids"]
+    assert torch.equal(joined(parts, padding=padding_of(parts)), expected)
+    weights = [(part, part != 3, torch.rand(part.shape)) for part in parts]
+    ids, mask, real = joined(weights, padding=padding_of(weights))
+    assert torch.equal(ids * mask, expected * mask)
+    assert ids.eq(0).sum() == 4, "what is added is 0: the mask tells"
+    assert torch.equal(mask, expected != 3)
+    assert ((real == 0).sum(1) == torch.tensor([2, 2, 0, 0])).all()
 
 
 def test_tensors_are_seen_in_containers_that_torch_does_not_know() -> None:
