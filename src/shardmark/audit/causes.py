@@ -894,12 +894,8 @@ def of_weighting(records: Records) -> Finding | None:
         return None
     micros = max(1, len(local[0]))
     shares = [float(np.mean(weights[r * micros : (r + 1) * micros])) for r in range(records.count)]
-    counts = [
-        sum(call.weight for micro in rank.steps[0].micros for call in micro.losses)
-        for rank in records.ranks
-    ]
+    counts = [sum(c.weight for m in r.steps[0].micros for c in m.losses) for r in records.ranks]
     text = ", ".join(f"{share:.4f}" for share in shares)
-    equal_share = 1 / records.count
     if _constant(list(map(float, weights))):
         return None  # a factor, which is no matter of weights
     if micros > 1 and _constant(shares):
@@ -908,15 +904,17 @@ def of_weighting(records: Records) -> Finding | None:
             "uneven_micro_batches",
             _off(records),
             f"weighted by {of_micros} the micro-batches' gradients give that of one process, which "
-            f"has other micro-batches; a step uses {equal_share:.4f} each",
+            f"has other micro-batches; a step uses {1 / records.count:.4f} each",
         )
     counted = ", ".join(f"{count:g}" for count in counts)
     seen = f"; targets that count by rank: {counted}" if all(counts) else ""
+    if abs(sum(shares) - 1) > EXPLAINED:
+        seen += f"; besides, the gradient is {1 / sum(shares):.3g} times as large"
     return finding(
         "uneven_weights",
         _off(records),
         f"weighted by {text} the ranks' own gradients give that of one process; the ranks "
-        f"use {equal_share:.4f} each{seen}",
+        f"use {1 / records.count:.4f} each{seen}",
     )
 
 

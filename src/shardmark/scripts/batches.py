@@ -65,9 +65,8 @@ def joined(
         return type(first)({key: join([part[key] for part in parts]) for key in first})
     if dataclasses.is_dataclass(first) and not isinstance(first, type):
         names = [field.name for field in dataclasses.fields(first)]
-        return dataclasses.replace(
-            first, **{n: join([getattr(part, n) for part in parts]) for n in names}
-        )
+        joints = {name: join([getattr(part, name) for part in parts]) for name in names}
+        return dataclasses.replace(first, **joints)
     if isinstance(first, list | tuple):
         if _lists_samples(first, size):
             return type(first)(value for part in parts for value in part)

@@ -213,6 +213,9 @@ def test_a_loss_of_the_full_batch_is_named_if_ranks_alone_have_their_gradients()
 
 def test_weights_are_solved_for_where_they_give_the_gradient() -> None:
     assert named(matched(MEAN, 0.3 * OWN[0] + 0.7 * OWN[1])) == "uneven_weights"
+    doubled = causes.of_weighting(matched(MEAN, 0.15 * OWN[0] + 0.35 * OWN[1]))
+    assert doubled is not None
+    assert "2 times as large" in doubled.evidence
     assert named(matched(MEAN, 1.3 * OWN[0] - 0.3 * OWN[1])) == ""
 
 
