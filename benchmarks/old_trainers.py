@@ -189,6 +189,8 @@ CASES = {
         script="trainer_language.py", arguments="--rows 86", audit="--until-epoch",
         causes=("data_dropped",),
         faulty=HF_4_51, mended=HF_4_52, alone=ONE_BATCH, both=UNCLIPPED,
+        why=": the answer is another fault of both releases, the weights of the ranks; the window "
+        "at the end, whose norm is off by 74 %, is compared with one process, and not named",
     ),
     "deepspeed-offload": Case(
         thread="deepspeedai/DeepSpeed#6550",
@@ -294,7 +296,10 @@ def table(rows: dict[tuple[str, str], dict[str, Any]]) -> None:
             print("| " + " | ".join(cells) + " | not run |")
             continue
         named = [one["name"] for one in row["findings"] if one["name"] in case.causes]
-        again = "yes" if row["same"] is False else "no"
+        mended = rows.get((name, "mended"), {"findings": []})
+        causes = [[one["name"] for one in side["findings"]] for side in (row, mended)]
+        both = causes[0] and causes[0] == causes[1] and not named  # another fault of both
+        again = "yes" if row["same"] is False and not both else "no"
         cells.append((f"{again}, named" if named else again) + case.why)
         print("| " + " | ".join(cells) + " |")
 
