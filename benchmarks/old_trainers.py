@@ -144,6 +144,8 @@ CASES = {
         "are not set to zero",
         script="deepspeed_engine.py", arguments="--stage 0", causes=(),
         faulty="deepspeed==0.18.5", mended="deepspeed==0.18.6", alone="--batch 16",
+        why=": one process has the fault, too; the optimizer gets 1/65536 of the gradient, "
+        "and audit compares its updates with those of one process alone",
     ),
     "metric-learning": Case(
         thread="KevinMusgrave/pytorch-metric-learning#363",
