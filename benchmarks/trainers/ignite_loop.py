@@ -16,7 +16,9 @@ def training(_):
     rows = [{"input_ids": row} for row in token_rows()]
     collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
     batch_size = args.micro_batch * idist.get_world_size()  # auto_dataloader divides it
-    loader = idist.auto_dataloader(rows, batch_size=batch_size, shuffle=True, collate_fn=collate)
+    loader = idist.auto_dataloader(
+        rows, batch_size=batch_size, shuffle=not args.same_order, collate_fn=collate
+    )
     model = language_model()
     if "adapter" in habits:
         model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **LORA))

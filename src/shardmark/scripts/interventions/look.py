@@ -26,6 +26,8 @@ from shardmark.base.traffic import required_fraction
 from shardmark.scripts.interventions.base import Intervention, is_users, line_of, replace
 
 EVERY_SECONDS = 0.002
+SWITCH_SECONDS = 0.0005
+"""Time after which Python's own code gives way to a look; else a look comes when it has ended."""
 LINK_BYTES = 2**22
 """Size of the message that measures the link: its start takes a small part of the time."""
 LINK_CALLS = 4
@@ -155,6 +157,7 @@ class Look(Intervention):
         self.rows.clear()
         if dist.is_initialized():
             self.link_bytes_per_second = _link_bytes_per_second()
+        sys.setswitchinterval(SWITCH_SECONDS)
         self.thread = threading.Thread(target=self._look, daemon=True)
         self.thread.start()
 
@@ -162,7 +165,7 @@ class Look(Intervention):
         before = time.perf_counter_ns()
         while not self.ended.wait(EVERY_SECONDS):
             frame = sys._current_frames().get(self.main or 0)
-            now = time.perf_counter_ns()  # Python's lock delays a look at Python's own code
+            now = time.perf_counter_ns()  # Python's own code delays looks at it
             if frame is not None:
                 self.nanoseconds[self._kind_of(frame), line_of(frame)] += now - before
                 self.count += 1
@@ -176,14 +179,27 @@ class Look(Intervention):
         while frame is not None:
             frames.append(frame)
             frame = frame.f_back
-        for outer in reversed(frames):
+        # Lightning calls a user's step as the forward pass of a module.
+        steps = (f.f_code.co_name == "training_step" and is_users(f) for f in frames)
+        inside = next((n for n, is_step in enumerate(steps) if is_step), None)
+        updates = False
+        for outer in reversed(frames[:inside]):
             kind = self._kind_of_code(outer.f_code)
+            if kind == "update" or (updates and kind not in {"forward", "backward", "input"}):
+                if not (updates and is_users(outer)):
+                    updates = True
+                    continue
+                if outer.f_code.co_name == "step":
+                    return "update"
+            updates = False  # an optimizer's closure computes a step, as all of Lightning's do
             if kind == "forward" and isinstance(module := outer.f_locals.get("self"), nn.Module):
                 return "forward" if module.training else "evaluation"
             if kind is not None:
                 return kind
             if outer.f_code.co_name in self.functions and is_users(outer):
                 return "input"
+        if updates:
+            return "update"
         assert innermost is not None, "the main thread runs"
         source = linecache.getline(innermost.f_code.co_filename, innermost.f_lineno)
         return "logging" if re.search(r"\bprint\(|\.write\(", source) else "own_code"
