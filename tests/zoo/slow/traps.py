@@ -93,9 +93,10 @@ step, passes = 0, 0
 before: list[Tensor] = []
 for _ in range(100):
     for pictures in loader:
-        wrapped(pictures).square().mean().backward()
+        needed = 2 - (step % 3 == 1) if trap == "no_sync" else 1  # some steps have one pass
+        (wrapped(pictures).square().mean() / needed).backward()
         passes += 1
-        if trap == "no_sync" and passes < 2 - (step % 3 == 1):  # some steps have one pass
+        if passes < needed:
             continue
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if trap == "bucket_view":  # momentum by hand, of gradients that the buckets overwrite
