@@ -53,7 +53,6 @@ def test_the_trials_of_a_race_take_turns(kept_engine: KeptEngine, tmp_path: Path
         measured = [rank.windows[0].window_seconds for t in beside for rank in t.ranks[:1]]
         together_seconds = sum(trial.total_seconds for trial in beside)
         assert sum(measured) < together_seconds, "a clock goes on between turns"
-        assert min(measured) > 0
 
 
 OUTSIDE, WAITS = "outside of its process group", "the script waits for data"

@@ -13,6 +13,7 @@ from shardmark.base.statistics.race import Decision
 from shardmark.bench.analysis.compare.comparison import compare
 from shardmark.bench.analysis.compare.race import Race, race_of, verdict_on
 from shardmark.bench.analysis.improvement import FIRST, SNIPPETS, TOGETHER, Improvement, patch_of
+from shardmark.bench.analysis.parts import WORTH_A_TRY
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.launch.session import RunSession
@@ -25,8 +26,6 @@ FEW_WORKERS = 4
 """Number of workers that is tried even with fewer cores: some of them wait for files."""
 PREFETCHED, BUCKET_MB = 8, 100
 DDP_BUCKET_BYTES = 25 * 2**20
-WORTH_A_TRY = 0.02
-"""Share of the time from which a thing is worth a try."""
 PAIRS_OF_RACES = (3, 30, 60)
 """Most pairs of an intervention after each of three races: of all, of the better half, together."""
 ON_REQUEST = {"compile"}

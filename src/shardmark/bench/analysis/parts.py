@@ -271,6 +271,7 @@ def explanation_of(samples: Samples, chosen: Sequence[str]) -> Explanation:
 
 
 def largest_share(seen: Sequence[Mapping[str, Any]], kind: str) -> float:
+    """Largest share of a rank's time in which the looks saw this kind of part."""
     return max(float(rank["shares"].get(kind, 0.0)) for rank in seen)
 
 

@@ -185,13 +185,13 @@ class Look(Intervention):
         updates = False
         for outer in reversed(frames[:inside]):
             kind = self._kind_of_code(outer.f_code)
-            if kind == "update" or (updates and kind not in {"forward", "backward", "input"}):
-                if not (updates and is_users(outer)):
-                    updates = True
-                    continue
-                if outer.f_code.co_name == "step":
+            if updates and is_users(outer):
+                if outer.f_code.co_name == "step":  # the user has written the optimizer
                     return "update"
-            updates = False  # an optimizer's closure computes a step, as all of Lightning's do
+                updates = False  # a closure computes a step, as all of Lightning's do
+            if kind == "update" or (updates and kind not in {"forward", "backward", "input"}):
+                updates = True
+                continue
             if kind == "forward" and isinstance(module := outer.f_locals.get("self"), nn.Module):
                 return "forward" if module.training else "evaluation"
             if kind is not None:
