@@ -25,7 +25,7 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "compare": (("cli/compare.py",), 68, 10_970),
     "plan": (("cli/plan.py",), 124, 22_250),
     "run": (("cli/run.py",), 151, 27_480),
-    "time": (("cli/time.py",), 158, 28_900),
+    "time": (("cli/time.py",), 158, 28_910),
     "verify": (("cli/verify.py",), 135, 24_790),
 }
 """Verb -> files where it begins, and the most files and lines that it may reach from there.
@@ -35,7 +35,7 @@ that needs more makes something else smaller, or says in its commit why it raise
 """
 RANK_OF_DDP = (58, 8_930)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_870
+SOURCE_LINES = 75_890
 SHORT_HELPERS = 201
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0

@@ -130,27 +130,35 @@ def run_and_print(
         say("requeued job: --remeasure counts for the first start alone", error=True)
         options = replace(options, remeasure=False)
     _name_other_runs(experiment, plan, None if out is not None else words)
-    with _interrupted_by_sigterm(), run_folder(out, experiment.name) as folder:
+    with run_folder(out, experiment.name) as folder:
         names_folder = any(word == "--out" or word.startswith("--out=") for word in words)
         again = shlex.join(words if names_folder else [*words, "--out", str(folder)])
-        try:
-            with storing(folder):
-                exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)
-                if exit_code is None:
-                    with listener(folder, options) as progress:
-                        run_experiment(experiment, folder, options, plan=plan, listener=progress)
-        except KeyboardInterrupt:
-            say(f"interrupted; continue with: {again}", error=True)
-            raise
-        except StorageError as error:
-            place, problem, remedy = error.args
-            raise StorageError(place, problem, f"{remedy}; continue with: {again}") from error
+        with resumable(folder, again):
+            exit_code = serve_as_node(experiment, plan, (lambda _: None) if quiet else say)
+            if exit_code is None:
+                with listener(folder, options) as progress:
+                    run_experiment(experiment, folder, options, plan=plan, listener=progress)
         if exit_code is None:
             exit_code = _print_results(
                 folder, form, quiet=quiet, margin=experiment.measure.repeats.margin
             )
     if exit_code:
         raise typer.Exit(exit_code)
+
+
+@contextmanager
+def resumable(folder: Path, again: str = "") -> Iterator[None]:
+    """Say how a run continues, after Ctrl-C, SIGTERM or an error of the disk."""
+    again = again or f"the same command and --out {shlex.quote(str(folder))}"
+    try:
+        with _interrupted_by_sigterm(), storing(folder):
+            yield
+    except KeyboardInterrupt:
+        say(f"interrupted; continue with: {again}", error=True)
+        raise
+    except StorageError as error:
+        place, problem, remedy = error.args
+        raise StorageError(place, problem, f"{remedy}; continue with: {again}") from error
 
 
 def _name_other_runs(

@@ -26,7 +26,7 @@ from shardmark.cli.arguments import (
     with_engine,
     words_of,
 )
-from shardmark.cli.run import RunFormat, run_and_print
+from shardmark.cli.run import RunFormat, resumable, run_and_print
 
 RACE_BUDGET = "20m"
 """Default time of a race."""
@@ -213,7 +213,11 @@ def _improve(
 
     seconds = parse_seconds(budget or IMPROVE_BUDGET, "--budget")
     options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
-    with run_folder(out, "improve") as folder, listener(folder, options) as progress:
+    with (
+        run_folder(out, "improve") as folder,
+        resumable(folder),
+        listener(folder, options) as progress,
+    ):
         improvement = improve(
             experiment_of, command, mapping["matrix"]["world_size"][0], folder, only=only,
             budget_seconds=seconds, listener=progress,

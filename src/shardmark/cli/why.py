@@ -11,6 +11,7 @@ import typer
 
 from shardmark.base.text import say_text
 from shardmark.cli.arguments import TextOrJson, numbers_of_ranks, path_of
+from shardmark.cli.run import resumable
 
 BUDGET = "10m"
 """Default time for each number of ranks."""
@@ -63,7 +64,7 @@ def explain_step(
     seconds = parse_seconds(budget, "--budget")
     options = RunOptions(quiet=quiet or form is TextOrJson.JSON, budget_seconds=seconds)
     explanations, documents = [], []
-    with run_folder(out, "why") as folder:
+    with run_folder(out, "why") as folder, resumable(folder):
         for number in numbers:
             path = folder if len(numbers) == 1 else folder / f"ranks-{number}"
             with listener(path, options) as progress:

@@ -15,6 +15,7 @@ import pytest
 from shardmark import cli
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import RunFolder, load_run
+from shardmark.bench import improve, why
 from shardmark.bench.launch import session
 from shardmark.bench.launch.outcome import Ending
 from shardmark.bench.launch.trial_artifacts import TRIAL_FILES, clear
@@ -162,3 +163,16 @@ def test_repeated_command_names_the_unfinished_run(
     capsys.readouterr()
     assert cli.main(command) == 0
     assert capsys.readouterr().err == "", "the newest run of this experiment is finished"
+
+
+@pytest.mark.parametrize("stop", [interrupt, terminate])
+@pytest.mark.parametrize("verb", ["why", "time --improve"])
+def test_verbs_that_run_variants_say_how_they_continue(
+    verb: str, stop: Stop, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    monkeypatch.setattr(why, "explain", stop)
+    monkeypatch.setattr(improve, "improve", stop)
+    assert cli.main([*verb.split(), "--out", "my run", "--", "train.py"]) == 130
+    assert "continue with: the same command and --out 'my run'" in capsys.readouterr().err
