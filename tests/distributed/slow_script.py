@@ -96,6 +96,9 @@ for step, batch in enumerate(batches()):
     if options.saves:
         torch.save(model.state_dict(), f"checkpoint-{rank}-{step}.pt")
         assert os.path.exists(f"checkpoint-{rank}-{step}.pt") == (step < 1)  # noqa: PTH110
+        sent: list[Any] = [None, None]
+        dist.all_gather_object(sent, torch.ones(2))  # torch pickles a tensor by its own `save`
+        assert all(map(torch.is_tensor, sent))
     if options.shows:
         texts = [repr(torch.randn(64, 64)) for _ in range(40)]
     if options.prints:

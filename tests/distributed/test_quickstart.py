@@ -30,6 +30,6 @@ def test_all_strategies_end_with_one_quality(kept_engine: KeptEngine, tmp_path: 
         by_seed[trial.trial["recipe"]["seed"]][trial.strategy] = value(trial, "accuracy_top1")
     assert len(by_seed) == SEEDS
     for qualities in by_seed.values():
-        assert qualities.keys() == {"single", "ddp", "fsdp", "zero-1"}
+        assert qualities.keys() == {"single", "ddp", "fsdp"}
         assert max(qualities.values()) - min(qualities.values()) <= POINT
         assert min(qualities.values()) > 0.8

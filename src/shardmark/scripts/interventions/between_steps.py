@@ -10,7 +10,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, TypedStorage, UntypedStorage, nn
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -95,8 +95,12 @@ class NoCheckpoint(Intervention):
     """Nothing is saved."""
 
     def begin(self) -> None:
+        def save(original: Callable[..., Any], saved: object, *rest: Any, **more: Any) -> None:
+            if isinstance(saved, UntypedStorage | TypedStorage):  # a tensor is pickled
+                original(saved, *rest, **more)
+
+        replace(torch, "save", save)
         names = {
-            "torch": ("save",),
             "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
             "safetensors.torch": ("save_file", "save_model"),
         }
