@@ -89,17 +89,20 @@ SCRIPTS = (
     Script(name="trl_sft", library="trl", packages=TRL, missing=MISSING),
     *(
         Script(name=f"trl_{name}", library="trl", packages=TRL, missing=MISSING)
-        for name in ("dpo", "gkd", "tpo", "online_dpo", "reward")
+        for name in ("dpo", "gkd", "gold", "tpo", "online_dpo", "reward", "cpo", "kto")
     ),
     *(
         Script(name=f"{name}_loop", library=library, packages=(*STACK, library), missing=DDP_ONLY)
         for name, library in (("ignite", "pytorch-ignite"), ("speechbrain", "speechbrain"))
     ),
-    Script(
-        name="sentence_scores", library="sentence-transformers", packages=SENTENCES, missing=MISSING
-    ),
-    Script(
-        name="sentence_pairs", library="sentence-transformers", packages=SENTENCES, missing=MISSING
+    *(
+        Script(
+            name=f"sentence_{name}",
+            library="sentence-transformers",
+            packages=SENTENCES,
+            missing=MISSING,
+        )
+        for name in ("scores", "pairs", "gathered")
     ),
 )
 NOT_RUN = (

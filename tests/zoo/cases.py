@@ -45,6 +45,7 @@ CASES = tuple(
             "preferences_not_divided": "accumulation_not_divided",
             "squares_not_divided": "accumulation_not_divided",
             "tokens_of_two_steps": "divided_by_other_steps",
+            "loss_scale_not_applied": "gradient_rescaled",
             "micro_batch_means": "uneven_micro_batches",
             "sample_weighted_means": "uneven_micro_batches",
             "accumulation_not_synchronised": "accumulation_not_synchronised",

@@ -1,4 +1,4 @@
-"""Trains by DeepSpeed with bf16: an encoder sees a row and its noisy copy in each step."""
+"""Trains by DeepSpeed in 16 bits: an encoder sees a row and its noisy copy in each step."""
 
 import argparse
 import os
@@ -14,6 +14,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--stage", type=int, default=2)
 parser.add_argument("--offload", action="store_true")
 parser.add_argument("--fp32", action="store_true")
+parser.add_argument("--fp16", action="store_true")
 parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--lr", type=float, default=0.05)
@@ -35,7 +36,8 @@ class Network(nn.Module):
 config = {
     "train_micro_batch_size_per_gpu": options.batch,
     "gradient_accumulation_steps": options.accumulate,
-    "bf16": {"enabled": not options.fp32},
+    "bf16": {"enabled": not (options.fp32 or options.fp16)},
+    "fp16": {"enabled": options.fp16},
     "zero_optimization": {"stage": options.stage},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
@@ -43,6 +45,8 @@ config = {
 if options.offload:
     config["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
 
+if options.fp16:  # slow on CPUs, but DeepSpeed asks whether they have instructions for it
+    deepspeed.accelerator.get_accelerator().is_fp16_supported = lambda: True
 deepspeed.init_distributed(dist_backend="gloo")
 torch.manual_seed(0)
 x, y = torch.randn(96, 16), torch.randint(0, 4, (96,))
@@ -52,7 +56,7 @@ loader = DataLoader(data, batch_size=options.batch, sampler=sampler)
 model = Network()
 optimizer = torch.optim.SGD(model.parameters(), lr=options.lr)
 engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-type_ = torch.float32 if options.fp32 else torch.bfloat16
+type_ = torch.float32 if options.fp32 else torch.float16 if options.fp16 else torch.bfloat16
 
 for x, other, y in loader:
     loss = engine(x.to(type_), other.to(type_), y)

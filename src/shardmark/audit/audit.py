@@ -16,8 +16,7 @@ from shardmark.audit.comparison import (
     Records,
     agreement_check,
     aligned,
-    clipping_checks,
-    first_gradient_check,
+    first_gradient_checks,
     gradient_check,
     later_checks,
     relative,
@@ -28,7 +27,7 @@ from shardmark.audit.script import Progress
 from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
 from shardmark.base.evidence.captures import BLIND, MARGIN
 from shardmark.base.evidence.checks import Check
-from shardmark.base.text import counted
+from shardmark.base.text import counted, listed
 from shardmark.scripts.command import ScriptCommand
 from shardmark.scripts.launch import Start, launch, read_records
 from shardmark.scripts.record import Record, part_of
@@ -314,7 +313,7 @@ def _judged(runs: Runs, recorded: list[Record]) -> AuditReport:
         ("the gradient of step 1 is", records.gradients()),
     ):
         if nonfinite := [name for name, values in vectors.items() if not np.isfinite(values).all()]:
-            return runs.untold(f"{quantity} not finite ({causes.some(nonfinite)})", recorded)
+            return runs.untold(f"{quantity} not finite ({listed(nonfinite)})", recorded)
     if replay is not None and replay.resumed_at != recorded[0].resumed_at:
         return runs.untold(
             f"the script resumes: its optimizer has taken "
@@ -337,7 +336,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
     replay = records.replay
     assert replay is not None, "baselines with a replay have one"
 
-    gradient = first_gradient_check(records, replay)
+    *before_clipping, gradient = first_gradient_checks(records, replay)
     rate = _rate_check(records, replay)
     by_updates = records.reduces_in_step
     wrong_before = records.off_before_clipping(replay) > records.reduction_tolerance
@@ -347,7 +346,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
         return relative(*aligned(seen.gradients(), seen.replayed(other)))
 
     checks = [*_rank_checks(records)]
-    checks += [] if by_updates else [*clipping_checks(records, replay), gradient]
+    checks += [] if by_updates else [*before_clipping, gradient]
     checks += [rate]
     later: list[Check] = []
     comparable = (gradient.holds or by_updates) and not records.local_steps
@@ -380,9 +379,7 @@ def _against_replay(runs: Runs, records: Records) -> AuditReport | tuple[Baselin
                     findings=findings,
                     checks=checks,
                 )
-        cause = finding
-        if cause is None and records.ranks[0].batch_norm and runs.with_shares is not None:
-            cause = causes.of_shares(off_from(replay), off_from(runs.with_shares))
+        cause = finding or causes.of_batch_norm(seen, alone=False)
         if cause is not None and cause.name not in runs.accepted and runs.accepts(cause):
             return _without_accepted(runs, records, cause)
         if finding is None and "buffers_differ" in runs.accepted:  # the forward pass uses them
@@ -543,9 +540,8 @@ def _reported(
     ranks = f"{runs.ranks} ranks"
     if findings:
         first = findings[0]
-        clause = "do not train what one process trains"
-        if not failing and causes.CAUSES[first.name].in_one_process:
-            clause = "and one process do not train what one pass over the micro-batches trains"
+        too = "" if failing else causes.CAUSES[first.name].in_one_process
+        clause = f"and one process {too}" if too else "do not train what one process trains"
         answer = f"{ranks} {clause}: {first.deviation}, because {first.reason}; {first.remedy}"
     elif failing:
         check = failing[0]

@@ -20,16 +20,18 @@ from shardmark.audit.comparison import (
     Records,
     Vectors,
     aligned,
+    common_factor,
     difference_of_rows,
     factor_of,
     joined_flat,
     relative,
     reproduces,
+    scaled,
     stacked,
     tensors_differ,
 )
 from shardmark.base.evidence.captures import Array
-from shardmark.base.text import counted
+from shardmark.base.text import counted, listed
 from shardmark.scripts.batches import checksum
 from shardmark.scripts.launch import ON_A_CPU
 from shardmark.scripts.record import GRAPH, Loader, Micro, Record, Step
@@ -37,7 +39,6 @@ from shardmark.scripts.record import GRAPH, Loader, Micro, Record, Step
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_NAMES = 3
 GUIDE = "docs/guides/from-one-gpu.md"
 
 EXACT = 1e-5
@@ -71,6 +72,9 @@ class Finding:
 
 
 Stage = Literal["ranks", "gradient", "rates", "accumulation"]
+"""The ranks' records alone, a gradient or learning rates that differ from those of one process, or
+the weights of a step's micro-batches."""
+ONE_PASS = "do not train what one pass over the micro-batches trains"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +87,15 @@ class Cause:
     remedy: str
     find: Callable[[Records], Finding | None]
     """Looks at records; several causes share a look that tells them apart."""
-    stage: Stage
-    """Place of the fault: in the ranks' records alone, in a gradient or learning rates that
-    differ from those of one process, or in the weights of a step's micro-batches.  A stage tries
-    its causes in the order of the table."""
     explains_gradient: bool = False
     """True if a deviating gradient needs no other cause."""
-    in_one_process: bool = False
-    """True if one process has the fault, too."""
+    in_one_process: str = ""
+    """Predicate of the ranks and one process in the answer, if it has the fault, too."""
+
+    @property
+    def stage(self) -> Stage:
+        """Place of the fault.  A stage tries its causes in the order of the table."""
+        return STAGES.get(self.find, "ranks")
 
 
 def finding(name: str, deviation: str, evidence: str, **facts: object) -> Finding:
@@ -109,12 +114,6 @@ def causes_found(stage: Stage, records: Records) -> Iterator[Finding]:
     """Yield the findings of a stage, in the order of the table."""
     looks = dict.fromkeys(row.find for row in CAUSES.values() if row.stage == stage)
     return (cause for look in looks if (cause := look(records)) is not None)
-
-
-def some(names: list[str]) -> str:
-    """The first names of a list."""
-    rest = len(names) - MOST_NAMES
-    return ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def percent(value: float) -> str:
@@ -157,7 +156,7 @@ def of_start(records: Records) -> Finding | None:
             return finding(
                 "different_start",
                 f"the weights of the ranks differ by {percent(size)} at the start",
-                f"{some(other)} of rank {rank.rank} differ from rank 0's",
+                f"{listed(other)} of rank {rank.rank} differ from rank 0's",
             )
     return None
 
@@ -354,7 +353,7 @@ def of_optimizer(records: Records) -> Finding | None:
         return None
     return finding(
         "optimizer_of_other_parameters",
-        f"{some(first.orphans)} are never updated",
+        f"{listed(first.orphans)} are never updated",
         f"{len(first.orphans)} parameters have a gradient and are not in the optimizer; "
         f"{first.strangers} of the optimizer's are not in the model",
     )
@@ -402,7 +401,7 @@ def of_accumulation(records: Records) -> Finding | None:
     close = EXPLAINED if _constant(factors) else EXACT
     means = sum(abs(value / max(1, round(value)) - 1) < close for value in sums)
     several = f"the {count} micro-batches together"
-    texts = some(list(dict.fromkeys(f"{factor:.4g}" for factor in factors)))
+    texts = listed(list(dict.fromkeys(f"{factor:.4g}" for factor in factors)))
     evidence = (
         f"the loss is multiplied by {texts} and the sum of gradients by {gradient_factor:.4g}"
     )
@@ -516,7 +515,7 @@ def of_buffers(records: Records) -> Finding | None:
             if names:
                 return finding(
                     "buffers_differ",
-                    f"{some(names)} of the ranks differ",
+                    f"{listed(names)} of the ranks differ",
                     f"the buffers of rank 0 and rank {rank.rank} differ at the beginning "
                     f"of step {step + 1}",
                 )
@@ -540,7 +539,7 @@ def unseen(records: Records) -> str:
 
 def mean_of_ranks(records: Records) -> Vectors:
     """Mean over the ranks of their gradients, summed over micro-batches; empty if unknown."""
-    return _scaled(1 / records.count, _summed(records.local_gradients()))
+    return scaled(1 / records.count, _summed(records.local_gradients()))
 
 
 def _summed(by_rank: Sequence[Sequence[Vectors]]) -> Vectors:
@@ -549,10 +548,6 @@ def _summed(by_rank: Sequence[Sequence[Vectors]]) -> Vectors:
     for name, gradient in (pair for rank in by_rank for micro in rank for pair in micro.items()):
         total[name] = total.get(name, 0) + gradient
     return total
-
-
-def _scaled(factor: float, gradients: Vectors) -> Vectors:
-    return {name: factor * gradient for name, gradient in gradients.items()}
 
 
 def of_disagreement(records: Records) -> Finding | None:
@@ -568,40 +563,28 @@ def of_disagreement(records: Records) -> Finding | None:
     scales = [
         factor_of(*aligned(*pair), REDUCTION) or 1.0 for pair in zip(gradients, local, strict=True)
     ]
-    local = list(map(_scaled, scales, local))  # a rank may clip, or divide, what is its own
+    local = list(map(scaled, scales, local))  # a rank may clip, or divide, what is its own
     unreduced = [name for name in different if _uses_local(name, gradients, local)]
     flags = [micro.synchronised for micro in records.ranks[0].steps[0].micros]
     norms = [np.linalg.norm(stacked(g)) for g in gradients]
     evidence = "norms of the gradient by rank: " + ", ".join(f"{norm:.4g}" for norm in norms)
+    off, names = "the ranks use different gradients", listed(different)
     if flags and flags[-1] is False:
-        return finding(
-            "accumulation_not_synchronised", "the ranks use different gradients", evidence
-        )
+        return finding("accumulation_not_synchronised", off, evidence)
     everything = {*different} == set().union(*gradients)
     for library, size in records.ranks[0].small_groups.items() if everything else ():
-        return finding(
-            "group_too_small",
-            "the ranks use different gradients",
-            f"the process group of {library} has {counted(size, 'rank')}, and the script runs on "
-            f"{records.count}; {evidence}",
-            group=f"{library} reduces them over a process group of {counted(size, 'rank')}"
-            + (", which changes nothing" if size == 1 else f" of {records.count}"),
-        )
+        ranks, effect = counted(size, "rank"), ", which changes nothing"
+        group = f"{library} reduces them over a process group of {ranks}"
+        group += effect if size == 1 else f" of {records.count}"
+        evidence = f"the script runs on {records.count} ranks; {evidence}"
+        return finding("group_too_small", off, evidence, group=group)
     if unreduced:
-        which = (
-            "no gradient is"
-            if everything
-            else f"{some(different)} {'is' if len(different) == 1 else 'are'} not"
-        )
-        return finding(
-            "not_reduced",
-            "the ranks use different gradients" + ("" if everything else f" of {some(different)}"),
-            f"each rank uses the gradient of its own samples; {evidence}",
-            which=which,
-        )
-    return of_norm(records) or finding(
-        "ranks_disagree", f"the ranks use different gradients of {some(different)}", evidence
-    )
+        verb = "is" if len(different) == 1 else "are"
+        which = "no gradient is" if everything else f"{names} {verb} not"
+        off = off if everything else f"{off} of {names}"
+        evidence = f"each rank uses the gradient of its own samples; {evidence}"
+        return finding("not_reduced", off, evidence, which=which)
+    return of_norm(records) or finding("ranks_disagree", f"{off} of {names}", evidence)
 
 
 def of_weights(records: Records) -> Finding | None:
@@ -620,7 +603,7 @@ def of_weights(records: Records) -> Finding | None:
             return finding(
                 "local_steps",
                 "the ranks use different gradients",
-                f"{some(converging)} of the ranks differ after step {step}, and are equal "
+                f"{listed(converging)} of the ranks differ after step {step}, and are equal "
                 f"before step {step + 1}",
             )
         if diverging:
@@ -629,7 +612,7 @@ def of_weights(records: Records) -> Finding | None:
             return finding(
                 "weights_changed_by_rank",
                 f"the weights of the ranks differ from step {step + 1} on",
-                f"{some(diverging)} of rank {ranks[0]} are not the weights that step {step} left"
+                f"{listed(diverging)} of rank {ranks[0]} are not the weights that step {step} left"
                 + ("; those of other ranks are" if alone else ""),
                 which=f"rank {', '.join(ranks)} alone" if alone else "each rank",
             )
@@ -668,47 +651,33 @@ def of_later_step(records: Records, number: int) -> Finding | None:
     return cause and replace(cause, deviation=f"in step {number + 1}, {cause.deviation}")
 
 
-def of_batch_norm(records: Records) -> Finding | None:
-    """Batch norm that takes its statistics from the rows of a rank."""
+def of_batch_norm(records: Records, *, alone: bool = True) -> Finding | None:
+    """Batch norm that takes its statistics from the rows of a rank.
+
+    Not `alone`, it may be the larger part of a deviation that has another part.
+    """
     other = records.with_shares() if records.ranks[0].batch_norm else None
-    if other is None or not reproduces(
-        records.gradients(), records.replayed(other), records.expected, records.floor
-    ):
+    if other is None:
         return None
-    return finding(
-        "batch_norm_of_share",
-        _off(records),
-        "one process whose batch norm takes its statistics from each rank's rows has the ranks' "
-        "gradient",
-    )
+    used, of_shares = records.gradients(), records.replayed(other)
+    off, text = relative(*aligned(used, of_shares)), "has the ranks' gradient"
+    if not reproduces(used, of_shares, records.expected, records.floor):
+        if alone or off >= records.deviation / 2:
+            return None
+        text = f"is off by {percent(off)}"
+    evidence = "one process whose batch norm takes its statistics from each rank's rows "
+    return finding("batch_norm_of_share", _off(records), evidence + text)
 
 
 def _off(records: Records) -> str:
     return f"the gradient is off by {percent(records.deviation)}"
 
 
-def of_shares(off: float, off_with_shares: float) -> Finding | None:
-    """Batch norm by shares, as a part of a deviation that has another part."""
-    if off_with_shares >= off / 2:  # not the larger part, or explained already
-        return None
-    return finding(
-        "batch_norm_of_share",
-        f"the gradient is off by {percent(off)}",
-        "one process whose batch norm takes its statistics from each rank's rows is off by "
-        f"{percent(off_with_shares)}",
-    )
-
-
-def of_factor(records: Records) -> Finding | None:
-    """A gradient that is the number of ranks too large or too small."""
-    return _of_factor(records, records.gradients(), records.expected)
-
-
-def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding | None:
-    gradient, expected = aligned(gradients, single)
-    factor = factor_of(gradient, expected) or 0.0
-    explained = factor > 0 and reproduces(gradients, _scaled(factor, single), single, records.floor)
-    if not explained:
+def of_factor(records: Records, *vectors: Vectors) -> Finding | None:
+    """A gradient that is the number of ranks too large or too small, or another pair of vectors."""
+    gradients, single = vectors or (records.gradients(), records.expected)
+    factor = common_factor(gradients, single, records.floor)
+    if factor is None:
         return None
     ranks = records.count
     evidence = f"the ranks' gradient is {factor:.6g} times that of one process"
@@ -736,20 +705,21 @@ def _of_factor(records: Records, gradients: Vectors, single: Vectors) -> Finding
 
 def of_clipping(records: Records) -> Finding | None:
     """Clipping by the norm of a part of the gradient."""
-    replay, off = records.one_process, _off(records)
-    norms = [[clip.norm for clip in rank.steps[0].last_clips[:1]] for rank in records.ranks]
-    numbers = [norm for of_rank in norms for norm in of_rank if norm is not None]
-    single = records.replayed(replay)
-    if len(numbers) == records.count and max(numbers) > (1 + 1e-4) * min(numbers):
-        by_rank = ", ".join(f"{norm:.4g}" for norm in numbers)
-        limit = records.ranks[0].steps[0].last_clips[0].limit
-        clipped = {**single, **_clipped_by_rank(records)}
-        wrong_before = records.off_before_clipping(replay) > records.reduction_tolerance
-        if (max(numbers) > limit and not wrong_before) and reproduces(
-            records.gradients(), clipped, single, records.floor
-        ):
-            evidence = f"the norms that the ranks clip to {limit:g} are {by_rank}"
-            return finding("clipped_locally", off, evidence)
+    clips = [clip for rank in records.ranks for clip in rank.steps[0].last_clips[:1]]
+    norms = [clip.norm for clip in clips if clip.norm is not None]
+    differ = len(norms) == records.count and max(norms) > (1 + 1e-4) * min(norms)
+    off_before = records.off_before_clipping(records.one_process)
+    if differ and max(norms) > clips[0].limit and off_before <= records.reduction_tolerance:
+        factors = [min(1.0, clips[0].limit / (norm + 1e-6)) for norm in norms]
+        by_rank = [
+            [None if gradient is None else factor * gradient for gradient in clip.gradients]
+            for factor, clip in zip(factors, clips, strict=True)
+        ]
+        used, single = records.gradients(), records.expected
+        if reproduces(used, {**single, **records.reduced(by_rank)}, single, records.floor):
+            texts = ", ".join(f"{norm:.4g}" for norm in norms)
+            evidence = f"the norms that the ranks clip to {clips[0].limit:g} are {texts}"
+            return finding("clipped_locally", _off(records), evidence)
     return of_early_clips(records) or of_norm(records)
 
 
@@ -828,16 +798,6 @@ def of_norm(records: Records) -> Finding | None:
     return None
 
 
-def _clipped_by_rank(records: Records) -> Vectors:
-    """Gradients before the first clip of each rank, clipped by that rank's norm and reduced."""
-    by_rank = []
-    for rank in records.ranks:
-        clip = rank.steps[0].last_clips[0]
-        factor = min(1.0, clip.limit / ((clip.norm or 0.0) + 1e-6))
-        by_rank.append([None if g is None else factor * g for g in clip.gradients])
-    return records.reduced(by_rank)
-
-
 def _factors_by_rank(records: Records) -> list[float]:
     """Factor between each rank's part of the gradient and that of one process; empty if none."""
     single, different = records.expected, records.different_gradients
@@ -867,37 +827,37 @@ def _shards(records: Records) -> list[tuple[Array, Array]]:
     return [(np.concatenate(a or none), np.concatenate(b or none)) for a, b in shards]
 
 
-def of_weighting(records: Records) -> Finding | None:
-    """Solve for the weights of the ranks' gradients whose sum is the gradient of one process."""
-    local = records.local_gradients()
-    parts = [micro for rank in local for micro in rank]
+def weights_of_parts(records: Records) -> list[float]:
+    """Solve for the weights with which the ranks' micro-batches give the gradient of one process.
+
+    Empty if there are none, or if the ranks do not use the mean.
+    """
+    parts = [micro for rank in records.local_gradients() for micro in rank]
     expected = records.clipped_of(records.one_process) or records.expected
     names = [name for name in expected if any(name in part for part in parts)]
     if len(names) < len(expected) or not names:
-        return None
+        return []
     target = stacked(expected, names)
     zeros = {name: np.zeros_like(expected[name]) for name in names}
     columns = np.stack([stacked({**zeros, **part}, names) for part in parts], axis=1)
     if len(target) < 4 * len(parts):
-        return None
-    weights = np.linalg.lstsq(columns, target, rcond=None)[0]
-    mean = mean_of_ranks(records)
-    weighted: Vectors = {}
-    for weight, part in zip(weights, parts, strict=True):
-        weighted = _summed([[weighted, _scaled(float(weight), part)]])
-    reduced_right = relative(*aligned(mean, records.clipped() or records.gradients()))
-    if (
-        reduced_right > records.reduction_tolerance
-        or min(weights) < 0
-        or not reproduces(expected, weighted, mean, records.floor)
-    ):
-        return None
-    micros = max(1, len(local[0]))
+        return []
+    weights = [float(weight) for weight in np.linalg.lstsq(columns, target, rcond=None)[0]]
+    mean, used = mean_of_ranks(records), records.clipped() or records.gradients()
+    weighted = _summed([[scaled(w, part) for w, part in zip(weights, parts, strict=True)]])
+    averaged = relative(*aligned(mean, used)) <= records.reduction_tolerance
+    shown = averaged and reproduces(expected, weighted, mean, records.floor)
+    return weights if shown and min(weights) >= 0 else []
+
+
+def of_weighting(records: Records) -> Finding | None:
+    """Weights of the ranks' gradients whose sum is the gradient of one process."""
+    weights = weights_of_parts(records)
+    if not weights or _constant(weights):
+        return None  # a factor is no matter of weights
+    micros = max(1, len(records.ranks[0].steps[0].micros))
     shares = [float(np.mean(weights[r * micros : (r + 1) * micros])) for r in range(records.count)]
-    counts = [sum(c.weight for m in r.steps[0].micros for c in m.losses) for r in records.ranks]
-    text = ", ".join(f"{share:.4f}" for share in shares)
-    if _constant(list(map(float, weights))):
-        return None  # a factor, which is no matter of weights
+    counts = [sum(counted_targets(rank.steps[0].micros)) for rank in records.ranks]
     if micros > 1 and _constant(shares):
         of_micros = ", ".join(f"{weight:.4f}" for weight in weights)
         return finding(
@@ -906,8 +866,8 @@ def of_weighting(records: Records) -> Finding | None:
             f"weighted by {of_micros} the micro-batches' gradients give that of one process, which "
             f"has other micro-batches; a step uses {1 / records.count:.4f} each",
         )
-    counted = ", ".join(f"{count:g}" for count in counts)
-    seen = f"; targets that count by rank: {counted}" if all(counts) else ""
+    text, numbers = ", ".join(f"{s:.4f}" for s in shares), ", ".join(f"{n:g}" for n in counts)
+    seen = f"; targets that count by rank: {numbers}" if all(counts) else ""
     if abs(sum(shares) - 1) > EXPLAINED:
         seen += f"; besides, the gradient is {1 / sum(shares):.3g} times as large"
     return finding(
@@ -1168,11 +1128,14 @@ def estimate(records: Records, *, plain_mean: bool = False) -> Estimate:
         size = sum(of_one) / len(ranks[0])
     if size is None and (times := _times_of_same_rows(records)) is not None:
         size = times * (sum(factors[0]) / len(factors[0]) if factors_known else 1.0)
+    if size is None and plain_mean and records.matched:
+        weights = weights_of_parts(records)
+        size = mean_factor * records.count * sum(weights) / len(weights) if weights else None
     sized = size is not None
     if size is None:
         used, shape = aligned(records.clipped() or records.gradients(), expected)
         size = factor_of(used, shape) or 1.0
-    gradient, mean = _scaled(size, expected), mean_of_ranks(records)
+    gradient, mean = scaled(size, expected), mean_of_ranks(records)
     if plain_mean and relative(*aligned(gradient, mean)) < EXPLAINED:
         gradient = mean  # losses of uneven ranks show the size only roughly
     return Estimate(gradient=gradient, sized=sized)
@@ -1238,7 +1201,7 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     if not np.linalg.norm(target):
         return None
     off = f"the gradient is off by {percent(relative(used, target))}"
-    factor = _of_factor(records, used_gradients, expected)
+    factor = of_factor(records, used_gradients, expected)
     if factor is not None:
         return factor
     mean, _ = aligned(mean_of_ranks(records), expected)
@@ -1247,7 +1210,7 @@ def of_own_gradients(records: Records, expected: Vectors) -> Finding | None:
     return finding("uneven_weights", off, "the ranks use the plain mean of their gradients")
 
 
-# Causes that one process has, too: a step against one pass over all of its micro-batches
+# Causes that one process has, too
 
 
 def _accumulating(records: Records) -> Records:
@@ -1303,6 +1266,51 @@ def of_other_steps(records: Records) -> Finding | None:
     return None
 
 
+def of_rescaling(records: Records) -> Finding | None:
+    """A gradient that is multiplied by one number in all steps, between backward and the update.
+
+    Its norm varies: clipping leaves one norm.  The loss is a mean, which nothing has to divide.
+    """
+    one = _accumulating(records)
+    steps, count = one.ranks[0].steps, len(one.ranks[0].steps[0].micros)
+    if not records.matched or any(clip.scaled for step in steps for clip in step.clips):
+        return None
+    alone = [one, *map(one.from_step, range(1, one.steps))]
+    means = all(abs(sum(loss_factors(step.micros)) - 1) < EXPLAINED for step in steps)
+    norms = [float(np.linalg.norm(stacked(a.clipped() or a.gradients()))) for a in alone]
+    inside = [hypot(*(norm for norm, _ in step.sizes[1:])) for step in steps]
+    for origin, factors, used in (
+        ("the script, or a library,", [_gradient_factor(a) for a in alone if means], norms),
+        ("DeepSpeed's engine", list(map(_factor_in_engine, steps)), inside),
+    ):
+        positive = [factor for factor in factors if factor and factor > 0]
+        if not 1 < len(positive) == len(steps) or not _constant(positive) or _constant(used):
+            continue
+        if all(abs(number * positive[0] - 1) > EXPLAINED for number in (1, count)):
+            text = f"1/{1 / positive[0]:.5g} of" if positive[0] < 1 else f"{positive[0]:.5g} times"
+            return finding(
+                "gradient_rescaled",
+                f"the optimizer gets {text} the gradient",
+                "norms of what it gets by step: " + ", ".join(f"{norm:.4g}" for norm in used),
+                origin=origin,
+            )
+    return None
+
+
+def _factor_in_engine(step: Step) -> float | None:
+    """Factor between the mean gradient of DeepSpeed's engine and what the optimizer inside gets."""
+    scales = [micro.scale for micro in step.micros if micro.scale]
+    if len(step.sizes) < 2 or not 0 < len(scales) == len(step.micros) or not _constant(scales):
+        return None
+    (norm, elements), *inside = step.sizes
+    if not norm or not elements <= sum(number for _, number in inside) < 2 * elements:
+        return None  # it gets other parameters than the engine has
+    factor = hypot(*(size for size, _ in inside)) / norm
+    if any(abs(value - 1) < EXPLAINED for value in (factor, factor * scales[0])):
+        return 1.0  # the engine multiplied the loss by a scale, and divides the gradient by it
+    return factor * sum(scales)
+
+
 def of_micro_batches(records: Records) -> Finding | None:
     """Micro-batches that weigh alike, or as their samples, and have other numbers of targets.
 
@@ -1340,7 +1348,7 @@ def of_micro_batches(records: Records) -> Finding | None:
     weights = [factor / sum(factors) for factor in factors]
     expected = [count / sum(counts) for count in counts]
     together = zip(gradients, weights, expected, strict=True)
-    one_pass = _summed([[_scaled(right / weight, g) for g, weight, right in together]])
+    one_pass = _summed([[scaled(right / weight, g) for g, weight, right in together]])
     off = relative(*aligned(_summed([gradients]), one_pass))
     if off <= tolerance:
         return None
@@ -1355,13 +1363,20 @@ def of_micro_batches(records: Records) -> Finding | None:
     )
 
 
+STAGES: dict[Callable[[Records], Finding | None], Stage] = {
+    **dict.fromkeys((of_factor, of_clipping, of_weighting), "gradient"),
+    **dict.fromkeys((of_batch_norm, of_whole_batch, of_precision), "gradient"),
+    of_schedule: "rates",
+    of_micro_batches: "accumulation",
+}
+"""Stages of the looks that need more than the ranks' records."""
+
 CAUSES: dict[str, Cause] = {
     "not_distributed": Cause(
         meaning="the ranks exchange nothing: a script for one process",
         reason="{which}",
         remedy="{remedy}",
         find=of_distribution,
-        stage="ranks",
         explains_gradient=True,
     ),
     "different_start": Cause(
@@ -1370,7 +1385,6 @@ CAUSES: dict[str, Cause] = {
         remedy="broadcast rank 0's weights before the first step (DDP does), or seed all ranks "
         "alike before the model is made",
         find=of_start,
-        stage="ranks",
         explains_gradient=True,
     ),
     "same_data": Cause(
@@ -1378,7 +1392,6 @@ CAUSES: dict[str, Cause] = {
         reason="the samples are not divided among the ranks{origin}",
         remedy="{remedy}",
         find=of_data,
-        stage="ranks",
     ),
     "data_divided_twice": Cause(
         meaning="each rank divides data that are its own already",
@@ -1386,42 +1399,36 @@ CAUSES: dict[str, Cause] = {
         "divides among the ranks again",
         remedy="give all ranks the same data set in the same order, or no DistributedSampler",
         find=of_data,
-        stage="ranks",
     ),
     "data_dropped": Cause(
         meaning="some samples reach no rank",
         reason="the ranks' shares do not cover the data set{origin}",
         remedy="{remedy}",
         find=of_data,
-        stage="ranks",
     ),
     "data_repeated": Cause(
         meaning="some samples reach several ranks",
         reason="the ranks' shares overlap{origin}",
         remedy="{remedy}",
         find=of_data,
-        stage="ranks",
     ),
     "same_order_every_epoch": Cause(
         meaning="every epoch has the same order, as where `set_epoch` is not called",
         reason="the seed of the {sampler} does not change with the epoch",
         remedy="call its set_epoch(epoch) before each epoch, or let the seed depend on the epoch",
         find=of_data,
-        stage="ranks",
     ),
     "equal_draws": Cause(
         meaning="ranks draw the same random numbers for different samples",
         reason="their generators have the same seed",
         remedy="seed these draws by rank, after the model is made",
         find=of_draws,
-        stage="ranks",
     ),
     "optimizer_of_other_parameters": Cause(
         meaning="the optimizer has other parameters than the model",
         reason="the optimizer was made before the model's parameters were replaced",
         remedy="make the optimizer after the model is wrapped or moved",
         find=of_optimizer,
-        stage="ranks",
     ),
     "local_steps": Cause(
         meaning="ranks train alone between averages of the weights",
@@ -1429,7 +1436,6 @@ CAUSES: dict[str, Cause] = {
         "are made equal, as in local SGD",
         remedy="reduce the gradients of each step",
         find=of_weights,
-        stage="ranks",
         explains_gradient=True,
     ),
     "weights_changed_by_rank": Cause(
@@ -1437,7 +1443,6 @@ CAUSES: dict[str, Cause] = {
         reason="{which} changes them between two steps, outside of the optimizer",
         remedy="make the same change on all ranks, or send the changed weights to the others",
         find=of_weights,
-        stage="ranks",
     ),
     "accumulation_not_synchronised": Cause(
         meaning="the last micro-batch of a step is not reduced",
@@ -1445,7 +1450,6 @@ CAUSES: dict[str, Cause] = {
         "require_backward_grad_sync = False, so that nothing is reduced",
         remedy="synchronise the last micro-batch of each step, from before its forward pass",
         find=of_disagreement,
-        stage="ranks",
         explains_gradient=True,
     ),
     "not_reduced": Cause(
@@ -1454,7 +1458,6 @@ CAUSES: dict[str, Cause] = {
         remedy="call the wrapped model itself, with all of its parameters inside the wrapper, "
         "or reduce their gradients before the step",
         find=of_disagreement,
-        stage="ranks",
         explains_gradient=True,
     ),
     "group_too_small": Cause(
@@ -1463,7 +1466,6 @@ CAUSES: dict[str, Cause] = {
         remedy="give the wrapper a process group, or axes of the mesh, with all ranks that train "
         "the same parameters",
         find=of_disagreement,
-        stage="ranks",
         explains_gradient=True,
     ),
     "ranks_disagree": Cause(
@@ -1471,7 +1473,6 @@ CAUSES: dict[str, Cause] = {
         reason="they are not reduced alike on all ranks",
         remedy="compare how each rank reduces and changes these gradients",
         find=of_disagreement,
-        stage="ranks",
         explains_gradient=True,
     ),
     "untied_weights": Cause(
@@ -1479,7 +1480,6 @@ CAUSES: dict[str, Cause] = {
         reason="the tied weights became two parameters when the model was wrapped or moved",
         remedy="tie the weights again after that, or wrap both modules as one unit",
         find=of_ties,
-        stage="ranks",
         explains_gradient=True,
     ),
     "clipped_before_unscaling": Cause(
@@ -1487,23 +1487,20 @@ CAUSES: dict[str, Cause] = {
         reason="it is clipped while it is still multiplied by {scale}",
         remedy="call scaler.unscale_(optimizer) before clipping",
         find=of_scaler,
-        stage="ranks",
     ),
     "accumulation_not_divided": Cause(
         meaning="micro-batches are added and not averaged",
         reason="the gradients of the micro-batches are added and not averaged",
         remedy="divide the loss by {count} before backward",
         find=of_accumulation,
-        stage="ranks",
-        in_one_process=True,
+        in_one_process=ONE_PASS,
     ),
     "accumulation_divided_twice": Cause(
         meaning="micro-batches are divided by their number twice",
         reason="it is divided by the number of micro-batches twice",
         remedy="divide once: the library may do it already",
         find=of_accumulation,
-        stage="ranks",
-        in_one_process=True,
+        in_one_process=ONE_PASS,
     ),
     "short_window": Cause(
         meaning="the last step of an epoch has fewer micro-batches, and is divided by as many as "
@@ -1513,8 +1510,7 @@ CAUSES: dict[str, Cause] = {
         remedy="divide by the number of micro-batches that the step has, or drop the rest of an "
         "epoch",
         find=of_accumulation,
-        stage="ranks",
-        in_one_process=True,
+        in_one_process=ONE_PASS,
     ),
     "divided_by_other_steps": Cause(
         meaning="the loss is divided by the tokens of several steps",
@@ -1522,8 +1518,15 @@ CAUSES: dict[str, Cause] = {
         "step takes its own alone",
         remedy="divide by the targets of the micro-batches that the step accumulates",
         find=of_other_steps,
-        stage="ranks",
-        in_one_process=True,
+        in_one_process=ONE_PASS,
+    ),
+    "gradient_rescaled": Cause(
+        meaning="the optimizer gets a multiple of the gradient, in one process too",
+        reason="{origin} multiplies it after the backward pass, and neither clipping nor a scale "
+        "of the loss explains that",
+        remedy="divide a gradient by a scale only where the loss is multiplied by it",
+        find=of_rescaling,
+        in_one_process="do not train by the gradient of their loss",
     ),
     "uneven_micro_batches": Cause(
         meaning="each micro-batch averages over its own tokens (a mean of means), in one process "
@@ -1532,36 +1535,31 @@ CAUSES: dict[str, Cause] = {
         remedy="divide the sum of each micro-batch by the number of targets of all micro-batches "
         "of the step",
         find=of_micro_batches,
-        stage="accumulation",
-        in_one_process=True,
+        in_one_process=ONE_PASS,
     ),
     "buffers_differ": Cause(
         meaning="buffers of the ranks drift apart",
         reason="each rank updates its buffers from its own samples",
         remedy="let DDP broadcast the buffers, or average them over the ranks",
         find=of_buffers,
-        stage="ranks",
     ),
     "settings_differ": Cause(
         meaning="the ranks' optimizers have different settings",
         reason="each rank sets its own",
         remedy="set it from values that all ranks share",
         find=of_settings,
-        stage="ranks",
     ),
     "settings_depend_on_ranks": Cause(
         meaning="a setting of the optimizer follows the number of ranks",
         reason="the script sets it by the number of ranks, although the ranks share one batch",
         remedy="set it from the batch of all ranks together, which does not change",
         find=of_settings,
-        stage="ranks",
     ),
     "summed": Cause(
         meaning="the gradient is N times too large: a sum and no mean",
         reason="{origin}",
         remedy="divide by the number of ranks, or average the loss over all {ranks} ranks' samples",
         find=of_factor,
-        stage="gradient",
     ),
     "multiplied_by_ranks": Cause(
         meaning="the gradient is N times too large: the loss is multiplied by N",
@@ -1569,7 +1567,6 @@ CAUSES: dict[str, Cause] = {
         remedy="multiply the loss by the number of ranks only where it is divided by the "
         "number of all ranks' samples or tokens",
         find=of_factor,
-        stage="gradient",
     ),
     "averaged_twice": Cause(
         meaning="the gradient is N times too small: divided by N twice",
@@ -1577,7 +1574,6 @@ CAUSES: dict[str, Cause] = {
         "is averaged",
         remedy="divide once: DDP and FSDP average over the ranks already",
         find=of_factor,
-        stage="gradient",
     ),
     "averaged_sum": Cause(
         meaning="the gradient is N times too small: a sum is averaged",
@@ -1585,7 +1581,6 @@ CAUSES: dict[str, Cause] = {
         "and the wrapper averages it over the ranks",
         remedy="multiply the loss by {ranks}, or use a mean over all ranks' samples",
         find=of_factor,
-        stage="gradient",
     ),
     "clipped_locally": Cause(
         meaning="clipping uses the norm of a part of the gradient",
@@ -1594,7 +1589,6 @@ CAUSES: dict[str, Cause] = {
         "torch.nn.utils.clip_grad_norm_ (DDP, FSDP2) or the wrapper's clip_grad_norm_ "
         "(FSDP1)",
         find=of_clipping,
-        stage="gradient",
         explains_gradient=True,
     ),
     "clip_norm_of_group": Cause(
@@ -1602,7 +1596,6 @@ CAUSES: dict[str, Cause] = {
         reason="each group of {size} ranks clips by the norm of its own part of the gradient",
         remedy="add up the squared norms of all ranks that have parts of the gradient",
         find=of_clipping,
-        stage="gradient",
         explains_gradient=True,
     ),
     "clip_norm_counted_again": Cause(
@@ -1612,21 +1605,18 @@ CAUSES: dict[str, Cause] = {
         remedy="add up the squared norms of shards over the ranks, and count those of "
         "replicated parameters once",
         find=of_clipping,
-        stage="gradient",
     ),
     "clip_norm_averaged": Cause(
         meaning="clipping uses the mean of the ranks' norms",
         reason="it is clipped by the mean of the norms of the ranks' parts",
         remedy="add up the squared norms of the ranks' parts, and take the root of the sum",
         find=of_clipping,
-        stage="gradient",
     ),
     "shards_scaled": Cause(
         meaning="each rank multiplies its shard of the gradient (FSDP2) by another number",
         reason="each rank multiplies its shard of the gradient by another number",
         remedy="compute that number from values that are summed over all ranks",
         find=of_clipping,
-        stage="gradient",
     ),
     "uneven_weights": Cause(
         meaning="each rank averages over its own tokens or samples (a mean of means)",
@@ -1634,7 +1624,6 @@ CAUSES: dict[str, Cause] = {
         remedy="divide each rank's sum by the number of all ranks' samples or tokens, and "
         "multiply by the number of ranks where DDP or FSDP averages",
         find=of_weighting,
-        stage="gradient",
     ),
     "batch_norm_of_share": Cause(
         meaning="batch norm uses the samples of one rank (see below)",
@@ -1643,28 +1632,24 @@ CAUSES: dict[str, Cause] = {
         "norm that does not depend on the batch, or leave --strict out: many recipes "
         "for images train so",
         find=of_batch_norm,
-        stage="gradient",
     ),
     "whole_batch_loss": Cause(
         meaning="the loss needs the samples of all ranks",
         reason="the loss depends on all samples of a batch together, and each rank sees its own",
         remedy="gather the outputs of all ranks by torch.distributed.nn.all_gather before the loss",
         find=of_whole_batch,
-        stage="gradient",
     ),
     "gathered_without_gradients": Cause(
         meaning="the gather of other ranks' outputs returns no gradient",
         reason="the loss uses other ranks' outputs, and no gradient flows back through the gather",
         remedy="gather by torch.distributed.nn.all_gather, which returns gradients",
         find=of_whole_batch,
-        stage="gradient",
     ),
     "precision": Cause(
         meaning="gradients are rounded to 16 bits when they are reduced",
         reason="the gradients are rounded to {type} when they are reduced",
         remedy="reduce in fp32 where this rounding matters",
         find=of_precision,
-        stage="gradient",
     ),
     "learning_rate_scaled": Cause(
         meaning="the learning rate grows with N although the batch does not",
@@ -1672,14 +1657,12 @@ CAUSES: dict[str, Cause] = {
         "batch",
         remedy="scale the rate only where the batch of all ranks together grows",
         find=of_schedule,
-        stage="rates",
     ),
     "schedule_differs": Cause(
         meaning="the schedule of learning rates advances with N",
         reason="its schedule advances with the number of ranks, although {origin}",
         remedy="advance the schedule once for each optimizer step",
         find=of_schedule,
-        stage="rates",
     ),
 }
 """Name -> cause.  To add one: a row, the function that finds it, and a script of `tests/zoo`; if a

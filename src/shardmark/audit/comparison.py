@@ -385,6 +385,17 @@ def reproduces(gradients: Vectors, candidate: Vectors, expected: Vectors, floor:
     )
 
 
+def scaled(factor: float, gradients: Vectors) -> Vectors:
+    return {name: factor * gradient for name, gradient in gradients.items()}
+
+
+def common_factor(gradients: Vectors, expected: Vectors, floor: float) -> float | None:
+    """Factor by which every tensor is larger than expected; None if there is no such factor."""
+    factor = factor_of(*aligned(gradients, expected)) or 0.0
+    shown = factor > 0 and reproduces(gradients, scaled(factor, expected), expected, floor)
+    return factor if shown else None
+
+
 def tensors_differ(first: Tensor, second: Tensor, tolerance: float) -> bool:
     """True if two tensors differ by more than a relative tolerance; infinities may be equal."""
     if first.shape != second.shape:
@@ -407,10 +418,12 @@ def gradient_check(
 ) -> Check:
     """Compare gradients tensor by tensor, with tolerances from a run that only rounding changes.
 
-    `found` is the relative difference of all tensors together, `where` the worst tensor.
+    `found` is the relative difference of all tensors together, `where` the worst tensor, or the
+    factor that all share.
     """
     zeros = {key: np.zeros_like(value) for key, value in (expected | gradients).items()}
     size = float(np.linalg.norm(stacked(expected)))
+    factor = common_factor(gradients, expected, floor)
     full = [
         {key: _trimmed(vectors.get(key, zero), zero)[0] for key, zero in zeros.items()}
         for vectors in (gradients, expected, disturbed or expected)
@@ -431,7 +444,8 @@ def gradient_check(
     }
     check = worst_of(name, quantities, captures[0], tolerances)
     deviation = relative(*(stacked(vectors, sorted(zeros)) for vectors in full[:2]))
-    return check.model_copy(update={"found": deviation})
+    in_all = f"{factor:.4g} times as large in every parameter" if factor else check.where
+    return check.model_copy(update={"found": deviation, "where": in_all})
 
 
 def _capture(gradients: Vectors) -> Capture:
@@ -450,18 +464,16 @@ def _capture(gradients: Vectors) -> Capture:
     )
 
 
-def first_gradient_check(records: Records, replay: Record) -> Check:
-    used, expected = records.gradients(), records.replayed(replay)
-    disturbed = records.replayed(records.disturbed)
-    return gradient_check("gradient, step 1", used, expected, disturbed, records.floor)
-
-
-def clipping_checks(records: Records, replay: Record) -> Iterator[Check]:
-    """Check the gradient before it is clipped, where torch's functions clip it."""
-    ranks, single = records.clipped(), records.clipped_of(replay)
-    if ranks and single:
-        disturbed = records.clipped_of(records.disturbed)
-        yield gradient_check("gradient before clipping", ranks, single, disturbed, records.floor)
+def first_gradient_checks(records: Records, replay: Record) -> list[Check]:
+    """Check the gradient that is used, and before that the one that torch's functions clip."""
+    processes, used = (replay, records.disturbed), records.gradients()
+    pairs = {
+        "gradient before clipping": (records.clipped(), *map(records.clipped_of, processes)),
+        "gradient, step 1": (used, *map(records.replayed, processes)),
+    }
+    if not all(pairs["gradient before clipping"][:2]):
+        del pairs["gradient before clipping"]
+    return [gradient_check(name, a, b, c, records.floor) for name, (a, b, c) in pairs.items()]
 
 
 def later_checks(records: Records, replay: Record) -> Iterator[Check]:

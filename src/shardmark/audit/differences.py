@@ -12,24 +12,24 @@ from typing import Any
 import numpy as np
 
 from shardmark.audit import causes
-from shardmark.audit.causes import Finding, percent, some
+from shardmark.audit.causes import Finding, percent
 from shardmark.audit.comparison import (
     EQUAL,
     LATER,
     SAME_ROWS,
     Records,
-    Vectors,
     aligned,
     factor_of,
     joined_flat,
     relative,
     reproduces,
     rows_of,
+    scaled,
     stacked,
     tensors_differ,
 )
 from shardmark.audit.pairing import paired_names
-from shardmark.base.text import counted
+from shardmark.base.text import counted, listed
 from shardmark.scripts.record import Record, Step
 
 MODEL, INPUTS, FORWARD, GRADIENT, CLIPPING, UPDATE, LATER_STEPS = range(7)
@@ -45,8 +45,6 @@ UNLIKELY = 1e-4
 """Probability below which two sets of samples do not come from one."""
 LIMITS = (0.1, 0.5, 1.0, 5.0)
 """Usual limits of a gradient's norm."""
-
-
 RANDOM_OR_ROUNDED = {"precision", "dropout", "batch_norm"}
 """Differences that explain other outputs of the same weights and samples."""
 
@@ -252,21 +250,21 @@ def of_parameters(scripts: Scripts) -> Iterator[Finding]:
         if frozen:
             yield differing(
                 "frozen",
-                f"{lacking} does not train {some(frozen)}",
+                f"{lacking} does not train {listed(frozen)}",
                 f"{counted(len(frozen), 'parameter')} of {which}'s optimizer "
                 "are in the other model, and in none of its optimizers",
             )
         if untied:
             yield differing(
                 "tied_weights",
-                f"{some(untied)} {'is' if len(untied) == 1 else 'are'} a parameter of its "
+                f"{listed(untied)} {'is' if len(untied) == 1 else 'are'} a parameter of its "
                 f"own in {which}, and tied to another one in {lacking}",
                 f"it begins with the values of another parameter of {which}",
             )
         if rest:
             yield differing(
                 "parameters",
-                f"{which} trains {some(rest)}, and {lacking} has no such parameter",
+                f"{which} trains {listed(rest)}, and {lacking} has no such parameter",
                 f"A trains {len(a.names)} parameters, B {len(b.names)}",
             )
 
@@ -291,7 +289,7 @@ def of_start(scripts: Scripts) -> Iterator[Finding]:
     if other and scripts.repeats_start and a.resumed_at == b.resumed_at:
         yield differing(
             "start",
-            f"it begins with other weights ({some(other)})",
+            f"it begins with other weights ({listed(other)})",
             f"initial values of {len(other)} of {len(scripts.pairs)} parameters are not "
             "A's, which repeats its own",
         )
@@ -561,7 +559,7 @@ def of_absent(scripts: Scripts) -> Iterator[Finding]:
         if names:
             yield differing(
                 "no_gradient",
-                f"the loss gives no gradient to {which} {some(names)}",
+                f"the loss gives no gradient to {which} {listed(names)}",
                 f"gradients of step 1: {counted(len(names), 'parameter')} of {len(scripts.pairs)}",
             )
 
@@ -613,8 +611,8 @@ def of_weighting(scripts: Scripts) -> Iterator[Finding]:
         floor = records.floor if step == 0 else LATER / 4
         factor = factor_of(used, single, 4 * floor)
         if factor and factor > 0 and abs(factor - 1) > max(LATER, 8 * floor):
-            scaled: Vectors = {name: factor * values for name, values in expected.items()}
-            if step == 0 and not reproduces(gradients, scaled, expected, records.floor):
+            multiple = scaled(factor, expected)
+            if step == 0 and not reproduces(gradients, multiple, expected, records.floor):
                 return
             if any(abs(np.linalg.norm(v) - n) < 1e-3 * n for v in (used, single) for n in LIMITS):
                 return  # `of_clipping` looks at it
@@ -729,12 +727,12 @@ def _of_setting(scripts: Scripts, key: str, step: int) -> Iterator[Finding]:
     if not other:
         return
     (own_value, a_value), names = max(other.items(), key=lambda pair: len(pair[1]))
-    of_names = "" if len(names) == len(scripts.pairs) else f" of {some(names)}"
-    listed = SETTING_NAMES.get(key)
-    text = listed.replace("_", " ") if listed else key
+    of_names = "" if len(names) == len(scripts.pairs) else f" of {listed(names)}"
+    setting = SETTING_NAMES.get(key)
+    text = setting.replace("_", " ") if setting else key
     at = f" of step {step + 1}" if key == "lr" else ""
     yield differing(
-        "schedule" if key == "lr" and step else listed or "optimizer_setting",
+        "schedule" if key == "lr" and step else setting or "optimizer_setting",
         f"its {text}{of_names}{at} is {own_value:.4g} (A: {a_value:.4g})",
         f"settings of the optimizers' groups: {len(names)} of {len(scripts.pairs)} parameters",
     )
@@ -751,7 +749,7 @@ def of_moved(scripts: Scripts) -> Iterator[Finding]:
             yield differing(
                 "weights_changed",
                 f"{which} changes weights outside of the optimizer, and the other does not",
-                f"{some([record.names[n] for n in (b or a)])} before step {step + 1}",
+                f"{listed([record.names[n] for n in (b or a)])} before step {step + 1}",
             )
             return
 
@@ -791,7 +789,7 @@ def of_buffers(scripts: Scripts) -> Iterator[Finding]:
     if names:
         yield differing(
             "buffers",
-            f"{some(names)} {'is' if len(names) == 1 else 'are'} not A's before step {last + 1}",
+            f"{listed(names)} {'is' if len(names) == 1 else 'are'} not A's before step {last + 1}",
             f"{len(names)} of {len(b)} buffers differ by more than rounding",
         )
 

@@ -13,8 +13,7 @@ from shardmark.audit.audit import AuditReport, Runs, refusal_of, size_of
 from shardmark.audit.causes import Finding
 from shardmark.audit.comparison import (
     Records,
-    clipping_checks,
-    first_gradient_check,
+    first_gradient_checks,
     later_checks,
     update_check,
 )
@@ -129,7 +128,7 @@ def _checks(scripts: differences.Scripts) -> list[Check]:
     records, reference = scripts.records, scripts.records.one_process
     if not scripts.follows:
         return []
-    checks = [*clipping_checks(records, reference), first_gradient_check(records, reference)]
+    checks = first_gradient_checks(records, reference)
     rates = [r.steps[0].rates for r in (records.ranks[0], reference)]
     if checks[-1].holds:
         if any(rates[0] or [1.0]) or any(rates[1] or [1.0]):

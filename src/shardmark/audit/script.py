@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardmark.base.errors import InputError
 from shardmark.base.evidence.accepted import ACCEPTABLE, USUAL
@@ -71,11 +71,6 @@ def audit_script(
             revision=revision,
             interventions=interventions,
         )
-        common: dict[str, Any] = {
-            "seconds": longest_seconds,
-            "accept": accept,
-            "progress": progress,
-        }
         sides = [(command, ranks, plan)]
         if against is not None:
             directory = str(folder / "against")
@@ -91,9 +86,12 @@ def audit_script(
             from shardmark.audit.audit import Runs, judge_script  # imports torch while the ranks do
 
             runs = [
-                Runs(command=script, ranks=count, recording=its_plan, start=start, **common)
+                Runs(
+                    command=script, ranks=count, recording=its_plan, start=start, accept=accept,
+                    seconds=longest_seconds, progress=progress,
+                )
                 for script, count, its_plan in sides
-            ]
+            ]  # fmt: skip
             if against is None:
                 return judge_script(runs[0], recordings[0])
             from shardmark.audit.referee import judge_scripts

@@ -53,12 +53,13 @@ def full_copy(tensor: Tensor, every: int = 1) -> Tensor:
     return dense.to("cpu", copy=True)
 
 
-def full_gradients(
-    parameters: Sequence[Tensor], *, deepspeed: bool, every: int = 1
-) -> list[Tensor | None]:
-    """Gradients at an optimizer step, by parameter."""
+def gradients_of(parameters: Sequence[Tensor], *, deepspeed: bool) -> list[Any]:
+    """Gradients at an optimizer step, by parameter, as the library holds them; DeepSpeed's full."""
     read = _deepspeed_function("safe_get_full_grad") if deepspeed else None
-    gradients = (read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters)
+    return [read(p) if read is not None and _is_partitioned(p) else p.grad for p in parameters]
+
+
+def full_copies(gradients: Sequence[Any], every: int = 1) -> list[Tensor | None]:
     return [None if gradient is None else full_copy(gradient, every) for gradient in gradients]
 
 

@@ -68,17 +68,12 @@ def install() -> None:
     observer: Observer = getattr(importlib.import_module(module), name)(plan)
     for intervention in built(named_in(plan.interventions)):
         intervention.install()
-    _watch_modules(observer)
-    _watch_backward(observer)
-    _watch_optimizers(observer)
-    _watch_losses(observer)
-    _watch_clipping(observer)
-    _watch_scalers(observer)
-    _watch_loaders(observer)
-    _watch_collectives(observer)
+    for watch in (
+        *(_watch_modules, _watch_backward, _watch_optimizers, _watch_losses, _watch_clipping),
+        *(_watch_scalers, _watch_loaders, _watch_collectives, _refuse_spawn, watch_exit),
+    ):
+        watch(observer)
     _set_devices_of_lightning()
-    _refuse_spawn(observer)
-    watch_exit(observer)
     if plan.until_epoch:
         EpochSkip(observer).install()
 
@@ -171,7 +166,12 @@ def watch_deepspeed(observer: Observer, engine: type) -> None:
             observer.after_step(deepspeed)
         return result
 
+    def backward(original: Any, deepspeed: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
+        observer.loss_of_engine = loss
+        return original(deepspeed, loss, *args, **kwargs)
+
     replace(engine, "step", step)
+    replace(engine, "backward", backward)
 
 
 def _watch_losses(observer: Observer) -> None:

@@ -31,9 +31,10 @@ from shardmark.scripts.full_tensors import (
     REPLICA,
     flat_slices,
     frameworks_of,
+    full_copies,
     full_copy,
-    full_gradients,
     full_parameters,
+    gradients_of,
     is_a,
     is_distributed_tensor,
     local_norms,
@@ -94,6 +95,8 @@ class Observer:
     """True while the steps of an epoch are skipped: they are not recorded."""
     skipped_by_ranks: int | None = None
     """Number of windows that a replay skips."""
+    loss_of_engine: Any = None
+    """The loss that the script gives DeepSpeed's engine."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -294,6 +297,9 @@ class Observer:
         if isinstance(value, Tensor) and value.numel() == 1:
             gradient = torch.ones_like(value) if gradient is None else gradient
             self._micro.loss = float((value.detach() * gradient).sum()) / self.scale
+            loss, self.loss_of_engine = self.loss_of_engine, None
+            if isinstance(loss, Tensor) and loss.numel() == 1 and loss.any():
+                self._micro.scale = self._micro.loss / float(loss)
             if value.grad_fn is not None and not value._backward_hooks:
                 with self._recording(), suppress(RuntimeError):
                     self._micro.means = mean_of(value, gradient)
@@ -374,7 +380,7 @@ class Observer:
 
     def before_clip(self, parameters: Sequence[Tensor]) -> None:
         with self._recording():
-            gradients = full_gradients(parameters, deepspeed=False, every=self.record.every)
+            gradients = full_copies([p.grad for p in parameters], self.record.every)
             self._clipped.append(dict(zip(map(id, parameters), gradients, strict=True)))
 
     def after_clip(self, function: str, norm: Any, limit: float) -> None:
@@ -390,6 +396,8 @@ class Observer:
 
     def before_step(self, optimizer: Any) -> None:
         if self._skips(optimizer):
+            inside = [parameter.grad for parameter in trained_parameters(optimizer)]
+            self._step.sizes += [_size(inside)] if self._step.sizes else []
             return
         again = self._in_step is optimizer  # a closure that computes the gradient
         self._in_step = optimizer
@@ -406,10 +414,13 @@ class Observer:
             step, chosen = self._step, self._slices[number]
             parameters = self._parameters[chosen]
             step.gradients += [None] * (len(self._parameters) - len(step.gradients))
-            gradients_of = partial(full_gradients, deepspeed=deepspeed, every=self.record.every)
-            step.gradients[chosen] = gradients_of(parameters)
+            used = gradients_of(parameters, deepspeed=deepspeed)
+            scale = float(getattr(optimizer, "grad_scale", None) or 1.0)  # a fused one divides
+            copies = full_copies(used, self.record.every)
+            step.gradients[chosen] = [None if copy is None else copy / scale for copy in copies]
             step.local_norms += [0.0] * (len(self._parameters) - len(step.local_norms))
-            step.local_norms[chosen] = local_norms(parameters)
+            step.local_norms[chosen] = [norm / scale for norm in local_norms(parameters)]
+            step.sizes = [_size(used)] if deepspeed else []
             limit = float(optimizer.gradient_clipping()) if deepspeed else 0.0
             if limit:
                 micros = len(step.micros)
@@ -451,9 +462,7 @@ class Observer:
             step.after += [torch.empty(0)] * (len(self._parameters) - len(step.after))
             every = self.record.every
             step.after[chosen] = full_parameters(parameters, deepspeed=deepspeed, every=every)
-            gradients = (
-                [] if deepspeed else full_gradients(parameters, deepspeed=False, every=every)
-            )
+            gradients = full_copies([] if deepspeed else [p.grad for p in parameters], every)
             pairs = zip(step.gradients[chosen], gradients, strict=False)
             if any(a is not None and b is not None and not torch.equal(a, b) for a, b in pairs):
                 step.reduced = step.reduced or list(step.gradients)
@@ -558,7 +567,7 @@ class Observer:
     def _only_makes_state(self, optimizer: Any) -> bool:
         """True for a step before any backward pass, with zeros: a checkpoint needs a state."""
         parameters = () if self.record.backward_passes else trained_parameters(optimizer)
-        gradients = [g for g in full_gradients(parameters, deepspeed=False) if g is not None]
+        gradients = [full_copy(p.grad) for p in parameters if p.grad is not None]
         return bool(gradients) and not any(gradient.any() for gradient in gradients)
 
     def _skips(self, optimizer: Any) -> bool:
@@ -746,7 +755,6 @@ class Observer:
             order.read()
         self.record.ended_early = len(self.record.steps) < self.plan.steps
         path = rank_file(self.plan.directory, self.record.rank)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not self.plan.replays:
             save(self._batches, path.with_suffix(BATCHES))
         if self._start:
@@ -804,6 +812,12 @@ class Observer:
             with suppress(RuntimeError):
                 dist.barrier()
         os._exit(0)
+
+
+def _size(gradients: Iterable[Tensor | None]) -> tuple[float, int]:
+    """Norm of gradients together, and the number of their elements."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    return math.hypot(*(float(g.norm()) for g in present)), sum(g.numel() for g in present)
 
 
 def _schedule_settings(schedule: Any) -> dict[str, float]:

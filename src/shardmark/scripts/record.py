@@ -22,6 +22,7 @@ GRAPH = "graph"
 
 def save(value: Any, path: Path) -> None:
     """Write the file under another name first, so that a reader never sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(path.suffix + PARTIAL)
     torch.save(value, partial)
     os.replace(partial, path)  # noqa: PTH105
@@ -89,6 +90,8 @@ class Micro:
     without DDP."""
     place: str = ""
     """Lines of the script that call `backward`."""
+    scale: float | None = None
+    """Factor by which DeepSpeed's engine multiplies the script's loss; None without it."""
     loaders: list[int] = field(default_factory=list)
     """Numbers of the loaders that gave a batch since the last call of `backward`."""
     gathers: list[str] = field(default_factory=list)
@@ -123,6 +126,9 @@ class Step:
     """Gradients that the optimizer uses, by parameter."""
     local_norms: list[float] = field(default_factory=list)
     """Norm of what this process holds of each of these gradients: its shard, or the gradient."""
+    sizes: list[tuple[float, int]] = field(default_factory=list)
+    """Norm and number of elements of the gradient that DeepSpeed's engine has, then of those that
+    the optimizer inside gets in each of its steps; empty without DeepSpeed."""
     reduced: list[Tensor | None] = field(default_factory=list)
     """Gradients after the step, if the optimizer changed them, as one does that reduces them."""
     after: list[Tensor] = field(default_factory=list)
@@ -313,7 +319,6 @@ class Record:
     """Numbers of steps after which the script's schedules of learning rates end."""
 
     def save(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         save(self, path)
 
     @classmethod

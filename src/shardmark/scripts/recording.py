@@ -51,10 +51,8 @@ class Plan:
     """Number of batches that a guided start makes of one."""
     batch_norm: Literal["batch", "shares"] = "batch"
     """Rows over which batch norm takes its statistics in a replay: all, or those of each rank."""
-
     perturbed: bool = False
     """Change the initial weights of a replay by one rounding, to see what rounding does."""
-
     observer: str = "shardmark.scripts.observer:Observer"
     """`module:class` of the object that the hooks call."""
 

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from shardmark.base.errors import InputError
 from shardmark.base.files.scratch import remove_tree, scratch_folder
 from shardmark.base.system.processes import adopt_orphans, die_with_parent, end_descendants
-from shardmark.base.text import say
+from shardmark.base.text import listed, say
 from shardmark.scripts import isolation
 
 NOT_ISOLATED = 97
@@ -38,7 +38,6 @@ POLL_SECONDS = 0.02
 WRITTEN_FILE = "written.json"
 FULL_BYTES = 2**20
 """Free space below which a disk counts as full."""
-MOST_NAMES = 3
 PREFIX = re.compile(r"^\[\w+\d+\]:")
 ERROR = re.compile(
     r"(?!.*ChildFailedError)[\w.]*(Error|Exception|Interrupt|Exit)\b.*|.*: error: |.*t open file"
@@ -271,11 +270,8 @@ def described_writes(records: Path) -> str:
         return "the script wrote to your files, which --writes-are-fine allows"
     paths, folder = map(Path, facts["files"]), Path.cwd()
     names = [str(p.relative_to(folder) if p.is_relative_to(folder) else p) for p in paths]
-    rest = len(names) - MOST_NAMES
-    listed = ", ".join(names[:MOST_NAMES]) + (f" and {rest} more" if rest > 0 else "")
-    if not names:
-        return "your files are unchanged; the script wrote no file"
-    return f"your files are unchanged; the script wrote {listed} to a private copy, now removed"
+    wrote = f"{listed(names)} to a private copy, now removed" if names else "no file"
+    return f"your files are unchanged; the script wrote {wrote}"
 
 
 def _exit_code_of(main: Callable[[], None]) -> int:

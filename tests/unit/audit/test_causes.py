@@ -16,6 +16,7 @@ from shardmark.audit.comparison import (
     Records,
     Vectors,
     agreement_check,
+    gradient_check,
     reproduces,
     tensors_differ,
 )
@@ -158,6 +159,20 @@ def test_one_process_on_the_samples_of_rank_0_shows_the_size() -> None:
     assert own_finding(records) == "averaged_twice"
     other = unmatched(0.5 * MEAN, micros, single, of_replay=OWN[1], first_row=0.0)
     assert not causes.estimate(other).sized
+
+
+def test_uneven_weights_hide_no_factor_of_a_loss_that_nobody_knows() -> None:
+    records = matched(2 * MEAN, 0.4 * OWN[0] + 0.6 * OWN[1])
+    for rank, own in zip(records.ranks, OWN, strict=True):
+        rank.steps[0].micros = [Micro(loss=0.5, gradients={0: 2 * own})]
+    records.ranks[1].forwards[0].inputs = [torch.arange(4.0) + 4]
+    records.one_process.forwards[0].inputs = [torch.arange(8.0)]
+    expected = causes.estimate(records, plain_mean=True)
+    assert expected.sized
+    assert expected.gradient["weight"] == pytest.approx(MEAN.numpy())
+    assert (
+        present(causes.of_own_gradients(records, expected.gradient)).name == "multiplied_by_ranks"
+    )
 
 
 def test_a_loss_over_several_samples_is_named() -> None:
@@ -870,3 +885,90 @@ def test_a_fault_before_clipping_is_looked_for_before_clipping() -> None:
     assert records.off_before_clipping(present(records.replay)) == pytest.approx(0.5)
     finding = causes.of_gradient(replace(records, before_clipping=True))
     assert present(finding).name == "averaged_twice"
+
+
+def rescaled(
+    *factors: float,
+    sizes: Sequence[float] = (1.0, 2.0, 4.0),
+    loss: float = 1.0,
+    scales: Sequence[float | None] = (None,),
+    inside: tuple[float, int] | None = None,
+) -> Records:
+    """Records of a process whose optimizer gets multiples of gradients of several sizes.
+
+    `loss` multiplies the loss, and `scales` are those of DeepSpeed's engine for each micro-batch.
+    `inside` is the multiple that its optimizer gets, and the number of its elements.
+    """
+    one = record(0, MEAN)
+    one.steps = []
+    for factor, size in zip(factors, sizes, strict=False):
+        parts = [size * MEAN, *[0 * MEAN for _ in scales[1:]]]
+        micros = [micro(part, factor=loss) for part in parts]
+        micros = [replace(m, scale=scale) for m, scale in zip(micros, scales, strict=True)]
+        one.steps += record(0, factor * size * MEAN, *micros).steps
+        if inside is not None:
+            one.steps[-1].sizes = [(size, MEAN.numel()), (inside[0] * size, inside[1])]
+    return Records(ranks=[one], replay=one)
+
+
+@pytest.mark.parametrize(
+    ("factors", "facts", "text"),
+    [
+        ((1 / 1024,) * 3, {}, "1/1024 of"),
+        ((3, 3, 3), {}, "3 times"),
+        ((1, 1, 1), {}, None),
+        ((0.5, 0.25, 0.125), {}, None),
+        ((0.5,) * 3, {"sizes": (1, 1, 1)}, None),
+        ((0.5,) * 3, {"loss": 2.0}, None),
+        ((0.5,), {}, None),
+        ((-1,) * 3, {}, None),
+    ],
+    ids=[
+        "scale", "multiple", "none", "clipped", "clipped, of one size", "scaled loss", "one step",
+        "maximized",
+    ],
+)  # fmt: skip
+def test_a_multiple_of_the_gradient_is_no_clipping(
+    factors: Sequence[float], facts: dict[str, Any], text: str | None
+) -> None:
+    found = causes.of_rescaling(rescaled(*factors, **facts))
+    assert (found is not None) == (text is not None)
+    assert found is None or f"gets {text} the gradient" in found.deviation
+
+
+@pytest.mark.parametrize(
+    ("scales", "inside", "text"),
+    [
+        ([1.0], (1 / 65536, 40), "1/65536 of"),
+        ([65536.0], (1 / 65536, 40), None),
+        ([1.0], (1.0, 40), None),
+        ([65536.0], (1.0, 40), None),
+        ([1.0], (0.1, 30), None),
+        ([1.0], (2.0, 80), None),
+        ([None], (0.1, 40), None),
+        ([0.5, 0.5], (1.0, 41), None),
+        ([0.5, 0.5], (1 / 1024, 41), "1/1024 of"),
+        ([512.0, 512.0], (1 / 1024, 40), None),
+        ([1024.0, 1024.0], (1 / 1024, 40), None),
+    ],
+    ids=[
+        "scale that the loss lacks", "scale", "none", "unscaled before", "a part of the parameters",
+        "parameters twice", "unknown loss", "micro-batches", "scale of micro-batches",
+        "both divided", "divided by the script",
+    ],
+)  # fmt: skip
+def test_deepspeed_divides_the_gradient_by_what_multiplies_the_loss(
+    scales: Sequence[float], inside: tuple[float, int], text: str | None
+) -> None:
+    found = causes.of_rescaling(rescaled(1, 1, 1, scales=scales, inside=inside))
+    assert (found is not None) == (text is not None)
+    assert found is None or f"gets {text} the gradient" in found.deviation
+
+
+@pytest.mark.parametrize(("factors", "shown"), [((0.3, 0.3), True), ((0.3, 0.4), False)])
+def test_a_factor_that_all_tensors_share_is_shown(factors: Sequence[float], shown: bool) -> None:
+    expected: Vectors = {name: own.double().numpy() for name, own in zip("ab", OWN, strict=True)}
+    used = {n: f * g for f, (n, g) in zip(factors, expected.items(), strict=True)}
+    check = gradient_check("gradient", used, expected, {}, 1e-6)
+    assert not check.holds
+    assert ("0.3 times as large in every parameter" in (check.where or "")) == shown

@@ -592,8 +592,56 @@ def test_partitioned_tensors_are_read_by_deepspeed(
     monkeypatch.setattr(
         full_tensors, "_deepspeed_function", lambda _: lambda p: torch.full_like(p, 5.0)
     )
-    (gradient,) = full_tensors.full_gradients([parameter], deepspeed=True)
+    (gradient,) = full_tensors.gradients_of([parameter], deepspeed=True)
     (value,) = full_tensors.full_parameters([parameter], deepspeed=True)
     assert (present(gradient).tolist(), value.tolist()) == ([read] * 2, [read] * 2)
     (value,) = full_tensors.full_parameters([parameter], deepspeed=False)
     assert value.tolist() == [1.0] * 2
+
+
+class DeepSpeedEngine(nn.Module):
+    """The engine of DeepSpeed as the observer sees it, whose optimizer has weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+        masters = [nn.Parameter(p.detach().clone()) for p in self.module.parameters()]
+        self.optimizer = torch.optim.SGD(masters, lr=0.1)
+
+    def gradient_clipping(self) -> float:
+        return 0.0
+
+
+def test_the_optimizer_inside_of_deepspeed_may_get_another_gradient(
+    observer: Observer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(full_tensors, "_deepspeed_function", lambda _: lambda p: p)
+    engine = DeepSpeedEngine()
+    observer.loss_of_engine = torch.tensor(2.0)
+    observer.before_backward(torch.tensor(8.0))
+    observer.after_backward()
+    masters = engine.optimizer.param_groups[0]["params"]
+    for parameter, master in zip(engine.module.parameters(), masters, strict=True):
+        parameter.grad, master.grad = torch.ones_like(parameter), torch.ones_like(master) / 4
+    observer.before_step(engine)
+    observer.before_step(engine.optimizer)
+    observer.after_step(engine.optimizer)
+    observer.after_step(engine)
+    (step,) = observer.record.steps
+    assert step.micros[0].scale == 4.0
+    norms, elements = zip(*step.sizes, strict=True)
+    assert norms == pytest.approx([6**0.5, 6**0.5 / 4])
+    assert elements == (6, 6)
+
+
+def test_gradients_that_a_fused_optimizer_divides_by_a_scale_are_recorded_without_it(
+    observer: Observer,
+) -> None:
+    fused = optimizer()
+    fused.param_groups[0]["params"][0].grad = torch.full((3,), 8.0)
+    fused.grad_scale = torch.tensor(4.0)  # type: ignore[attr-defined]
+    observer.before_step(fused)
+    observer.after_step(fused)
+    (step,) = observer.record.steps
+    assert present(step.gradients[0]).tolist() == [2.0] * 3
+    assert step.local_norms == pytest.approx([12**0.5])
