@@ -22,8 +22,8 @@ SOURCE = ROOT / "src" / "shardmark"
 
 REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
     "audit": (("cli/audit.py", "scripts/observer.py", "audit/replay.py"), 38, 9_510),
-    "compare": (("cli/compare.py",), 68, 10_970),
-    "plan": (("cli/plan.py",), 124, 22_250),
+    "compare": (("cli/compare.py",), 68, 10_964),
+    "plan": (("cli/plan.py",), 124, 22_244),
     "run": (("cli/run.py",), 151, 27_480),
     "time": (("cli/time.py",), 158, 28_910),
     "verify": (("cli/verify.py",), 135, 24_790),
@@ -33,10 +33,10 @@ REACHED: Mapping[str, tuple[tuple[str, ...], int, int]] = {
 Imports inside of functions count, those for type checking do not.  A ceiling only falls: a change
 that needs more makes something else smaller, or says in its commit why it raises a ceiling.
 """
-RANK_OF_DDP = (58, 8_930)
+RANK_OF_DDP = (57, 8_910)
 """Files and lines that `docs/architecture.md` lists: without imports inside of functions."""
-SOURCE_LINES = 75_890
-SHORT_HELPERS = 201
+SOURCE_LINES = 75_857
+SHORT_HELPERS = 199
 """Private functions of at most 6 lines with one caller: a reader jumps for each of them."""
 WRONG_ARROWS = 0
 """Imports that `pyproject.toml` excepts from the contract of the parts."""

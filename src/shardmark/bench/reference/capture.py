@@ -14,8 +14,8 @@ from shardmark.base.recipe import Schedule as RecipeSchedule
 from shardmark.ranks.measure.step.recorder import NoSpans
 from shardmark.ranks.strategies.base import RankContext, Server, Worker
 from shardmark.ranks.strategies.casting import lossless_copy
-from shardmark.ranks.train.epochs import BatchSource
 from shardmark.ranks.train.evaluation import evaluate
+from shardmark.ranks.train.loop import BatchSource
 from shardmark.ranks.train.rank import serve
 from shardmark.ranks.train.record import RankReport, weights_sha256
 from shardmark.ranks.train.schedule import (

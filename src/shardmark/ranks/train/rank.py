@@ -30,8 +30,7 @@ from shardmark.ranks.measure.memory.tensors import CudaPeak, temporary_memory
 from shardmark.ranks.measure.step.progress import ProgressWriter
 from shardmark.ranks.measure.step.recorder import Recorder, clock_for
 from shardmark.ranks.strategies.base import RankContext, Server
-from shardmark.ranks.train.epochs import Training
-from shardmark.ranks.train.loop import LoopOptions, SlowRank
+from shardmark.ranks.train.loop import LoopOptions, SlowRank, Training
 from shardmark.ranks.train.pacing import Pacing
 from shardmark.ranks.train.probe import held_bytes, model_counts, probe
 from shardmark.ranks.train.record import RankReport, structure_sha256, weights_sha256

@@ -140,7 +140,7 @@ def _children_seconds() -> float:
 
 
 class _MeasuredScript:
-    """The stretches of a script's steps, as in `train.epochs`: warm-up, windows, untimed steps."""
+    """The stretches of a script's steps, as in `train.loop`: warm-up, windows, untimed steps."""
 
     def __init__(
         self, trial: Trial, directory: Path, report: RankReport, store: Store, stack: ExitStack

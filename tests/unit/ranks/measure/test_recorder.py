@@ -1,12 +1,15 @@
-"""The recorder with a clock that counts its marks."""
+"""The recorder with a clock that counts its marks, and the time of compilations."""
 
 from __future__ import annotations
 
 import weakref
+from itertools import count
 
 import pytest
 import torch
+from torch._dynamo.callback import CallbackTrigger, callback_handler
 
+from shardmark.ranks.measure.step.compilation import Compilation
 from shardmark.ranks.measure.step.recorder import Recorder, Window
 from tests.unit.ranks.train.toy import CountingClock
 
@@ -109,3 +112,25 @@ def test_flush_releases_losses_and_marks() -> None:
     assert losses is recorder.losses, "the list is known to others"
     assert (recorder.step, len(losses)) == (2, 1)
     assert [step.sample_ids for step in recorder.recorded_steps()] == [(0,), (1,)]
+
+
+compiling = callback_handler.install_callbacks
+DYNAMO, BACKWARD = CallbackTrigger.DYNAMO, CallbackTrigger.LAZY_BACKWARD
+
+
+def test_nested_compilations_are_one_and_those_in_windows_are_counted() -> None:
+    ticks = count()
+    compilation = Compilation(clock=lambda: float(next(ticks)))
+    with compilation:
+        for measured in (False, True):
+            if measured:
+                compilation.window_started()
+            with compiling(DYNAMO, "0"), compiling(BACKWARD, "1"):
+                pass
+            if measured:
+                compilation.window_stopped()
+        with pytest.raises(ZeroDivisionError), compiling(DYNAMO, "2"):
+            raise ZeroDivisionError
+    with compiling(DYNAMO, "3"):
+        pass
+    assert (compilation.seconds, compilation.in_windows) == (3.0, 1)

@@ -1,4 +1,4 @@
-"""The blocks of a model are found, and checkpointing them changes nothing but memory."""
+"""The blocks of a model are found and sharded, and checkpointing them changes memory alone."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from shardmark.ranks.strategies.blocks import (
     checkpointed_blocks,
     sharding_units,
 )
+from shardmark.ranks.strategies.fsdp1.worker import without_shared_parameters
 
 
 def names(model: nn.Module, parts: list[nn.Module]) -> list[str]:
@@ -122,3 +123,14 @@ def test_every_nth_block_is_computed_again() -> None:
         (3, [2, 5]),
     ):
         assert [layers.index(layer) for layer in checkpointed_blocks(layers, how)] == expected  # type: ignore[arg-type]
+
+
+def test_parts_that_share_a_parameter_stay_with_the_root() -> None:
+    """Tied weights in separate units would be two, and trained apart without a message."""
+    embedding, head = nn.Embedding(8, 4), nn.Linear(4, 8, bias=False)
+    head.weight = embedding.weight
+    block = nn.Linear(4, 4)
+    twice = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    twice[2].weight = twice[0].weight
+    model = nn.Sequential(embedding, block, twice, head)
+    assert without_shared_parameters(model, [embedding, block, twice, head]) == {block, twice}

@@ -17,12 +17,7 @@ from shardmark.ranks.measure.step.collectives import FUNCTIONAL, KINDS, Collecti
 from shardmark.ranks.strategies.base import HeldState
 from shardmark.ranks.strategies.step import EagerWorker
 from shardmark.ranks.train import probe as probe_module
-from shardmark.ranks.train.probe import (
-    HeldSpans,
-    exposed_communication_seconds,
-    held_bytes,
-    probe,
-)
+from shardmark.ranks.train.probe import HeldSpans, exposed_communication_seconds, held_bytes, probe
 from tests.unit.ranks.train.toy import CPU, FakeWorker, ToyWorkload, recipe
 
 

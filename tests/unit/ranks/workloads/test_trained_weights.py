@@ -17,11 +17,7 @@ from shardmark.predict.models import Models
 from shardmark.ranks.workloads import build_workload, check_data, data_paths
 from shardmark.ranks.workloads.base import Workload
 from shardmark.ranks.workloads.model_building import build_on_meta
-from shardmark.ranks.workloads.trained_weights import (
-    fill_classifier,
-    path,
-    published_classifier,
-)
+from shardmark.ranks.workloads.trained_weights import fill_classifier, path, published_classifier
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 
 MODEL = "squeezenet1_1"

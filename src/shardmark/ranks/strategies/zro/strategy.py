@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardmark.base.layout import Fractions, Layout, data_parallel
-from shardmark.ranks.strategies.base import (
-    RankContext,
-)
+from shardmark.ranks.strategies.base import RankContext
 from shardmark.ranks.strategies.ddp import DDP
 
 if TYPE_CHECKING:

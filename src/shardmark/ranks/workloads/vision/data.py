@@ -66,11 +66,7 @@ def weights_file(options: ClassificationOptions) -> Path | None:
     """
     if options.weights is None:
         return None
-    from shardmark.ranks.workloads.trained_weights import (
-        check_file,
-        ensure,
-        published_classifier,
-    )
+    from shardmark.ranks.workloads.trained_weights import check_file, ensure, published_classifier
 
     if options.weights == DEFAULT:
         return ensure(published_classifier(options.model), download=options.download)
