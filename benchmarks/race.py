@@ -20,7 +20,7 @@ import numpy as np
 
 from shardmark.base.results.store import load_run
 from shardmark.base.statistics.race import Decision, standing
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 
 MARGIN = 0.01

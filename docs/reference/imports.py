@@ -22,7 +22,7 @@ ENTRIES: Mapping[str, tuple[str, ...]] = {
         *("ranks/workloads/vision/task.py", "ranks/workloads/datasets/digits.py"),
     ),
     "command": (
-        *("cli/run.py", "experiment/load.py", "experiment/matrix.py", "bench/launch/controller.py"),
+        *("cli/run.py", "experiment/load.py", "experiment/matrix.py", "bench/launch/session.py"),
         *(
             "bench/launch/local/engine.py",
             "bench/launch/local/agent.py",

@@ -11,7 +11,7 @@ import pytest
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import load_run
 from shardmark.base.results.verification import read_verification
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.system.environment import machine
 from shardmark.ranks.measure.system.gpus import (

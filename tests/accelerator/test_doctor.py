@@ -27,7 +27,7 @@ def test_gpus_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run_stores_the_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from shardmark.bench.launch.controller import run_experiment
+    from shardmark.bench.launch.session import run_experiment
     from shardmark.experiment.load import from_mapping
 
     out = tmp_path_factory.mktemp("run")

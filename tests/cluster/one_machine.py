@@ -10,7 +10,7 @@ import pytest
 
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import StoredRun, load_run
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.progress import read_progress
 from tests import ROOT, present

@@ -14,8 +14,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 
 from shardmark.base.layout import Shard
 from shardmark.base.recipe import Recipe
-from shardmark.extras.detection.batch import DetectionBatch
 from shardmark.extras.detection.proposals import PictureSampler
+from shardmark.extras.detection.task import DetectionBatch
 from shardmark.ranks.measure.step.recorder import Spans
 from shardmark.ranks.strategies import build_strategy
 from shardmark.ranks.strategies.base import RankContext

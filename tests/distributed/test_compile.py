@@ -12,7 +12,7 @@ import torch._dynamo
 
 import shardmark
 from shardmark.base.evidence.captures import Capture
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.measure.step.compilation import Compilation
 from shardmark.ranks.strategies.base import RankContext

@@ -9,7 +9,7 @@ import pytest
 
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from shardmark.ranks.strategies.casting import lossless_copy, narrow_weights
 from shardmark.ranks.train.record import weights_sha256

@@ -17,9 +17,9 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch ex
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.results.schema import Outcome
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.local.rank_store import FileOfRanks, NodesStore
 from shardmark.bench.launch.placement import MeetingPoint
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from tests import ROOT
 from tests.distributed.experiments import experiment

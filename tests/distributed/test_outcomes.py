@@ -19,7 +19,7 @@ import shardmark
 from shardmark.base.errors import StorageError
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.verification import LOGS_FOLDER
-from shardmark.bench.launch.controller import run_experiment, verify_experiment
+from shardmark.bench.launch.session import run_experiment, verify_experiment
 from shardmark.experiment.load import from_mapping
 from tests import ROOT
 from tests.distributed.experiments import experiment

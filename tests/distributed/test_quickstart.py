@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import load_experiment
 from tests.distributed.test_script import value
 from tests.kept_engine import KeptEngine

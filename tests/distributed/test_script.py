@@ -12,7 +12,7 @@ import pytest
 from shardmark.base.results.schema import Outcome, TrialResult
 from shardmark.base.results.store import StoredRun, load_run
 from shardmark.bench.analysis.compare.comparison import compare
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.bench.report.answers.answers import answers
 from shardmark.experiment.load import from_mapping
 from tests import present

@@ -9,7 +9,7 @@ import pytest
 
 import shardmark
 from shardmark.base.results.schema import Outcome, TrialResult
-from shardmark.bench.launch.controller import run_experiment, verify_experiment
+from shardmark.bench.launch.session import run_experiment, verify_experiment
 from shardmark.experiment.load import from_mapping
 from tests.distributed.experiments import experiment
 from tests.distributed.test_outcomes import descendants

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardmark.base.results.schema import Outcome
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from shardmark.experiment.load import from_mapping
 from tests.cluster.one_machine import losses
 from tests.distributed.experiments import experiment

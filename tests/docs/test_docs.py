@@ -28,15 +28,7 @@ from shardmark.ranks.workloads.datasets import DATASETS
 from shardmark.ranks.workloads.models import MODELS
 from shardmark.ranks.workloads.vision.options import ClassificationOptions
 from tests import ROOT, present
-from tests.docs.pages import (
-    PAGES,
-    README,
-    blocks,
-    cases,
-    inline_commands,
-    own_commands,
-    parse,
-)
+from tests.docs.pages import PAGES, README, blocks, cases, inline_commands, own_commands, parse
 from tests.programs import output_of
 
 CONSTRAINTS = ROOT / "constraints.txt"

@@ -231,8 +231,8 @@ def run(
     """
     from shardmark.base.durations import parse_seconds
     from shardmark.base.results.runs_folder import run_folder
-    from shardmark.bench.launch.controller import run_experiment
     from shardmark.bench.launch.run_options import RunOptions
+    from shardmark.bench.launch.session import run_experiment
     from shardmark.bench.progress.display import listener
     from shardmark.experiment.model_source import resolve_experiment
 

@@ -15,11 +15,10 @@ from shardmark.base.results.schema import TrialResult
 from shardmark.base.results.store import RunFolder, is_run, load_run
 from shardmark.base.text import counted, listed, render_json, say, say_text
 from shardmark.bench.launch.engines import submission
-from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
 from shardmark.bench.launch.input_checks import check_plan, check_schedules, refused_models
 from shardmark.bench.launch.run_options import RunOptions
-from shardmark.bench.launch.trial_queue import runs_again
+from shardmark.bench.launch.trial_queue import runs_again, time_lines
 from shardmark.bench.progress.lines import shown
 from shardmark.cli.arguments import TextOrJson
 from shardmark.experiment.experiment import Experiment

@@ -121,8 +121,8 @@ def run_and_print(
         print_plan(experiment, plan, out, options, form)
         return
     from shardmark.base.results.runs_folder import run_folder
-    from shardmark.bench.launch.controller import run_experiment
     from shardmark.bench.launch.engines import serve_as_node
+    from shardmark.bench.launch.session import run_experiment
     from shardmark.bench.progress.display import listener
 
     quiet = options.quiet

@@ -10,13 +10,7 @@ import typer
 
 from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.text import as_text, say, say_text
-from shardmark.cli.arguments import (
-    EngineOption,
-    ExperimentName,
-    Overrides,
-    TextOrJson,
-    with_engine,
-)
+from shardmark.cli.arguments import EngineOption, ExperimentName, Overrides, TextOrJson, with_engine
 
 if TYPE_CHECKING:
     from shardmark.base.results.verification import Verification
@@ -40,9 +34,9 @@ def verify(
     """
     from shardmark.base.results.verification import is_accepted, is_undecided
     from shardmark.base.text import render_json
-    from shardmark.bench.launch.controller import verify_experiment
     from shardmark.bench.launch.engines import serve_as_node
     from shardmark.bench.launch.listener import NullListener
+    from shardmark.bench.launch.session import verify_experiment
     from shardmark.bench.progress.lines import Lines
     from shardmark.experiment.load import load_experiment
     from shardmark.experiment.matrix import expand

@@ -17,14 +17,7 @@ from shardmark.base.errors import InputError
 from shardmark.base.files.strict_yaml import format_yaml, parse_yaml
 from shardmark.base.recipe import EXCLUSIVE
 from shardmark.base.text import say
-from shardmark.experiment.axes import (
-    MATRIX_ONLY_AXES,
-    VARIANT,
-    assigned,
-    full_key,
-    named,
-    variants,
-)
+from shardmark.experiment.axes import MATRIX_ONLY_AXES, VARIANT, assigned, full_key, named, variants
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.messages import Location, dotted, nearest, show
 from shardmark.experiment.problems import explain

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import shardmark
-from shardmark.bench.launch import controller
+from shardmark.bench.launch import session
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.experiment.experiment import Experiment
@@ -126,7 +126,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Experim
         return write_run(out, [invented_trial()])
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(controller, "run_experiment", fake)
+    monkeypatch.setattr(session, "run_experiment", fake)
     return calls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ matrix: {strategy: [single, ddp, fsdp, {name: fsdp-hybrid, shard_group: 3}]}
 """
 
 
+Printed = Callable[..., str]
+
+
 @pytest.fixture(autouse=True)
 def _made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardmark.predict.models.Models", MadeModels)
@@ -41,15 +45,19 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert main(["plan", *arguments]) == code
-    return capsys.readouterr().out
+@pytest.fixture
+def printed(capsys: pytest.CaptureFixture[str]) -> Printed:
+    """Returns what `plan` prints; with the exit code of a mistake, its message."""
+
+    def plan(*arguments: str, code: int = 0) -> str:
+        assert main(["plan", *arguments]) == code
+        return capsys.readouterr()[code == 2]
+
+    return plan
 
 
-def test_the_answers_come_first_within_80_columns(
-    capsys: pytest.CaptureFixture[str], file: str
-) -> None:
-    text = printed(capsys, file, "--on", "h100x8", "--nodes", "1..16", "--price-per-hour", "2.5")
+def test_the_answers_come_first_within_80_columns(printed: Printed, file: str) -> None:
+    text = printed(file, "--on", "h100x8", "--nodes", "1..16", "--price-per-hour", "2.5")
     assert max(map(len, text.splitlines())) <= 80
     assert text.startswith("Fastest: ddp on 128 ranks of 16 nodes")
     answers, _, tables = text.partition("made (250 M parameters) on h100x8, bf16")
@@ -57,15 +65,13 @@ def test_the_answers_come_first_within_80_columns(
     assert "tokens/s (range)" in tables
     assert "90 % interval without a measurement" in " ".join(tables.split())
     assert "Not predicted: fsdp-hybrid" in " ".join(tables.split())
-    text = printed(capsys, file, "--on", "h100x8", "--format", "markdown")
+    text = printed(file, "--on", "h100x8", "--format", "markdown")
     assert "### made (250 M parameters) on h100x8, bf16" in text
     assert "| ddp | 8 | yes |" in text
 
 
-def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], file: str) -> None:
-    document = json.loads(
-        printed(capsys, file, "--on", "dgx-h100", "--nodes", "1,2", "--format", "json")
-    )
+def test_json_has_every_row_in_base_units(printed: Printed, file: str) -> None:
+    document = json.loads(printed(file, "--on", "dgx-h100", "--nodes", "1,2", "--format", "json"))
     assert [answer["question"] for answer in document["answers"]] == ["fastest", "memory", "cost"]
     rows = {(row["strategy"], row["ranks"]): row for row in document["rows"]}
     ddp = rows["ddp", 16]
@@ -78,23 +84,20 @@ def test_json_has_every_row_in_base_units(capsys: pytest.CaptureFixture[str], fi
     assert refused["step_seconds"] is None
 
 
-def test_plan_does_not_overwrite_files(
-    capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path
-) -> None:
-    assert main(["plan", file, "--on", "h100x8", "--write", file]) == 2
-    assert "it exists already; name another file" in capsys.readouterr().err
+def test_plan_does_not_overwrite_files(printed: Printed, file: str, tmp_path: Path) -> None:
+    assert "it exists already; name another file" in printed(
+        file, "--on", "h100x8", "--write", file, code=2
+    )
     assert Path(file).read_text() == EXPERIMENT
-    printed(capsys, file, "--on", "h100x8", "--write", str(tmp_path / "best.yaml"))
+    printed(file, "--on", "h100x8", "--write", str(tmp_path / "best.yaml"))
     assert "strategy:" in (tmp_path / "best.yaml").read_text()
 
 
-def test_plan_reports_a_card_without_the_precision(
-    capsys: pytest.CaptureFixture[str], file: str
-) -> None:
-    text = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16",
+def test_plan_reports_a_card_without_the_precision(printed: Printed, file: str) -> None:
+    text = printed(file, "--on", "t4x8", "--set", "precision=bf16",
                    "--set", "matrix.strategy=[ddp, ddp]", code=1)  # fmt: skip
     assert text.startswith("No speed could be predicted: recipe.precision: 'Tesla T4' has no bf16")
-    several = printed(capsys, file, "--on", "t4x8", "--set", "precision=bf16", code=1)
+    several = printed(file, "--on", "t4x8", "--set", "precision=bf16", code=1)
     assert several.startswith("No speed could be predicted; each reason is below.")
 
 
@@ -107,55 +110,50 @@ def test_python_function_plans_nodes_and_steps(file: str) -> None:
         shardmark.plan(file, "h100x8", nodes=0)
 
 
-def test_plan_without_a_fitting_strategy_exits_with_code_1(
-    capsys: pytest.CaptureFixture[str], file: str
-) -> None:
-    text = printed(capsys, file, "--on", "t4x1", "--set", "per_rank_batch=4096",
+def test_plan_without_a_fitting_strategy_exits_with_code_1(printed: Printed, file: str) -> None:
+    text = printed(file, "--on", "t4x1", "--set", "per_rank_batch=4096",
                    "--set", "precision=fp16", code=1)  # fmt: skip
     assert text.startswith("Nothing fits")
 
 
-def test_several_machines_are_compared(capsys: pytest.CaptureFixture[str], file: str) -> None:
+def test_several_machines_are_compared(printed: Printed, file: str) -> None:
     machines = ("--on", "h100x8", "--on", "a100-80x8")
     prices = ("--price-per-hour", "4", "--price-per-hour", "1")
-    text = printed(capsys, file, *machines, *prices)
+    text = printed(file, *machines, *prices)
     answers, _, table = text.partition("on h100x8 and a100-80x8")
     cheapest, _, fastest = " ".join(answers.split()).partition("Fastest:")
     assert "of a100-80x8" in cheapest, "a quarter of the price for a third of the speed"
     assert "of h100x8" in fastest
     rows = [line.split()[0:3:2] for line in table.splitlines() if "a100-80x8" in line]
     assert {"ddp", "fsdp"} < {name for name, _ in rows}
-    document = json.loads(printed(capsys, file, *machines, "--format", "json"))
+    document = json.loads(printed(file, *machines, "--format", "json"))
     assert {row["on"] for row in document["rows"]} == {"h100x8", "a100-80x8"}
-    assert main(["plan", file, *machines, "--search"]) == 2
-    assert "--search: found 2 kinds of machines; give one --on" in capsys.readouterr().err
-    assert main(["plan", file, "--on", "h100x8", *prices]) == 2
-    assert "2 prices for 1 kinds" in capsys.readouterr().err
+    assert "--search: found 2 kinds of machines; give one --on" in printed(
+        file, *machines, "--search", code=2
+    )
+    assert "2 prices for 1 kinds" in printed(file, "--on", "h100x8", *prices, code=2)
 
 
-def test_samples_of_a_language_model_are_sequences(
-    capsys: pytest.CaptureFixture[str], file: str
-) -> None:
+def test_samples_of_a_language_model_are_sequences(printed: Printed, file: str) -> None:
     machine = ("--on", "8xh100", "--price", "2")
-    of_samples = printed(capsys, file, *machine, "--samples", "1M")
+    of_samples = printed(file, *machine, "--samples", "1M")
     assert "for 1 M samples (128 M tokens)" in " ".join(of_samples.split())
-    of_tokens = printed(capsys, file, *machine, "--tokens", "128M")
+    of_tokens = printed(file, *machine, "--tokens", "128M")
     tables = (
         text.partition("strategy")[2].partition("hours")[2] for text in (of_samples, of_tokens)
     )
     assert len({table.partition("hours")[0] for table in tables}) == 1
-    assert main(["plan", "resnet50", *machine, "--tokens", "1B"]) == 2
-    assert "samples of this model have no tokens; give --samples" in capsys.readouterr().err
-    assert main(["plan", file, *machine, "--tokens", "1B", "--samples", "1M"]) == 2
+    assert "samples of this model have no tokens; give --samples" in printed(
+        "resnet50", *machine, "--tokens", "1B", code=2
+    )
+    printed(file, *machine, "--tokens", "1B", "--samples", "1M", code=2)
 
 
 QUESTION = ("resnet50", "--on", "8xh100", "--samples", "10M", "--price", "2")
 
 
-def test_a_question_about_a_model_is_answered_by_one_table(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, *QUESTION)
+def test_a_question_about_a_model_is_answered_by_one_table(printed: Printed) -> None:
+    text = printed(*QUESTION)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 30
@@ -172,12 +170,12 @@ def test_a_question_about_a_model_is_answered_by_one_table(
     assert text.count("bf16,") + text.count(", bf16\n") == 1, "precision is said once"
     assert "Assumed: 64 images of 224 x 224 a GPU and step" in text
     assert "activations" not in text
-    assert "activations" in printed(capsys, *QUESTION, "--memory")
-    assert "naive" in printed(capsys, *QUESTION, "--speed")
+    assert "activations" in printed(*QUESTION, "--memory")
+    assert "naive" in printed(*QUESTION, "--speed")
 
 
-def test_json_prices_the_work_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = json.loads(printed(capsys, *QUESTION, "--format", "json"))["rows"]
+def test_json_prices_the_work_that_was_asked_for(printed: Printed) -> None:
+    rows = json.loads(printed(*QUESTION, "--format", "json"))["rows"]
     for row in rows:
         assert row["trained_samples"] == 10e6
         rate = row["samples_per_second"]["value"]
@@ -185,10 +183,10 @@ def test_json_prices_the_work_that_was_asked_for(capsys: pytest.CaptureFixture[s
         assert row["dollars"] == pytest.approx(2 * row["ranks"] * row["hours"])
 
 
-def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_machines_are_compared_by_their_best_strategy(printed: Printed) -> None:
     prices = ("--price", "1", "--price", "9", "--price", "1")
     machines = ("--compare", "8xa100-80", "8xh100", "16xl40s")
-    text = printed(capsys, "resnet50", *machines, *prices)
+    text = printed("resnet50", *machines, *prices)
     assert max(map(len, text.splitlines())) <= 80
     table = text.partition("machines  ")[2].splitlines()
     rows = [line for line in table if "x" in line.partition("  ")[2]]
@@ -197,11 +195,9 @@ def test_machines_are_compared_by_their_best_strategy(capsys: pytest.CaptureFixt
     assert {row.split()[1] for row in rows[:3]} == {"8xa100-80", "8xh100", "16xl40s"}
 
 
-def test_a_machine_with_one_card_is_compared_by_a_single_device(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_machine_with_one_card_is_compared_by_a_single_device(printed: Printed) -> None:
     arguments = ("resnet50", "--compare", "1xh100", "2xh100", "--price", "2", "--format", "json")
-    rows = json.loads(printed(capsys, *arguments))["rows"]
+    rows = json.loads(printed(*arguments))["rows"]
     places = {(row["on"], row["strategy"]) for row in rows}
     assert [strategy for on, strategy in places if on == "1xh100"] == ["single"]
     assert ("2xh100", "ddp") in places
@@ -209,10 +205,10 @@ def test_a_machine_with_one_card_is_compared_by_a_single_device(
 
 
 def test_a_model_that_does_not_fit_has_remedies(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_models(monkeypatch, million_parameters=60_000.0)
-    text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", code=1)
+    text = printed("hf:Qwen/Qwen3-32B", "--on", "8xh100", code=1)
     assert text.startswith("Nothing fits: ")
     assert "What would make it fit" in text
     remedies = text.partition("What would make it fit")[2]
@@ -222,7 +218,7 @@ def test_a_model_that_does_not_fit_has_remedies(
     assert max(map(len, text.splitlines())) <= 80
     assert len(text.splitlines()) <= 18
     document = json.loads(
-        printed(capsys, "hf:Qwen/Qwen3-32B", "--on", "8xh100", "--format", "json", code=1)
+        printed("hf:Qwen/Qwen3-32B", "--on", "8xh100", "--format", "json", code=1)
     )
     offload = {one["change"]: one for one in document["remedies"]}["CPU offload"]
     assert (offload["fit"], offload["device_bytes"] < 80 * 2**30) == ("yes", True)
@@ -248,22 +244,22 @@ class Adaptable(MadeModels):
 
 
 def test_an_adapter_is_a_remedy_of_its_own(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It trains something else, so that it is no part of all changes together."""
     monkeypatch.setattr("shardmark.predict.models.Models", Adaptable)
     arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
-    remedies = json.loads(printed(capsys, *arguments, code=1))["remedies"]
+    remedies = json.loads(printed(*arguments, code=1))["remedies"]
     by_change = {one["change"]: one for one in remedies}
     lora = by_change["LoRA"]
     assert (lora["setting"], lora["fit"]) == ("--adapter lora", "yes")
     assert [one["change"] for one in remedies if "--adapter" in one["setting"]] == ["LoRA"]
-    document = json.loads(printed(capsys, *arguments, "--adapter", "lora"))
+    document = json.loads(printed(*arguments, "--adapter", "lora"))
     assert "LoRA of rank 8 beside bf16 weights" in document["assumed"]
 
 
 def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(100e9))
     arguments = ("hf:Qwen/Qwen3-32B", "--on", "2xh100", "--format", "json")
@@ -272,7 +268,7 @@ def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
         ((), "LoRA", "--adapter lora"),
         (without, "LoRA and activation checkpointing", "--set activation_checkpointing=true"),
     ):
-        remedies = json.loads(printed(capsys, *arguments, *chosen, code=1))["remedies"]
+        remedies = json.loads(printed(*arguments, *chosen, code=1))["remedies"]
         (adapted,) = (one for one in remedies if "--adapter" in one["setting"])
         assert (adapted["change"], adapted["fit"]) == (change, "yes")
         assert setting in adapted["setting"]
@@ -280,29 +276,29 @@ def test_an_adapter_that_is_not_enough_is_joined_by_activation_checkpointing(
 
 
 def test_a_language_model_is_answered_with_activation_checkpointing_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The usual recipes have it; a note says what leaving it out needs."""
     monkeypatch.setattr("shardmark.predict.models.Models", lambda: Adaptable(60e9))
     arguments = ("hf:Qwen/Qwen3-32B", "--on", "2x8xh100")
-    text = printed(capsys, *arguments)
+    text = printed(*arguments)
     assert text.startswith("Fastest: ")
     words = " ".join(text.split())
     assert "2x8xh100 it is planned with activation checkpointing" in words
     assert "without it" in words
     assert "AdamW, activation checkpointing" in words
     refused = ("--set", "activation_checkpointing=false")
-    assert printed(capsys, *arguments, *refused, code=1).startswith("Nothing fits: ")
-    several = printed(capsys, arguments[0], "--compare", "2x8xh100", "64x8xh100")
+    assert printed(*arguments, *refused, code=1).startswith("Nothing fits: ")
+    several = printed(arguments[0], "--compare", "2x8xh100", "64x8xh100")
     assert "activation checkpointing where nothing fits without it" in " ".join(several.split())
 
 
 def test_one_gpu_that_is_too_small_is_answered_by_more(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`single`, the only strategy of the question, does not run on more."""
     made_models(monkeypatch, million_parameters=8_000.0)
-    text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "1xh100", "--format", "json", code=1)
+    text = printed("hf:Qwen/Qwen3-8B", "--on", "1xh100", "--format", "json", code=1)
     last = json.loads(text)["remedies"][-1]
     assert (last["strategy"], last["fit"]) == ("fsdp", "yes")
     assert last["ranks"] > 1
@@ -311,20 +307,20 @@ def test_one_gpu_that_is_too_small_is_answered_by_more(
 
 @pytest.mark.parametrize(("on", "named"), [("8xh100", True), ("1xh100", False)])
 def test_more_gpus_are_named_where_they_are_not_far_more(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, on: str, named: bool
+    printed: Printed, monkeypatch: pytest.MonkeyPatch, on: str, named: bool
 ) -> None:
     """400 billion parameters need about 100 cards."""
     made_models(monkeypatch, million_parameters=400_000.0)
-    text = printed(capsys, "hf:Qwen/Qwen3-32B", "--on", on, "--format", "json", code=1)
+    text = printed("hf:Qwen/Qwen3-32B", "--on", on, "--format", "json", code=1)
     assert any(" GPUs" in one["change"] for one in json.loads(text)["remedies"]) is named
 
 
 def test_changes_that_are_not_enough_are_called_so(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    printed: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A layer alone is larger than a card, so that more cards do not help."""
     made_models(monkeypatch, million_parameters=8_000_000.0)
-    text = printed(capsys, "hf:Qwen/Qwen3-8B", "--on", "8xh100", code=1)
+    text = printed("hf:Qwen/Qwen3-8B", "--on", "8xh100", code=1)
     assert "What would make it fit" not in text
     assert "What saves memory, but is not enough" in text
 
@@ -349,7 +345,7 @@ def test_changes_that_are_not_enough_are_called_so(
     ],
 )
 def test_mistakes_are_messages(
-    capsys: pytest.CaptureFixture[str],
+    printed: Printed,
     file: str,
     tmp_path: Path,
     arguments: list[str],
@@ -357,8 +353,7 @@ def test_mistakes_are_messages(
 ) -> None:
     node = tmp_path / "node.yaml"
     node.write_text("card: abacus\ndevices: 2\n")
-    assert main(["plan", *(word.format(file=file, node=node) for word in arguments)]) == 2
-    assert message in capsys.readouterr().err
+    assert message in printed(*(word.format(file=file, node=node) for word in arguments), code=2)
 
 
 @pytest.mark.parametrize(
@@ -368,50 +363,47 @@ def test_amounts_of_work(text: str, amount: float) -> None:
     assert parse_amount(text) == amount
 
 
-def test_the_table_of_machines_names_the_strategies_of_the_answers(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["plan", "resnet50", "--compare", "2x4090", "4xa100-40", "--price", "1"]) == 0
-    answers, _, table = capsys.readouterr().out.partition("\n\n")
+def test_the_table_of_machines_names_the_strategies_of_the_answers(printed: Printed) -> None:
+    answers, _, table = printed(
+        "resnet50", "--compare", "2x4090", "4xa100-40", "--price", "1"
+    ).partition("\n\n")
     for answer in ("Cheapest: ", "Fastest: "):
         named = answers.partition(answer)[2].partition(" on ")[0]
         assert not named or named in table
 
 
-def test_many_cells_are_answered_by_the_best_of_each_strategy(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, "llama-1b", "--on", "8xh100")
+def test_many_cells_are_answered_by_the_best_of_each_strategy(printed: Printed) -> None:
+    text = printed("llama-1b", "--on", "8xh100")
     assert len(text.splitlines()) <= 28
     assert max(map(len, text.splitlines())) <= 80
     note = " ".join(text.partition("The best of each strategy in 24 rows")[2].split())
     assert "Here: sequence_length 2048 and activation_checkpointing" in note
     assert sum(line.startswith("zero-1 ") for line in text.splitlines()) == 1
-    speed = printed(capsys, "llama-1b", "--on", "8xh100", "--speed")
+    speed = printed("llama-1b", "--on", "8xh100", "--speed")
     assert sum(line.startswith("zero-1 ") for line in speed.splitlines()) > 4
 
 
-def test_the_software_of_an_answer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_software_of_an_answer_is_named(printed: Printed) -> None:
     """Software of 2024 is the default of language models, and pictures have none to choose."""
     answers = [("hf:Qwen/Qwen3-8B", "runs with FlashAttention (--stack eager: without)"),
                ("hf:Qwen/Qwen3-8B --stack eager", "runs without FlashAttention"),
                ("resnet50", "published runs on other machines")]  # fmt: skip
     speeds = []
     for question, said in answers:
-        text = printed(capsys, *question.split(), "--on", "1xh200")
+        text = printed(*question.split(), "--on", "1xh200")
         assert said in " ".join(text.split())
-        document = printed(capsys, *question.split(), "--on", "1xh200", "--format", "json")
+        document = printed(*question.split(), "--on", "1xh200", "--format", "json")
         speeds.append(json.loads(document))
     assert [answer["stack"] for answer in speeds] == ["fused", "eager", "eager"]
 
 
-def test_a_measured_speed_narrows_the_range(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_measured_speed_narrows_the_range(printed: Printed) -> None:
     question = ("hf:Qwen/Qwen3-8B", "--on", "1xa100-80", "--batch", "4")
-    text = printed(capsys, *question, "--measured", "9,000 tokens/s")
+    text = printed(*question, "--measured", "9,000 tokens/s")
     assert "9k tokens/s" in text
     assert "Predicted from measured 9,000 tokens/s" in " ".join(text.split())
     assert "Published:" not in text
-    assert "Published:" in printed(capsys, *question)
+    assert "Published:" in printed(*question)
 
 
 def test_a_model_from_python() -> None:

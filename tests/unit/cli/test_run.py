@@ -18,7 +18,7 @@ from shardmark.base.results.schema import Failure, Outcome
 from shardmark.base.results.store import RunFolder, load_run
 from shardmark.base.results.verification import Verification, write_verification
 from shardmark.bench.analysis.compare.comparison import compare
-from shardmark.bench.launch import controller
+from shardmark.bench.launch import session
 from shardmark.bench.launch.run_options import RunOptions
 from shardmark.bench.progress.lines import Quiet
 from shardmark.bench.report.answers.overview import overview
@@ -50,7 +50,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"experiment": experiment, "out": out, "options": options, **more})
         return write_run(out, [invented_trial("single", 1), invented_trial("ddp", 2)])
 
-    monkeypatch.setattr(controller, "run_experiment", fake)
+    monkeypatch.setattr(session, "run_experiment", fake)
     return calls
 
 
@@ -126,7 +126,7 @@ def test_exit_code_shows_failures(
         for number, outcome in enumerate(outcomes)
     ]
     monkeypatch.setattr(
-        controller, "run_experiment", lambda _, out, *__, **___: write_run(out, trials)
+        session, "run_experiment", lambda _, out, *__, **___: write_run(out, trials)
     )
     ended, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
     assert ended == code
@@ -365,7 +365,7 @@ def test_a_loss_that_is_not_finite_is_exit_code_1(
         ranks = [rank.model_copy(update=bad) for rank in invented_trial("ddp", 2).ranks]
         return write_run(out, [good, invented_trial("ddp", 2, ranks=tuple(ranks))])
 
-    monkeypatch.setattr(controller, "run_experiment", fake)
+    monkeypatch.setattr(session, "run_experiment", fake)
     code, printed, _ = answer("quickstart", "--out", str(tmp_path / "run"))
     assert code == 1
     assert "ddp on 2 ranks: the loss is NaN from step 8 on." in printed

@@ -10,9 +10,9 @@ import pytest
 
 from shardmark.base.errors import InputError
 from shardmark.base.files.strict_yaml import format_yaml
-from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.fingerprint import fingerprint_of
 from shardmark.bench.launch.input_checks import check_plan
+from shardmark.bench.launch.session import run_experiment
 from shardmark.cli import main
 from shardmark.cli.time import experiment_of
 from shardmark.experiment.experiment import Experiment

@@ -189,9 +189,7 @@ def prior_of(spreads: Sequence[Spread]) -> Spread | None:
     return Spread(math.exp(middle), degrees * (1 - _FIT_DEGREES / count))
 
 
-def pairwise_effects(
-    values: Sequence[Mapping[int, float]], *, exact: bool = True
-) -> dict[tuple[int, int], Effect]:
+def pairwise_effects(values: Sequence[Mapping[int, float]]) -> dict[tuple[int, int], Effect]:
     """Return the effects of all pairs of rows, the first over the second, from values by repeat.
 
     The noise is moderated over the comparisons with either row of the pair, and the larger of the
@@ -201,7 +199,7 @@ def pairwise_effects(
     for pair in combinations(range(len(values)), 2):
         above, below = (values[place] for place in pair)
         common = sorted(above.keys() & below.keys())
-        effect = paired_effect([above[r] for r in common], [below[r] for r in common], exact=exact)
+        effect = paired_effect([above[r] for r in common], [below[r] for r in common])
         if effect is not None:
             effects[pair] = effect
     largest: dict[tuple[int, int], float] = {}

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean, median, stdev
 from typing import Any
 
-from shardmark.base.results.schema import RankRecord, TrialResult
+from shardmark.base.results.schema import TrialResult
 from shardmark.base.statistics.intervals import Estimate, estimate_difference
 from shardmark.base.text import counted
 from shardmark.base.traffic import required_fraction
+from shardmark.bench.analysis.trial.rank_metrics import measured_steps, window_seconds
 
 PLAIN, LOOK, ALL, UPDATE = "as it is", "look", "all of it", "no_update"
 OWN_ROWS, EQUAL_ROWS = "own rows", "equal rows"
@@ -94,13 +95,9 @@ def sample_of(result: TrialResult, lines: Sequence[Mapping[str, Any]]) -> Sample
         seconds = fmean(step["step_seconds"] for step in shared)
         spans["forward"] = seconds - sum(spans.values())
         ranks.append(RankSteps(seconds=seconds, spans=spans))
-    step_seconds = max(map(_mean_step_seconds, result.ranks))  # a median hides what is rare
+    # Means: a median hides what is rare.
+    step_seconds = max(window_seconds(rank) / measured_steps(rank) for rank in result.ranks)
     return Sample(step_seconds=step_seconds, ranks=tuple(ranks), result=result)
-
-
-def _mean_step_seconds(rank: RankRecord) -> float:
-    steps = sum(window.end_step - window.first_step for window in rank.windows)
-    return sum(window.window_seconds for window in rank.windows) / steps
 
 
 def _end(step: Mapping[str, Any]) -> float:

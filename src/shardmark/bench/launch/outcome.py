@@ -168,13 +168,6 @@ def explain_mismatch(failure: Failure, log: Iterable[str]) -> Failure:
     return failure.model_copy(update={"reason": reason, "remedy": MISMATCH_REMEDY})
 
 
-def on_node(failure: Failure, node: int, host: str | None) -> Failure:
-    """Return the failure of a rank with its node, for trials on several nodes."""
-    place = f"node {node}" if host is None else f"node {node}, {host}"
-    reason = f"{failure.reason} (rank {failure.rank} is on {place})"
-    return failure.model_copy(update={"node": node, "reason": reason})
-
-
 def _exited(
     ending: Ending, errors: Sequence[tuple[int, RankError]], *, finished: int, processes: int
 ) -> Failure | None:

@@ -1,4 +1,4 @@
-"""A run from the check of its folder to its last trial.  Imports no torch."""
+"""Runs an experiment, from the check of its folder to its last trial, or verifies it.  No torch."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardmark.base.durations import duration
+from shardmark.base.errors import StorageError
 from shardmark.base.files.run_files import TRIAL_FILE
 from shardmark.base.files.storage import storing
 from shardmark.base.results.schema import Outcome, TrialResult
@@ -26,14 +27,13 @@ from shardmark.bench.launch import fingerprint
 from shardmark.bench.launch.audited import first_command
 from shardmark.bench.launch.engine import Engine, EngineWithTurns, TurnsRefusedError
 from shardmark.bench.launch.engines import build_engine
-from shardmark.bench.launch.estimate import time_lines
-from shardmark.bench.launch.input_checks import check_plan
+from shardmark.bench.launch.input_checks import check_plan, training_samples
 from shardmark.bench.launch.links import measure_run_links
-from shardmark.bench.launch.listener import ProgressListener
+from shardmark.bench.launch.listener import NullListener, ProgressListener
 from shardmark.bench.launch.run_options import RunOptions
-from shardmark.bench.launch.trial import TrialRunner
+from shardmark.bench.launch.trial import TrialRunner, modules_of
 from shardmark.bench.launch.trial_artifacts import clear
-from shardmark.bench.launch.trial_queue import TrialQueue, cell_of, runs_again
+from shardmark.bench.launch.trial_queue import TrialQueue, cell_of, runs_again, time_lines
 from shardmark.bench.launch.verification import (
     cells_of,
     decides,
@@ -350,3 +350,68 @@ class RunSession:
             counts = Counter(trial.title for _, trial in remaining)
             titles = ", ".join(f"{title} ({count})" for title, count in counts.items())
             listener.note(f"the budget has no time for {len(remaining)} trials: {titles}")
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    options: RunOptions | None = None,
+    *,
+    plan: TrialPlan | None = None,
+    listener: ProgressListener | None = None,
+    engine: Engine | None = None,
+) -> Path:
+    """Run every trial that has no result in `out` yet, and return `out`.
+
+    Raises `InputError` for an experiment or a folder that cannot be used, `StorageError` for a
+    full disk, `KeyboardInterrupt` after storing an interrupted trial.
+    """
+    options, listener = options or RunOptions(), listener or NullListener()
+    with RunSession.open(experiment, out, options, listener, plan=plan, engine=engine) as session:
+        session.run()
+    return out
+
+
+def verify_experiment(
+    experiment: Experiment,
+    scratch: Path,
+    *,
+    plan: TrialPlan | None = None,
+    listener: ProgressListener | None = None,
+    engine: Engine | None = None,
+    store: bool = False,
+) -> Verification:
+    """Return a verdict on every cell of the experiment; measure nothing.
+
+    With `store`, runs of the same code, data and versions reuse the verdicts.  Raises `InputError`
+    for an experiment that cannot be used.
+    """
+    listener = listener or NullListener()
+    plan = plan or expand(experiment)
+    for _ in training_samples(plan.trials):
+        pass
+    engine = engine or build_engine(experiment, plan, listener.note)
+    with closing(engine):
+        listener.doing("loading torch")
+        machine = engine.machine(experiment.device)
+        cells = cells_of(plan.on(machine.device_type).trials)
+        proofs = proofs_folder(plan, engine)
+        engine.load(modules_of(cells), machine.device_type)
+        verdicts = verify_cells(
+            cells,
+            engine=engine,
+            machine=machine,
+            scratch=scratch,
+            logs=proofs / LOGS_FOLDER,
+            listener=listener,
+            first=first_command(plan),
+        )
+        verification = verification_of(cells, verdicts)
+        if store and proofs == proofs_folder(plan, engine):  # the code has not changed meanwhile
+            with suppress(OSError, StorageError):
+                proofs.mkdir(parents=True, exist_ok=True)
+                stored = (*read_proofs(proofs), *verification.verdicts)
+                by_id = {verdict.id: verdict for verdict in stored}
+                update = {"verdicts": (*by_id.values(),)}
+                write_verification(proofs, verification.model_copy(update=update))
+        return verification

@@ -31,7 +31,7 @@ from shardmark.bench.analysis.trial.summarise import summarise
 from shardmark.bench.launch.engine import Engine, EngineWithTurns, Task, TurnsRefusedError
 from shardmark.bench.launch.fingerprint import REMEDY, changed_meanwhile
 from shardmark.bench.launch.listener import ProgressListener, TrialProgress
-from shardmark.bench.launch.outcome import Ending, decide, explain_mismatch, on_node
+from shardmark.bench.launch.outcome import Ending, decide, explain_mismatch
 from shardmark.bench.launch.placement import check_trial
 from shardmark.bench.launch.trial_artifacts import (
     RankSampler,
@@ -369,4 +369,6 @@ def _located(failure: Failure, trial: Trial, ranks: Sequence[RankRecord]) -> Fai
     nodes = enumerate(trial.layout.ranks_by_node)
     node = next(number for number, ranks_there in nodes if failure.rank in ranks_there)
     host = next((record.host for record in ranks if record.rank == failure.rank), None)
-    return on_node(failure, node, host)
+    place = f"node {node}" if host is None else f"node {node}, {host}"
+    reason = f"{failure.reason} (rank {failure.rank} is on {place})"
+    return failure.model_copy(update={"node": node, "reason": reason})

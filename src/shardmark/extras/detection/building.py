@@ -13,17 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from shardmark.base.errors import DataError, InputError
-from shardmark.extras.detection.weights import PUBLISHED
+from shardmark.extras.detection.options import PUBLISHED
 from shardmark.ranks.workloads.model_building import construct, seeded, user_function
 from shardmark.ranks.workloads.models import is_user_function
-from shardmark.ranks.workloads.trained_weights import (
-    UNTRAINED,
-    address,
-    ensure,
-    misfit,
-    path,
-    read,
-)
+from shardmark.ranks.workloads.trained_weights import UNTRAINED, address, ensure, misfit, path, read
 
 if TYPE_CHECKING:
     from shardmark.extras.detection.options import DetectionOptions

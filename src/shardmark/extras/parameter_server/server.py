@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.recipe import Recipe
 from shardmark.base.results.schema import ExchangeRecord
-from shardmark.extras.parameter_server.buckets import Bucket
 from shardmark.extras.parameter_server.messages import (
     NOTHING_LEFT,
+    Bucket,
     Counts,
     Header,
     Kind,

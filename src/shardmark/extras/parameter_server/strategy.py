@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from shardmark.base.recipe import Recipe
-    from shardmark.extras.parameter_server.buckets import Partition
+    from shardmark.extras.parameter_server.messages import Partition
     from shardmark.extras.parameter_server.worker import PushPullWorker
     from shardmark.ranks.workloads.base import ParameterGroup, Workload
 
@@ -179,7 +179,7 @@ class ParameterServer(Strategy):
         )
 
     def _partition(self, model: nn.Module, groups: Sequence[ParameterGroup]) -> Partition:
-        from shardmark.extras.parameter_server.buckets import partition_parameters
+        from shardmark.extras.parameter_server.messages import partition_parameters
 
         partition = partition_parameters(
             model,

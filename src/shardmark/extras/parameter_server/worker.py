@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from shardmark.base.errors import ShardmarkError
 from shardmark.base.layout import Shard, StepShard
 from shardmark.base.results.schema import ExchangeRecord
-from shardmark.extras.parameter_server.buckets import Bucket, Partition
 from shardmark.extras.parameter_server.messages import (
+    Bucket,
     Counts,
     Kind,
+    Partition,
     PeerGone,
     Sending,
     receive,

@@ -10,14 +10,7 @@ from typing import Any
 
 from shardmark.base.cells import DEFAULT_BASELINE, ranks_and_nodes
 from shardmark.base.metrics import METRICS
-from shardmark.base.table.table import (
-    Column,
-    Columns,
-    Table,
-    for_programs,
-    metric_column,
-    table_of,
-)
+from shardmark.base.table.table import Column, Columns, Table, for_programs, metric_column, table_of
 from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row
 from shardmark.bench.report.answers.wording import short

@@ -1,12 +1,14 @@
-"""Figures of a published study: its curves and values, dashed or grey, beside the measured ones."""
+"""Figures and page part of a published study: its values, dashed or grey, beside measured ones."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 from typing import Any
 
 from shardmark.base.cells import ranks_and_nodes
+from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import can_be_disturbed
 from shardmark.bench.report.figures.chart import (
     Figure,
@@ -26,6 +28,7 @@ from shardmark.bench.report.figures.entries import (
     reliability,
 )
 from shardmark.bench.report.figures.over_time import BY_EPOCH
+from shardmark.bench.report.page.page import PagePart
 from shardmark.extras.studies.against import (
     RELATIVE_PEAK,
     RELATIVE_TIME,
@@ -34,9 +37,10 @@ from shardmark.extras.studies.against import (
     ClaimPair,
     Pair,
     conditions_text,
+    set_against,
 )
-from shardmark.extras.studies.against_view import cells_of, name_of, range_text
-from shardmark.extras.studies.study import Claim, Figures
+from shardmark.extras.studies.against_view import against_tables, cells_of, name_of, range_text
+from shardmark.extras.studies.study import Claim, Figures, load_study
 
 
 def published_figures(against: Against) -> list[Figure]:
@@ -226,3 +230,18 @@ def _styles(against: Against, entries: list[Entry]) -> dict[str, int]:
     titles = [figures.title for figures in against.study.figures]
     names = dict.fromkeys((*titles, *(_named(against, entry) for entry in entries)))
     return {name: number for number, name in enumerate(names)}
+
+
+def study_part(name: str, option: str) -> Callable[[Comparison], PagePart]:
+    """Return a function that compares with the study.  Raises `InputError` for an unknown name."""
+    study = load_study(name, option)
+
+    def part(comparison: Comparison) -> PagePart:
+        against = set_against(comparison, study)
+        return PagePart(
+            title=f"Against {study.cited}",
+            figures=published_figures(against),
+            tables=against_tables(against),
+        )
+
+    return part

@@ -14,8 +14,8 @@ from shardmark.audit.script import Against
 from shardmark.base.errors import InputError
 from shardmark.base.results.verification import Verdict, is_undecided, verdict_text
 from shardmark.bench.launch.audited import audit_cells, first_command
-from shardmark.bench.launch.estimate import time_lines
 from shardmark.bench.launch.listener import NullListener
+from shardmark.bench.launch.trial_queue import time_lines
 from shardmark.bench.launch.verification import cells_of, decides
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import expand

@@ -9,15 +9,10 @@ from typing import Any
 import pytest
 
 from shardmark.base.errors import ShardmarkError
-from shardmark.base.results.network import (
-    MeasuredOperation,
-    NetworkRecord,
-    TimedSize,
-    read_network,
-)
+from shardmark.base.results.network import MeasuredOperation, NetworkRecord, TimedSize, read_network
 from shardmark.base.results.store import RunFolder, load_run
-from shardmark.bench.launch.controller import run_experiment
 from shardmark.bench.launch.outcome import Ending
+from shardmark.bench.launch.session import run_experiment
 from shardmark.ranks.trial import Trial
 from tests import present
 from tests.unit.bench.launch.fakes import (

@@ -11,11 +11,7 @@ from pathlib import Path
 import pytest
 
 from shardmark.base.errors import StorageError
-from shardmark.base.files.run_files import (
-    LOG_FILE,
-    SAMPLES_FILE,
-    rank_file,
-)
+from shardmark.base.files.run_files import LOG_FILE, SAMPLES_FILE, rank_file
 from shardmark.base.results.schema import RankError, RankRecord
 from shardmark.bench.launch import trial_artifacts
 from shardmark.bench.launch.outcome import Ending, ProcessEnd

@@ -19,7 +19,7 @@ import pytest
 
 from shardmark.base.errors import InputError, StorageError
 from shardmark.base.results.store import load_run
-from shardmark.bench.launch.controller import run_experiment
+from shardmark.bench.launch.session import run_experiment
 from tests.unit.bench.launch.fakes import FakeEngine, experiment
 
 CHANGES = ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync", "ftruncate", "pwrite")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from shardmark import cli
 from shardmark.base.results.verification import Cause, Verdict, Verification, deviation_text
-from shardmark.bench.launch import controller
+from shardmark.bench.launch import session
 from shardmark.bench.launch.listener import ProgressListener
 from shardmark.experiment.experiment import Experiment
 from shardmark.experiment.matrix import TrialPlan
@@ -34,6 +35,7 @@ DIVERGING = UNDECIDED.model_copy(
     }
 )
 NOTE = "verifying [1/2] ddp"
+Answer = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
@@ -57,15 +59,21 @@ def verified(monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
         listener.note(NOTE)
         return Verification(reference="the reference", steps=3, verdicts=tuple(verdicts))
 
-    monkeypatch.setattr(controller, "verify_experiment", fake)
+    monkeypatch.setattr(session, "verify_experiment", fake)
     return verdicts
 
 
-def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    code = cli.main(["verify", "quickstart", *options])
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return code, captured.out
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str]) -> Answer:
+    """Returns what `verify` ends with and prints, without an error."""
+
+    def ask(*options: str) -> tuple[int, str]:
+        code = cli.main(["verify", "quickstart", *options])
+        captured = capsys.readouterr()
+        assert captured.err == ""
+        return code, captured.out
+
+    return ask
 
 
 @pytest.mark.parametrize(
@@ -83,19 +91,17 @@ def answer(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]
 )
 def test_exit_code_says_whether_all_are_accepted(
     verified: list[Verdict],
-    capsys: pytest.CaptureFixture[str],
+    answer: Answer,
     verdicts: list[Verdict],
     code: int,
 ) -> None:
     verified.extend(verdicts)
-    assert answer(capsys, "--format", "json")[0] == code
+    assert answer("--format", "json")[0] == code
 
 
-def test_text_has_each_verdict_and_the_cause(
-    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_has_each_verdict_and_the_cause(verified: list[Verdict], answer: Answer) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])
-    code, told = answer(capsys)
+    code, told = answer()
     assert code == 1
     assert told.startswith(f"{NOTE}\n1 of 3 train the same")
     good, bad, absent = (told[told.index(f"\n{name} ") :] for name in ("ddp", "zero-1", "dp"))
@@ -108,33 +114,27 @@ def test_text_has_each_verdict_and_the_cause(
         assert [fact for fact in facts if fact not in text] == []
 
 
-def test_a_cause_is_printed_once(
-    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cause_is_printed_once(verified: list[Verdict], answer: Answer) -> None:
     verified.extend([UNDECIDED, GOOD, UNDECIDED, BAD])
-    text = answer(capsys)[1]
+    text = answer()[1]
     assert text.count("(it draws)") == 1
     assert text.count("    cause 1, as above\n") == 1
     assert "    cause 2: gradients are clipped" in text
     assert "undecided\n" in text
 
 
-def test_text_names_the_source_of_weights_once(
-    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_text_names_the_source_of_weights_once(verified: list[Verdict], answer: Answer) -> None:
     told = "equal in 3 steps: the ranks add them up"
     check = GOOD.checks[0].model_copy(
         update={"name": "sample weights", "found": told, "expected": told}
     )
     verified.extend([GOOD.model_copy(update={"checks": (check,)})] * 2)
-    assert answer(capsys)[1].count("sample weights: the ranks add them up\n") == 1
+    assert answer()[1].count("sample weights: the ranks add them up\n") == 1
 
 
-def test_json_has_the_documented_keys_alone(
-    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_documented_keys_alone(verified: list[Verdict], answer: Answer) -> None:
     verified.extend([GOOD, BAD, UNAVAILABLE])
-    printed: dict[str, Any] = json.loads(answer(capsys, "--format", "json")[1])
+    printed: dict[str, Any] = json.loads(answer("--format", "json")[1])
     assert printed.keys() == {"schema_version", "reference", "steps", "verdicts", "seconds"}
     assert Verification.model_validate(printed).verdicts == tuple(verified)
     assert problems_of("Verification", printed) == []
@@ -157,9 +157,7 @@ def test_deviations_are_shown_short(value: float | None, shown: str) -> None:
     assert deviation_text(value) == shown
 
 
-def test_a_strategys_numerics_are_described(
-    verified: list[Verdict], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_strategys_numerics_are_described(verified: list[Verdict], answer: Answer) -> None:
     told = ("gradients are reduced in bf16", "updates come late")
     verified.append(GOOD.model_copy(update={"mathematics": told}))
-    assert f"\n    by its own definition, {'; '.join(told)}\n" in answer(capsys)[1]
+    assert f"\n    by its own definition, {'; '.join(told)}\n" in answer()[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Callable
 
 import pytest
 
@@ -33,25 +34,26 @@ def trials() -> list[TrialResult]:
     ]
 
 
+Answer = Callable[..., tuple[int, str, str]]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_run(tmp_path_factory.mktemp("compare") / "run", trials()))
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = cli.main(["compare", *arguments])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+@pytest.fixture
+def answer(capsys: pytest.CaptureFixture[str], folder: str) -> Answer:
+    """Returns what `compare` ends with, prints and reports."""
+    return lambda *options: (cli.main(["compare", folder, *options]), *capsys.readouterr())
 
 
 @pytest.mark.parametrize("key", VIEWS)
-def test_a_view_works_in_every_format(
-    capsys: pytest.CaptureFixture[str], folder: str, key: str
-) -> None:
+def test_a_view_works_in_every_format(answer: Answer, key: str) -> None:
     view, title, number = VIEWS[key]
     outputs = {}
     for form in Format:
-        code, outputs[form], err = answer(capsys, folder, "--view", view, "--format", form)
+        code, outputs[form], err = answer("--view", view, "--format", form)
         assert (code, err) == (0, "")
         if not form.for_programs:
             assert title in outputs[form]
@@ -84,49 +86,47 @@ def test_a_view_works_in_every_format(
         (["--view", "time-to:speed=1"], "'speed' is no loss or quality; allowed are train_loss"),
     ],
 )
-def test_invalid_options_are_a_message(
-    capsys: pytest.CaptureFixture[str], folder: str, options: list[str], message: str
-) -> None:
-    code, out, err = answer(capsys, folder, *options)
+def test_invalid_options_are_a_message(answer: Answer, options: list[str], message: str) -> None:
+    code, out, err = answer(*options)
     assert (code, out) == (2, "")
     assert message in err
     assert "Traceback" not in err
 
 
-def test_views_may_be_repeated(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+def test_views_may_be_repeated(answer: Answer) -> None:
     views = ("time-to:accuracy_top1=0.6", "time-to:train_loss", "epochs")
     options = [word for view in views for word in ("--view", view)]
-    assert answer(capsys, folder, *options)[1].count("Training time to ") == 2
-    document = json.loads(answer(capsys, folder, *options, "--format", "json")[1])
+    assert answer(*options)[1].count("Training time to ") == 2
+    document = json.loads(answer(*options, "--format", "json")[1])
     assert {row["metric"] for row in document["time_to"]} == {"accuracy_top1", "train_loss"}
     assert document["epochs"]
 
 
-def test_the_answers_come_first(capsys: pytest.CaptureFixture[str], folder: str) -> None:
+def test_the_answers_come_first(answer: Answer) -> None:
     first = answer_lines(compare_trials(*trials()))[0][:20]
-    text = answer(capsys, folder)[1]
+    text = answer()[1]
     assert text.startswith(first)
     (line,) = [line for line in text.splitlines() if "single " in line and " 402 " in line]
     assert len(line) <= 80
-    assert answer(capsys, folder, "--format", "markdown")[1].startswith(f"- {first}")
-    assert r"\begin{tabular}" in answer(capsys, folder, "--format", "latex")[1]
-    document = json.loads(answer(capsys, folder, "--format", "json")[1])
+    assert answer("--format", "markdown")[1].startswith(f"- {first}")
+    assert r"\begin{tabular}" in answer("--format", "latex")[1]
+    document = json.loads(answer("--format", "json")[1])
     assert set(document) == {"answers", "rows", "warnings"}
     questions = [each["question"] for each in document["answers"]]
     assert questions[:3] == ["fastest", "memory", "equivalent"]
-    assert answer(capsys, folder, "--format", "csv")[1].startswith("experiment,")
+    assert answer("--format", "csv")[1].startswith("experiment,")
 
 
-def test_option_chooses_columns(capsys: pytest.CaptureFixture[str], folder: str) -> None:
-    assert "verdict" not in answer(capsys, folder)[1].partition("--------")[0]
-    assert "verdict" in answer(capsys, folder, "--wide")[1].partition("--------")[0]
-    chosen = answer(capsys, folder, "--columns", "threads, verdict")[1]
+def test_option_chooses_columns(answer: Answer) -> None:
+    assert "verdict" not in answer()[1].partition("--------")[0]
+    assert "verdict" in answer("--wide")[1].partition("--------")[0]
+    chosen = answer("--columns", "threads, verdict")[1]
     assert "strategy  ranks  threads  verdict" in chosen
-    study = answer(capsys, folder, "--view", "study:lamsal-2025", "--columns", "threads")[1]
+    study = answer("--view", "study:lamsal-2025", "--columns", "threads")[1]
     assert "strategy  ranks  threads" in study, "above the study stands the comparison"
     scaling = ("--view", "scaling", "--baseline", "ddp")
-    assert "baseline" in answer(capsys, folder, *scaling, "--format", "csv")[1]
-    assert answer(capsys, folder, *scaling, "--format", "json")[0] == 0
+    assert "baseline" in answer(*scaling, "--format", "csv")[1]
+    assert answer(*scaling, "--format", "json")[0] == 0
 
 
 @pytest.mark.parametrize("form", Format)

@@ -11,8 +11,7 @@ import numpy as np
 from PIL import Image
 
 from shardmark.extras.detection import data
-from shardmark.extras.detection.annotated import Objects
-from shardmark.extras.detection.data import AnnotatedPictures, CocoSplit
+from shardmark.extras.detection.data import AnnotatedPictures, CocoSplit, Objects
 from shardmark.extras.detection.options import DetectionOptions
 from shardmark.extras.detection.task import Detection
 

@@ -15,13 +15,8 @@ from pycocotools import mask as run_lengths
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from shardmark.extras.detection.annotated import (
-    Detections,
-    EvaluatedPicture,
-    Objects,
-    RunLengths,
-)
-from shardmark.extras.detection.average_precision import average_precision
+from shardmark.extras.detection.data import Detections, EvaluatedPicture, Objects, RunLengths
+from shardmark.extras.detection.task import average_precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from PIL import Image
 
 from shardmark.base.errors import DataError, InputError
 from shardmark.extras.detection import coco_file, data
-from shardmark.extras.detection.annotated import AnnotatedReading
+from shardmark.extras.detection.data import AnnotatedReading
 from shardmark.ranks.workloads.datasets.files import cache_folder
 from tests.unit.extras.detection.detection_data import (
     SQUARE,

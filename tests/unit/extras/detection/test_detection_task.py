@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from shardmark.base.errors import InputError
 from shardmark.base.layout import Shard
-from shardmark.extras.detection.annotated import EvaluatedPicture
-from shardmark.extras.detection.batch import DetectionBatch
-from shardmark.extras.detection.task import Detection
+from shardmark.extras.detection.data import EvaluatedPicture
+from shardmark.extras.detection.task import Detection, DetectionBatch
 from shardmark.ranks.workloads.base import BatchPlan
 from tests.unit.extras.detection.detection_data import CATEGORIES, SIZES, TWO_STAGES, edit, task
 from tests.unit.ranks.workloads.test_models import weights_hash

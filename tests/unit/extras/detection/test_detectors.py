@@ -27,13 +27,12 @@ from shardmark.extras.detection.building import (
     coco_rows,
     fit_heads,
 )
-from shardmark.extras.detection.options import DETECTORS
+from shardmark.extras.detection.options import DETECTORS, PUBLISHED
 from shardmark.extras.detection.own_detectors import (
     OWN_DETECTORS,
     fasterrcnn_swin_t_fpn,
     fcos_resnet18_fpn,
 )
-from shardmark.extras.detection.weights import PUBLISHED
 from shardmark.ranks.workloads import check_data, trained_weights
 from tests.unit.extras.detection.detection_data import options
 

@@ -24,9 +24,11 @@ from shardmark.extras.engines.nodes.protocol import (
     ChannelEndedError,
     JoinOptions,
     Message,
+    new_secret,
+    secret_file,
+    shared_secret,
 )
 from shardmark.extras.engines.nodes.registry import NodeRegistry
-from shardmark.extras.engines.nodes.secret import new_secret, secret_file, shared_secret
 from tests.unit.extras.engines.nodes import (
     KEY,
     SECRET,

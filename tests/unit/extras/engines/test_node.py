@@ -26,11 +26,7 @@ from shardmark.extras.engines.nodes.addresses import (
     listening_address,
 )
 from shardmark.extras.engines.nodes.engine import _checked
-from shardmark.extras.engines.nodes.node import (
-    Mirror,
-    Node,
-    join,
-)
+from shardmark.extras.engines.nodes.node import Mirror, Node, join
 from shardmark.extras.engines.nodes.protocol import JoinOptions
 from shardmark.extras.engines.nodes.registry import NodeRegistry
 from tests.unit.extras.engines.nodes import KEY, SECRET, FakeNode, listening, node_options

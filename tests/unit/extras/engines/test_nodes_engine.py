@@ -19,14 +19,7 @@ from shardmark.extras.engines.nodes.protocol import Channel, Message
 from shardmark.extras.engines.nodes.registry import NodeRegistry
 from shardmark.ranks.trial import Trial
 from tests.unit.bench.launch.fakes import trial_of
-from tests.unit.extras.engines.nodes import (
-    MACHINE,
-    PORT,
-    SECRET,
-    FakeNode,
-    node_options,
-    request,
-)
+from tests.unit.extras.engines.nodes import MACHINE, PORT, SECRET, FakeNode, node_options, request
 from tests.waiting import wait_for
 
 

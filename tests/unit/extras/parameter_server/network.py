@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardmark.extras.parameter_server import messages as _messages
-from shardmark.extras.parameter_server.buckets import Bucket, Partition, partition_parameters
 from shardmark.extras.parameter_server.messages import (
     HEADER,
+    Bucket,
     Kind,
+    Partition,
+    partition_parameters,
     receive,
     receive_numbers,
     receive_value,

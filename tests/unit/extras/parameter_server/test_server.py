@@ -1,16 +1,15 @@
-"""A single server: its updates from gradients, and the workers that it waits for."""
+"""A single server: its updates from gradients, and the workers that it waits for, alive or dead."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import threading
 
+import pytest
 import torch
 
+from shardmark.base.errors import ShardmarkError
 from shardmark.extras.parameter_server.messages import Kind
 from tests.unit.extras.parameter_server.network import COUNTS, Scene
-
-if TYPE_CHECKING:
-    import pytest
 
 MOMENTUM = {"name": "sgd", "lr": 1.0, "momentum": 0.5}
 ADAMW = {"name": "adamw", "lr": 0.01, "weight_decay": 0.1}
@@ -98,3 +97,19 @@ def test_held_bytes_of_a_server_are_counted(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(tensor.nbytes for tensor in moments) == 2 * 58 * 4
     counters = sum(tensor.nbytes for tensor in state.optimizer_state if not tensor.dim())
     assert served.server.held_bytes() == (1 + 2 + 1 + 2) * 58 * 4 + counters
+
+
+@pytest.mark.parametrize("bound", [0, 1, None])
+@pytest.mark.parametrize("send_hangs", [False, True])
+def test_death_of_a_worker_ends_the_server(
+    counting: Scene, bound: int | None, send_hangs: bool
+) -> None:
+    """Also while a send to another worker never ends."""
+    with counting.served(bound, **COUNTS) as served:
+        if send_hangs:
+            counting.network.dead[0] = threading.Event()
+            counting.clients[0].ask_for_parameters()
+        counting.network.dies(1)
+        served.end()
+    assert isinstance(served.error, ShardmarkError)
+    assert str(served.error) == "worker 1 is gone; see log.txt"

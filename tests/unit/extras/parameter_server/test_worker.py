@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from shardmark.base.errors import ShardmarkError
 from shardmark.extras.parameter_server import messages
-from shardmark.extras.parameter_server.buckets import partition_parameters
-from shardmark.extras.parameter_server.messages import CONTENT, HEADER, Kind
+from shardmark.extras.parameter_server.messages import CONTENT, HEADER, Kind, partition_parameters
 from shardmark.extras.parameter_server.server import GradientServer
 from shardmark.extras.parameter_server.worker import GradientSender, PushPullWorker
 from shardmark.ranks.measure.step.recorder import NoSpans

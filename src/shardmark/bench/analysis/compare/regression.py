@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
 
 from shardmark.base.errors import InputError
 from shardmark.base.results.schema import Outcome
@@ -20,7 +19,7 @@ from shardmark.base.statistics.intervals import (
     trimmed_mean,
 )
 from shardmark.bench.analysis.compare.comparison import compare
-from shardmark.bench.analysis.compare.rows import Row, check_corpora, plain
+from shardmark.bench.analysis.compare.rows import Row, check_corpora, flattened, plain
 from shardmark.bench.analysis.compare.verdicts import FAMILY_ERROR_RATE, METRIC
 
 BROKEN_OUTCOMES = (Outcome.FAILED, Outcome.TIMED_OUT, Outcome.OUT_OF_MEMORY)
@@ -46,10 +45,6 @@ class Change(StrEnum):
     SAME = "same"
     FASTER = "faster"
     FIXED = "works now"
-
-    @property
-    def is_regression(self) -> bool:
-        return self in (Change.BROKEN, Change.SLOWER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +83,7 @@ class Regression:
 
     @property
     def regressions(self) -> tuple[ChangedCell, ...]:
-        return tuple(cell for cell in self.cells if cell.change.is_regression)
+        return tuple(cell for cell in self.cells if cell.change in (Change.BROKEN, Change.SLOWER))
 
     @property
     def decided_share(self) -> float:
@@ -200,7 +195,7 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def _check_same_training(before: Row, after: Row, run: StoredRun) -> None:
     """Raise `InputError` if the trials' descriptions differ, except in `IGNORED_KEYS`."""
-    trials = [dict(_flat(row.trials[0].trial)) for row in (before, after)]
+    trials = [dict(flattened(row.trials[0].trial)) for row in (before, after)]
     parts = ("workload.", "recipe.", "strategy.", "device_type", "slow_ranks")
     for key in sorted(trials[0].keys() | trials[1].keys()):
         values = [plain(trial.get(key)) for trial in trials]
@@ -284,7 +279,7 @@ def _environment(run: StoredRun) -> dict[str, str]:
     wanted = tuple(f"{key}." for key in MACHINE_KEYS)
     chosen = {
         key: plain(value)
-        for key, value in _flat(environment)
+        for key, value in flattened(environment)
         if value is not None and f"{key}.".startswith(wanted)
     }
     if "git.commit" in chosen:
@@ -292,11 +287,3 @@ def _environment(run: StoredRun) -> dict[str, str]:
     devices = (environment.get("cuda") or {}).get("devices") or ()
     names = [str(device.get("name")) for device in devices]
     return chosen | ({"devices": ", ".join(names)} if names else {})
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -8,13 +8,7 @@ from functools import partial
 from statistics import fmean
 
 from shardmark.base.layout import Layout
-from shardmark.base.metrics import (
-    METRICS,
-    NO_PIPELINE,
-    NO_SERVERS,
-    NO_SUCH_METRIC,
-    NOT_COMPILED,
-)
+from shardmark.base.metrics import METRICS, NO_PIPELINE, NO_SERVERS, NO_SUCH_METRIC, NOT_COMPILED
 from shardmark.base.peaks import peak_flops_per_second
 from shardmark.base.results.schema import RankRecord, TrialResult
 from shardmark.bench.analysis.trial.over_ranks import (

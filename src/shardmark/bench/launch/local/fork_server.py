@@ -31,10 +31,7 @@ import psutil
 from shardmark.base.errors import STORAGE_EXIT, InputError, ShardmarkError, error_kind
 from shardmark.base.files.scratch import remove_abandoned_scratch, scratch_folder
 from shardmark.base.machine import Machine
-from shardmark.base.system.environment_variables import (
-    ALLOCATOR,
-    DEVICE_TYPE_VARIABLE,
-)
+from shardmark.base.system.environment_variables import ALLOCATOR, DEVICE_TYPE_VARIABLE
 from shardmark.base.system.processes import adopt_orphans, die_with_parent, end_descendants
 from shardmark.bench.launch.started_command import StartedCommand
 from shardmark.bench.launch.trial_artifacts import AGENT_LOG

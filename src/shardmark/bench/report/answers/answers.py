@@ -61,7 +61,8 @@ def answers(comparison: Comparison) -> list[Answer]:
     if not measured:
         return []
     groups = _competing(comparison)
-    labels = group_labels(groups)
+    axes = _axes(groups)
+    labels = [", ".join(values[at] for values in axes.values()) for at in range(len(groups))]
     return [
         *(
             Answer(question="caution", decided=False, text=text)
@@ -363,12 +364,6 @@ def axis_lines(groups: Sequence[ComparableGroup]) -> list[str]:
 
 def _shown_rate(groups: Sequence[ComparableGroup]) -> str:
     return main_rate([row for group in groups for row in group.rows])
-
-
-def group_labels(groups: Sequence[ComparableGroup]) -> list[str]:
-    """Return for each group the values in which it differs from the others."""
-    axes = _axes(groups)
-    return [", ".join(values[at] for values in axes.values()) for at in range(len(groups))]
 
 
 def _axes(groups: Sequence[ComparableGroup]) -> dict[str, list[str]]:

@@ -130,23 +130,15 @@ def _ddp(strategy: DDP, *_: object) -> LaunchConfiguration:
 
 def _compression_notes(strategy: DDP) -> tuple[str, ...]:
     """Note with the call by which the user's own code compresses gradients in the same way."""
-    return tuple(
-        f"The wrapped model compresses by {call}, of {HOOKS}." for _, call in _compression(strategy)
-    )
-
-
-def _compression(strategy: DDP) -> list[tuple[str, str]]:
-    """Return the import and the call that compress gradients; nothing if they are not."""
     if strategy.compress == "none":
-        return []
-    imported, state = "default_hooks", "None"
-    hook = f"default_hooks.{strategy.compress}_compress_hook"
+        return ()
+    state, hook = "None", f"default_hooks.{strategy.compress}_compress_hook"
     if strategy.compress == "powersgd":
         options = (f"{key}={value}" for key, value in strategy.powersgd_options().items())
-        imported, hook = "powerSGD_hook", "powerSGD_hook.powerSGD_hook"
         state = f"powerSGD_hook.PowerSGDState(None, {', '.join(options)})"
+        hook = "powerSGD_hook.powerSGD_hook"
     call = f"model.register_comm_hook({state}, {hook})"
-    return [(f"from {HOOKS} import {imported}", call)]
+    return (f"The wrapped model compresses by {call}, of {HOOKS}.",)
 
 
 def _zero_redundancy(strategy: ZeroRedundancy, *_: object) -> LaunchConfiguration:

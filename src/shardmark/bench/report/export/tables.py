@@ -24,7 +24,7 @@ from shardmark.base.results.store import RunFolder, StoredRun
 from shardmark.base.system.extras import require
 from shardmark.base.table.formats import csv_cell
 from shardmark.bench.analysis.compare.epochs import epoch_values
-from shardmark.bench.analysis.compare.rows import other_varied, plain
+from shardmark.bench.analysis.compare.rows import flattened, other_varied, plain
 from shardmark.bench.analysis.trial.rank_metrics import workers_of
 from shardmark.bench.analysis.trial.raw_files import mapping, number, objects
 
@@ -349,15 +349,8 @@ def settings_of(source: Source, trial: TrialResult) -> Record:
         "recipe.precision": trial.precision,
         "repeat": trial.repeat,
     }
-    return dict(_flat(content))
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        elif value is not None:
-            yield f"{prefix}{key}".removesuffix("."), value
+    pairs = flattened(content)
+    return {key.removesuffix("."): value for key, value in pairs if value is not None}
 
 
 def series_of(source: Source, trial: TrialResult) -> Iterator[tuple[int, dict[str, float]]]:

@@ -26,8 +26,7 @@ from shardmark.bench.analysis.compare.comparison import Comparison
 from shardmark.bench.analysis.compare.rows import Row, trained
 from shardmark.bench.analysis.diagnose.stability import warnings_of
 from shardmark.bench.report.answers.answers import LABELS, answer_grid, answers
-from shardmark.bench.report.answers.overview import overview_json
-from shardmark.bench.report.answers.why import why_lines
+from shardmark.bench.report.answers.overview import overview_json, why_lines
 from shardmark.bench.report.figures import Figure, figures_of
 from shardmark.bench.report.figures.drawing import Drawing, draw, plain_text, swatch, write_images
 from shardmark.bench.report.page.anonymous import anonymous as without_names
@@ -83,7 +82,7 @@ class PagePart:
     tables: Sequence[Table]
 
 
-study_part = by_name("shardmark.extras.studies.page_part:study_part")
+study_part = by_name("shardmark.extras.studies.published_figure:study_part")
 """Finds the study of a name, and returns a function from a comparison to its `PagePart`."""
 
 

@@ -206,17 +206,10 @@ def _predicted(rows: Sequence[Row]) -> list[tuple[Column, Callable[[Row], Value]
         return value_of
 
     rate = main_rate(rows)
-    in_samples = (
-        Column("predicted_samples_per_second", "predicted samples/s"),
-        cached(predictions.samples_per_second),
-    )
-    in_tokens = (
-        Column("predicted_tokens_per_second", "predicted tokens/s"),
-        cached(predictions.tokens_per_second),
-    )
     return [
         metric(rate),
-        in_tokens if rate == "tokens_per_second" else in_samples,
+        (Column(f"predicted_{rate}", f"predicted {METRICS[rate].unit}"),
+         cached(getattr(predictions, rate))),
         metric("peak_memory_bytes"),
         (Column("predicted_peak_memory_bytes", "predicted peak", unit=BYTES),
          cached(predictions.peak_memory_bytes)),

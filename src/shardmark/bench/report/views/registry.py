@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from shardmark.base.errors import InputError
@@ -16,10 +17,6 @@ from shardmark.bench.report.views.network import network_json, network_tables
 from shardmark.bench.report.views.scaling import scaling_tables
 
 
-def _rows_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
-    return [record for table in tables for record in records(table)]
-
-
 class View(NamedTuple):
     """A view: its tables, and its form in JSON."""
 
@@ -31,7 +28,7 @@ class View(NamedTuple):
     """VALUE as the usage message shows it; empty for a view that takes no value."""
     with_comparison: bool = False
     """If True, the usual comparison is printed above the tables."""
-    document: Callable[[Sequence[Table]], Any] = _rows_json
+    document: Callable[[Sequence[Table]], Any] = lambda tables: [*chain(*map(records, tables))]
     """Turns the tables into what JSON holds under `key`."""
 
 

@@ -29,19 +29,12 @@ from shardmark.base.files.run_files import TRIAL_FILE
 from shardmark.base.files.scratch import scratch_folder
 from shardmark.base.files.storage import REMEDIES
 from shardmark.base.results.verification import CELLS_FILE
-from shardmark.base.system.environment_variables import (
-    RENDEZVOUS_VARIABLE,
-    SECRET_VARIABLE,
-)
+from shardmark.base.system.environment_variables import RENDEZVOUS_VARIABLE, SECRET_VARIABLE
 from shardmark.base.text import say
 from shardmark.bench.launch.engine import Task, library_versions
 from shardmark.bench.launch.local.fork_server import ForkServer
 from shardmark.bench.launch.outcome import kernel_oom_kills
-from shardmark.bench.launch.trial_artifacts import (
-    NODE_SAMPLES,
-    RankSampler,
-    process_ends,
-)
+from shardmark.bench.launch.trial_artifacts import NODE_SAMPLES, RankSampler, process_ends
 from shardmark.extras.engines.nodes.addresses import free_port, interface_variables
 from shardmark.extras.engines.nodes.protocol import (
     AuthenticationError,
@@ -51,9 +44,9 @@ from shardmark.extras.engines.nodes.protocol import (
     Message,
     files_below,
     is_result,
+    shared_secret,
     store_piece,
 )
-from shardmark.extras.engines.nodes.secret import shared_secret
 from shardmark.ranks.measure.system.environment import environment
 from shardmark.ranks.trial import Trial
 

@@ -23,9 +23,8 @@ from shardmark.extras.engines.nodes.addresses import (
 )
 from shardmark.extras.engines.nodes.engine import NodesEngine, NodeStarter
 from shardmark.extras.engines.nodes.node import join
-from shardmark.extras.engines.nodes.protocol import JoinOptions
+from shardmark.extras.engines.nodes.protocol import JoinOptions, new_secret, shared_secret
 from shardmark.extras.engines.nodes.registry import NodeRegistry
-from shardmark.extras.engines.nodes.secret import new_secret, shared_secret
 
 RANK_VARIABLE = "SHARDMARK_NODE_RANK"
 END_SECONDS = 10.0

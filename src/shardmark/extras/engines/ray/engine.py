@@ -25,9 +25,8 @@ from shardmark.bench.launch.engine import EngineRequest
 from shardmark.experiment.engines import RayOptions
 from shardmark.extras.engines.nodes.engine import NodesEngine, NodeStarter
 from shardmark.extras.engines.nodes.node import join
-from shardmark.extras.engines.nodes.protocol import JoinOptions
+from shardmark.extras.engines.nodes.protocol import JoinOptions, new_secret
 from shardmark.extras.engines.nodes.registry import NodeRegistry
-from shardmark.extras.engines.nodes.secret import new_secret
 from shardmark.ranks.trial import Trial
 
 REACH_SECONDS = 5.0

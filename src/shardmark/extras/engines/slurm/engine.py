@@ -21,9 +21,8 @@ from shardmark.bench.launch.started_command import StartedCommand
 from shardmark.experiment.engines import LOOPBACK, SlurmOptions
 from shardmark.extras.engines.nodes.addresses import listening_address
 from shardmark.extras.engines.nodes.engine import NodesEngine, NodeStarter
-from shardmark.extras.engines.nodes.protocol import JoinOptions
+from shardmark.extras.engines.nodes.protocol import JoinOptions, new_secret
 from shardmark.extras.engines.nodes.registry import NodeRegistry
-from shardmark.extras.engines.nodes.secret import new_secret
 
 SCONTROL_SECONDS = 60.0
 """Time limit for an answer of `scontrol`."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shardmark.bench.report.answers.why import MOST_LINES, why_lines
+from shardmark.bench.report.answers.overview import MOST_LINES, why_lines
 from tests.unit.bench.report.answers.invented_rows import BATCH, MIB, Cell, compared, steps
 
 FAST = steps(data=0.01, forward=0.1, backward=0.2, optimizer=0.01)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from shardmark.base.results.schema import (
-    Failure,
-    Outcome,
-    RankRecord,
-    TrialResult,
-)
+from shardmark.base.results.schema import Failure, Outcome, RankRecord, TrialResult
 from shardmark.base.results.store import StoredRun, load_run
 from tests.golden.invented import (
     STARTED_AT_SECONDS,

@@ -20,6 +20,7 @@ from shardmark.base.table.formats import Format, render_tables
 from shardmark.base.text import render_json
 from shardmark.bench.analysis.compare.comparison import Comparison, compare
 from shardmark.bench.report.table.comparison import WIDE, comparison_json, comparison_table
+from shardmark.bench.report.views.registry import find_view
 from tests.golden.invented import compare_trials, invented_rank, invented_trial
 
 
@@ -207,3 +208,21 @@ def test_an_empty_run_says_so() -> None:
     text = render_tables([comparison_table(comparison)])
     assert text == "No trial has a result.\nBegun without a result: 1 trial.\n"
     assert document(comparison) == {"rows": [], "warnings": []}
+
+
+def test_every_measured_metric_has_a_line() -> None:
+    trials = [
+        invented_trial(strategy, 2, metrics={"samples_per_second": rate, "mfu": None})
+        for strategy, rate in (("ddp", 500.0), ("fsdp", 250.0))
+    ]
+    comparison = compare_trials(*trials)
+    view, value = find_view("metrics")
+    (table,) = view.tables(comparison, value)
+    titles = [column.title for column in table.columns]
+    assert titles == ["metric", "unit", "ddp on 2 ranks", "fsdp on 2 ranks"]
+    lines = dict(zip(table.values("metric"), table.rows, strict=True))
+    assert lines["samples_per_second"][2:] == ("500", "250")
+    measured = {name for row in comparison.rows for name, v in row.metrics.items() if v}
+    assert lines.keys() == measured
+    assert "mfu" in table.notes[-1]
+    assert lines["peak_memory_bytes"][1] in ("KiB", "MiB", "GiB")

@@ -24,11 +24,11 @@ from shardmark.base.results.verification import (
     read_verification,
     write_verification,
 )
-from shardmark.bench.launch.controller import run_experiment, verify_experiment
 from shardmark.bench.launch.engine import TurnsRefusedError
 from shardmark.bench.launch.fingerprint import check_same_run, fingerprint_of
 from shardmark.bench.launch.outcome import Ending
 from shardmark.bench.launch.run_options import RunOptions
+from shardmark.bench.launch.session import run_experiment, verify_experiment
 from shardmark.bench.launch.trial_queue import cell_of
 from shardmark.experiment.load import from_mapping
 from shardmark.experiment.matrix import expand
@@ -470,8 +470,7 @@ def test_run_reuses_verdicts_of_verify(tmp_path: Path, monkeypatch: pytest.Monke
         judged.append([cell.strategy.name for cell in cells])
         return [GOOD.model_copy(update={"id": cell_of(cell)}) for cell in cells]
 
-    for module in ("controller", "session"):
-        monkeypatch.setattr(f"shardmark.bench.launch.{module}.verify_cells", judge)
+    monkeypatch.setattr("shardmark.bench.launch.session.verify_cells", judge)
     small = experiment("measure.verify=true", "matrix.strategy=[ddp]")
     verify_experiment(small, tmp_path / "scratch", engine=FakeEngine(), store=True)
     both = "measure.verify=true", "measure.twin=false", "matrix.strategy=[single,ddp]"
